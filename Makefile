@@ -1,0 +1,50 @@
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check bench lock clean
+
+PYTHON ?= python3
+RUN := .venv/bin
+# Installed again only when what is installed changes.
+STAMP := .venv/.installed-$(shell cat requirements/*.txt pyproject.toml | cksum | cut -d' ' -f1)
+PIP := $(RUN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install -qq --no-deps
+CPU_WHEELS := https://download.pytorch.org/whl/cpu
+
+help: ## show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: $(STAMP) ## create .venv from the lock, if it is not there yet
+
+demo: $(STAMP) ## two real vLLM servers on this CPU, one problem, the large model alone and then the pair
+	$(RUN)/stepspec demo
+
+test: $(STAMP) ## every test, those against real servers included
+	$(RUN)/pytest
+
+check: $(STAMP) ## format, lint, types, layers, spelling
+	$(RUN)/ruff format --check
+	$(RUN)/ruff check
+	$(RUN)/mypy
+	$(RUN)/pyright
+	$(RUN)/lint-imports
+	$(RUN)/codespell
+
+bench: $(STAMP) ## the table in the README, measured again
+	$(RUN)/python -m stepspec.evals.bench
+
+lock: ## write what .venv holds now to requirements/lock.txt
+	$(PIP) list --format=freeze --exclude-editable --exclude pip --exclude torch > requirements/lock.txt
+
+clean: ## remove caches and builds, but not .venv
+	rm -rf dist .coverage htmlcov .*_cache .hypothesis
+	find . -path ./.venv -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "stepspec needs Python 3.11 or later, as in: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; exit 1; }
+	[ -x $(RUN)/python ] || $(PYTHON) -m venv .venv
+	@echo "Installing torch, vLLM for CPUs and the tools into .venv: once, a few minutes."
+	$(INSTALL) -r requirements/torch.txt 2>/dev/null || \
+	  $(INSTALL) -r requirements/torch.txt --index-url $(CPU_WHEELS)
+	$(INSTALL) -r requirements/lock.txt
+	$(INSTALL) --no-build-isolation --editable .
+	@rm -f .venv/.installed-* && touch $@

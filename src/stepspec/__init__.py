@@ -1,0 +1,1 @@
+"""Reasoning-step-level speculation over two vLLM endpoints."""
