@@ -1,0 +1,121 @@
+"""The values everything else talks about. No I/O, no models, no mutation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+Role: TypeAlias = Literal["small", "large"]
+Speaker: TypeAlias = Literal["system", "user", "assistant"]
+Stop: TypeAlias = Literal["delimiter", "length", "until", "end"]
+
+DELIMITER = "\n\n"
+THINK_END = "</think>"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of the conversation that poses the problem."""
+
+    role: Speaker
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """
+    A piece of text and what one model knows about it.
+
+    *logprob* is in nats; *rank* counts from 1, the model's own first choice (0: unknown); *id* is the token's number in
+    the vocabulary named by its step (-1: unknown, the text has to be encoded again).
+    """
+
+    text: str
+    logprob: float = 0.0
+    rank: int = 0
+    id: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """
+    One unit of reasoning, delimiter included, so that a chain's text is a plain join.
+
+    *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit, so it is not a whole step), "until"
+    (the caller's condition), "end" (the thinking was closed, or the model ended its turn). *vocabulary* names the one that
+    the token ids belong to; *note* is the reason of the rollback that this step repairs.
+    """
+
+    text: str
+    author: Role
+    stop: Stop = "delimiter"
+    tokens: tuple[Token, ...] = ()
+    vocabulary: str = ""
+    note: str = ""
+
+    def cut(self, keep: int) -> Step:
+        """Keep the first *keep* characters: whole tokens with their ids, and the rest of the last one as text."""
+        tokens: list[Token] = []
+        left = keep
+        for token in self.tokens:
+            if left <= 0:
+                break
+            tokens.append(token if len(token.text) <= left else replace(token, text=token.text[:left], id=-1))
+            left -= len(token.text)
+        return replace(self, text=self.text[:keep], stop="length", tokens=tuple(tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """A problem and the steps committed so far. Growing returns a new chain."""
+
+    messages: tuple[Message, ...]
+    steps: tuple[Step, ...] = ()
+
+    @classmethod
+    def of(cls, problem: str | Sequence[Message]) -> Chain:
+        """Begin a chain with one user message, or with a whole conversation."""
+        return cls((Message("user", problem),) if isinstance(problem, str) else tuple(problem))
+
+    @property
+    def text(self) -> str:
+        return "".join(step.text for step in self.steps)
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.steps) and self.steps[-1].stop == "end"
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens in the steps, each counted in its author's vocabulary."""
+        return sum(len(step.tokens) for step in self.steps)
+
+    def extend(self, step: Step) -> Chain:
+        return replace(self, steps=(*self.steps, step))
+
+    def extend_partly(self, step: Step, keep: int) -> Chain:
+        """Commit only the first *keep* characters of *step*; none of it when 0."""
+        if keep == 0:
+            return self
+        return self.extend(step.cut(keep))
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """The draft stands; drafting goes on from it."""
+
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """Keep the first *keep* characters of the draft, then repair. 0 rejects it whole."""
+
+    keep: int = 0
+    reason: str = ""
+    score: float | None = None
+    instead: Step | None = None  # a step already written while verifying, if there is one
+
+
+Verdict: TypeAlias = Accept | Rollback

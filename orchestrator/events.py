@@ -1,0 +1,87 @@
+"""What happens in a run, as frozen values. The loop and the endpoints emit them; everything that watches consumes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from .chain import Role, Rollback, Step, Verdict
+
+Verb: TypeAlias = Literal["write", "score", "ask"]
+Fate: TypeAlias = Literal["done", "cancelled", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """
+    One request to a served model is over, whatever became of it.
+
+    *started* is in seconds since the run began and *seconds* how long the request was open; *first* is the seconds to its
+    first token. *written* counts every token that the server sent, whether or not anybody used it; *prompt* and *cached*
+    are prompt tokens, of which the server found *cached* in its prefix cache.
+    """
+
+    role: Role
+    verb: Verb
+    fate: Fate
+    started: float
+    seconds: float
+    first: float | None = None
+    prompt: int = 0
+    cached: int = 0
+    written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafted:
+    """The draft of step *index* is complete; nobody has verified it yet."""
+
+    index: int
+    draft: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """The verdict on the draft of step *index* is known."""
+
+    index: int
+    draft: Step
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The bet on step *index* is off: an earlier draft was rolled back."""
+
+    index: int
+    draft: Step
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A repair of step *index* was written."""
+
+    index: int
+    step: Step
+    rollback: Rollback
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """*step* now is step *index* of the chain, for good."""
+
+    index: int
+    step: Step
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The final answer was written after the thinking."""
+
+    step: Step
+
+
+Event: TypeAlias = Called | Drafted | Judged | Lost | Repaired | Committed | Answered
+Observer: TypeAlias = Callable[[Event], None]

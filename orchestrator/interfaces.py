@@ -1,0 +1,77 @@
+"""The two seams of the system: what a model can do, and what a policy decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from contextvars import ContextVar
+from typing import Protocol
+
+from .chain import DELIMITER, Chain, Role, Rollback, Step, Token, Verdict
+
+
+class Model(Protocol):
+    """One served model. Three verbs: write a step, score a text, answer a question."""
+
+    @property
+    def role(self) -> Role: ...
+
+    async def write(
+        self,
+        chain: Chain,
+        *,
+        stop: Sequence[str] = (DELIMITER,),
+        limit: int = 512,
+        until: Callable[[Step], bool] | None = None,
+        opening: str = "",
+    ) -> Step:
+        """
+        Write the next step, starting with *opening*, ending after a *stop* string or after *limit* tokens.
+
+        The end of the thinking block always ends a step, whose stop is then "end". *until* sees the partial step after
+        every token and may end it there; that token is part of the step. Cancelling the call closes the request, which is
+        how the server learns to stop.
+        """
+        ...
+
+    async def score(self, chain: Chain, *spans: str) -> list[tuple[Token, ...]]:
+        """
+        Append *spans* to the chain and read them: one prefill, one tuple of tokens per span.
+
+        The tokens of a span join to exactly its text. Every span is encoded by itself.
+        """
+        ...
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        """
+        Ask about the chain in a turn of its own; the answer begins with *opening* and goes on with one of *choices*.
+
+        A choice is a single token. Return the probability of every choice over the whole vocabulary: what is missing to
+        1 went to other words, and tells a judge that did not understand.
+        """
+        ...
+
+
+class Policy(Protocol):
+    """Who drafts, who verifies, who repairs, who answers. Policies hold no state: it is all in the chain."""
+
+    @property
+    def answerer(self) -> Model:
+        """The model that writes the final answer once the thinking is over."""
+        ...
+
+    async def draft(self, chain: Chain) -> Step: ...
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict: ...
+
+    async def repair(self, chain: Chain, draft: Step, verdict: Rollback) -> Step: ...
+
+
+KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)
+"""
+Where a model may leave a request open between two writes (the sticky stream), for whoever set it to close.
+
+Only a lookahead sets it: it alone knows that the next write probably extends the last, and when that hope is over.
+"""
