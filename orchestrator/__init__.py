@@ -1,1 +1,22 @@
 """Chains, the loop that grows them, and the seams to models and policies."""
+
+from .budget import Budget
+from .chain import Accept, Chain, Message, Rollback, Step, Token, Verdict
+from .interfaces import Model, Policy
+from .ledger import Ledger
+from .reason import reason
+
+__all__ = [
+    "Accept",
+    "Budget",
+    "Chain",
+    "Ledger",
+    "Message",
+    "Model",
+    "Policy",
+    "Rollback",
+    "Step",
+    "Token",
+    "Verdict",
+    "reason",
+]

@@ -42,9 +42,9 @@ class Step:
     """
     One unit of reasoning, delimiter included, so that a chain's text is a plain join.
 
-    *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit, so it is not a whole step), "until"
-    (the caller's condition), "end" (the thinking was closed, or the model ended its turn). *vocabulary* names the one that
-    the token ids belong to; *note* is the reason of the rollback that this step repairs.
+    *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit, so it is not a whole step),
+    "until" (the caller's condition), "end" (the thinking was closed, or the model ended its turn). *vocabulary* names
+    the one that the token ids belong to; *note* is the reason of the rollback that this step repairs.
     """
 
     text: str
@@ -93,12 +93,6 @@ class Chain:
 
     def extend(self, step: Step) -> Chain:
         return replace(self, steps=(*self.steps, step))
-
-    def extend_partly(self, step: Step, keep: int) -> Chain:
-        """Commit only the first *keep* characters of *step*; none of it when 0."""
-        if keep == 0:
-            return self
-        return self.extend(step.cut(keep))
 
 
 @dataclass(frozen=True, slots=True)

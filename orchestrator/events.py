@@ -1,4 +1,4 @@
-"""What happens in a run, as frozen values. The loop and the endpoints emit them; everything that watches consumes them."""
+"""What happens in a run, as frozen values. The loop and the endpoints emit them; whoever watches consumes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .chain import Role, Rollback, Step, Verdict
+from .chain import Message, Role, Rollback, Step, Verdict
 
 Verb: TypeAlias = Literal["write", "score", "ask"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]
@@ -17,9 +17,9 @@ class Called:
     """
     One request to a served model is over, whatever became of it.
 
-    *started* is in seconds since the run began and *seconds* how long the request was open; *first* is the seconds to its
-    first token. *written* counts every token that the server sent, whether or not anybody used it; *prompt* and *cached*
-    are prompt tokens, of which the server found *cached* in its prefix cache.
+    *started* is in seconds since the run began and *seconds* how long the request was open; *first* is the seconds to
+    its first token. *written* counts every token that the server sent, whether or not anybody used it; *prompt* and
+    *cached* are prompt tokens, of which the server found *cached* in its prefix cache.
     """
 
     role: Role
@@ -31,6 +31,15 @@ class Called:
     prompt: int = 0
     cached: int = 0
     written: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A run begins: the conversation that poses the problem, and what is needed to read the rest."""
+
+    messages: tuple[Message, ...]
+    policy: str
+    models: tuple[tuple[Role, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,5 +92,22 @@ class Answered:
     step: Step
 
 
-Event: TypeAlias = Called | Drafted | Judged | Lost | Repaired | Committed | Answered
+@dataclass(frozen=True, slots=True)
+class Degraded:
+    """A model failed for good; the run goes on without it."""
+
+    role: Role
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A run is over after *seconds*; *reason* is why the thinking or the answer ended."""
+
+    reason: str
+    answer: str
+    seconds: float
+
+
+Event: TypeAlias = Started | Called | Drafted | Judged | Lost | Repaired | Committed | Answered | Degraded | Finished
 Observer: TypeAlias = Callable[[Event], None]

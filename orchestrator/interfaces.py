@@ -28,9 +28,9 @@ class Model(Protocol):
         """
         Write the next step, starting with *opening*, ending after a *stop* string or after *limit* tokens.
 
-        The end of the thinking block always ends a step, whose stop is then "end". *until* sees the partial step after
-        every token and may end it there; that token is part of the step. Cancelling the call closes the request, which is
-        how the server learns to stop.
+        The end of the thinking block always ends a step, whose stop is then "end". *until* sees the partial step
+        after every token and may end it there; that token is part of the step. Cancelling the call closes the
+        request, which is how the server learns to stop.
         """
         ...
 

@@ -1,0 +1,87 @@
+"""What a run may cost. Pure: how much is left is a function of the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .chain import DELIMITER, Chain, Role, Step, Token
+from .errors import ConfigurationError
+from .interfaces import Model
+
+ANSWER_TOKENS = 512
+ANSWER_SHARE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """
+    Limits of one run; None means no limit.
+
+    *tokens* bounds the thinking and the answer together, each token counted in the vocabulary of the model that wrote
+    it (SpecReason's own budget is 8192, section 5.1); of these *answer* are kept for the answer, by default 512 or a
+    quarter, whichever is less. *steps* bounds the thinking. *seconds* bounds the whole run, of which a quarter is
+    kept for the answer. Raise `ConfigurationError` for limits that leave no room.
+    """
+
+    tokens: int = 8192
+    steps: int | None = None
+    seconds: float | None = None
+    answer: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 2:
+            raise ConfigurationError(f"a budget of {self.tokens} tokens has no room to think and to answer")
+        if self.answer is not None and not 1 <= self.answer < self.tokens:
+            raise ConfigurationError(f"{self.answer} tokens kept for the answer: must be from 1 to {self.tokens - 1}")
+        if self.steps is not None and self.steps < 1:
+            raise ConfigurationError(f"a budget of {self.steps} steps: must be at least 1")
+        if self.seconds is not None and self.seconds <= 0:
+            raise ConfigurationError(f"a budget of {self.seconds} seconds: must be above 0")
+
+    @property
+    def for_answer(self) -> int:
+        return self.answer if self.answer is not None else min(ANSWER_TOKENS, max(1, int(self.tokens * ANSWER_SHARE)))
+
+    @property
+    def thinking_seconds(self) -> float | None:
+        return None if self.seconds is None else self.seconds * (1 - ANSWER_SHARE)
+
+    def left(self, chain: Chain) -> int:
+        """How many tokens the next write may have: of the thinking, or of the answer once the thinking is over."""
+        return self.for_answer if chain.finished else max(0, self.tokens - self.for_answer - chain.tokens)
+
+    def spent(self, chain: Chain) -> bool:
+        return self.left(chain) == 0 or (self.steps is not None and len(chain.steps) >= self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Budgeted:
+    """A model that never writes more than *left* says; otherwise the same."""
+
+    model: Model
+    left: Callable[[Chain], int]
+
+    @property
+    def role(self) -> Role:
+        return self.model.role
+
+    async def write(
+        self,
+        chain: Chain,
+        *,
+        stop: Sequence[str] = (DELIMITER,),
+        limit: int = 512,
+        until: Callable[[Step], bool] | None = None,
+        opening: str = "",
+    ) -> Step:
+        limit = min(limit, self.left(chain))
+        return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening)
+
+    async def score(self, chain: Chain, *spans: str) -> list[tuple[Token, ...]]:
+        return await self.model.score(chain, *spans)
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        return await self.model.ask(chain, question, choices, opening=opening)

@@ -1,0 +1,74 @@
+"""The one loop: draft, verify, commit or roll back. Every policy runs through it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal, TypeAlias
+
+from .chain import Chain, Rollback, Step
+from .events import Committed, Event, Observer, Repaired
+from .interfaces import Policy
+from .lookahead import run_ahead
+from .repetition import stuck
+
+End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
+
+
+def _never(chain: Chain) -> bool:
+    return False
+
+
+def _nobody(event: Event) -> None:
+    pass
+
+
+async def reason(
+    policy: Policy,
+    chain: Chain,
+    *,
+    ahead: int = 0,
+    spent: Callable[[Chain], bool] = _never,
+    deadline: float | None = None,
+    observe: Observer = _nobody,
+) -> tuple[Chain, End]:
+    """
+    Grow *chain* until it is finished, its budget *spent*, or the *deadline* (seconds on the loop's clock) is reached.
+
+    *ahead* drafts may be made and judged beyond the one to be committed next; the chain is the same at any number of
+    them. Return the committed chain and why it ended there. Failures of the models pass through; when anything leaves
+    this function, no task and no request of it is left.
+    """
+
+    def commit(step: Step, score: float | None = None) -> None:
+        nonlocal chain
+        observe(Committed(len(chain.steps), step, score))
+        chain = chain.extend(step)
+
+    timeout = asyncio.timeout_at(deadline)
+    try:
+        async with timeout:
+            while not (chain.finished or spent(chain)):
+                async with run_ahead(policy, chain, depth=ahead, spent=spent, observe=observe) as next_judged:
+                    while True:
+                        draft, verdict = await next_judged()
+                        if isinstance(verdict, Rollback):
+                            break  # Leaving the block cancels the drafts that bet on this one.
+                        commit(draft, verdict.score)
+                        if chain.finished or spent(chain):
+                            return chain, "finished" if chain.finished else "budget"
+                if verdict.keep:
+                    commit(draft.cut(verdict.keep), verdict.score)
+                    if spent(chain):
+                        break
+                repaired = replace(await policy.repair(chain, draft, verdict), note=verdict.reason)
+                observe(Repaired(len(chain.steps), repaired, verdict))
+                if stuck(chain, repaired):
+                    return chain, "repetition"
+                commit(repaired)
+    except TimeoutError:
+        if not timeout.expired():
+            raise
+        return chain, "time"
+    return chain, "finished" if chain.finished else "budget"

@@ -1,0 +1,81 @@
+"""A run as lines of JSON: every event in order, with the second it happened, enough to replay the chain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+
+from .chain import Chain
+from .errors import ConfigurationError
+from .events import Answered, Committed, Event, Started
+
+_ADAPTERS: dict[str, TypeAdapter[Any]] = {kind.__name__: TypeAdapter(kind) for kind in get_args(Event)}
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One event and the seconds since its run began."""
+
+    at: float
+    event: Event
+
+
+def dump(moment: Moment) -> bytes:
+    """One line of a trace, newline included."""
+    name = type(moment.event).__name__
+    fields = _ADAPTERS[name].dump_python(moment.event, mode="json")
+    return orjson.dumps({"at": round(moment.at, 6), "event": name, **fields}) + b"\n"
+
+
+def parse(line: bytes) -> Moment:
+    """Read one line. Raise `ConfigurationError` if it is not one of a trace."""
+    try:
+        fields = orjson.loads(line)
+        at, name = fields.pop("at"), fields.pop("event")
+        return Moment(at, _ADAPTERS[name].validate_python(fields, extra="forbid"))
+    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValidationError) as exc:
+        raise ConfigurationError(f"not a line of a trace: {line[:80]!r} ({type(exc).__name__}: {exc})") from exc
+
+
+def write(path: Path, moments: Iterable[Moment]) -> None:
+    path.write_bytes(b"".join(map(dump, moments)))
+
+
+def read(path: Path) -> list[Moment]:
+    return [parse(line) for line in path.read_bytes().splitlines() if line.strip()]
+
+
+def replay(events: Iterable[Event]) -> Chain:
+    """Rebuild the chain, the answer as its last step, from the events of one run."""
+    chain: Chain | None = None
+    for event in events:
+        match event:
+            case Started(messages=messages):
+                chain = Chain(messages)
+            case Committed(step=step) | Answered(step=step) if chain is not None:
+                chain = chain.extend(step)
+            case _:
+                pass
+    if chain is None:
+        raise ConfigurationError("the trace does not begin with the event Started")
+    return chain
+
+
+class Recorder:
+    """An observer that keeps every event of one run; *clock* returns the seconds since the run began."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self.moments: list[Moment] = []
+
+    def __call__(self, event: Event) -> None:
+        self.moments.append(Moment(self._clock(), event))
+
+    @property
+    def events(self) -> list[Event]:
+        return [moment.event for moment in self.moments]

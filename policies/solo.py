@@ -1,0 +1,37 @@
+"""One model alone: what every method is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Solo:
+    """*author* writes everything, unjudged."""
+
+    author: Model
+
+    @property
+    def answerer(self) -> Model:
+        return self.author
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.author.write(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        return Accept()
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.author.write(chain)
+
+
+def small_alone(small: Model, large: Model) -> Solo:
+    """The small model without the large one."""
+    return Solo(small)
+
+
+def large_alone(small: Model, large: Model) -> Solo:
+    """The large model without the small one."""
+    return Solo(large)

@@ -1,0 +1,55 @@
+"""
+SpecReason: the large model grades each small step and rewrites the weak ones.
+
+Pan et al. 2025, arXiv:2504.07891.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from ..prompts import load
+from .scores import DIGITS, expected, likeliest
+
+GRADE = load("specreason.grade")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecReason:
+    """
+    Accept a small step when its grade, 0 to 9, reaches *threshold*.
+
+    The defaults are the paper's: threshold 7 (section 4.1), the grade that the judge would write ("greedy";
+    "expected" is the mean over its probabilities), and none of the *first* steps reserved for the large model
+    (section 5.3). A judge that puts less than *sure* of its probability on digits has not understood, which is no
+    approval.
+    """
+
+    small: Model
+    large: Model
+    threshold: float = 7
+    read: Literal["greedy", "expected"] = "greedy"
+    first: int = 0
+    sure: float = 0.05
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    async def draft(self, chain: Chain) -> Step:
+        author = self.large if len(chain.steps) < self.first else self.small
+        return await author.write(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        if draft.author == "large":
+            return Accept()
+        grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
+        if sum(grades.values()) < self.sure:
+            return Rollback(reason="no grade")
+        grade = likeliest(grades) if self.read == "greedy" else expected(grades)
+        return Accept(grade) if grade >= self.threshold else Rollback(reason="grade", score=grade)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.large.write(chain)

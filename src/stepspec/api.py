@@ -1,0 +1,293 @@
+"""The public interface: solve problems with two served models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+from . import policies
+from . import settings as configuration
+from .orchestrator import trace
+from .orchestrator.budget import Budget, Budgeted
+from .orchestrator.chain import Chain, Message, Role, Rollback
+from .orchestrator.endpoints import Endpoint, Sampling, VllmEndpoint
+from .orchestrator.errors import ConfigurationError
+from .orchestrator.events import Committed, Degraded, Event, Judged, Lost, Observer, Started
+from .orchestrator.interfaces import Policy
+from .orchestrator.ledger import Ledger
+from .orchestrator.run import FinishReason, Outcome, run
+from .settings import Limits, Settings
+
+StepFate: TypeAlias = Literal["kept", "rejected", "lost"]
+
+
+@dataclass(frozen=True, slots=True)
+class SolvedStep:
+    """
+    One step that was written, and what became of it.
+
+    *fate* is "kept", "rejected" (the verdict) or "lost" (a bet on a rejected step). *grade* is the verdict's score,
+    where it has one; *reason* says why a step was rejected, or for what the step that it repairs was. *at* is in
+    seconds since the run began.
+    """
+
+    index: int
+    author: Role
+    text: str
+    grade: float | None
+    fate: StepFate
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    r"""
+    What became of a problem.
+
+    *answer* is what the last ``\boxed{}`` of *text* holds, or its last line; *text* is all that was written after the
+    thinking, *thinking* the committed steps. *finish_reason* is "stop", or what cut the run short: "length" (tokens or
+    steps), "time", "repetition", "context". *degraded* names models that failed on the way. *seconds* is wall time.
+    """
+
+    answer: str
+    text: str
+    thinking: str
+    steps: tuple[SolvedStep, ...]
+    ledger: Ledger
+    finish_reason: FinishReason
+    seconds: float
+    degraded: tuple[Role, ...] = ()
+
+
+class Solver:
+    """
+    Keeps connections to both models and solves many problems, at the same time if asked to.
+
+    Settings that are not given come from ``STEPSPEC_*`` variables and the TOML file (see `stepspec.settings`)::
+
+        async with Solver(small="http://localhost:8001/v1", large="http://localhost:8002/v1") as solver:
+            solutions = await asyncio.gather(*map(solver.solve, problems))
+
+    Raise `ConfigurationError` for wrong settings, and on entering an `EndpointError` for a server that cannot be used.
+    """
+
+    def __init__(
+        self,
+        small: str | Endpoint | None = None,
+        large: str | Endpoint | None = None,
+        *,
+        policy: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        ahead: int | None = None,
+        sampling: Sampling | Mapping[str, Any] | None = None,
+        budget: Limits | Mapping[str, Any] | None = None,
+    ) -> None:
+        self.settings: Settings = configuration.load(
+            small=small, large=large, policy=policy, options=options, ahead=ahead, sampling=sampling, budget=budget
+        )
+        self._exit = AsyncExitStack()
+        self.small, self.large = VllmEndpoint(self._endpoint("small")), VllmEndpoint(self._endpoint("large"))
+
+    def _endpoint(self, role: Role) -> Endpoint:
+        endpoint = self.settings.small if role == "small" else self.settings.large
+        if endpoint is None:
+            raise ConfigurationError(
+                f"no {role} model: pass {role}='http://HOST:PORT/v1', set STEPSPEC_{role.upper()}, "
+                f"or write a [{role}] table with its url into {configuration.DEFAULT_FILE}"
+            )
+        return endpoint
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            entering = (stack.enter_async_context(endpoint) for endpoint in (self.small, self.large))
+            for entered in await asyncio.gather(*entering, return_exceptions=True):
+                if isinstance(entered, BaseException):
+                    raise entered
+            self.policy()  # Wrong names and options fail here, before any problem.
+            self._exit = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._exit.aclose()
+
+    def policy(
+        self,
+        name: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        *,
+        budget: Budget | None = None,
+        sampling: Sampling | None = None,
+        observe: Observer = lambda event: None,
+    ) -> Policy:
+        """Build a policy over both models, for one run that begins now; what is not given comes from the settings."""
+        left = (budget or self.settings.budget.budget()).left
+        clock = _stopwatch()
+        small, large = (
+            Budgeted(endpoint.model(sampling or self.settings.sampling, observe=observe, clock=clock), left)
+            for endpoint in (self.small, self.large)
+        )
+        name = name or self.settings.policy
+        if options is None:
+            options = self.settings.options if name == self.settings.policy else {}
+        return policies.make(name, small, large, **options)
+
+    async def solve(
+        self,
+        problem: str | Sequence[Message],
+        *,
+        policy: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        ahead: int | None = None,
+        sampling: Sampling | None = None,
+        budget: Budget | None = None,
+        observe: Observer = lambda event: None,
+        trace_to: Path | None = None,
+    ) -> Solution:
+        """
+        Solve one *problem*: a text, or a conversation whose last turn poses it.
+
+        What is not given comes from the settings. *observe* sees every event as it happens; *trace_to* receives the
+        trace, also of a run that fails. If the small model fails for good, the large one goes on alone, and the
+        solution says so; raise an `EndpointError` if the large one does.
+        """
+        name, budget = policy or self.settings.policy, budget or self.settings.budget.budget()
+        chain, recorder = Chain.of(problem), trace.Recorder(_stopwatch())
+
+        def watch(event: Event) -> None:
+            recorder(event)
+            observe(event)
+
+        def build(name: str, options: Mapping[str, Any] | None) -> Policy:
+            return self.policy(name, options, budget=budget, sampling=sampling, observe=watch)
+
+        watch(Started(chain.messages, name, (("small", self.small.name), ("large", self.large.name))))
+        try:
+            outcome = await run(
+                build(name, options),
+                chain,
+                budget=budget,
+                ahead=self.settings.ahead if ahead is None else ahead,
+                observe=watch,
+                fallback=build("large", {}) if name != "small" else None,
+                thinks=self.large.template.thinks,
+            )
+        finally:
+            if trace_to is not None:
+                trace.write(trace_to, recorder.moments)
+        return _solution(outcome, recorder.moments)
+
+    @asynccontextmanager
+    async def stream(self, problem: str | Sequence[Message], **choices: Any) -> AsyncGenerator[Stream]:
+        """
+        Solve one problem while its events are iterated over; *choices* are those of `solve`.
+
+        ::
+
+            async with solver.stream(problem) as events:
+                async for event in events: ...
+            print(events.solution.answer)
+
+        Leaving the block early cancels the run and every request of it.
+        """
+        stream = Stream()
+        solving = asyncio.create_task(self.solve(problem, observe=stream.put, **choices))
+        solving.add_done_callback(stream.end)
+        try:
+            yield stream
+        finally:
+            solving.cancel()
+            await asyncio.wait([solving])
+
+
+class Stream:
+    """The events of one run, as they happen; afterwards its solution."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._solving: asyncio.Task[Solution] | None = None
+        self.put = self._events.put_nowait
+
+    def end(self, solving: asyncio.Task[Solution]) -> None:
+        self._solving = solving
+        if not solving.cancelled():
+            solving.exception()  # Raised where it is asked for: by the iteration, or by `solution`.
+        self._events.put_nowait(None)
+
+    @property
+    def solution(self) -> Solution:
+        """The solution. Raise what the run raised, and `RuntimeError` while the run goes on."""
+        if self._solving is None:
+            raise RuntimeError("the run is not over: iterate over its events first")
+        return self._solving.result()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while (event := await self._events.get()) is not None:
+            yield event
+        self.solution  # noqa: B018  # a failed run raises here
+
+
+async def asolve(problem: str | Sequence[Message], **settings: Any) -> Solution:
+    """Solve one *problem*; *settings* are those of `Solver`. For more than one, keep a `Solver`."""
+    async with Solver(**settings) as solver:
+        return await solver.solve(problem)
+
+
+def solve(problem: str | Sequence[Message], **settings: Any) -> Solution:
+    """
+    Solve one *problem* and wait for it; *settings* are those of `Solver`.
+
+    ::
+
+        solve("What is 6 x 7?", small="http://localhost:8001/v1", large="http://localhost:8002/v1").answer
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(asolve(problem, **settings))
+    raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
+
+
+def _stopwatch() -> _Stopwatch:
+    return _Stopwatch(asyncio.get_running_loop())
+
+
+class _Stopwatch:
+    """Seconds since it was made, on a loop's clock."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop, self._began = loop, loop.time()
+
+    def __call__(self) -> float:
+        return self._loop.time() - self._began
+
+
+def _solution(outcome: Outcome, moments: Sequence[trace.Moment]) -> Solution:
+    events = [moment.event for moment in moments]
+    return Solution(
+        answer=outcome.answer,
+        text=outcome.text,
+        thinking=outcome.chain.text,
+        steps=tuple(step for moment in moments if (step := solved_step(moment)) is not None),
+        ledger=Ledger.of(events),
+        finish_reason=outcome.reason,
+        seconds=moments[-1].at,
+        degraded=tuple(event.role for event in events if isinstance(event, Degraded)),
+    )
+
+
+def solved_step(moment: trace.Moment) -> SolvedStep | None:
+    """What *moment* says about the fate of a step; None if nothing."""
+    match moment.event:
+        case Committed(index=index, step=step, score=score):
+            return SolvedStep(index, step.author, step.text, score, "kept", step.note, moment.at)
+        case Judged(index=index, draft=step, verdict=Rollback() as rollback):
+            return SolvedStep(index, step.author, step.text, rollback.score, "rejected", rollback.reason, moment.at)
+        case Lost(index=index, draft=step):
+            return SolvedStep(index, step.author, step.text, None, "lost", "", moment.at)
+        case _:
+            return None

@@ -1,0 +1,49 @@
+"""A run as lines on a terminal, as it happens: every step in its author's colour, rejected ones struck out."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Console
+from rich.text import Text
+
+from .api import Solution, SolvedStep, solved_step
+from .orchestrator.events import Degraded, Event
+from .orchestrator.trace import Moment
+
+COLOURS = {"small": "green", "large": "blue"}
+
+
+class Narrator:
+    """An observer that prints what becomes of every step; its clock begins when it is made."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._began = console, time.perf_counter()
+
+    def __call__(self, event: Event) -> None:
+        step = solved_step(Moment(time.perf_counter() - self._began, event))
+        if step is not None and step.fate != "lost":
+            self._console.print(line(step), soft_wrap=True)
+        elif isinstance(event, Degraded):
+            self._console.print(f"the {event.role} model failed, going on without it: {event.cause}", style="yellow")
+
+
+def line(step: SolvedStep) -> Text:
+    """One step: the second, who wrote it, its grade, what it says."""
+    grade = "" if step.grade is None else f"{step.grade:.3g}"
+    style = COLOURS[step.author] if step.fate == "kept" else "dim strike"
+    note = f"  ({step.fate}: {step.reason})" if step.fate == "rejected" else ""
+    head = f"{step.at:6.2f} s  {step.author:<5}  {grade:>4}  "
+    return Text.assemble((head, "dim"), (" ".join(step.text.split()), style), (note, "dim"))
+
+
+def summary(solution: Solution) -> Text:
+    """What the run cost, in one line."""
+    ledger = solution.ledger
+    rate = "" if ledger.accept_rate is None else f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted, "
+    wasted = ledger.small.discarded + ledger.large.discarded
+    return Text(
+        f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large model, "
+        f"{wasted} tokens discarded, finish reason: {solution.finish_reason}",
+        style="dim",
+    )

@@ -1,0 +1,134 @@
+"""
+Settings of a solver. One precedence: arguments, then ``STEPSPEC_*`` variables, then a TOML file, then the defaults.
+
+The file is the one that ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in the working directory, if there is one.
+Unknown keys are errors, in all three places.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+    TomlConfigSettingsSource,
+)
+
+from .orchestrator.budget import Budget
+from .orchestrator.chain import Role
+from .orchestrator.endpoints.settings import Endpoint, Sampling
+from .orchestrator.errors import ConfigurationError
+
+PREFIX = "STEPSPEC_"
+CONFIG = f"{PREFIX}CONFIG"
+DEFAULT_FILE = "stepspec.toml"
+SAMPLING = {"temperature": 0.6, "top_p": 0.95}
+
+
+def _for_role(role: Role) -> BeforeValidator:
+    """Let an endpoint be given as its URL alone, and never ask for the role that its place already says."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, str):
+            return {"role": role, "url": value}
+        return {"role": role, **value} if isinstance(value, dict) else value
+
+    return BeforeValidator(fill)
+
+
+def _over_defaults(value: Any) -> Any:
+    return {**SAMPLING, **value} if isinstance(value, dict) else value
+
+
+class Limits(BaseModel):
+    """The budget of every run; see `Budget`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: PositiveInt = 8192
+    steps: PositiveInt | None = None
+    seconds: float | None = Field(default=None, gt=0)
+    answer: PositiveInt | None = None
+
+    def budget(self) -> Budget:
+        return Budget(self.tokens, self.steps, self.seconds, self.answer)
+
+
+class Settings(BaseSettings):
+    """
+    Everything a solver can be told, besides the problem.
+
+    *ahead* is how many drafts may be made and judged beyond the one to be committed next (0: one after the other).
+    *options* are the policy's own. *sampling* is for writing; judging is always greedy. Its defaults, temperature 0.6
+    and top_p 0.95, are SpecReason's (section 5.1).
+    """
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
+
+    small: Annotated[Endpoint | None, NoDecode, _for_role("small")] = None
+    large: Annotated[Endpoint | None, NoDecode, _for_role("large")] = None
+    policy: str = "specreason"
+    options: dict[str, Any] = {}
+    ahead: NonNegativeInt = 2
+    sampling: Annotated[Sampling, BeforeValidator(_over_defaults)] = Sampling(**SAMPLING)
+    budget: Limits = Limits()
+
+    @classmethod
+    def settings_customise_sources(
+        cls, settings_cls: type[BaseSettings], init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _file())
+
+
+def load(**given: Any) -> Settings:
+    """
+    Read the settings, *given* arguments first; those that are None count as not given.
+
+    Raise `ConfigurationError`, which says what is wrong with which setting.
+    """
+    _no_unknown_variables()
+    try:
+        return Settings(**{key: value for key, value in given.items() if value is not None})
+    except ValidationError as exc:
+        problems = "; ".join(_explain(e["type"], e["loc"], e["msg"]) for e in exc.errors())
+        raise ConfigurationError(problems) from exc
+    except (SettingsError, ValueError, OSError) as exc:  # a variable that is no JSON, a file that is no TOML
+        raise ConfigurationError(str(exc)) from exc
+
+
+def _explain(kind: str, place: tuple[int | str, ...], message: str) -> str:
+    name = ".".join(map(str, place))
+    if kind == "extra_forbidden":
+        close = difflib.get_close_matches(str(place[-1]), Settings.model_fields, n=1)
+        return f"unknown setting {name!r}" + (f", did you mean {close[0]!r}?" if close else "")
+    return f"{name}: {message.removeprefix('Value error, ')}"
+
+
+def _file() -> Path | None:
+    named = os.environ.get(CONFIG)
+    if named is not None:
+        if not Path(named).is_file():
+            raise ConfigurationError(f"{CONFIG} names {named!r}, which is not a file")
+        return Path(named)
+    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+
+
+def _no_unknown_variables() -> None:
+    known = {f"{PREFIX}{field}".upper() for field in Settings.model_fields} | {CONFIG}
+    for variable in os.environ:
+        if variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in known:
+            close = difflib.get_close_matches(variable.upper(), known, n=1)
+            raise ConfigurationError(
+                f"unknown setting {variable}"
+                + (f", did you mean {close[0]}?" if close else f"; known: {sorted(known)}")
+            )
