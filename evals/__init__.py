@@ -1,0 +1,1 @@
+"""Tasks, grading and reports: every arm measured the same way."""

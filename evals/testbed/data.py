@@ -1,0 +1,234 @@
+"""
+Training rows: a trunk (prompt, reasoning, answer) and branches that leave it after a step.
+
+A branch is a draft of the next step, right or wrong, and then a judge's question with its answer, or the reflection
+prompt with the right step. Branches see the trunk up to where they leave it and themselves, nothing else, so that one
+row teaches several judgements for the price of one context.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import PreTrainedTokenizerFast
+
+from ...orchestrator.endpoints.template import Template, learn
+from ...prompts import load
+from . import tokenizer as vocabulary
+from .corruptions import corrupt, stumbling
+from .problems import Problem, State, advance, begin, draw, expected, final_answer, generate, paragraphs, right
+
+IGNORED = -100
+TRUNK = 0
+RIGHT, WRONG = "9", "1"
+STUMBLES = 0.1
+PADDING = -1
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A wrong step that a model really wrote: the right steps before it, and the step."""
+
+    problem: Problem
+    before: tuple[str, ...]
+    wrong: str
+
+
+@dataclass
+class Row:
+    """One row under construction, a list per kind of number; *branch* and *leaves* draw the attention mask."""
+
+    ids: list[int] = field(default_factory=list[int])
+    positions: list[int] = field(default_factory=list[int])
+    targets: list[int] = field(default_factory=list[int])  # what the language model has to write here
+    verdicts: list[int] = field(default_factory=list[int])  # what the judge has to write here
+    wrong: list[int] = field(default_factory=list[int])  # 1: this token is wrong, 0: right, else nobody says
+    branch: list[int] = field(default_factory=list[int])
+    leaves: list[int] = field(default_factory=list[int])
+
+    def add(
+        self, ids: Sequence[int], *, branch: int, leaves: int, learn: bool, wrong: Sequence[int] | None = None
+    ) -> None:
+        """Append tokens; the one before the first has them as its target where *learn* is set."""
+        if learn and self.ids and self.branch[-1] == branch:
+            self.targets[-1] = ids[0]
+        start = self.positions[-1] + 1 if self.ids and self.branch[-1] == branch else leaves if branch else 0
+        self.ids += ids
+        self.positions += range(start, start + len(ids))
+        self.targets += [*ids[1:], IGNORED] if learn else [IGNORED] * len(ids)
+        self.verdicts += [IGNORED] * len(ids)
+        self.wrong += wrong if wrong is not None else [IGNORED] * len(ids)
+        self.branch += [branch] * len(ids)
+        self.leaves += [leaves] * len(ids)
+
+
+class Writer:
+    """Turns problems into rows of token ids, in the layout that the endpoints use."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        def render(messages: object, generate: bool) -> str:
+            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=generate, tokenize=False))
+
+        self.tokenizer = tokenizer
+        self.render = render
+        self.template: Template = learn(render)
+        self.encode = lru_cache(maxsize=200_000)(self._encode)
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def prompt(self, problem: Problem, rng: random.Random | None = None) -> tuple[int, ...]:
+        """The prefix of a chain; with *rng*, now and then with a system prompt or an earlier turn."""
+        messages = [{"role": "user", "content": problem.text}]
+        if rng is not None and rng.random() < 0.04:
+            earlier = draw(rng)
+            reply = final_answer(earlier.answer).strip()
+            messages = [{"role": "user", "content": earlier.text}, {"role": "assistant", "content": reply}, *messages]
+        if rng is not None and rng.random() < 0.08:
+            messages = [{"role": "system", "content": rng.choice(vocabulary.SYSTEM)}, *messages]
+        return self._encode(self.template.begin(self.render(messages, True)))
+
+    def marks(self, problem: Problem, state: State, step: str) -> list[int]:
+        """Which tokens of *step* are wrong: its digits, where they stand as in the right step, and its last token."""
+        ids, want = self.encode(step), self.encode(expected(problem, state))
+        fine = right(problem, state, step)
+        marks = [IGNORED] * len(ids)
+        marks[-1] = 0 if fine else 1
+        if fine or len(ids) == len(want):
+            digits = [i for i, id in enumerate(ids[:-1]) if self.is_number(id)]
+            for i in digits:
+                marks[i] = 0 if fine else int(ids[i] != want[i])
+        return marks
+
+    def is_number(self, id: int) -> bool:
+        return self.tokenizer.decode([id]).strip().isdigit()
+
+    def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
+        """Write one row with that many *branches*; the first ones judge *mistake*, if there is one."""
+        row = Row()
+        row.add(self.prompt(problem, rng), branch=TRUNK, leaves=0, learn=False)
+        state = begin(problem)
+        forks: list[tuple[State, int, str]] = []
+        last = ""
+        place = -1
+        for step, fine in self.trunk(rng, problem, mistake):
+            if not state.wrong:
+                forks.append((state, len(row.ids), last))
+            if mistake is not None and place < 0 and len(forks) == len(mistake.before) + 1:
+                place = len(forks) - 1
+            row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=self.marks(problem, state, step))
+            state, last = advance(problem, state, step), step
+        answer = (*self.encode(final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
+        row.add(answer, branch=TRUNK, leaves=0, learn=True)
+        for number in range(1, branches + 1):
+            if mistake is not None and number <= 2:
+                self.fork(rng, row, problem, forks[place], number, mistake.wrong)
+            else:
+                self.fork(rng, row, problem, rng.choice(forks), number, None)
+        return row
+
+    def trunk(self, rng: random.Random, problem: Problem, mistake: Mistake | None) -> Iterator[tuple[str, bool]]:
+        if mistake is None:
+            yield from stumbling(rng, problem, STUMBLES)
+            return
+        state = begin(problem)
+        before = list(mistake.before)
+        while state.index <= len(problem.deeds):
+            step = before.pop(0) if before else expected(problem, state)
+            yield step, True
+            state = advance(problem, state, step)
+
+    def fork(
+        self,
+        rng: random.Random,
+        row: Row,
+        problem: Problem,
+        fork: tuple[State, int, str],
+        number: int,
+        wrong: str | None,
+    ) -> None:
+        """Add one branch: a draft, then a question about it or the reflection and the right step."""
+        state, leaves, last = fork
+        want = expected(problem, state)
+        draft = wrong if wrong is not None else corrupt(rng, problem, state) if rng.random() < 0.5 else want
+        fine = right(problem, state, draft)
+        row.add(self.encode(draft), branch=number, leaves=leaves, learn=False, wrong=self.marks(problem, state, draft))
+        kind = rng.choices(("specreason.grade", "check", vocabulary.REFLECTION), weights=(5, 2, 3))[0]
+        prompt = load(kind)
+        if kind == vocabulary.REFLECTION:
+            anchor = last if rng.random() < 0.5 else ""
+            row.add(self.encode(f"{prompt.text}\n\n{anchor}"), branch=number, leaves=leaves, learn=False)
+            row.add(self.encode(want), branch=number, leaves=leaves, learn=True)
+            return
+        row.add(self.encode(self.template.ask(prompt.text, prompt.opening)), branch=number, leaves=leaves, learn=False)
+        choices = (RIGHT, WRONG) if kind != "check" else ("Yes", "No")
+        row.verdicts[-1] = self.encode(choices[0] if fine else choices[1])[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows of one length, padded: every array has shape (rows, length)."""
+
+    ids: Ints
+    positions: Ints
+    targets: Ints
+    verdicts: Ints
+    wrong: Ints
+    branch: Ints
+    leaves: Ints
+
+
+def collate(rows: Sequence[Row], length: int) -> Batch:
+    def pad(lists: Sequence[list[int]], value: int) -> Ints:
+        out = np.full((len(rows), length), value, dtype=np.int64)
+        for line, numbers in zip(out, lists, strict=True):
+            line[: len(numbers)] = numbers
+        return out
+
+    return Batch(
+        pad([r.ids for r in rows], 0),
+        pad([r.positions for r in rows], 0),
+        pad([r.targets for r in rows], IGNORED),
+        pad([r.verdicts for r in rows], IGNORED),
+        pad([r.wrong for r in rows], IGNORED),
+        pad([r.branch for r in rows], PADDING),
+        pad([r.leaves for r in rows], 0),
+    )
+
+
+def batches(
+    writer: Writer, *, seed: int, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = ()
+) -> Iterator[Batch]:
+    """Yield batches for ever, the same for the same *seed*; rows that are too long are left out."""
+    rng = random.Random(f"rows {seed}")
+    source = generate(seed, "train")
+    while True:
+        batch: list[Row] = []
+        while len(batch) < rows:
+            mistake = rng.choice(mistakes) if mistakes and branches and rng.random() < 0.5 else None
+            problem = mistake.problem if mistake is not None else next(source)
+            row = writer.row(rng, problem, branches, mistake)
+            if len(row.ids) <= length:
+                batch.append(row)
+        yield collate(batch, length)
+
+
+def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:
+    """The first wrong step of *reasoning* that a model wrote; None where all steps are right."""
+    state, before = begin(problem), list[str]()
+    for step in paragraphs(reasoning):
+        if not right(problem, state, step):
+            return Mistake(problem, tuple(before), step)
+        before.append(step)
+        state = advance(problem, state, step)
+        if state.index > len(problem.deeds):
+            return None
+    return None

@@ -1,0 +1,68 @@
+"""
+The tokenizers of the miniature models: byte-level BPE, trained on the problems and on the project's own prompts.
+
+Two vocabularies: "plain" spells a number digit by digit, "grouped" takes two digits at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+from itertools import islice
+from typing import Literal, TypeAlias
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from ...prompts import load
+from . import problems
+
+Numbers: TypeAlias = Literal["plain", "grouped"]
+
+END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
+SPECIAL = (END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END)
+SYSTEM = ("You are a careful assistant.", "Think step by step.", "You are a helpful assistant. Answer in a box.")
+JUDGES = ("specreason.grade", "check")
+REFLECTION = "reflective.reflect"
+DIGITS: dict[Numbers, str] = {"plain": r" ?\p{N}", "grouped": r" ?\p{N}{1,2}"}
+WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+SIZES: dict[Numbers, int] = {"plain": 640, "grouped": 900}
+
+
+def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
+    """Train a tokenizer on a few thousand worked problems and the prompts of every policy."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(DIGITS[numbers] + WORDS), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=SIZES[numbers],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=list(SPECIAL),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(_corpus(seed), trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        eos_token=END_OF_TURN,
+        pad_token=END_OF_TEXT,
+        chat_template=files(__package__).joinpath("chat_template.jinja").read_text(encoding="utf-8"),
+        clean_up_tokenization_spaces=False,
+        model_max_length=2048,
+    )
+
+
+def _corpus(seed: int) -> Iterator[str]:
+    for problem in islice(problems.generate(seed, "train"), 4000):
+        yield problem.text
+        yield from (paragraph.removesuffix(THINK_END) for paragraph in problems.worked(problem))
+        yield problems.final_answer(problem.answer)
+    prompts = [load(name) for name in (*JUDGES, REFLECTION)]
+    for _ in range(2000):
+        yield from (f"{prompt.text}\n{prompt.opening}" for prompt in prompts)
+        yield from ("system\n" + words for words in SYSTEM)
+        yield from ("user\n", "assistant\n", problems.MENDING, "Yes", "No", "\n\n")

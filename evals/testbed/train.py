@@ -1,0 +1,246 @@
+"""
+Train the miniature models: one command, the same weights' recipe every time.
+
+All three learn to solve; the large one then learns to judge as well, with an auxiliary head that marks wrong tokens
+below the last layers, so that a judge's token has something to copy. The head is dropped afterwards. The small ones
+simply stop early.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from .data import IGNORED, PADDING, TRUNK, Batch, Mistake, Writer, batches, first_mistake
+from .problems import generate
+from .report import Loaded
+from .solving import solve
+from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
+from .tokenizer import train as train_tokenizer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What one model is and how long it learns; steps are of the optimiser."""
+
+    name: str
+    numbers: Numbers
+    width: int
+    layers: int
+    heads: int
+    solving_steps: int
+    judging_steps: int = 0
+    rate: float = 1.5e-3
+    judging_rate: float = 1e-3
+    rows: int = 32
+    judging_rows: int = 16
+    seed: int = 0
+
+
+RECIPES = (
+    Recipe("small", "plain", width=64, layers=2, heads=2, solving_steps=900, rate=3e-3),
+    Recipe("small-other", "grouped", width=64, layers=2, heads=2, solving_steps=900, rate=3e-3),
+    Recipe("large", "plain", width=128, layers=6, heads=4, solving_steps=700, judging_steps=3000, rate=2e-3),
+)
+SOLVING_LENGTH, JUDGING_LENGTH, BRANCHES = 240, 512, 4
+MISTAKES_FROM = 6000  # problems that the small model solves, half of them greedily
+MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
+WARMUP = 100
+
+
+def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
+    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in (("eos", END_OF_TURN), ("pad", END_OF_TEXT))}
+    config = Qwen3Config(
+        vocab_size=-(-len(tokenizer) // 16) * 16,
+        hidden_size=recipe.width,
+        intermediate_size=3 * recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=max(1, recipe.heads // 2),
+        head_dim=32,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        eos_token_id=ids["eos"],
+        pad_token_id=ids["pad"],
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+class Marker(nn.Module):
+    """The auxiliary head: whether a token is wrong, read off a layer below the top."""
+
+    def __init__(self, model: Qwen3ForCausalLM) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(model.config.hidden_size)
+        self.out = nn.Linear(model.config.hidden_size, 2)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.out(self.norm(hidden))
+
+
+def visible(branch: Tensor, leaves: Tensor) -> Tensor:
+    """Which token may look at which: shape (rows, 1, length, length), 0 where it may and very negative where not."""
+    length = branch.shape[1]
+    place = torch.arange(length)
+    earlier = place[None, :, None] >= place[None, None, :]
+    same = branch[:, :, None] == branch[:, None, :]
+    stem = (branch[:, None, :] == TRUNK) & (place[None, None, :] < leaves[:, :, None])
+    allowed = earlier & (same | stem)
+    return torch.zeros(allowed.shape).masked_fill(~allowed, -1e9)[:, None]
+
+
+def losses(
+    model: Qwen3ForCausalLM, marker: Marker, ids: Tensor, positions: Tensor, mask: Tensor, targets: Tensor,
+    verdicts: Tensor, wrong: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Mean losses in nats: language model, verdicts, marks."""
+    out = model.model(
+        input_ids=ids,
+        attention_mask={"full_attention": mask},
+        position_ids=positions,
+        use_cache=False,
+        output_hidden_states=True,
+    )
+    logits = model.lm_head(out.last_hidden_state).float().flatten(0, 1)
+    marks = marker(out.hidden_states[-3]).float().flatten(0, 1)
+    balance = torch.tensor([1.0, WRONG_WEIGHT])
+    return (
+        nn.functional.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED),
+        nn.functional.cross_entropy(logits, verdicts.flatten(), ignore_index=IGNORED),
+        nn.functional.cross_entropy(marks, wrong.flatten(), balance, ignore_index=IGNORED),
+    )
+
+
+class Trainer:
+    """Holds one model while it learns."""
+
+    def __init__(self, recipe: Recipe, folder: Path, say: Say, *, compile: bool = True) -> None:
+        torch.manual_seed(recipe.seed)
+        self.recipe, self.folder, self.say = recipe, folder, say
+        self.tokenizer = train_tokenizer(recipe.numbers)
+        self.writer = Writer(self.tokenizer)
+        self.model = build(recipe, self.tokenizer)
+        self.marker = Marker(self.model)
+        self.losses = torch.compile(losses, dynamic=False) if compile else losses
+
+    def learn(
+        self, steps: int, *, rate: float, rows: int, length: int, branches: int, marking: bool,
+        mistakes: Sequence[Mistake] = (),
+    ) -> None:  # fmt: skip
+        """Take that many *steps* of AdamW, the rate warmed up and then cosine."""
+        parameters = [*self.model.parameters(), *self.marker.parameters()]
+        optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimiser,
+            lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
+        )
+        source = batches(
+            self.writer, seed=self.recipe.seed, rows=rows, length=length, branches=branches, mistakes=mistakes
+        )
+        began, sums = time.monotonic(), torch.zeros(3)
+        self.model.train()
+        for step, batch in zip(range(1, steps + 1), source, strict=False):
+            parts = self.loss(batch)
+            weights = (1.0, 1.0 if branches else 0.0, MARK_WEIGHT if marking else 0.0)
+            loss = sum(weight * part for weight, part in zip(weights, parts, strict=True) if weight)
+            assert isinstance(loss, Tensor)
+            loss.backward()
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+            schedule.step()
+            optimiser.zero_grad(set_to_none=True)
+            sums += torch.stack([part.detach().nan_to_num() for part in parts])
+            if step % 50 == 0 or step == steps:
+                mean = sums / (step % 50 or 50)
+                sums.zero_()
+                seconds = time.monotonic() - began
+                self.say(
+                    f"{self.recipe.name} {step}/{steps} language {mean[0]:.4f} verdict {mean[1]:.4f} "
+                    f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / step * (steps - step):.0f} s left"
+                )
+            if step % 200 == 0:
+                self.try_out()
+                self.save()
+
+    def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+        branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)
+        mask = visible(branch, leaves).bfloat16()
+        mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)  # a row of nothing but minus infinity has no softmax
+        tensors = [torch.from_numpy(a) for a in (batch.targets, batch.verdicts, batch.wrong)]
+        with torch.autocast("cpu", torch.bfloat16):
+            ids, positions = torch.from_numpy(batch.ids), torch.from_numpy(batch.positions)
+            return self.losses(self.model, self.marker, ids, positions, mask, *tensors)
+
+    def try_out(self, count: int = 100) -> float:
+        """Greedy accuracy on that many problems that nobody trains on."""
+        source = generate(1234, "test")
+        problems = [next(source) for _ in range(count)]
+        answers = solve(self.model, self.writer, problems)
+        accuracy = sum(a.correct for a in answers) / count
+        self.say(f"{self.recipe.name} solves {accuracy:.1%} of {count}")
+        return accuracy
+
+    def learn_to_solve(self) -> None:
+        recipe = self.recipe
+        self.learn(
+            recipe.solving_steps,
+            rate=recipe.rate,
+            rows=recipe.rows,
+            length=SOLVING_LENGTH,
+            branches=0,
+            marking=recipe.judging_steps > 0,
+        )
+
+    def learn_to_judge(self, mistakes: Sequence[Mistake]) -> None:
+        recipe = self.recipe
+        self.learn(
+            recipe.judging_steps,
+            rate=recipe.judging_rate,
+            rows=recipe.judging_rows,
+            length=JUDGING_LENGTH,
+            branches=BRANCHES,
+            marking=True,
+            mistakes=mistakes,
+        )
+
+    def save(self, dtype: torch.dtype = torch.float32) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        copy.deepcopy(self.model).to(dtype).save_pretrained(self.folder)
+        self.tokenizer.save_pretrained(self.folder)
+
+
+def mistakes_of(model: Qwen3ForCausalLM, writer: Writer, count: int, seed: int = 77) -> list[Mistake]:
+    """Let a model solve *count* training problems, greedily and by lot, and collect its first wrong steps."""
+    source = generate(seed, "train")
+    found: list[Mistake] = []
+    for temperature in (0.0, 0.8):
+        problems = [next(source) for _ in range(count // 2)]
+        for solution in solve(model, writer, problems, temperature=temperature, seed=seed):
+            mistake = first_mistake(solution.problem, solution.reasoning)
+            if mistake is not None:
+                found.append(mistake)
+    return found
+
+
+def train_all(folder: Path, say: Say, *, only: str | None = None, threads: int = 2) -> None:
+    """Train every model, or *only* one, into its own subfolder. The large one learns from the small one's mistakes."""
+    torch.set_num_threads(threads)
+    for recipe in RECIPES:
+        if only in (None, recipe.name):
+            trainer = Trainer(recipe, folder / recipe.name, say)
+            trainer.learn_to_solve()
+            if recipe.judging_steps:
+                small = Loaded.of("small", folder)
+                trainer.learn_to_judge(mistakes_of(small.model, small.writer, MISTAKES_FROM))
+            trainer.save(torch.float16)
