@@ -36,7 +36,7 @@ class Budget:
             raise ConfigurationError(f"{self.answer} tokens kept for the answer: must be from 1 to {self.tokens - 1}")
         if self.steps is not None and self.steps < 1:
             raise ConfigurationError(f"a budget of {self.steps} steps: must be at least 1")
-        if self.seconds is not None and self.seconds <= 0:
+        if self.seconds is not None and not self.seconds > 0:  # nor NaN
             raise ConfigurationError(f"a budget of {self.seconds} seconds: must be above 0")
 
     @property

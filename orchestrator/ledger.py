@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from .chain import Role
-from .events import Answered, Called, Committed, Event, Judged
+from .chain import Accept, Role
+from .events import Answered, Called, Committed, Event, Judged, Repaired
 
 ROLES: tuple[Role, ...] = ("small", "large")
 
@@ -68,8 +68,8 @@ class Ledger:
         """Add up *events*, in any order."""
         events = tuple(events)
         accounts = {role: _account(role, events) for role in ROLES}
-        drafts = _decided(events)
-        return cls(accounts["small"], accounts["large"], len(drafts), sum(drafts.values()))
+        accepted, repaired = _decided(events)
+        return cls(accounts["small"], accounts["large"], accepted + repaired, accepted)
 
 
 def _account(role: Role, events: tuple[Event, ...]) -> Account:
@@ -100,15 +100,9 @@ def _charge(account: Account, call: Called) -> Account:
     return replace(account, judging=judging, judged=account.judged + call.seconds)
 
 
-def _decided(events: tuple[Event, ...]) -> dict[tuple[int, str], bool]:
-    """Every draft whose verdict the chain followed, with whether it stands: those that were committed or repaired."""
-    kept = {(e.index, e.step.text) for e in events if isinstance(e, Committed) and not e.step.note}
-    committed = {e.index: e.step for e in events if isinstance(e, Committed)}
-    decided: dict[tuple[int, str], bool] = {}
-    for event in events:
-        if isinstance(event, Judged):
-            key = (event.index, event.draft.text)
-            repaired = event.index in committed and bool(committed[event.index].note)
-            if key in kept or repaired:
-                decided[key] = key in kept
-    return decided
+def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
+    """How many drafts were committed whole, and how many were repaired; drafts of lost bets are neither."""
+    approved = {(e.index, e.draft.text) for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept)}
+    repaired = {e.index for e in events if isinstance(e, Repaired)}
+    committed = [e for e in events if isinstance(e, Committed) and e.index not in repaired]
+    return sum((e.index, e.step.text) in approved for e in committed), len(repaired)

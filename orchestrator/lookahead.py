@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
 
@@ -26,7 +26,7 @@ async def run_ahead(
     demand: one draft, then its verdict. Leaving the block cancels every bet that was not taken, closes the requests
     that were kept open for them, and waits until they are gone.
     """
-    pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | Exception] = asyncio.Queue()
+    pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
     permits = asyncio.Semaphore(depth)
     judges: list[asyncio.Task[Verdict]] = []
     outside = copy_context()
@@ -49,27 +49,44 @@ async def run_ahead(
                 pending.put_nowait((index, draft, judges[-1]))
                 chain = chain.extend(draft)
             raise EOFError("nothing is left to draft: the chain is finished or its budget spent")
-        except Exception as exc:  # A lost bet's failure is nobody's; a won one's raises in next_judged().
-            pending.put_nowait(exc)
+        except (Exception, asyncio.CancelledError) as exc:
+            pending.put_nowait(exc)  # A lost bet's failure is nobody's; a won one's raises in next_judged().
 
     async def next_judged() -> Judgement:
         permits.release()
         item = await pending.get()
-        if isinstance(item, Exception):
+        if isinstance(item, BaseException):
             raise item
         _, draft, judge = item
         return draft, await judge
 
-    async with AsyncExitStack() as kept_open:
-        betting = asyncio.create_task(bet(chain, kept_open if depth else None))
+    async def leave() -> None:
+        await _cancel(betting, *judges)
+        await kept_open.aclose()
+        while not pending.empty():
+            item = pending.get_nowait()
+            if not isinstance(item, BaseException):
+                observe(Lost(item[0], item[1]))
+
+    kept_open = AsyncExitStack()
+    betting = asyncio.create_task(bet(chain, kept_open if depth else None))
+    try:
+        yield next_judged
+    finally:
+        await _to_the_end(leave())
+
+
+async def _to_the_end(work: Coroutine[object, object, None]) -> None:
+    """Wait until *work* is done, even if cancelled meanwhile: a deadline may pass while requests are being closed."""
+    working, cancelled = asyncio.create_task(work), None
+    while not working.done():
         try:
-            yield next_judged
-        finally:
-            await _cancel(betting, *judges)
-            while not pending.empty():
-                item = pending.get_nowait()
-                if not isinstance(item, Exception):
-                    observe(Lost(item[0], item[1]))
+            await asyncio.wait([working])
+        except asyncio.CancelledError as exc:
+            cancelled = exc
+    working.result()
+    if cancelled:
+        raise cancelled
 
 
 async def _cancel(*tasks: asyncio.Task[None] | asyncio.Task[Verdict]) -> None:

@@ -70,5 +70,5 @@ async def reason(
     except TimeoutError:
         if not timeout.expired():
             raise
-        return chain, "time"
+        return chain, "finished" if chain.finished else "time"
     return chain, "finished" if chain.finished else "budget"

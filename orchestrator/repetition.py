@@ -12,14 +12,19 @@ def obstacle(chain: Chain, draft: Step) -> str:
     """Why *draft* needs no judge to be refused: "empty", "repetition", or "" if it does need one."""
     if draft.stop != "delimiter":
         return ""
-    if not draft.text.strip():
+    if _empty(chain, draft):
         return "empty"
     return "repetition" if _rounds(chain, draft) >= 2 else ""
 
 
 def stuck(chain: Chain, step: Step) -> bool:
     """Whether even the *step* that was to get the chain out of a circle goes round it, or says nothing."""
-    return step.stop == "delimiter" and (not step.text.strip() or _rounds(chain, step) >= STUCK)
+    return step.stop == "delimiter" and (_empty(chain, step) or _rounds(chain, step) >= STUCK)
+
+
+def _empty(chain: Chain, step: Step) -> bool:
+    """Whether *step* says nothing, and does not even end a paragraph that was cut."""
+    return not step.text.strip() and (not chain.steps or chain.steps[-1].stop == "delimiter")
 
 
 def _rounds(chain: Chain, step: Step) -> int:

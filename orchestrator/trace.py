@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from .chain import Chain
 from .errors import ConfigurationError
@@ -36,9 +36,9 @@ def parse(line: bytes) -> Moment:
     """Read one line. Raise `ConfigurationError` if it is not one of a trace."""
     try:
         fields = orjson.loads(line)
-        at, name = fields.pop("at"), fields.pop("event")
+        at, name = float(fields.pop("at")), fields.pop("event")
         return Moment(at, _ADAPTERS[name].validate_python(fields, extra="forbid"))
-    except (orjson.JSONDecodeError, AttributeError, KeyError, TypeError, ValidationError) as exc:
+    except (AttributeError, KeyError, TypeError, ValueError) as exc:  # both parsers' errors are ValueErrors
         raise ConfigurationError(f"not a line of a trace: {line[:80]!r} ({type(exc).__name__}: {exc})") from exc
 
 

@@ -46,7 +46,8 @@ class SpecReason:
         if draft.author == "large":
             return Accept()
         grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
-        if sum(grades.values()) < self.sure:
+        said = sum(grades.values())
+        if said == 0 or said < self.sure:
             return Rollback(reason="no grade")
         grade = likeliest(grades) if self.read == "greedy" else expected(grades)
         return Accept(grade) if grade >= self.threshold else Rollback(reason="grade", score=grade)

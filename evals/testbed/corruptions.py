@@ -9,6 +9,7 @@ from .problems import (
     DEEDS,
     MENDING,
     Deed,
+    Kind,
     Problem,
     State,
     advance,
@@ -91,7 +92,7 @@ def _wrong_kind(rng: random.Random, problem: Problem, state: State) -> str:
     if state.index >= len(problem.deeds):
         return _wrong_digits(rng, problem, state)
     deed = problem.deeds[state.index]
-    kind = rng.choice([kind for kind in DEEDS if kind != deed.kind])
+    kind: Kind = rng.choice([kind for kind in DEEDS if kind != deed.kind])
     other = Deed(kind, deed.n or rng.randint(2, 9), rng.randrange(len(DEEDS[kind])))
     if rng.random() < 0.5:
         return _with_deed(problem, state, other, state.value)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from ...orchestrator.endpoints.template import Template, learn
+from ...orchestrator.endpoints.template import Messages, Template, learn
 from ...prompts import load
 from . import tokenizer as vocabulary
 from .corruptions import corrupt, stumbling
@@ -74,8 +74,9 @@ class Writer:
     """Turns problems into rows of token ids, in the layout that the endpoints use."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        def render(messages: object, generate: bool) -> str:
-            return str(tokenizer.apply_chat_template(messages, add_generation_prompt=generate, tokenize=False))
+        def render(messages: Messages, generate: bool) -> str:
+            turns = [dict(message) for message in messages]
+            return str(tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False))
 
         self.tokenizer = tokenizer
         self.render = render
@@ -109,7 +110,7 @@ class Writer:
         return marks
 
     def is_number(self, id: int) -> bool:
-        return self.tokenizer.decode([id]).strip().isdigit()
+        return str(self.tokenizer.decode([id])).strip().isdigit()
 
     def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
         """Write one row with that many *branches*; the first ones judge *mistake*, if there is one."""

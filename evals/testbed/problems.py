@@ -117,7 +117,7 @@ class Problem:
 
     def close(self, value: int) -> str:
         """The paragraph that ends the thinking."""
-        return f"Yes, that is all: {self.person} has {value} {self.item}.\n{THINK_END}"
+        return f"Yes, that is all: {value}.\n{THINK_END}"
 
 
 def equation(deed: Deed, value: int) -> str:

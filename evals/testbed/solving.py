@@ -57,7 +57,7 @@ def _write(model: Qwen3ForCausalLM, writer: Writer, prompts: list[list[int]], te
     width = max(map(len, prompts))
     ids = torch.tensor([[padding] * (width - len(p)) + p for p in prompts])
     attention = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    out = model.generate(
+    out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # a mixin that the stubs leave out
         input_ids=ids,
         attention_mask=attention,
         max_new_tokens=LIMIT,

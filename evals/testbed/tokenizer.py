@@ -7,8 +7,8 @@ Two vocabularies: "plain" spells a number digit by digit, "grouped" takes two di
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib.resources import files
 from itertools import islice
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -19,6 +19,7 @@ from . import problems
 
 Numbers: TypeAlias = Literal["plain", "grouped"]
 
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
 SPECIAL = (END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END)
 SYSTEM = ("You are a careful assistant.", "Think step by step.", "You are a helpful assistant. Answer in a box.")
@@ -50,7 +51,7 @@ def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
         tokenizer_object=bpe,
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
-        chat_template=files(__package__).joinpath("chat_template.jinja").read_text(encoding="utf-8"),
+        chat_template=TEMPLATE.read_text(encoding="utf-8"),
         clean_up_tokenization_spaces=False,
         model_max_length=2048,
     )

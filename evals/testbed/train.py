@@ -50,16 +50,16 @@ class Recipe:
 RECIPES = (
     Recipe("small", "plain", width=64, layers=2, heads=2, solving_steps=900, rate=3e-3),
     Recipe("small-other", "grouped", width=64, layers=2, heads=2, solving_steps=900, rate=3e-3),
-    Recipe("large", "plain", width=128, layers=6, heads=4, solving_steps=700, judging_steps=3000, rate=2e-3),
+    Recipe("large", "plain", width=128, layers=6, heads=4, solving_steps=700, judging_steps=2000, rate=2e-3),
 )
 SOLVING_LENGTH, JUDGING_LENGTH, BRANCHES = 240, 512, 4
-MISTAKES_FROM = 6000  # problems that the small model solves, half of them greedily
+MISTAKES_FROM = 3000  # problems that the small model solves, half of them greedily
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
 
 
 def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
-    ids = {name: tokenizer.convert_tokens_to_ids(token) for name, token in (("eos", END_OF_TURN), ("pad", END_OF_TEXT))}
+    end, padding = (int(tokenizer.vocab[token]) for token in (END_OF_TURN, END_OF_TEXT))
     config = Qwen3Config(
         vocab_size=-(-len(tokenizer) // 16) * 16,
         hidden_size=recipe.width,
@@ -70,8 +70,8 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         head_dim=32,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
-        eos_token_id=ids["eos"],
-        pad_token_id=ids["pad"],
+        eos_token_id=end,
+        pad_token_id=padding,
         bos_token_id=None,
     )
     return Qwen3ForCausalLM(config)
@@ -216,7 +216,9 @@ class Trainer:
 
     def save(self, dtype: torch.dtype = torch.float32) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        copy.deepcopy(self.model).to(dtype).save_pretrained(self.folder)
+        half = copy.deepcopy(self.model)
+        nn.Module.to(half, dtype)
+        half.save_pretrained(self.folder)
         self.tokenizer.save_pretrained(self.folder)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -15,7 +15,7 @@ from .orchestrator import trace
 from .orchestrator.budget import Budget, Budgeted
 from .orchestrator.chain import Chain, Message, Role, Rollback
 from .orchestrator.endpoints import Endpoint, Sampling, VllmEndpoint
-from .orchestrator.errors import ConfigurationError
+from .orchestrator.errors import ConfigurationError, ContextTooLong
 from .orchestrator.events import Committed, Degraded, Event, Judged, Lost, Observer, Started
 from .orchestrator.interfaces import Policy
 from .orchestrator.ledger import Ledger
@@ -23,6 +23,9 @@ from .orchestrator.run import FinishReason, Outcome, run
 from .settings import Limits, Settings
 
 StepFate: TypeAlias = Literal["kept", "rejected", "lost"]
+
+JUDGING_ROOM = 192  # tokens of context that a judge's question may take beside the chain
+LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth beginning
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +158,9 @@ class Solver:
         trace, also of a run that fails. If the small model fails for good, the large one goes on alone, and the
         solution says so; raise an `EndpointError` if the large one does.
         """
-        name, budget = policy or self.settings.policy, budget or self.settings.budget.budget()
-        chain, recorder = Chain.of(problem), trace.Recorder(_stopwatch())
+        name, chain = policy or self.settings.policy, Chain.of(problem)
+        budget = await self._fit(budget or self.settings.budget.budget(), chain)
+        recorder = trace.Recorder(_stopwatch())
 
         def watch(event: Event) -> None:
             recorder(event)
@@ -180,6 +184,23 @@ class Solver:
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
         return _solution(outcome, recorder.moments)
+
+    async def _fit(self, budget: Budget, chain: Chain) -> Budget:
+        """Cut *budget* to what both contexts hold beside the problem and a judge's question. Raise `ContextTooLong`."""
+        tokens = budget.tokens
+        for endpoint in (self.small, self.large):
+            prompt = len(await endpoint.encoder.prefix(chain.messages))
+            room = endpoint.encoder.room - prompt - JUDGING_ROOM
+            if room < LEAST_ROOM:
+                raise ContextTooLong(
+                    f"the problem has {prompt} tokens, which leaves no room to think in a context of "
+                    f"{endpoint.encoder.room}; shorten it, or serve the model with a longer --max-model-len",
+                    role=endpoint.role,
+                    url=endpoint.settings.url,
+                )
+            tokens = min(tokens, room)
+        answer = budget.answer if budget.answer is None else min(budget.answer, tokens - 1)
+        return replace(budget, tokens=tokens, answer=answer)
 
     @asynccontextmanager
     async def stream(self, problem: str | Sequence[Message], **choices: Any) -> AsyncGenerator[Stream]:

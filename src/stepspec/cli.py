@@ -19,10 +19,12 @@ from rich.text import Text
 from . import policies
 from .api import Solution, Solver
 from .display import Narrator, summary
+from .evals.tables import SMALL_PRINT, table
 from .evals.testbed import demo as demonstration
 from .evals.testbed import up as testbed
 from .orchestrator.endpoints.doctor import diagnose, render
 from .orchestrator.errors import ConfigurationError, StepspecError
+from .prompts import load
 
 T = TypeVar("T")
 
@@ -139,8 +141,8 @@ def solve(
 
 async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:
     async with solver:
-        observe = (lambda event: None) if quiet else Narrator(stderr)
-        return await solver.solve(problem, observe=observe, trace_to=trace)
+        watch = {} if quiet else {"observe": Narrator(stderr)}
+        return await solver.solve(problem, trace_to=trace, **watch)
 
 
 def _print_solution(solution: Solution) -> None:
@@ -177,19 +179,21 @@ def list_policies(json: Json = False) -> None:
     if json:
         _print_json(described)
         return
-    table = Table("policy", "options", "what it does", box=None)
+    rows = Table("policy", "options", "what it does", box=None)
     for name, about in described.items():
         options = about["options"]
         assert isinstance(options, dict)
-        table.add_row(name, "\n".join(f"{key}={value!r}" for key, value in options.items()), str(about["about"]))
-    stdout.print(table)
+        rows.add_row(name, "\n".join(f"{key}={value!r}" for key, value in options.items()), str(about["about"]))
+    stdout.print(rows)
 
 
 @app.command()
 def doctor(small: SmallUrl = None, large: LargeUrl = None, json: Json = False) -> None:
     """Try what both endpoints can do, and say what is missing and what that costs."""
     solver = Solver(small, large)
-    diagnosis = _wait(diagnose(solver.small.settings, solver.large.settings))
+    grade = load("specreason.grade")
+    endpoints = solver.small.settings, solver.large.settings
+    diagnosis = _wait(diagnose(*endpoints, question=grade.text, opening=grade.opening))
     if json:
         _print_json(dataclasses.asdict(diagnosis))
     else:
@@ -224,8 +228,10 @@ def demo(
 
     The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else is real.
     """
-    table = _wait(demonstration.demo(problems, seed, profile, stderr))
+    results = _wait(demonstration.demo(problems, seed, profile, stderr))
     if json:
-        _print_json([dataclasses.asdict(arm) for arm in table])
-    else:
-        stdout.print(demonstration.render(table))
+        _print_json([dataclasses.asdict(result) for result in results])
+        return
+    stdout.print()
+    stdout.print(table(results), soft_wrap=True)
+    stdout.print(SMALL_PRINT, style="dim")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 from pydantic_settings import (
@@ -39,13 +39,13 @@ def _for_role(role: Role) -> BeforeValidator:
     def fill(value: Any) -> Any:
         if isinstance(value, str):
             return {"role": role, "url": value}
-        return {"role": role, **value} if isinstance(value, dict) else value
+        return {"role": role, **cast("dict[str, Any]", value)} if isinstance(value, dict) else value
 
     return BeforeValidator(fill)
 
 
 def _over_defaults(value: Any) -> Any:
-    return {**SAMPLING, **value} if isinstance(value, dict) else value
+    return {**SAMPLING, **cast("dict[str, Any]", value)} if isinstance(value, dict) else value
 
 
 class Limits(BaseModel):
@@ -78,7 +78,7 @@ class Settings(BaseSettings):
     policy: str = "specreason"
     options: dict[str, Any] = {}
     ahead: NonNegativeInt = 2
-    sampling: Annotated[Sampling, BeforeValidator(_over_defaults)] = Sampling(**SAMPLING)
+    sampling: Annotated[Sampling, BeforeValidator(_over_defaults)] = Sampling.model_validate(SAMPLING)
     budget: Limits = Limits()
 
     @classmethod

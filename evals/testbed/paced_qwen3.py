@@ -1,0 +1,41 @@
+"""Qwen3 at a set pace, so that latency on a CPU has the shape it has on a memory-bound GPU. Imported by vLLM only."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import VllmConfig
+    from vllm.sequence import IntermediateTensors
+
+
+class PacedQwen3ForCausalLM(Qwen3ForCausalLM):
+    """
+    A pass takes at least ``paced_seconds_per_pass``, and ``paced_seconds_per_token`` more for each of its tokens.
+
+    Both are keys of the Hugging Face configuration. The model's own computing counts; only the rest is slept.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self.seconds_per_pass: float = self.config.paced_seconds_per_pass
+        self.seconds_per_token: float = self.config.paced_seconds_per_token
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+    ) -> torch.Tensor | IntermediateTensors:
+        """Compute, then sleep until the pass has taken its time; vLLM's own trial passes are not held up."""
+        end = time.perf_counter() + self.seconds_per_pass + self.seconds_per_token * positions.shape[-1]
+        hidden = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
+        if get_forward_context().attn_metadata:
+            time.sleep(max(0.0, end - time.perf_counter()))
+        return hidden

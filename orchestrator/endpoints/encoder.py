@@ -1,0 +1,136 @@
+"""Text to token ids and back, as one server does it, asked once per text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
+from hashlib import blake2b
+from itertools import groupby, takewhile
+from typing import Any, Generic, TypeVar
+
+from ..chain import Chain, Message, Step, Token
+from ..errors import MalformedReply, MissingCapability
+from .client import Connection
+from .template import CONVERSATIONS, Messages, Template, cut
+from .wire import Body, spell
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+TEXTS, CONVERSATIONS_KEPT = 8192, 256  # how many are remembered
+
+PROBE = (
+    "The quick brown fox; don't stop: 0123456789 3.14159 1,000,000 ... \n\n\n    def f(x):\n\treturn x**2 != -1  # ok?"
+    "\\frac{a}{b} \\boxed{42} $\\sqrt{2}$ Wait, Hmm. naïve Größe Ελληνικά русский 你好世界 日本語 한국어 🙂👍🏽 "
+    "<think></think><s></s><|endoftext|><|im_start|><|im_end|><|eot_id|><|begin_of_text|><|end_of_text|>"
+    "<|start_header_id|><|end_header_id|><\uff5cUser\uff5c><\uff5cAssistant\uff5c><\uff5cend\u2581of\u2581sentence\uff5c>"
+)
+"""A text in which different tokenizers are unlikely to find the same ids."""
+
+
+class Memo(Generic[K, V]):
+    """Remembers what was made of the *size* keys used last."""
+
+    def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
+        self._make, self._size = make, size
+        self._made: OrderedDict[K, V] = OrderedDict()
+
+    async def __call__(self, key: K) -> V:
+        if key not in self._made:
+            self._made[key] = await self._make(key)
+            if len(self._made) > self._size:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return self._made[key]
+
+
+class Encoder:
+    """
+    The tokenizer and the chat template of one served model.
+
+    *vocabulary* is equal for models that give every text the same ids. *room* is the longest sequence the model takes,
+    in tokens. *faithful* tells whether the template's own text, encoded, gives the ids that the template gives.
+    """
+
+    vocabulary: str
+    template: Template
+    room: int
+    faithful: bool
+
+    def __init__(self, connection: Connection, model: str) -> None:
+        self._connection, self._model = connection, model
+        self._call = connection.call("tokenize", model)
+        self.encode = Memo(self._encode, TEXTS)
+        self.spelt = Memo(self._spell, TEXTS)
+        self.prefix = Memo(self._prefix, CONVERSATIONS_KEPT)
+
+    async def learn(self) -> None:
+        """Learn the vocabulary and the chat template. Raise `MissingCapability` if that one cannot be learnt."""
+        probe = await self._tokenize({"prompt": PROBE, "add_special_tokens": False})
+        self.vocabulary = blake2b(repr(probe["tokens"]).encode(), digest_size=8).hexdigest()
+        self.room = probe["max_model_len"]
+        rendered = [await self._render(messages, generate) for messages, generate in CONVERSATIONS]
+        texts = [await self.decode(ids) for ids in rendered]
+        try:
+            self.template = cut(texts)
+        except MissingCapability as exc:
+            raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
+        self.faithful = list(await self.encode(texts[-1])) == rendered[-1]
+
+    async def chain(self, chain: Chain) -> list[int]:
+        """Encode a whole chain, with the ids that its tokens were written with wherever they are this vocabulary's."""
+        ids = list(await self.prefix(chain.messages))
+        for step in chain.steps:
+            ids += await self._step(step)
+        return ids
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text, special tokens included."""
+        body = {"model": self._model, "tokens": ids}
+        return str((await self._connection.post(self._call, "/detokenize", body))["prompt"])
+
+    async def _step(self, step: Step) -> Sequence[int]:
+        if step.vocabulary != self.vocabulary or not step.tokens:
+            return await self.encode(step.text)
+        ids = [token.id for token in step.tokens]
+        return ids if -1 not in ids else await self._mixed(step.tokens)
+
+    async def _mixed(self, tokens: Sequence[Token]) -> list[int]:
+        """Encode the text of tokens without an id; tokens without text before them are its first bytes."""
+        ids: list[int] = []
+        shared = 0
+        for known, group in groupby(tokens, lambda token: token.id >= 0):
+            members = list(group)
+            if known:
+                ids += [token.id for token in members]
+                shared = len(list(takewhile(lambda token: not token.text, reversed(members))))
+            else:
+                ids[len(ids) - shared :] = await self.encode("".join(token.text for token in members))
+        return ids
+
+    async def _encode(self, text: str) -> tuple[int, ...]:
+        if not text:
+            return ()
+        return tuple((await self._tokenize({"prompt": text, "add_special_tokens": False}))["tokens"])
+
+    async def _spell(self, text: str) -> tuple[Token, ...]:
+        ids = await self.encode(text)
+        pieces = [await self.decode([number]) for number in ids]
+        return tuple([Token(part, id=number) for part, number in spell(text, ids, pieces)]) if ids else ()
+
+    async def _prefix(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        ids = await self._render([asdict(message) for message in messages], True)
+        return (*ids, *await self.encode(self.template.opened))
+
+    async def _render(self, messages: Messages, generate: bool) -> list[int]:
+        body: Body = {"messages": messages, "add_generation_prompt": generate}
+        if self._connection.endpoint.template:
+            body["chat_template_kwargs"] = self._connection.endpoint.template
+        return list((await self._tokenize(body))["tokens"])
+
+    async def _tokenize(self, body: Body) -> Any:
+        reply = await self._connection.post(self._call, "/tokenize", {"model": self._model, **body})
+        if "tokens" not in reply or "max_model_len" not in reply:
+            raise self._call.error(MalformedReply, f"/tokenize answered {str(reply)[:200]}, which is not vLLM's answer")
+        return reply

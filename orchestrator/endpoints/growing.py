@@ -1,0 +1,71 @@
+"""A step as it grows token by token, and where it ends. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from ..chain import THINK_END, Role, Step, Stop, Token
+
+
+def ends_in(text: str, stops: Iterable[str], start: int = 0) -> int:
+    """Find where the first of the *stops* is complete in *text* after *start*; -1 if none is."""
+    ends = [at + len(stop) for stop in stops if (at := text.find(stop, start)) >= 0]
+    return min(ends, default=-1)
+
+
+class GrowingStep:
+    """
+    Takes tokens until one completes a stop string or reaches the limit.
+
+    A token that reaches beyond the stop string is cut there: its id becomes -1, and the rest of its text is left out. A
+    stop string has to be written as a whole: what *opening* ends in does not count.
+    """
+
+    def __init__(
+        self, author: Role, vocabulary: str, *, stops: Sequence[str], limit: int, opening: Sequence[Token] = ()
+    ) -> None:
+        self._author: Role = author
+        self._vocabulary = vocabulary
+        self._stops = (*stops, THINK_END)
+        self._reach = max(map(len, self._stops)) - 1
+        self._tokens = list(opening)
+        self._text = "".join(token.text for token in opening)
+        self._written_from = len(self._text)
+        self._room = limit - len(self._tokens)
+        self._cut = False
+
+    def add(self, token: Token) -> Stop | None:
+        """Append *token*; say why the step ends with it, if it does."""
+        before = len(self._text)
+        text = self._text + token.text
+        end = ends_in(text, self._stops, max(self._written_from, before - self._reach))
+        self._room -= 1
+        if end < 0:
+            self._text = text
+            self._tokens.append(token)
+            return "length" if self._room <= 0 else None
+        self._cut = end < len(text)
+        self._text = text[:end]
+        self._tokens.append(replace(token, text=text[before:end], id=-1) if self._cut else token)
+        return "end" if self._text.endswith(THINK_END) else "delimiter"
+
+    @property
+    def overran(self) -> bool:
+        """Whether the model wrote more than the step that `end` makes of it."""
+        return self._cut or bool(self._tokens and not self._tokens[-1].text)
+
+    def so_far(self) -> Step:
+        """Show what there is, for a look at it."""
+        return Step(self._text, self._author, "until", tuple(self._tokens), self._vocabulary)
+
+    def end(self, stop: Stop) -> Step:
+        """
+        Make a step of what there is, but for the first bytes of a character whose last ones have not come.
+
+        Tokens without text have to go: after half a character, vLLM repeats the whole prompt as text that was written.
+        """
+        tokens = list(self._tokens)
+        while tokens and not tokens[-1].text:
+            tokens.pop()
+        return Step(self._text, self._author, stop, tuple(tokens), self._vocabulary)

@@ -1,0 +1,116 @@
+"""One open request: its tokens as they arrive, and the account of it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from ..chain import Role, Step, Stop, Token
+from ..errors import EndpointUnavailable, MalformedReply
+from ..events import Called, Fate, Observer, Verb
+from .client import Connection
+from .failures import Call
+from .growing import GrowingStep
+from .sse import Events
+from .wire import Body, chunk
+
+
+@dataclass(slots=True)
+class Account:
+    """Counts what one request cost, and tells the observer when it is over, whatever became of it."""
+
+    role: Role
+    verb: Verb
+    observe: Observer
+    clock: Callable[[], float]
+    prompt: int = 0
+    cached: int = 0
+    written: int = 0
+    first: float | None = None
+    started: float = field(init=False)
+
+    def __enter__(self) -> Self:
+        self.started = self.clock()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fate: Fate = "done" if exc is None else "failed" if isinstance(exc, Exception) else "cancelled"
+        seconds = self.clock() - self.started
+        self.observe(
+            Called(
+                self.role, self.verb, fate, self.started, seconds, self.first, self.prompt, self.cached, self.written
+            )
+        )
+
+    def add(self, written: int, prompt: int = 0, cached: int = 0) -> None:
+        """Count *written* tokens that have just arrived; *prompt* and *cached*, if known, are the whole request's."""
+        if written and self.first is None:
+            self.first = self.clock() - self.started
+        self.written += written
+        self.prompt = prompt or self.prompt
+        self.cached = cached or self.cached
+
+
+class Arrivals:
+    """The tokens of one open stream, one by one, and then the reason why it ended."""
+
+    def __init__(self, call: Call, events: Events, account: Account, logprobs: int | None) -> None:
+        self._call, self._events, self._account, self._logprobs = call, events, account, logprobs
+        self._tokens: deque[Token] = deque()
+        self._ended: Stop | None = None
+
+    async def take(self) -> Token | Stop:
+        """Wait for the next token, or for the end."""
+        while not self._tokens:
+            if self._ended:
+                return self._ended
+            if not await self._read():
+                raise self._call.error(MalformedReply, "the stream ended without a finish_reason")
+        return self._tokens.popleft()
+
+    async def finish(self) -> None:
+        """Read what follows the text if that has ended: the usage, and the end that frees the connection."""
+        with suppress(EndpointUnavailable):
+            while self._ended and await self._read():
+                pass
+
+    async def _read(self) -> bool:
+        event = await self._events.next()
+        if event is None:
+            return False
+        piece = chunk(self._call, event, self._logprobs)
+        self._account.add(piece.received, piece.prompt, piece.cached)
+        self._tokens.extend(piece.tokens)
+        self._ended = piece.ended or self._ended
+        return True
+
+
+@asynccontextmanager
+async def generate(connection: Connection, call: Call, body: Body, account: Account) -> AsyncGenerator[Arrivals]:
+    """Send *body* and yield the tokens of the answer. Leaving the block before they ended aborts the request."""
+    with account:
+        async with connection.stream(call, body) as events:
+            arrivals = Arrivals(call, events, account, body.get("logprobs"))
+            yield arrivals
+            await arrivals.finish()
+
+
+async def grow(
+    growing: GrowingStep, take: Callable[[], Awaitable[Token | Stop]], until: Callable[[Step], bool] | None
+) -> Step:
+    """Let a step grow until it is complete, the stream ends, or *until* says so; the end of thinking goes before it."""
+    while True:
+        token = await take()
+        if isinstance(token, str):
+            return growing.end(token)
+        stop = growing.add(token)
+        if until and stop != "end" and until(growing.so_far()):
+            return growing.end("until")
+        if stop:
+            return growing.end(stop)

@@ -1,0 +1,202 @@
+"""What goes over the wire and what comes back. Pure: values in, values out; no I/O and no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import exp
+from typing import Any, TypeAlias
+
+import orjson
+
+from ..chain import THINK_END, Stop, Token
+from ..errors import MalformedReply
+from .failures import Call, failed_stream
+from .settings import Sampling
+
+Body: TypeAlias = dict[str, Any]
+Reply: TypeAlias = Mapping[str, Any]
+
+MOST_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); the reader matches the rest.
+MOST_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """
+    One piece of a stream: the tokens that arrived and, with the last of them, how the text ended.
+
+    *received* also counts the token that ended the turn, which is not among *tokens*. *prompt* and *cached* are numbers
+    of tokens, known once the server has sent its usage.
+    """
+
+    tokens: tuple[Token, ...] = ()
+    received: int = 0
+    ended: Stop | None = None
+    prompt: int = 0
+    cached: int = 0
+
+
+def writing(
+    model: str, prompt: Sequence[int], sampling: Sampling, *, seed: int, limit: int, stop: Iterable[str]
+) -> Body:
+    """Ask for a stream of at most *limit* tokens that ends after a *stop* string."""
+    body = completion(model, prompt, sampling, limit) | {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "stop": list(stop)[:MOST_STOPS],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": False,
+    }
+    if sampling.temperature:
+        body["seed"] = seed
+    if sampling.logprobs is not None:
+        body["logprobs"] = sampling.logprobs
+    return body
+
+
+def scoring(model: str, prompt: Sequence[int]) -> Body:
+    """Ask for the log-probability and the rank of every token of *prompt*."""
+    return completion(model, prompt, GREEDY, 1) | {"prompt_logprobs": 0}
+
+
+def asking(model: str, prompt: Sequence[int], choices: Sequence[int], *, by_id: bool) -> Body:
+    """
+    Ask for one token out of *choices*, with the log-probabilities of all of them.
+
+    Without *by_id*, ask for the most probable tokens of the vocabulary instead, which every server understands.
+    """
+    wanted: Body = {"logprobs": 1, "logprob_token_ids": choices} if by_id else {"logprobs": MOST_LOGPROBS}
+    forced = {"allowed_token_ids": choices, "return_tokens_as_token_ids": True}
+    return completion(model, prompt, GREEDY, 1) | forced | wanted
+
+
+def completion(model: str, prompt: Sequence[int], sampling: Sampling, limit: int) -> Body:
+    """Ask for *limit* tokens, with every sampling parameter said, so that the server's own defaults do not count."""
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": limit,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+    }
+
+
+def chunk(call: Call, event: bytes, logprobs: int | None) -> Chunk:
+    """Read one event of a stream. Raise the error that it carries, or `MalformedReply`."""
+    try:
+        reply = orjson.loads(event)
+        if "error" in reply:
+            raise failed_stream(call, reply)
+        return _chunk(reply, logprobs)
+    except (ValueError, LookupError, TypeError, AttributeError) as exc:
+        raise call.error(MalformedReply, f"not a piece of a stream as vLLM sends it: {event[:200]!r}") from exc
+
+
+def _chunk(reply: Reply, logprobs: int | None) -> Chunk:
+    prompt, cached, _ = usage(reply)
+    if not reply["choices"]:
+        return Chunk(prompt=prompt, cached=cached)
+    choice = reply["choices"][0]
+    finish, reason = choice.get("finish_reason"), choice.get("stop_reason")
+    matched = isinstance(reason, str)
+    tokens = _tokens(choice, logprobs, matched=matched)
+    ended = _ending(finish, reason) if finish else None
+    if ended == "end" and not matched:  # The token that ended the turn is no part of the text.
+        return Chunk(tokens[:-1], len(tokens), ended, prompt)
+    return Chunk(tokens, len(tokens), ended, prompt)
+
+
+def _ending(finish: str, reason: str | int | None) -> Stop:
+    if finish == "length":
+        return "length"
+    if finish != "stop":
+        raise LookupError(finish)
+    return "delimiter" if isinstance(reason, str) and reason != THINK_END else "end"
+
+
+def _tokens(choice: Reply, logprobs: int | None, *, matched: bool) -> tuple[Token, ...]:
+    ids, text = choice["token_ids"], choice["text"]
+    known = choice.get("logprobs")
+    if logprobs is None or not known:
+        pieces = [text] if len(ids) == 1 and not matched else []
+        return tuple([Token(part, id=number) for part, number in spell(text, ids, pieces, cut=matched)])
+    values, tops = known["token_logprobs"], known["top_logprobs"]
+    spelt = spell(text, ids, known["tokens"], cut=matched)
+    return tuple(
+        [
+            Token(part, value, _rank(value, top, logprobs), number)
+            for (part, number), value, top in zip(spelt, values, tops, strict=True)
+        ]
+    )
+
+
+def _rank(value: float, top: Mapping[str, float], known: int) -> int:
+    """Count up to the token among the *known* most probable ones; 0 if it comes after all of them."""
+    above = sum(other > value for other in top.values()) if known else 0
+    return above + 1 if above < known else 0
+
+
+def spell(text: str, ids: Sequence[int], pieces: Sequence[str], *, cut: bool = False) -> list[tuple[str, int]]:
+    """
+    Divide *text* among the tokens *ids*, of which *pieces* are the spellings, one by one.
+
+    The parts join to *text*. From the first token on whose spelling does not agree with it, as when tokens share a
+    character, the text stands on the last token. If the text was *cut* inside that one, its id becomes -1.
+    """
+    parts: list[tuple[str, int]] = []
+    at = 0
+    for number, piece in zip(ids, pieces, strict=False):
+        if not text.startswith(piece, at):
+            break
+        parts.append((piece, number))
+        at += len(piece)
+    if at == len(text) and len(parts) == len(ids):
+        return parts
+    if len(parts) == len(ids):  # More text than spellings: the last one takes it, too.
+        at -= len(parts.pop()[0])
+    if not ids:
+        raise ValueError("text without a token")
+    *empty, last = ids[len(parts) :]
+    return [*parts, *[("", number) for number in empty], (text[at:], -1 if cut else last)]
+
+
+def scores(call: Call, reply: Reply, spans: Sequence[tuple[str, Sequence[int]]], start: int) -> list[tuple[Token, ...]]:
+    """Read what the server made of each span's text and ids, the first of which stands at *start* of the prompt."""
+    try:
+        rows = reply["choices"][0]["prompt_logprobs"]
+        read: list[tuple[Token, ...]] = []
+        for text, ids in spans:
+            found = [rows[start + at][str(number)] for at, number in enumerate(ids)]
+            spelt = spell(text, ids, [row["decoded_token"] for row in found])
+            pairs = zip(spelt, found, strict=True)
+            read.append(tuple([Token(part, row["logprob"], row["rank"], number) for (part, number), row in pairs]))
+            start += len(ids)
+        return read
+    except (LookupError, TypeError) as exc:
+        raise call.error(MalformedReply, "the prompt's log-probabilities are missing or are not vLLM's") from exc
+
+
+def chances(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
+    """Read the probability of every one of the *choices* that the server says something about."""
+    try:
+        top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
+        keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
+        return {choice: exp(top[key]) for choice, key in keys.items() if key in top}
+    except (LookupError, TypeError) as exc:
+        raise call.error(MalformedReply, "the answer's log-probabilities are missing or are not vLLM's") from exc
+
+
+def usage(reply: Reply) -> tuple[int, int, int]:
+    """Read the numbers of prompt, cached and written tokens; 0 where the server does not say."""
+    counts: Reply = reply.get("usage") or {}
+    details: Reply = counts.get("prompt_tokens_details") or {}
+    return counts.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, counts.get("completion_tokens") or 0

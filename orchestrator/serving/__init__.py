@@ -1,0 +1,6 @@
+"""Start vLLM servers as children of this program, and never leave one behind."""
+
+from .launch import launch
+from .server import Progress, Served, Server
+
+__all__ = ["Progress", "Served", "Server", "launch"]

@@ -1,0 +1,86 @@
+"""One guarded child and its port: started on entry, gone on exit, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+GUARD = Path(__file__).with_name("guard.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A running command, the leader of its process group. *ended* gives its exit code, negative for a signal."""
+
+    pid: int
+    ended: asyncio.Task[int]
+
+
+@asynccontextmanager
+async def child(command: Sequence[str], *, env: Mapping[str, str], log: Path, grace: float) -> AsyncGenerator[Child]:
+    """
+    Run *command* in a process group of its own, its output in *log*; on exit, end the whole group and wait for that.
+
+    The group is terminated, and killed *grace* seconds later. The same happens when this program dies, however it dies.
+    """
+    with log.open("wb") as output:
+        guard = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-I", "-S", str(GUARD), str(grace), *command),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=output,
+            env=env,
+            start_new_session=True,
+        )
+    assert guard.stdin is not None
+    assert guard.stdout is not None
+    try:
+        guard.stdin.write(b"\n")
+        pid = await _number(guard.stdout)
+        ended = asyncio.create_task(_number(guard.stdout))
+        try:
+            yield Child(pid, ended)
+        finally:
+            guard.stdin.close()
+            if await guard.wait():
+                _kill(pid)
+            await ended
+    finally:
+        guard.stdin.close()
+        await guard.wait()
+
+
+async def _number(lines: asyncio.StreamReader) -> int:
+    """Return what the guard says next, or what became of it."""
+    return int(await lines.readline() or -signal.SIGKILL)
+
+
+def _kill(group: int) -> None:
+    """Do what the guard, killed itself, can do no longer."""
+    with suppress(ProcessLookupError):
+        if group > 0:
+            os.killpg(group, signal.SIGKILL)
+
+
+def reserve(host: str, port: int = 0) -> socket.socket:
+    """
+    Hold *port*, or a free one, for the child: bound but not listening, it is given to nobody who does not insist.
+
+    vLLM insists: it sets SO_REUSEADDR too, and so can bind the port again and listen. Raise OSError if it is in use.
+    """
+    held = socket.socket(socket.AF_INET)
+    try:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((host, port))
+    except BaseException:
+        held.close()
+        raise
+    return held

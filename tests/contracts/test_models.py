@@ -1,0 +1,62 @@
+"""The models that need no real server keep the promises of `Model`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from stepspec.orchestrator.chain import THINK_END, Chain
+from stepspec.orchestrator.endpoints import VllmEndpoint
+from stepspec.orchestrator.events import Event
+
+from ..fakes import ScriptedModel, counting
+from ..orchestrator.endpoints.server import FakeVllm
+from .model import ModelContract, Subject
+
+PROBLEM = Chain.of("What is 1 + 1?")
+SCRIPT = (
+    "So",
+    " one",
+    " plus",
+    ".\n\n",
+    "Then",
+    " two",
+    ".\n\nSo",
+    " it",
+    " is",
+    ".",
+    "\n",
+    "\n",
+    "Done",
+    THINK_END,
+    "2",
+)
+
+
+@pytest.mark.parametrize("sticky", [False, True])
+class TestScriptedModel(ModelContract):
+    @pytest.fixture
+    def subject(self, sticky: bool) -> Subject:
+        events: list[Event] = []
+        model = ScriptedModel(
+            "small",
+            counting("small", 4),
+            latency=lambda chain: 0.0,
+            reading=lambda chain: 0.0,
+            pace=1e-6,  # seconds; enough to be cancelled in
+            judge=lambda chain, question: {"7": 0.5, "9": 0.25},
+            sticky=sticky,
+            observe=events.append,
+        )
+        return Subject(model, PROBLEM, events)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+class TestVllmModel(ModelContract):
+    @pytest.fixture
+    async def subject(self, chunk: int) -> AsyncGenerator[Subject]:
+        events: list[Event] = []
+        server = FakeVllm(SCRIPT, chunk=chunk, digits={"7": -0.7, "9": -1.4})
+        async with server.serve() as endpoint, VllmEndpoint(endpoint) as vllm:
+            yield Subject(vllm.model(observe=events.append), PROBLEM, events)

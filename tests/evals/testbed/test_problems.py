@@ -1,0 +1,249 @@
+"""The problems of the testbed, their worked reasoning, its corruptions, and the judge that knows the truth."""
+
+import random
+import re
+from itertools import islice
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.evals.testbed.corruptions import corrupt, stumbling
+from stepspec.evals.testbed.problems import (
+    DAYS,
+    DEEDS,
+    LIMIT,
+    MENDING,
+    PEOPLE,
+    THINK_END,
+    Deed,
+    Difficulty,
+    Problem,
+    Split,
+    State,
+    advance,
+    begin,
+    check,
+    draw,
+    equation,
+    expected,
+    final_answer,
+    generate,
+    paragraphs,
+    right,
+    worked,
+)
+from stepspec.orchestrator import chain
+from stepspec.orchestrator.answer import extract
+
+from ...orchestrator.arms import BOUNDED
+
+SEEDS = st.integers(0, 2**32)
+PROBLEMS = SEEDS.map(lambda seed: draw(random.Random(seed)))
+EXAMPLE = Problem("Maya", "coins", 10, (Deed("add", 4), Deed("double", 0), Deed("sub", 8, 2), Deed("halve", 0)))
+CHANGES = {
+    r"buys (\d+) more|finds (\d+)|wins (\d+)": lambda value, n: value + n,
+    r"gives away (\d+)|loses (\d+)|sells (\d+)": lambda value, n: value - n,
+    r"doubles them": lambda value, n: value * 2,
+    r"keeps half of them": lambda value, n: value / 2,
+}
+
+
+def understood(text: str) -> list[float]:
+    """Read a problem as its reader would, and return the number of things at the beginning and after every day."""
+    beginning = re.match(r"(\w+) has (\d+) (\w+)\. ", text)
+    assert beginning
+    person, start, item = beginning.groups()
+    assert text.endswith(f" How many {item} does {person} have now?")
+    values = [float(start)]
+    for day, sentence in zip(DAYS, re.findall(r"On [^.]*\.", text), strict=False):
+        said = sentence.removeprefix(f"On {day} {PEOPLE[person]} ").removesuffix(".")
+        ((change, match),) = [(c, m) for words, c in CHANGES.items() if (m := re.fullmatch(words, said))]
+        values.append(change(values[-1], int(next(filter(None, match.groups()), 0))))
+    return values
+
+
+def true(paragraph: str) -> bool:
+    """Calculate the equation of a paragraph anew."""
+    ((a, sign, b, result),) = re.findall(r"(\d+) ([-+*/]) (\d+) = (\d+)\.\n\n", paragraph)
+    left, by = int(a), int(b)
+    return {"+": left + by, "-": left - by, "*": left * by, "/": left / by}[sign] == int(result)
+
+
+def walk(problem: Problem, rng: random.Random) -> list[State]:
+    """Return states of all kinds on a way through *problem*: after right steps, wrong ones, and checks left out."""
+    states = [begin(problem)]
+    while states[-1].index <= len(problem.deeds):
+        state = states[-1]
+        skipped = State(state.index, state.value) if not state.wrong and rng.random() < 0.5 else state
+        wrong = not state.wrong and rng.random() < 0.3
+        states.append(advance(problem, state, corrupt(rng, problem, state) if wrong else expected(problem, skipped)))
+    return states[:-1]
+
+
+def test_a_problem_reads_like_one() -> None:
+    assert EXAMPLE.text == (
+        "Maya has 10 coins. On Monday she buys 4 more. On Tuesday she doubles them. On Wednesday she sells 8. "
+        "On Thursday she keeps half of them. How many coins does Maya have now?"
+    )
+    assert EXAMPLE.values == (10, 14, 28, 20, 10)
+    assert worked(EXAMPLE) == [
+        "On Monday she buys 4 more: 10 + 4 = 14.\n\n",
+        "On Tuesday she doubles them: 14 * 2 = 28.\n\n",
+        "Alternatively, 14 + 14 = 28.\n\n",
+        "On Wednesday she sells 8: 28 - 8 = 20.\n\n",
+        "On Thursday she keeps half of them: 20 / 2 = 10.\n\n",
+        "Let me check: 10 + 10 = 20.\n\n",
+        "Yes, that is all: Maya has 10 coins.\n</think>",
+    ]
+
+
+@given(problem=PROBLEMS)
+@BOUNDED
+def test_the_answer_is_what_a_reader_of_the_text_calculates(problem: Problem) -> None:
+    assert understood(problem.text) == list(problem.values)
+    assert problem.answer == problem.values[-1]
+    assert all(1 <= value <= LIMIT for value in problem.values)
+
+
+@given(problem=PROBLEMS)
+@BOUNDED
+def test_worked_reasoning_is_right_by_its_own_judge_and_by_arithmetic(problem: Problem) -> None:
+    state, steps = begin(problem), worked(problem)
+    for step in steps[:-1]:
+        assert right(problem, state, step)
+        assert true(step)
+        state = advance(problem, state, step)
+        assert not state.wrong
+    assert right(problem, state, steps[-1])
+    assert steps[-1].endswith(f"has {problem.answer} {problem.item}.\n{THINK_END}")
+    assert [step.endswith(THINK_END) for step in steps] == [False] * (len(steps) - 1) + [True]
+    assert advance(problem, state, steps[-1]).index == len(problem.deeds) + 1
+
+
+@given(problem=PROBLEMS)
+@BOUNDED
+def test_reasoning_splits_into_its_paragraphs_and_what_follows(problem: Problem) -> None:
+    assert paragraphs("".join(worked(problem))) == worked(problem)
+    answered = "".join(worked(problem)) + final_answer(problem.answer)
+    assert paragraphs(answered)[: len(worked(problem))] == worked(problem)
+    assert extract(answered) == str(problem.answer)
+    assert THINK_END == chain.THINK_END
+
+
+@given(problem=PROBLEMS)
+@BOUNDED
+def test_a_check_may_be_left_out_but_not_said_twice_or_for_nothing(problem: Problem) -> None:
+    state = begin(problem)
+    for index, deed in enumerate(problem.deeds):
+        step, checking = problem.step(index, state.value), check(deed, state.value)
+        assert right(problem, state, step)
+        after = advance(problem, state, step)
+        assert after.index == index + 1
+        assert bool(checking) == (deed.kind in ("double", "halve"))
+        if checking:
+            assert true(checking)
+            checked = advance(problem, after, checking)
+            assert checked == State(after.index, after.value)
+            assert not right(problem, checked, checking)
+        state = after
+    assert right(problem, state, problem.close(problem.answer))
+
+
+@given(problem=PROBLEMS, seed=SEEDS)
+@BOUNDED
+def test_every_corrupted_step_is_wrong_and_mending_it_brings_everything_back(problem: Problem, seed: int) -> None:
+    rng = random.Random(seed)
+    for state in walk(problem, rng):
+        good = expected(problem, state)
+        wrong = advance(problem, state, bad := corrupt(rng, problem, state))
+        assert bad != good
+        assert not right(problem, state, bad)
+        assert (wrong.index, wrong.value) == (state.index, state.value)
+        assert expected(problem, wrong) == MENDING + good.removeprefix(MENDING)
+        assert not right(problem, wrong, good.removeprefix(MENDING))
+        again = advance(problem, wrong, corrupt(rng, problem, wrong))
+        assert again == wrong
+        assert advance(problem, wrong, expected(problem, wrong)) == advance(problem, state, good)
+
+
+@given(problem=PROBLEMS, seed=SEEDS)
+@BOUNDED
+def test_a_mended_step_without_a_mistake_before_it_is_wrong(problem: Problem, seed: int) -> None:
+    for state in walk(problem, random.Random(seed)):
+        if not state.wrong:
+            assert not right(problem, state, MENDING + expected(problem, state))
+
+
+@given(problem=PROBLEMS, seed=SEEDS, rate=st.sampled_from([0.0, 0.4, 1.0]))
+@BOUNDED
+def test_stumbling_reasoning_is_marked_by_what_the_judge_says(problem: Problem, seed: int, rate: float) -> None:
+    steps = stumbling(random.Random(seed), problem, rate)
+    state = begin(problem)
+    for text, good in steps:
+        assert right(problem, state, text) is good
+        state = advance(problem, state, text)
+    assert state == State(len(problem.deeds) + 1, problem.answer)
+    assert steps == stumbling(random.Random(seed), problem, rate)
+    mended = [text.removeprefix(MENDING) for text, good in steps if good]
+    assert mended == worked(problem)
+    if rate != 0.4:
+        assert [good for _, good in steps] == [not rate, True][-1 - bool(rate) :] * len(worked(problem))
+
+
+@pytest.mark.parametrize(
+    "difficulty", [Difficulty((1, 1)), Difficulty((3, 3), (10, 20), 0), Difficulty((7, 7), (1, 1), 1)]
+)
+def test_problems_are_as_hard_as_asked_for(difficulty: Difficulty) -> None:
+    rng = random.Random(5)
+    problems = [draw(rng, difficulty) for _ in range(100)]
+    deeds = [deed for problem in problems for deed in problem.deeds]
+    least, most = difficulty.steps
+    assert all(least <= len(problem.deeds) <= most for problem in problems)
+    low, high = difficulty.operand
+    assert all(low <= deed.n <= high for deed in deeds if deed.kind in ("add", "sub"))
+    kinds = (
+        {"add", "sub"} if difficulty.doubling == 0 else {"double", "halve"} if difficulty.doubling == 1 else set(DEEDS)
+    )
+    assert {deed.kind for deed in deeds} == kinds
+
+
+def test_every_wording_occurs() -> None:
+    rng = random.Random(5)
+    drawn = {(deed.kind, deed.phrase) for _ in range(300) for deed in draw(rng).deeds}
+    assert drawn == {(kind, phrase) for kind, wordings in DEEDS.items() for phrase in range(len(wordings))}
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_the_same_seed_gives_the_same_problems_of_one_half(split: Split) -> None:
+    def problems(seed: int) -> list[Problem]:
+        return list(islice(generate(seed, split), 50))
+
+    assert problems(3) == problems(3) != problems(4)
+    assert {problem.split for problem in problems(3)} == {split}
+
+
+def test_the_halves_share_no_problem_and_an_eighth_is_for_testing() -> None:
+    train, test = ({problem.text for problem in islice(generate(3, split), 500)} for split in ("train", "test"))
+    assert not train & test
+    rng = random.Random(5)
+    drawn = [draw(rng).split for _ in range(2000)]
+    assert 0.1 < drawn.count("test") / len(drawn) < 0.15
+
+
+@pytest.mark.parametrize(
+    ("deed", "value", "possible", "words"),
+    [
+        (Deed("add", 9), 90, True, "90 + 9 = 99"),
+        (Deed("add", 9), 91, False, "91 + 9 = 100"),
+        (Deed("sub", 9), 10, True, "10 - 9 = 1"),
+        (Deed("sub", 9), 9, False, "9 - 9 = 0"),
+        (Deed("double", 0), 49, True, "49 * 2 = 98"),
+        (Deed("double", 0), 50, False, "50 * 2 = 100"),
+        (Deed("halve", 0), 2, True, "2 / 2 = 1"),
+        (Deed("halve", 0), 7, False, "7 / 2 = 3"),
+    ],
+)
+def test_numbers_stay_whole_and_between_1_and_99(deed: Deed, value: int, possible: bool, words: str) -> None:
+    assert deed.possible(value) is possible
+    assert equation(deed, value) == words

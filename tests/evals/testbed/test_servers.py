@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stepspec.evals.testbed.servers import miniature_servers
+from stepspec.orchestrator.errors import ConfigurationError
+
+ROLES = ("large", "small", "small-other")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    for role in ROLES:
+        (tmp_path / role).mkdir()
+        (tmp_path / role / "config.json").write_text("{}")
+    return tmp_path
+
+
+def test_the_pair_is_large_and_small(models: Path) -> None:
+    servers = miniature_servers(models=models)
+    assert [(server.name, server.served_name) for server in servers] == [
+        ("large", "testbed-large"),
+        ("small", "testbed-small"),
+    ]
+
+
+def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
+    (server,) = miniature_servers("off", ["small"], models=models, context=1024)
+    command = list(server.command(8001))
+    for flag, value in (("model", str(models / "small")), ("port", "8001"), ("max-model-len", "1024")):
+        assert command[command.index(f"--{flag}") + 1] == value
+    assert "--enforce-eager" in command
+    assert "--enable-scale-out" not in command
+    assert "True" not in command
+
+
+def test_scale_out_is_an_option(models: Path) -> None:
+    assert all("--enable-scale-out" in server.args for server in miniature_servers(models=models, scale_out=True))
+
+
+def test_a_paced_server_is_told_its_pace_and_loads_the_plugin(models: Path) -> None:
+    (server,) = miniature_servers("paced", ["small-other"], models=models)
+    overrides = json.loads(server.args[server.args.index("--hf-overrides") + 1])
+    assert overrides["architectures"] == ["PacedQwen3ForCausalLM"]
+    assert overrides["paced_seconds_per_pass"] == 0.006
+    assert server.env["VLLM_PLUGINS"] == "stepspec_paced"
+
+
+def test_without_a_pace_it_is_vllms_own_architecture(models: Path) -> None:
+    for server in miniature_servers("off", ROLES, models=models):
+        assert "--hf-overrides" not in server.args
+        assert server.env["VLLM_PLUGINS"] == ""
+
+
+def test_a_missing_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=str(tmp_path / "large")):
+        miniature_servers(models=tmp_path)

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from rich.console import Console
+
+from stepspec.evals.testbed import up as module
+from stepspec.evals.testbed.progress import line, starting
+from stepspec.orchestrator.errors import ServerDied
+from stepspec.orchestrator.serving import Progress, Served, launch
+
+from ...orchestrator.serving.running import die, members, scripted
+
+
+class Stand:
+    """Scripted servers in the place of vLLM's."""
+
+    def __init__(self) -> None:
+        self.ready, self.served = asyncio.Event(), dict[str, Served]()
+
+    @asynccontextmanager
+    async def running(self, profile: str, roles: Sequence[str], **_: object) -> AsyncGenerator[Mapping[str, Served]]:
+        async with launch([scripted(name=role) for role in roles]) as served:
+            self.served |= served
+            asyncio.get_running_loop().call_soon(self.ready.set)
+            yield served
+
+    async def signal(self, number: int) -> None:
+        await self.ready.wait()
+        os.kill(os.getpid(), number)
+
+    @property
+    def gone(self) -> bool:
+        return bool(self.served) and not any(members(one.pid) for one in self.served.values())
+
+
+@pytest.fixture
+def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
+    stand = Stand()
+    monkeypatch.setattr(module, "running", stand.running)
+    return stand
+
+
+@pytest.mark.parametrize("number", module.STOPPING)
+async def test_a_signal_stops_the_servers_and_is_no_error(
+    stand: Stand, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await asyncio.gather(module.up(), stand.signal(number))
+    assert stand.gone
+    large, small = (stand.served[name].base_url for name in ("large", "small"))
+    assert capsys.readouterr().out == f"large  {large}\nsmall  {small}\n"
+
+
+async def test_prints_one_line_of_json_with_every_server(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
+    await asyncio.gather(module.up(roles=["small-other"], json_output=True), stand.signal(signal.SIGTERM))
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    one = stand.served["small-other"]
+    assert json.loads(out) == {
+        "small-other": {"base_url": one.base_url, "model": "toy-small-other", "pid": one.pid, "log": str(one.log)}
+    }
+
+
+async def test_a_server_that_dies_is_an_error(stand: Stand) -> None:
+    async def death() -> None:
+        await stand.ready.wait()
+        await die(stand.served["small"])
+
+    with pytest.raises(ServerDied, match="the small server ended while it was in use"):
+        await asyncio.gather(module.up(), death())
+    assert stand.gone
+
+
+async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(stand: Stand) -> None:
+    task = asyncio.create_task(module.up())
+    await stand.ready.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert stand.gone
+
+
+def test_the_progress_line_names_who_is_missing() -> None:
+    large, small = Progress("large", 11.6, "starting"), Progress("small", 3.2, "starting")
+    assert line([large, small]) == "starting large and small: 12 s"
+    assert line([large, Progress("small", 9.0, "ready")]) == "starting large: 12 s"
+    assert line([]) == ""
+
+
+def test_without_a_terminal_only_the_ready_are_told() -> None:
+    output = io.StringIO()
+    with starting(Console(file=output)) as tell:
+        tell(Progress("small", 1.0, "starting"))
+        tell(Progress("small", 17.3, "ready"))
+    assert output.getvalue() == "small is ready after 17 s\n"

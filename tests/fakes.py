@@ -1,0 +1,276 @@
+"""A clock that jumps and models that follow a script: latency is arithmetic, and every run is the same run."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import selectors
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TypeVar
+from weakref import WeakKeyDictionary
+from zlib import crc32
+
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
+from stepspec.orchestrator.events import Called, Event, Fate, Verb
+from stepspec.orchestrator.interfaces import KEPT_OPEN
+
+T = TypeVar("T")
+Said = tuple[str, ...]
+Until = Callable[[Step], bool]
+
+_TOKEN = re.compile(r"</think>|[.!?]?\n\n| ?\w+| ?[^\w\s]|\s")
+
+
+class _Skipping(selectors.SelectSelector):
+    """Waits for nothing: what it was to wait has passed."""
+
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise RuntimeError("deadlock: every task waits, and no timer will wake one")
+        self.now += max(timeout, 0.0)
+        return super().select(0)
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock jumps to the next timer when every task waits. For tasks that touch no network."""
+
+    def __init__(self) -> None:
+        self._skipping = _Skipping()
+        super().__init__(self._skipping)
+
+    def time(self) -> float:
+        return self._skipping.now
+
+
+def run(main: Coroutine[object, object, T]) -> tuple[T, float]:
+    """Run *main* on a clock that jumps; return its result and the seconds it took there. It must leave no task."""
+
+    async def alone() -> T:
+        try:
+            return await main
+        finally:
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not left, f"left behind: {left}"
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        return runner.run(alone()), runner.get_loop().time()
+
+
+@cache
+def tokenise(text: str) -> tuple[str, ...]:
+    """Split *text* into words, marks and delimiters, which join to it. A mark and a delimiter may be one token."""
+    return tuple(_TOKEN.findall(text))
+
+
+def counting(role: Role, length: int) -> Callable[[Said], str]:
+    """Script *length* paragraphs, of which the last one ends the thinking."""
+
+    def script(said: Said) -> str:
+        return f"The {role} one says {len(said)}." + (DELIMITER if len(said) + 1 < length else f"\n{THINK_END}")
+
+    return script
+
+
+@dataclass(eq=False)
+class ScriptedModel:
+    """
+    A model that writes what *script* says, token by token, as a pure function of the chain's text.
+
+    *script* maps the paragraphs so far to the next one with its ending; if that is neither a delimiter nor the end of
+    the thinking, the model ends its turn. After the thinking comes *answer*. *judge* gives choices their probabilities,
+    *logprob* gives one to a token after a text, and *fails* the failure of a request that is to have one.
+
+    A request takes *latency* seconds and then *pace* per token, one to read *reading*; one that is cancelled takes
+    *closing* to go away. A *sticky* model leaves requests open where it may, so that a write that goes on waits for no
+    latency. *log* tells the requests in order, and may be shared; *open* counts those that are.
+    """
+
+    role: Role
+    script: Callable[[Said], str]
+    answer: str = "\n\nSo it is \\boxed{42}."
+    judge: Callable[[Chain, str], Mapping[str, float]] = lambda chain, question: {"9": 1.0}
+    logprob: Callable[[str, str], float] = lambda before, token: -0.1
+    fails: Callable[[Verb, Chain], Exception | None] = lambda verb, chain: None
+    latency: Callable[[Chain], float] = lambda chain: 1.0
+    reading: Callable[[Chain], float] = lambda chain: 1.0
+    pace: float = 0.0
+    closing: float = 0.0
+    sticky: bool = False
+    observe: Callable[[Event], None] = lambda event: None
+    log: list[str] = field(default_factory=lambda: list[str]())
+    open: int = 0
+
+    def __post_init__(self) -> None:
+        self._kept: WeakKeyDictionary[AsyncExitStack, _Request] = WeakKeyDictionary()
+
+    async def write(
+        self,
+        chain: Chain,
+        *,
+        stop: Sequence[str] = (DELIMITER,),
+        limit: int = 512,
+        until: Until | None = None,
+        opening: str = "",
+    ) -> Step:
+        """Write the next step. *opening* counts towards *limit*; to ask for less than one token is a mistake."""
+        assert limit >= 1
+        begun = self.read(chain.text, opening)
+        growing = _Growing(Step(opening, self.role, tokens=begun, vocabulary="words"), (*stop, THINK_END))
+        if len(begun) >= limit:
+            return growing.end("length")
+        stack = KEPT_OPEN.get() if self.sticky else None
+        request = await self._request(chain, opening, stack)
+        try:
+            while (ending := growing.add(await request.next(), limit, until)) is None:
+                pass
+        except BaseException as exc:
+            await request.close("failed" if isinstance(exc, Exception) else "cancelled")
+            raise
+        if stack is None or ending == "end":
+            await request.close("done")
+        else:
+            self._kept[stack] = request
+        return growing.end(ending)
+
+    async def score(self, chain: Chain, *spans: str) -> list[tuple[Token, ...]]:
+        await self._prefill("score", chain, "".join(spans), written=0)
+        befores = (chain.text + "".join(spans[:place]) for place in range(len(spans)))
+        return [self.read(before, span) for before, span in zip(befores, spans, strict=True)]
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        """Ask *judge*: choices that it does not name have the probability 0, and what else it names went elsewhere."""
+        assert choices
+        assert all(len(tokenise(choice)) == 1 for choice in choices)
+        await self._prefill("ask", chain, question + opening, written=1)
+        found = self.judge(chain, question)
+        assert sum(found.values()) <= 1 + 1e-9
+        return {choice: found.get(choice, 0.0) for choice in choices}
+
+    def next(self, text: str) -> str | None:
+        """Return the token that this model writes after *text*; None if it ends its turn there."""
+        if THINK_END in text:
+            pieces, said = tokenise(self.answer), text.partition(THINK_END)[2]
+        else:
+            *before, said = text.split(DELIMITER)
+            pieces = tokenise(self.script(tuple(before)))
+        place = len(tokenise(said))
+        if place < len(pieces):
+            return pieces[place]
+        return pieces[-1] if pieces and pieces[-1].endswith((DELIMITER, THINK_END)) else None
+
+    def read(self, before: str, span: str) -> tuple[Token, ...]:
+        """Make tokens of *span* as it stands after the text *before*."""
+        tokens: list[Token] = []
+        for piece in tokenise(span):
+            tokens.append(self.token(before, piece, 1 if piece == self.next(before) else 2))
+            before += piece
+        return tuple(tokens)
+
+    def token(self, before: str, piece: str, rank: int) -> Token:
+        return Token(piece, self.logprob(before, piece), rank, crc32(piece.encode()))
+
+    async def _prefill(self, verb: Verb, chain: Chain, more: str, written: int) -> None:
+        request = _Request(self, verb, chain, more)
+        try:
+            await request.arrive(self.reading(chain))
+            request.written = written
+        except BaseException as exc:
+            await request.close("failed" if isinstance(exc, Exception) else "cancelled")
+            raise
+        await request.close("done")
+
+    async def _request(self, chain: Chain, opening: str, stack: AsyncExitStack | None) -> _Request:
+        """Go on with the request that was left open, or open one."""
+        kept = self._kept.pop(stack, None) if stack is not None else None
+        if kept is not None and kept.text == chain.text + opening:
+            self.log.append(f"{self.role} goes on {len(chain.steps)}")
+            return kept
+        if kept is not None:
+            await kept.close("cancelled")
+        request = _Request(self, "write", chain, opening)
+        if stack is not None:
+            stack.push_async_callback(request.close, "cancelled")
+        return request
+
+
+class _Growing:
+    """A step, token by token. A stop string counts where it is written, not where *opening* ends in it."""
+
+    def __init__(self, begun: Step, stops: Sequence[str]) -> None:
+        self._step, self._from, self._stops = begun, len(begun.text), stops
+
+    def add(self, token: Token | None, limit: int, until: Until | None) -> Stop | None:
+        """Append *token*; say why the step ends there, if it does."""
+        if token is None:
+            return "end"
+        step = replace(self._step, text=self._step.text + token.text, tokens=(*self._step.tokens, token), stop="until")
+        found = [at + len(stop) for stop in self._stops if (at := step.text.find(stop, self._from)) >= 0]
+        self._step = replace(step.cut(min(found)), stop="until") if found else step
+        if found and self._step.text.endswith(THINK_END):
+            return "end"
+        if until is not None and until(self._step):
+            return "until"
+        return "delimiter" if found else "length" if len(step.tokens) >= limit else None
+
+    def end(self, stop: Stop) -> Step:
+        return replace(self._step, stop=stop)
+
+
+class _Request:
+    """One request while it is open. When it is over, the observer hears of it, once."""
+
+    def __init__(self, model: ScriptedModel, verb: Verb, chain: Chain, more: str) -> None:
+        self._model, self._chain = model, chain
+        self._verb: Verb = verb
+        self._name = f"{model.role} {verb} {len(chain.steps)}"
+        self._started, self._first = asyncio.get_running_loop().time(), 0.0
+        self._over = False
+        self.text, self.written = chain.text + more, 0
+        self._prompt = len(tokenise(self.text))
+        model.open += 1
+        model.log.append(self._name)
+
+    async def arrive(self, seconds: float) -> None:
+        """Wait until the server begins to answer."""
+        await asyncio.sleep(seconds)
+        failure = self._model.fails(self._verb, self._chain)
+        if failure is not None:
+            raise failure
+        self._first = asyncio.get_running_loop().time() - self._started
+
+    async def next(self) -> Token | None:
+        """Wait for the next token; None if there is none."""
+        if not self.written:
+            await self.arrive(self._model.latency(self._chain))
+        if self._model.pace:
+            await asyncio.sleep(self._model.pace)
+        piece = self._model.next(self.text)
+        if piece is None:
+            return None
+        token = self._model.token(self.text, piece, rank=1)
+        self.text += piece
+        self.written += 1
+        return token
+
+    async def close(self, fate: Fate) -> None:
+        if self._over:
+            return
+        self._over = True
+        try:
+            await asyncio.sleep(self._model.closing if fate == "cancelled" else 0)
+        finally:
+            self._model.open -= 1
+            self._model.log.append(f"{self._name} {fate}")
+            seconds = asyncio.get_running_loop().time() - self._started
+            first = self._first if self.written else None
+            called = Called(
+                self._model.role, self._verb, fate, self._started, seconds, first, self._prompt, 0, self.written
+            )
+            self._model.observe(called)

@@ -1,0 +1,62 @@
+"""Real vLLM servers for the tests that ask for them: started once, when the first of them does."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import aiohttp
+import pytest
+from anyio.from_thread import start_blocking_portal
+from rich.console import Console
+
+from stepspec.evals.testbed.servers import running
+from stepspec.orchestrator.serving import Served
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Where a large and a small model are served."""
+
+    large: Served
+    small: Served
+
+
+@pytest.fixture(scope="session")
+def pair() -> Generator[Pair]:
+    """The miniature pair, as fast as the CPU goes."""
+    with serving("off", "large", "small") as served:
+        yield Pair(served["large"], served["small"])
+
+
+@pytest.fixture(scope="session")
+def small_other(pair: Pair) -> Generator[Pair]:
+    """The same large model with the small one of another vocabulary."""
+    with serving("off", "small-other") as served:
+        yield replace(pair, small=served["small-other"])
+
+
+@pytest.fixture(scope="session")
+def paced_pair() -> Generator[Pair]:
+    """The miniature pair at the pace of a memory-bound GPU."""
+    with serving("paced", "large", "small") as served:
+        yield Pair(served["large"], served["small"])
+
+
+@contextmanager
+def serving(profile: str, *roles: str) -> Generator[Mapping[str, Served]]:
+    """Start servers in an event loop of their own, so that tests in any loop can use them."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(running(profile, roles, console=Console(stderr=True))) as served,
+    ):
+        yield served
+
+
+async def running_requests(server: Served) -> int:
+    """Return how many requests a server works on or keeps waiting, by its own count."""
+    async with aiohttp.ClientSession() as http, http.get(server.base_url.removesuffix("/v1") + "/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    counted = ("vllm:num_requests_running", "vllm:num_requests_waiting{")
+    return sum(int(float(line.rpartition(" ")[2])) for line in lines if line.startswith(counted))

@@ -1,0 +1,116 @@
+"""The main job, on real servers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from stepspec import Budget, Endpoint, Sampling, Solver
+from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator import trace
+from stepspec.orchestrator.errors import EndpointRejected, EndpointUnavailable
+from stepspec.orchestrator.events import Committed, Judged
+from stepspec.orchestrator.serving import Served
+
+from .conftest import Pair, running_requests
+
+pytestmark = pytest.mark.servers
+GREEDY = Sampling()
+
+
+def solver(pair: Pair, **settings: object) -> Solver:
+    """A greedy solver over the pair."""
+    return Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, **settings)  # type: ignore[arg-type]
+
+
+async def until_idle(server: Served) -> None:
+    """Wait until the server's own gauges say that it works on nothing."""
+    for _ in range(100):
+        if not await running_requests(server):
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{server.name} still works on a request that nobody waits for")
+
+
+async def test_specreason_solves_and_both_models_have_their_share(pair: Pair) -> None:
+    tasks = fresh(12, 1)
+    async with solver(pair) as solving:
+        solutions = await asyncio.gather(*(solving.solve(task.problem) for task in tasks))
+    right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+    assert sum(right) >= 10
+    assert all(solution.finish_reason == "stop" for solution in solutions)
+    kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
+    assert {step.author for step in kept} == {"small", "large"}
+    assert any(step.fate == "rejected" and step.grade is not None for s in solutions for step in s.steps)
+    for solution in solutions:
+        assert "".join(s.text for s in solution.steps if s.fate == "kept") == solution.thinking
+        assert solution.ledger.large.judging > 0
+
+
+async def test_lookahead_changes_nothing_but_the_time(pair: Pair) -> None:
+    async with solver(pair) as solving:
+        for task in fresh(6, 2):
+            one_by_one, ahead = [await solving.solve(task.problem, ahead=depth) for depth in (0, 3)]
+            assert one_by_one.thinking == ahead.thinking
+            assert one_by_one.text == ahead.text
+
+
+async def test_a_trace_replays_to_the_same_chain(pair: Pair, tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    async with solver(pair) as solving:
+        solution = await solving.solve(fresh(1, 3)[0].problem, trace_to=path)
+    moments = trace.read(path)
+    chain = trace.replay(moment.event for moment in moments)
+    assert "".join(step.text for step in chain.steps[:-1]) == solution.thinking
+    assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
+
+
+async def test_steps_stream_while_the_run_goes_on(pair: Pair) -> None:
+    async with solver(pair) as solving, solving.stream(fresh(1, 4)[0].problem) as events:
+        kinds = [type(event) async for event in events]
+        assert kinds.index(Committed) < len(kinds) - 1 - kinds[::-1].index(Judged)
+        assert events.solution.finish_reason == "stop"
+
+
+async def test_cancelling_a_run_leaves_no_request_on_either_server(pair: Pair) -> None:
+    async with solver(pair) as solving:
+        running = asyncio.create_task(solving.solve(fresh(1, 5)[0].problem))
+        await asyncio.sleep(0.1)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled()
+        for server in (pair.small, pair.large):
+            await until_idle(server)
+
+
+@pytest.mark.parametrize("budget", [Budget(tokens=60, answer=20), Budget(steps=2), Budget(tokens=41, answer=1)])
+async def test_budgets_hold_exactly_and_leave_room_for_an_answer(pair: Pair, budget: Budget) -> None:
+    async with solver(pair) as solving:
+        solution = await solving.solve(fresh(1, 6)[0].problem, budget=budget)
+    kept = [step for step in solution.steps if step.fate == "kept"]
+    written = solution.ledger.small.kept + solution.ledger.large.kept
+    assert solution.finish_reason == "length"
+    assert written <= budget.tokens
+    assert budget.steps is None or len(kept) == budget.steps
+    assert solution.text
+
+
+async def test_the_small_model_of_another_vocabulary_drafts_as_well(pair: Pair, small_other: Pair) -> None:
+    tasks = fresh(8, 7)
+    async with Solver(small_other.small.base_url, pair.large.base_url, sampling=GREEDY) as solving:
+        solutions = [await solving.solve(task.problem) for task in tasks]
+    assert sum(s.answer == t.answer for s, t in zip(solutions, tasks, strict=True)) >= 6
+    assert any(step.author == "small" and step.fate == "kept" for s in solutions for step in s.steps)
+
+
+async def test_bad_endpoints_are_named(pair: Pair) -> None:
+    dead = "http://127.0.0.1:9/v1"
+    with pytest.raises(EndpointUnavailable, match=r"large model at http://127\.0\.0\.1:9"):
+        async with Solver(pair.small.base_url, dead):
+            pass
+    wrong = Endpoint(role="small", url=pair.small.base_url, model="nobody")
+    with pytest.raises(EndpointRejected, match="nobody"):
+        async with Solver(wrong, pair.large.base_url):
+            pass

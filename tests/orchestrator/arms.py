@@ -1,0 +1,195 @@
+"""Policies over scripted models whose tastes are drawn from a seed: what the loop's promises are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from hashlib import blake2b
+
+from hypothesis import settings
+
+from stepspec import policies
+from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Verdict, reason
+from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
+from stepspec.orchestrator.events import Event
+from stepspec.orchestrator.reason import End
+
+from ..fakes import Said, ScriptedModel
+
+PROBLEM = Chain.of("What is 6 x 7?")
+ARMS = ("small", "large", "specreason", "keeping", "overtaking", "tokenwise")
+
+settings.register_profile("bounded", max_examples=20, deadline=None, derandomize=True, database=None)
+BOUNDED = settings.get_profile("bounded")
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Keeps a draft up to the first token that the large model doubts, and *ragged* characters less."""
+
+    small: Model
+    large: Model
+    ragged: int = 0
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.small.write(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        (tokens,) = await self.large.score(chain, draft.text)
+        doubted = next((place for place, token in enumerate(tokens) if token.logprob < -1), None)
+        if doubted is None:
+            return Accept()
+        keep = sum(len(token.text) for token in tokens[:doubted]) - self.ragged
+        return Rollback(max(0, keep), reason="doubt")
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.large.write(chain)
+
+
+@dataclass(frozen=True)
+class Overtaking:
+    """The large model writes every step too, while drafts go on, and its own counts unless both mean the same."""
+
+    small: Model
+    large: Model
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.small.write(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        own = await self.large.write(chain)
+        grades = await self.large.ask(chain.extend(draft), own.text, "0123456789")
+        return Accept() if max(grades, key=lambda grade: grades[grade]) > "4" else Rollback(reason="other", instead=own)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return rollback.instead or await self.large.write(chain)
+
+
+@dataclass(frozen=True)
+class Tokenwise:
+    """Token by token; the large model writes those that it doubts."""
+
+    small: Model
+    large: Model
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.small.write(chain, stop=(), limit=1)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        (tokens,) = await self.large.score(chain, draft.text)
+        logprob = tokens[0].logprob if tokens else 0.0  # none: the turn ended
+        return Accept(logprob) if logprob > -1 else Rollback(reason="doubt", score=logprob)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.large.write(chain, stop=(), limit=1)
+
+
+@dataclass
+class Arm:
+    """A policy, the models under it, and what happened."""
+
+    policy: Policy
+    small: ScriptedModel
+    large: ScriptedModel
+    budget: Budget
+    events: list[Event] = field(default_factory=lambda: list[Event]())
+
+    async def run(self, ahead: int = 0, deadline: float | None = None) -> tuple[Chain, End]:
+        """Run the loop; nothing may be open after it, however it ends."""
+        observe = self.events.append
+        self.small.observe = self.large.observe = observe
+        try:
+            return await reason(
+                self.policy, PROBLEM, ahead=ahead, spent=self.budget.spent, deadline=deadline, observe=observe
+            )
+        finally:
+            assert self.small.open == self.large.open == 0, "requests left open"
+
+    @property
+    def log(self) -> list[str]:
+        return self.small.log
+
+
+def taste(*key: object) -> float:
+    """Draw a number from 0 to 1, the same for the same *key*."""
+    return int.from_bytes(blake2b(repr(key).encode(), digest_size=7).digest()) / 2**56
+
+
+def quarters(*key: object) -> float:
+    """Draw a time: binary fractions of seconds, so that sums are exact."""
+    return (1 + int(taste(*key) * 8)) / 4
+
+
+def moody(seed: int, role: Role, length: int, trouble: float) -> Callable[[Said], str]:
+    """Script paragraphs that both models often agree on; the small one's sometimes are empty, old, or end too soon."""
+
+    @cache
+    def script(said: Said) -> str:
+        author = role if taste(seed, "differs", role, said) < 0.5 else "any"
+        whole = f"So {len(said)} is {int(taste(seed, author, said) * 100)}, as {author} one says."
+        ending = DELIMITER if len(said) + 1 < length else f"\n{THINK_END}"
+        if role == "large" or taste(seed, "trouble", said) >= trouble:
+            return whole + ending
+        odd = (DELIMITER, (said or (whole,))[-1] + DELIMITER, (said or (whole,))[0] + DELIMITER, THINK_END, whole)
+        return odd[int(taste(seed, "odd", said) * len(odd))]
+
+    return script
+
+
+def arm(name: str, seed: int = 0, *, budget: Budget | None = None, sticky: bool = False, trouble: float = 0.2) -> Arm:
+    """Make the arm called *name*; scripts, grades and times are those of *seed*."""
+    budget = budget or Budget()
+    length, doubt = 2 + int(taste(seed, "length") * 5), taste(seed, "doubt")
+    log: list[str] = []
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        key = (seed, "grade", chain.text, question)
+        return {"2" if taste(key) < doubt else "8": taste(key, "sure"), "?": 1 - taste(key, "sure")}
+
+    def logprob(before: str, token: str) -> float:
+        return -3.0 if taste(seed, "logprob", before, token) < doubt / 4 else -0.25
+
+    def model(role: Role) -> ScriptedModel:
+        return ScriptedModel(
+            role,
+            moody(seed, role, length, trouble),
+            judge=judge,
+            logprob=logprob,
+            latency=lambda chain: quarters(seed, role, chain.text),
+            reading=lambda chain: quarters(seed, role, "reading", chain.text),
+            closing=quarters(seed, "closing") if seed % 3 == 0 else 0.0,
+            sticky=sticky,
+            log=log,
+        )
+
+    small, large = model("small"), model("large")
+    return Arm(build(name, Budgeted(small, budget.left), Budgeted(large, budget.left), seed), small, large, budget)
+
+
+def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
+    match name:
+        case "keeping":
+            return Keeping(small, large, ragged=seed % 3)
+        case "overtaking":
+            return Overtaking(small, large)
+        case "tokenwise":
+            return Tokenwise(small, large)
+        case "specreason":
+            read = "greedy" if seed % 2 else "expected"
+            return policies.make(name, small, large, read=read, first=seed % 4)
+        case _:
+            return policies.make(name, small, large)

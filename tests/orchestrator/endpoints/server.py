@@ -1,0 +1,242 @@
+"""A scripted stand-in for vLLM: it writes one text, greedily, and fails when told to. Real sockets, no clock."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from aiohttp import web
+
+from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.endpoints import Endpoint
+
+IM_START, IM_END, THINK, THINK_END = "<|im_start|>", "<|im_end|>", "<think>", "</think>"
+SPECIAL = (IM_START, IM_END, THINK, THINK_END)
+ROOM = 4096
+
+
+@dataclass(frozen=True)
+class Refuse:
+    """Answer with *status* instead."""
+
+    status: int
+    message: str = "no"
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Break:
+    """Cut the connection after so many tokens."""
+
+    after: int
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Send nothing any more after so many tokens, until the client goes away."""
+
+    after: int
+
+
+@dataclass
+class FakeVllm:
+    """
+    Writes *script* after whatever part of it the prompt ends in; ``bytes`` are tokens that end within a character.
+
+    *faults* befall the coming completions one by one. With a *gate*, every token waits for a permit. *spelling* shifts
+    all ids, which makes another vocabulary. *lacks* are request fields that are ignored.
+    """
+
+    script: Sequence[str | bytes] = ()
+    faults: deque[Refuse | Break | Stall | None] = field(default_factory=deque[Refuse | Break | Stall | None])
+    gate: asyncio.Semaphore | None = None
+    chunk: int = 1
+    spelling: int = 0
+    digits: dict[str, float] = field(default_factory=dict[str, float])
+    lacks: frozenset[str] = frozenset()
+    key: str = ""
+    names: tuple[str, ...] = ("fake",)
+    requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list[tuple[str, dict[str, Any]]])
+    sent: int = 0
+    left: asyncio.Event = field(default_factory=asyncio.Event)  # a client went away before the end
+    _ids: dict[bytes, int] = field(default_factory=dict[bytes, int])
+
+    # What it knows of tokens
+
+    def id(self, piece: bytes) -> int:
+        return self._ids.setdefault(piece, len(self._ids)) + self.spelling
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        while text:
+            piece = next((special for special in SPECIAL if text.startswith(special)), text[0])
+            ids.append(self.id(piece.encode()))
+            text = text[len(piece) :]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        pieces = {number: piece for piece, number in self._ids.items()}
+        return b"".join(pieces[number - self.spelling] for number in ids).decode(errors="replace")
+
+    def render(self, messages: list[dict[str, str]], generate: bool) -> str:
+        turns = "".join(f"{IM_START}{turn['role']}\n{turn['content']}{IM_END}\n" for turn in messages)
+        return turns + (f"{IM_START}assistant\n{THINK}\n" if generate else "")
+
+    def continuation(self, prompt: str) -> list[bytes]:
+        """Go on with the script where *prompt* leaves it, byte by byte to the next token."""
+        text = prompt.rpartition(f"{THINK}\n")[2].encode()
+        pieces = [piece if isinstance(piece, bytes) else piece.encode() for piece in self.script]
+        rest, at = b"".join(pieces)[len(text) :], 0
+        for index, piece in enumerate(pieces):
+            if at >= len(text):
+                return [*characters(rest[: at - len(text)]), *pieces[index:]]
+            at += len(piece)
+        return characters(rest)
+
+    # Its routes
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(("/tokenize", body))
+        messages = body.get("messages")
+        text = self.render(messages, body["add_generation_prompt"]) if messages else body["prompt"]
+        return web.json_response({"tokens": self.encode(text), "max_model_len": ROOM})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"prompt": self.decode((await request.json())["tokens"])})
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": name, "max_model_len": ROOM} for name in self.names]})
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        body = {key: value for key, value in (await request.json()).items() if key not in self.lacks}
+        self.requests.append(("/v1/completions", body))
+        fault = self.faults.popleft() if self.faults else None
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            fault = Refuse(401, "Unauthorized")
+        elif body["model"] not in self.names:
+            fault = Refuse(404, f"The model `{body['model']}` does not exist.")
+        if isinstance(fault, Refuse):
+            error = {"error": {"message": fault.message, "code": fault.status}}
+            return web.json_response(error, status=fault.status, headers=dict(fault.headers))
+        if not body.get("stream"):
+            return web.json_response(self.answer(body))
+        try:
+            return await self.stream(request, body, fault)
+        except (asyncio.CancelledError, ConnectionError):
+            self.left.set()
+            raise
+
+    async def stream(
+        self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        count = 0
+        for choice in self.choices(body):
+            for _ in choice["token_ids"] or ():
+                if fault and count == fault.after:
+                    await self.fail(request, fault)
+                if self.gate:
+                    await self.gate.acquire()
+                count += 1
+            await response.write(event({"choices": [choice]}))
+            self.sent = count
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+        await response.write(event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        return response
+
+    async def fail(self, request: web.Request, fault: Break | Stall) -> None:
+        if isinstance(fault, Stall):
+            await asyncio.Event().wait()
+        assert request.transport is not None
+        request.transport.abort()
+        raise ConnectionResetError
+
+    def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """Divide the answer into chunks as vLLM does: text up to the stop string, ids of whole tokens."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text, tokens = "", list[tuple[str, str, int]]()
+        finish, reason = "length", None
+        for piece in [*self.continuation(self.decode(body["prompt"])), IM_END.encode()][: body["max_tokens"]]:
+            new = decoder.decode(piece)
+            text += new
+            ends = [at + len(stop) for stop in body["stop"] if (at := text.find(stop)) >= 0]
+            shown = new if not ends else new[: len(new) - (len(text) - min(ends))]
+            tokens.append((shown, new, self.id(piece)))
+            if ends or piece == IM_END.encode():
+                finish = "stop"
+                reason = next((stop for stop in body["stop"] if stop in text), None)
+                break
+        chunks = [tokens[at : at + self.chunk] for at in range(0, len(tokens), self.chunk)]
+        made = [self.choice(chunk, body) for chunk in chunks]
+        made[-1] |= {"finish_reason": finish, "stop_reason": reason}
+        return made
+
+    def choice(self, tokens: list[tuple[str, str, int]], body: dict[str, Any]) -> dict[str, Any]:
+        known = {
+            "tokens": [whole for _, whole, _ in tokens],
+            "token_logprobs": [logprob(number - self.spelling) for _, _, number in tokens],
+            "top_logprobs": [{whole: logprob(number - self.spelling)} for _, whole, number in tokens],
+        }
+        return {
+            "text": "".join(shown for shown, _, _ in tokens),
+            "token_ids": [number for _, _, number in tokens] if body.get("return_token_ids") else None,
+            "logprobs": known if body.get("logprobs") is not None else None,
+            "finish_reason": None,
+        }
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}
+        choice: dict[str, Any] = {"text": "", "finish_reason": "length"}
+        if "prompt_logprobs" in body:
+            choice["prompt_logprobs"] = [None, *(self.row(number) for number in body["prompt"][1:])]
+        if "allowed_token_ids" in body:
+            wanted = body.get("logprob_token_ids", [])
+            known = {f"token_id:{self.id(digit.encode())}": value for digit, value in self.digits.items()}
+            if wanted:
+                known = {f"token_id:{number}": known.get(f"token_id:{number}", -9999.0) for number in wanted}
+            choice["logprobs"] = {"top_logprobs": [known]}
+        return {"choices": [choice], "usage": usage}
+
+    def row(self, number: int) -> dict[str, Any]:
+        value = logprob(number - self.spelling)
+        return {str(number): {"logprob": value, "rank": 1, "decoded_token": self.decode([number])}}
+
+    # How a test meets it
+
+    @asynccontextmanager
+    async def serve(self, role: Role = "small", **settings: Any) -> AsyncGenerator[Endpoint]:
+        """Listen on a free port; yield the settings of an endpoint there."""
+        app = web.Application()
+        app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/v1/completions", self.complete)
+        runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        host, port = runner.addresses[0][:2]
+        try:
+            yield Endpoint(role=role, url=f"http://{host}:{port}", **settings)
+        finally:
+            await runner.cleanup()
+
+
+def event(reply: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(reply) + b"\n\n"
+
+
+def characters(text: bytes) -> list[bytes]:
+    return [character.encode() for character in text.decode()]
+
+
+def logprob(number: int) -> float:
+    return -(number % 7) / 8

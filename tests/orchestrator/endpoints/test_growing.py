@@ -1,0 +1,47 @@
+"""Where a step ends, whatever tokens its text comes in."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator.chain import THINK_END, Step, Stop, Token
+from stepspec.orchestrator.endpoints.growing import GrowingStep, ends_in
+
+PIECES = st.lists(
+    st.sampled_from(["a", "\n", "\n\n", ".\n", "b.\n\nC", "</", "think", ">", THINK_END, "x</think>y", ""])
+)
+
+
+def grown(pieces: list[str], limit: int = 1000) -> tuple[Step, Stop | None, GrowingStep]:
+    growing = GrowingStep("small", "v", stops=("\n\n",), limit=limit)
+    for number, piece in enumerate(pieces):
+        if stop := growing.add(Token(piece, id=number)):
+            return growing.end(stop), stop, growing
+    return growing.end("end"), None, growing
+
+
+@given(PIECES)
+def test_it_ends_where_the_first_stop_string_is_complete(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    end = ends_in(text, ("\n\n", THINK_END))
+    step, stop, growing = grown(pieces)
+    assert step.text == (text if end < 0 else text[:end])
+    assert stop == (None if end < 0 else "end" if step.text.endswith(THINK_END) else "delimiter")
+    assert "".join(token.text for token in step.tokens) == step.text
+    whole = [token for token in step.tokens if token.id >= 0]
+    assert [token.text for token in whole] == pieces[: len(whole)]
+    assert growing.overran or len(whole) == len(step.tokens)
+
+
+@given(PIECES, st.integers(1, 5))
+def test_it_ends_at_the_limit_at_the_latest(pieces: list[str], limit: int) -> None:
+    step, stop, _ = grown(pieces, limit)
+    assert len(step.tokens) <= limit
+    assert stop is not None or len(pieces) < limit
+
+
+def test_the_first_of_two_stop_strings_counts() -> None:
+    assert ends_in("a; b\n\n", ("\n\n", ";")) == 2
+    assert ends_in("a", ("\n\n",)) == -1
+    assert ends_in("a\n\nb", ("\n\n",), start=2) == -1

@@ -1,0 +1,94 @@
+"""Scoring and asking over HTTP."""
+
+from __future__ import annotations
+
+from math import log
+
+import pytest
+
+from stepspec.orchestrator.chain import Chain, Step
+from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
+
+from .conftest import Meet
+from .server import IM_END, IM_START, THINK, THINK_END, FakeVllm, Refuse
+
+PROBLEM = Chain.of("What is 1 + 1?")
+STEP = Step("So 2.\n\n", "small")
+GRADES = {"7": log(0.5), "9": log(0.25), "x": log(0.2)}
+SCRIPT = ("So", " one", ".\n\n")
+
+
+def last_prompt(server: FakeVllm) -> str:
+    return server.decode(server.requests[-1][1]["prompt"])
+
+
+async def test_a_question_is_a_turn_of_its_own_with_the_thinking_skipped(meet: Meet) -> None:
+    server = FakeVllm(digits=GRADES)
+    async with meet(server) as met:
+        grades = await met.model.ask(PROBLEM.extend(STEP), "Right?", "0123456789", opening="Grade: ")
+    asked = f"{THINK}\nSo 2.\n\n{IM_END}\n{IM_START}user\nRight?{IM_END}\n"
+    answered = f"{IM_START}assistant\n{THINK}\n\n{THINK_END}\n\nGrade: "
+    assert last_prompt(server).endswith(asked + answered)
+    assert grades == pytest.approx({**dict.fromkeys("0123456789", 0.0), "7": 0.5, "9": 0.25})
+    assert [(call.verb, call.fate, call.written) for call in met.calls] == [("ask", "done", 1)]
+
+
+async def test_a_server_that_ignores_chosen_tokens_is_asked_for_the_likeliest(meet: Meet) -> None:
+    server = FakeVllm(digits=GRADES, lacks=frozenset({"logprob_token_ids"}))
+    async with meet(server) as met:
+        for _ in range(2):
+            grades = await met.model.ask(PROBLEM, "Right?", "789")
+            assert grades == pytest.approx({"7": 0.5, "8": 0.0, "9": 0.25})
+    assert [call.fate for call in met.calls] == ["done"] * 3  # It is tried once.
+
+
+async def test_a_server_that_breaks_over_chosen_tokens_is_asked_for_the_likeliest(meet: Meet) -> None:
+    server = FakeVllm(digits=GRADES)
+    async with meet(server) as met:
+        server.faults.extend([Refuse(500, "list index out of range")] * 2)
+        assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
+        assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
+    assert [call.fate for call in met.calls] == ["failed", "done", "done"]
+
+
+async def test_a_failure_is_a_failure_once_chosen_tokens_are_known_to_work(meet: Meet) -> None:
+    server = FakeVllm(digits=GRADES)
+    async with meet(server, retries=0) as met:
+        await met.model.ask(PROBLEM, "Right?", "79")
+        server.faults.append(Refuse(500))
+        with pytest.raises(EndpointUnavailable):
+            await met.model.ask(PROBLEM, "Right?", "79")
+
+
+async def test_choices_have_to_be_single_tokens(meet: Meet) -> None:
+    async with meet(FakeVllm()) as met:
+        with pytest.raises(ConfigurationError, match="single tokens of the small model: 'yes', 'no'"):
+            await met.model.ask(PROBLEM, "Right?", ["yes", "7", "no"])
+        with pytest.raises(ConfigurationError, match="none given"):
+            await met.model.ask(PROBLEM, "Right?", [])
+
+
+async def test_spans_are_scored_each_by_itself(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        first, nothing, second = await met.model.score(PROBLEM.extend(STEP), "So é", "", THINK_END)
+    assert ["".join(token.text for token in tokens) for tokens in (first, nothing, second)] == ["So é", "", THINK_END]
+    assert [token.id for token in second] == [server.id(THINK_END.encode())]
+    assert all(token.rank == 1 for token in first)
+    assert last_prompt(server).endswith(f"So 2.\n\nSo é{THINK_END}")
+    assert [(call.verb, call.fate) for call in met.calls] == [("score", "done")]
+
+
+async def test_a_scored_token_has_the_log_probability_it_was_written_with(meet: Meet) -> None:
+    server = FakeVllm(("a", "b", "\n\n"))
+    async with meet(server, Sampling(logprobs=0)) as met:
+        written = await met.model.write(PROBLEM, stop=("b",))
+        (scored,) = await met.model.score(PROBLEM, "ab")
+    assert [token.logprob for token in scored] == [token.logprob for token in written.tokens]
+
+
+async def test_a_server_that_cannot_score_is_told_from_vllm(meet: Meet) -> None:
+    async with meet(FakeVllm(lacks=frozenset({"prompt_logprobs"}))) as met:
+        with pytest.raises(MalformedReply, match="the prompt's log-probabilities are missing"):
+            await met.model.score(PROBLEM, "So")

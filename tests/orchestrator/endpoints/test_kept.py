@@ -1,0 +1,172 @@
+"""The sticky stream: the same text in fewer requests, at most one step ahead, and nothing left open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
+from stepspec.orchestrator.endpoints import VllmModel
+from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.interfaces import KEPT_OPEN
+
+from .conftest import Meet, eventually
+from .server import Break, FakeVllm, Stall
+
+PROBLEM = Chain.of("What is 1 + 1?")
+STEPS = [f"step {n}\n\n" for n in range(5)]
+SCRIPT = (*[piece for step in STEPS for piece in (step[:4], step[4:6], "\n\n")], "Done", THINK_END)
+FUSED = ("So", " one", ".\n\n", "Then", " two", ".\n\nSo", " it", " is", ".", "\n", "\n", "Done", THINK_END)
+
+
+@asynccontextmanager
+async def kept_open() -> AsyncGenerator[AsyncExitStack]:
+    async with AsyncExitStack() as stack:
+        token = KEPT_OPEN.set(stack)
+        try:
+            yield stack
+        finally:
+            KEPT_OPEN.reset(token)
+
+
+async def steps(model: VllmModel, chain: Chain, *, limit: int = 512) -> list[Step]:
+    while not chain.finished:
+        chain = chain.extend(await model.write(chain, limit=limit))
+    return list(chain.steps)
+
+
+def requests(server: FakeVllm) -> int:
+    return sum(path == "/v1/completions" for path, _ in server.requests)
+
+
+@pytest.mark.parametrize("script", [SCRIPT, FUSED])
+@pytest.mark.parametrize("chunk", [1, 2, 4, 100])
+@pytest.mark.parametrize("limit", [1, 2, 512])
+async def test_steps_are_those_of_separate_requests(
+    meet: Meet, script: tuple[str, ...], chunk: int, limit: int
+) -> None:
+    server = FakeVllm(script, chunk=chunk)
+    async with meet(server) as met:
+        plain = await steps(met.model, PROBLEM, limit=limit)
+        separate = requests(server)
+        async with kept_open():
+            sticky = await steps(met.model, PROBLEM, limit=limit)
+        together = requests(server) - separate
+    assert sticky == plain
+    assert together < separate or chunk == 100
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_one_request_serves_every_write_that_extends_the_last(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(0))
+    async with meet(server) as met, kept_open():
+        chain = PROBLEM
+        for expected in STEPS:
+            for _ in range(3):
+                server.gate.release()  # type: ignore[union-attr]
+            step = await met.model.write(chain)
+            assert step.text == expected
+            chain = chain.extend(step)
+        assert requests(server) == 1
+        assert server.requests[-1][1]["stop"] == []
+    assert [(call.fate, call.written) for call in met.calls] == [("done", 15)]
+
+
+async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(6))
+    async with meet(server) as met, kept_open():
+        first = await met.model.write(PROBLEM)
+        chain = PROBLEM.extend(first)
+        await server.left.wait()  # The server is told while nobody writes,
+        await eventually(lambda: len(met.calls) == 1)
+        second = await met.model.write(chain)  # what has arrived may be read,
+        assert second.text == STEPS[1]
+        assert requests(server) == 1
+        server.gate = None
+        third = await met.model.write(chain.extend(second))  # and then it is asked again.
+        assert third.text == STEPS[2]
+        assert requests(server) == 2
+
+
+async def test_another_chain_closes_it_first(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(4))
+    async with meet(server) as met, kept_open():
+        await met.model.write(PROBLEM)
+        server.gate = None
+        other = await met.model.write(PROBLEM)
+        assert server.left.is_set()
+        assert other.text == STEPS[0]
+    assert [call.fate for call in met.calls] == ["done", "done"]
+
+
+@pytest.mark.parametrize("changed", [{"stop": ("7",)}, {"opening": "s"}])
+async def test_another_way_of_writing_opens_another_request(meet: Meet, changed: dict[str, str]) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met, kept_open():
+        step = await met.model.write(PROBLEM)
+        await met.model.write(PROBLEM.extend(step), limit=4, **changed)  # type: ignore[arg-type]
+        assert requests(server) == 2
+
+
+async def test_unread_tokens_are_counted_when_it_is_closed(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(5))
+    async with meet(server) as met:
+        async with kept_open():
+            await met.model.write(PROBLEM)
+            await eventually(lambda: server.sent == 5)
+            await eventually(lambda: counted(met.model) == 2)
+        assert [(call.fate, call.written) for call in met.calls] == [("done", 5)]
+
+
+def counted(model: VllmModel) -> int:
+    (kept,) = model._kept.values()  # pyright: ignore[reportPrivateUsage]
+    return len(kept._unread)  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_cancelling_a_write_closes_it(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(4))
+    async with meet(server) as met, kept_open():
+        chain = PROBLEM.extend(await met.model.write(PROBLEM))
+        begun: list[Step] = []
+        writing = asyncio.create_task(met.model.write(chain, until=begun.append))  # type: ignore[arg-type]
+        await eventually(lambda: bool(begun))
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        assert [call.fate for call in met.calls] == ["cancelled"]
+        await server.left.wait()
+
+
+async def test_a_failure_while_nobody_reads_is_raised_by_the_next_write(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    server.faults.append(Break(after=4))
+    async with meet(server) as met, kept_open():
+        chain = PROBLEM.extend(await met.model.write(PROBLEM))
+        with pytest.raises(EndpointUnavailable, match="did the server die"):
+            await met.model.write(chain)
+        assert (await met.model.write(chain)).text == STEPS[1]
+    assert [call.fate for call in met.calls] == ["failed", "done"]
+
+
+async def test_a_failure_that_nobody_reads_is_nobodys(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    server.faults.append(Break(after=4))
+    async with meet(server) as met, kept_open():
+        await met.model.write(PROBLEM)
+        await eventually(lambda: len(met.calls) == 1)
+    assert [call.fate for call in met.calls] == ["failed"]
+
+
+async def test_two_writes_at_once_do_not_share_it(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    server.faults.append(Stall(after=1))
+    async with meet(server) as met, kept_open():
+        stuck = asyncio.create_task(met.model.write(PROBLEM))
+        await eventually(lambda: server.sent == 1)
+        assert (await met.model.write(PROBLEM)).text == f"step 0{DELIMITER}"
+        stuck.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await stuck

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+import httpx2
+import pytest
+
+from stepspec.orchestrator.endpoints import Deadlines
+from stepspec.orchestrator.endpoints.failures import Call
+from stepspec.orchestrator.endpoints.sse import Events
+from stepspec.orchestrator.errors import EndpointUnavailable
+
+STREAM = b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\n"
+
+
+def events(pieces: Sequence[bytes]) -> Events:
+    async def content() -> AsyncGenerator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    response = httpx2.Response(200, content=content())
+    return Events(Call("small", "http://host", "write"), response, Deadlines(), ends=float("inf"))
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 1000])
+async def test_events_are_found_however_the_bytes_arrive(size: int) -> None:
+    stream = events([STREAM[at : at + size] for at in range(0, len(STREAM), size)])
+    await stream.prime()
+    read = [event async for event in _all(stream)]
+    await stream.close()
+    assert read == [b"{1}", b"{2}", b"{3}"]
+
+
+async def test_a_stream_that_breaks_off_is_a_failure() -> None:
+    stream = events([b"data: {1}\n\nda"])
+    await stream.prime()
+    assert await stream.next() == b"{1}"
+    with pytest.raises(EndpointUnavailable, match="broke off"):
+        await stream.next()
+    await stream.close()
+
+
+async def _all(stream: Events) -> AsyncGenerator[bytes]:
+    while (event := await stream.next()) is not None:
+        yield event

@@ -1,0 +1,220 @@
+"""Writing over HTTP: where a step ends, that its tokens are the server's, and that the next prompt repeats them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
+from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.errors import ContextTooLong
+
+from .conftest import Meet
+from .server import ROOM, THINK, FakeVllm
+
+PROBLEM = Chain.of("What is 1 + 1?")
+SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\nSo", " on", ".", "\n", "\n", "Done", THINK_END, "2")
+
+
+def texts(step: Step) -> list[str]:
+    return [token.text for token in step.tokens]
+
+
+def prompts(server: FakeVllm) -> list[str]:
+    return [server.decode(body["prompt"]) for path, body in server.requests if path == "/v1/completions"]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 100])
+@pytest.mark.parametrize("logprobs", [None, 0])
+async def test_a_step_ends_after_its_delimiter(meet: Meet, chunk: int, logprobs: int | None) -> None:
+    server = FakeVllm(SCRIPT, chunk=chunk)
+    async with meet(server, Sampling(logprobs=logprobs)) as met:
+        step = await met.model.write(PROBLEM)
+        assert (step.text, step.stop, step.author) == ("So one.\n\n", "delimiter", "small")
+        assert "".join(texts(step)) == step.text
+        following = await met.model.write(PROBLEM.extend(step))
+        assert following.text == "Then two.\n\n"
+    assert prompts(server)[1].endswith(f"assistant\n{THINK}\nSo one.\n\n")
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+async def test_tokens_come_one_by_one_with_ids_and_log_probabilities(meet: Meet, chunk: int) -> None:
+    server = FakeVllm(SCRIPT, chunk=chunk)
+    async with meet(server) as met:
+        step = await met.model.write(PROBLEM)
+    assert texts(step) == ["So", " one", ".\n\n"]
+    assert [token.id for token in step.tokens] == [server.id(piece.encode()) for piece in texts(step)]
+    assert [token.logprob for token in step.tokens] == [-(token.id % 7) / 8 for token in step.tokens]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3])
+async def test_a_token_that_reaches_beyond_the_delimiter_is_cut_and_loses_its_id(meet: Meet, chunk: int) -> None:
+    server = FakeVllm(SCRIPT, chunk=chunk)
+    chain = PROBLEM.extend(Step("So one.\n\n", "large"))
+    async with meet(server) as met:
+        step = await met.model.write(chain)
+        assert texts(step) == ["Then", " two", ".\n\n"]
+        assert step.tokens[-1].id == -1
+        assert step.tokens[0].id == server.id(b"Then")
+        following = await met.model.write(chain.extend(step))
+    assert prompts(server)[1].endswith("So one.\n\nThen two.\n\n")
+    assert following.text == "So on.\n\n"
+
+
+async def test_a_delimiter_may_come_in_several_tokens(meet: Meet) -> None:
+    chain = PROBLEM.extend(Step("So one.\n\nThen two.\n\n", "large"))
+    async with meet(FakeVllm(SCRIPT)) as met:
+        step = await met.model.write(chain)
+    assert texts(step)[-3:] == [".", "\n", "\n"]
+    assert step.stop == "delimiter"
+
+
+async def test_the_end_of_thinking_ends_the_chain(meet: Meet) -> None:
+    chain = PROBLEM.extend(Step("So one.\n\nThen two.\n\nSo on.\n\n", "large"))
+    async with meet(FakeVllm(SCRIPT)) as met:
+        step = await met.model.write(chain)
+        answer = await met.model.write(chain.extend(step), stop=())
+    assert (step.text, step.stop) == (f"Done{THINK_END}", "end")
+    assert (answer.text, answer.stop) == ("2", "end")
+    assert texts(answer) == ["2"]
+    assert met.calls[-1].written == 2  # the token that ended the turn was written too
+
+
+async def test_the_limit_holds(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        step = await met.model.write(PROBLEM, limit=2)
+    assert (step.text, step.stop) == ("So one", "length")
+    prompt = len(server.requests[-1][1]["prompt"])
+    assert [(call.written, call.prompt, call.verb) for call in met.calls] == [(2, prompt, "write")]
+
+
+async def test_until_sees_every_token_and_keeps_the_one_it_ends_at(meet: Meet) -> None:
+    seen: list[str] = []
+
+    def until(step: Step) -> bool:
+        seen.append(step.text)
+        return len(step.tokens) == 2
+
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(2))
+    async with meet(server) as met:
+        step = await met.model.write(PROBLEM, until=until)
+        await server.left.wait()
+    assert seen == ["So", "So one"]
+    assert (step.text, step.stop) == ("So one", "until")
+    assert (met.calls[0].fate, met.calls[0].written) == ("done", 2)
+
+
+async def test_the_end_of_thinking_goes_before_until(meet: Meet) -> None:
+    async with meet(FakeVllm((THINK_END,))) as met:
+        step = await met.model.write(PROBLEM, until=lambda step: True)
+    assert step.stop == "end"
+
+
+async def test_an_opening_is_part_of_the_prompt_of_the_step_and_of_the_limit(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        step = await met.model.write(PROBLEM, opening="So", limit=3)
+        whole = await met.model.write(PROBLEM, opening="So", limit=2)
+    assert texts(step) == ["S", "o", " one"]
+    assert [token.id for token in step.tokens[:2]] == server.encode("So")
+    assert step.stop == "length"
+    assert (whole.text, whole.stop) == ("So", "length")
+    assert [prompt.endswith(f"{THINK}\nSo") for prompt in prompts(server)] == [True]
+
+
+async def test_a_delimiter_does_not_begin_in_the_opening(meet: Meet) -> None:
+    async with meet(FakeVllm(("a", "\n", "\n", "b", "\n\n"))) as met:
+        step = await met.model.write(PROBLEM, opening="a\n")
+    assert step.text == "a\n\nb\n\n"
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+async def test_a_character_may_come_in_several_tokens(meet: Meet, chunk: int) -> None:
+    smile = "🙂".encode()
+    async with meet(FakeVllm(("Oh", smile[:1], smile[1:3], smile[3:], " é", "\n\n"), chunk=chunk)) as met:
+        step = await met.model.write(PROBLEM)
+    assert step.text == "Oh🙂 é\n\n"
+    assert texts(step) == ["Oh", "", "", "🙂", " é", "\n\n"]
+    assert all(token.id >= 0 for token in step.tokens)
+
+
+async def test_a_step_does_not_end_in_half_a_character(meet: Meet) -> None:
+    smile = "🙂".encode()
+    server = FakeVllm(("Oh", smile[:2], smile[2:], "\n\n"))
+    async with meet(server) as met:
+        step = await met.model.write(PROBLEM, limit=2)
+        following = await met.model.write(PROBLEM.extend(step))
+    assert texts(step) == ["Oh"]
+    assert following.text == "🙂\n\n"
+
+
+async def test_more_stop_strings_than_the_server_takes_are_matched_here(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        step = await met.model.write(PROBLEM, stop=("x", "y", "z", "w", "one"))
+    assert step.text == "So one"
+    assert len(server.requests[-1][1]["stop"]) == 4
+
+
+async def test_sampling_is_sent_whole_and_seeds_depend_on_the_place(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server, Sampling(temperature=0.6, top_p=0.95, top_k=20, seed=7)) as met:
+        step = await met.model.write(PROBLEM)
+        for chain in (PROBLEM, PROBLEM.extend(step)):
+            await met.model.write(chain)
+    first, again, later = [body for path, body in server.requests if path == "/v1/completions"]
+    assert (first["temperature"], first["top_p"], first["top_k"], first["min_p"]) == (0.6, 0.95, 20, 0.0)
+    assert first["seed"] == again["seed"] != later["seed"]
+
+
+async def test_foreign_steps_are_encoded_as_text_and_own_ones_are_not(meet: Meet) -> None:
+    small, large = FakeVllm(SCRIPT), FakeVllm(SCRIPT, spelling=1000)
+    async with meet(small) as ours, meet(large, role="large") as theirs:
+        assert ours.endpoint.vocabulary != theirs.endpoint.vocabulary
+        step = await theirs.model.write(PROBLEM)
+        following = await ours.model.write(PROBLEM.extend(step))
+        await ours.model.write(PROBLEM.extend(step).extend(following))
+    asked = [body["prompt"] for path, body in small.requests if path == "/tokenize" and "prompt" in body]
+    assert (following.text, asked.count("So one.\n\n")) == ("Then two.\n\n", 1)
+
+
+async def test_a_token_that_is_cut_takes_its_first_bytes_along(meet: Meet) -> None:
+    server = FakeVllm()
+    async with meet(server) as met:
+        tokens = (Token("So", id=server.id(b"So")), Token("", id=server.id(b"\xf0")), Token("ab", id=server.id(b"?")))
+        step = Step("Soab", "small", tokens=tokens, vocabulary=met.endpoint.vocabulary).cut(3)
+        ids = await met.endpoint.encoder.chain(PROBLEM.extend(step))
+    assert server.decode(ids).endswith(f"{THINK}\nSoa")
+    assert server.id(b"\xf0") not in ids
+
+
+async def test_models_of_one_vocabulary_share_their_ids(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as ours, meet(server, role="large") as theirs:
+        step = await theirs.model.write(PROBLEM)
+        server.requests.clear()
+        await ours.model.write(PROBLEM.extend(step))
+    assert [body["prompt"] for path, body in server.requests if "messages" not in body and path == "/tokenize"] == []
+
+
+async def test_a_chain_without_room_is_not_even_sent(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        with pytest.raises(ContextTooLong, match=f"the small model at .* takes {ROOM} in all"):
+            await met.model.write(Chain.of("x" * ROOM))
+    assert prompts(server) == []
+
+
+async def test_many_writes_share_one_endpoint(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server, max_concurrency=3) as met:
+        steps = await asyncio.gather(*[met.model.write(PROBLEM) for _ in range(20)])
+    assert {step.text for step in steps} == {"So one.\n\n"}
+    assert len(met.calls) == 20
+
+
+async def test_requests_begun_per_second_are_limited_without_waiting_for_ever(meet: Meet) -> None:
+    async with meet(FakeVllm(SCRIPT), requests_per_second=1000.5) as met:
+        assert (await met.model.write(PROBLEM)).text == "So one.\n\n"

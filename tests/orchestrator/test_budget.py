@@ -1,0 +1,98 @@
+"""What a run may cost: how much is left, which limits make no sense, and that no write asks for more."""
+
+import math
+from collections.abc import Mapping
+
+import pytest
+
+from stepspec.orchestrator import Budget, Chain, Step, Token
+from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator.chain import Stop
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ..fakes import ScriptedModel, counting, run
+from .arms import PROBLEM
+
+
+def chain(*tokens: int, stop: Stop = "delimiter") -> Chain:
+    return Chain(PROBLEM.messages, tuple(Step("a" * n, "small", stop, (Token("a"),) * n) for n in tokens))
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"tokens": 1}, "no room to think and to answer"),
+        ({"tokens": 100, "answer": 100}, "must be from 1 to 99"),
+        ({"tokens": 100, "answer": 0}, "must be from 1 to 99"),
+        ({"steps": 0}, "0 steps: must be at least 1"),
+        ({"seconds": 0}, "0 seconds: must be above 0"),
+        ({"seconds": -1.5}, "must be above 0"),
+        ({"seconds": math.nan}, "must be above 0"),
+    ],
+)
+def test_limits_that_leave_no_room_are_named(limits: Mapping[str, int], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        Budget(**limits)
+
+
+@pytest.mark.parametrize(
+    ("budget", "for_answer"),
+    [
+        (Budget(), 512),
+        (Budget(2048), 512),
+        (Budget(2044), 511),
+        (Budget(100), 25),
+        (Budget(3), 1),
+        (Budget(2), 1),
+        (Budget(2, answer=1), 1),
+        (Budget(100, answer=99), 99),
+        (Budget(8192, answer=2000), 2000),
+    ],
+)
+def test_a_quarter_but_no_more_than_512_is_kept_for_the_answer(budget: Budget, for_answer: int) -> None:
+    assert budget.for_answer == for_answer
+    assert budget.left(PROBLEM) == budget.tokens - for_answer >= 1
+
+
+def test_what_is_left_shrinks_with_every_token_of_either_model_to_nothing() -> None:
+    budget = Budget(100)
+    assert [budget.left(chain(*tokens)) for tokens in ((), (30,), (30, 44), (30, 45), (75, 30))] == [75, 45, 1, 0, 0]
+    assert [budget.spent(chain(*tokens)) for tokens in ((), (30, 44), (30, 45))] == [False, False, True]
+
+
+def test_once_the_thinking_is_over_the_answers_share_is_left() -> None:
+    assert Budget(100).left(chain(75, stop="end")) == 25
+    assert not Budget(100).spent(chain(75, stop="end"))
+
+
+def test_steps_are_limited_whatever_their_length() -> None:
+    budget = Budget(steps=2)
+    assert [budget.spent(chain(*(1,) * n)) for n in (0, 1, 2, 3)] == [False, False, True, True]
+    assert not Budget().spent(chain(*(1,) * 1000))
+
+
+def test_a_quarter_of_the_seconds_is_kept_for_the_answer() -> None:
+    assert Budget(seconds=60).thinking_seconds == 45
+    assert Budget().thinking_seconds is None
+
+
+def test_a_budgeted_model_writes_no_more_than_is_left_or_asked_for() -> None:
+    model = Budgeted(ScriptedModel("small", counting("small", 5)), Budget(8, answer=4).left)
+    assert model.role == "small"
+    step, _ = run(model.write(PROBLEM))
+    assert (len(step.tokens), step.stop) == (4, "length")
+    assert len(run(model.write(PROBLEM, limit=3))[0].tokens) == 3
+    assert len(run(model.write(PROBLEM.extend(step.cut(9)), limit=4))[0].tokens) == 2  # after "The", " small"
+
+
+def test_a_budgeted_model_passes_everything_else_on() -> None:
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        return {question: 1.0}
+
+    model = Budgeted(ScriptedModel("large", counting("large", 5), judge=judge), Budget(10).left)
+    assert run(model.ask(PROBLEM, "7", ["7", "8"], opening="It is "))[0] == {"7": 1.0, "8": 0.0}
+    assert ["".join(t.text for t in span) for span in run(model.score(PROBLEM, "So it", " is"))[0]] == ["So it", " is"]
+    step, _ = run(model.write(PROBLEM, stop=(" says",), opening="Well, the"))
+    assert (step.text, step.stop) == ("Well, the says", "delimiter")
+    step, _ = run(model.write(PROBLEM, until=lambda step: "large" in step.text))
+    assert (step.text, step.stop) == ("The large", "until")

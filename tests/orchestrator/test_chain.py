@@ -1,0 +1,70 @@
+"""Chains are values: growing one makes another, and cutting a step keeps its tokens true."""
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Chain, Message, Step, Token
+
+from .arms import BOUNDED
+
+WORDS = st.lists(st.text(max_size=4), max_size=8)
+
+
+def step(*words: str) -> Step:
+    tokens = tuple(Token(word, -0.5, 1, number) for number, word in enumerate(words))
+    return Step("".join(words), "small", "delimiter", tokens, "words")
+
+
+def test_a_chain_begins_with_one_question_or_a_whole_conversation() -> None:
+    assert Chain.of("Why?").messages == (Message("user", "Why?"),)
+    turns = [Message("system", "Be brief."), Message("user", "Why?")]
+    assert Chain.of(turns).messages == tuple(turns)
+    assert not Chain.of("Why?").finished
+
+
+def test_growing_a_chain_leaves_the_old_one_as_it_was() -> None:
+    chain = Chain.of("Why?")
+    longer = chain.extend(step("So", ".\n\n")).extend(step("Yes", ".\n\n"))
+    assert chain.steps == ()
+    assert (longer.text, longer.tokens) == ("So.\n\nYes.\n\n", 4)
+    with pytest.raises(FrozenInstanceError):
+        longer.steps = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("stop", "finished"), [("delimiter", False), ("length", False), ("until", False), ("end", True)]
+)
+def test_a_chain_is_finished_when_its_last_step_ended_the_thinking(stop: str, finished: bool) -> None:
+    last = Step("So.", "large", stop)  # type: ignore[arg-type]
+    assert Chain.of("Why?").extend(last).finished is finished
+    assert not Chain.of("Why?").extend(last).extend(step("And", ".\n\n")).finished
+
+
+def test_cutting_at_the_border_of_a_token_keeps_whole_tokens_with_their_ids() -> None:
+    cut = step("So", " it", " is", ".\n\n").cut(5)
+    assert (cut.text, cut.stop) == ("So it", "length")
+    assert cut.tokens == (Token("So", -0.5, 1, 0), Token(" it", -0.5, 1, 1))
+
+
+def test_cutting_within_a_token_keeps_its_text_but_not_its_id() -> None:
+    cut = step("So", " it", " is").cut(4)
+    assert cut.tokens == (Token("So", -0.5, 1, 0), Token(" i", -0.5, 1, -1))
+    assert (cut.author, cut.vocabulary) == ("small", "words")
+
+
+@given(words=WORDS, keep=st.integers(0, 40))
+@BOUNDED
+def test_the_tokens_of_a_cut_step_join_to_its_text(words: list[str], keep: int) -> None:
+    whole = step(*words)
+    cut = whole.cut(keep)
+    assert cut.text == whole.text[:keep] == "".join(token.text for token in cut.tokens)
+    known = [token for token in cut.tokens if token.id >= 0]
+    assert known == list(whole.tokens[: len(known)])
+    assert len(cut.tokens) - len(known) in (0, 1)
+
+
+def test_a_step_without_tokens_is_cut_by_its_text() -> None:
+    assert Step("So it is.", "large").cut(5) == Step("So it", "large", "length")

@@ -1,0 +1,32 @@
+"""Errors say whose fault they are, and can be caught by what one can do about them."""
+
+import pytest
+
+from stepspec.orchestrator import errors
+
+
+@pytest.mark.parametrize(
+    ("kind", "bases"),
+    [
+        (errors.ConfigurationError, (errors.StepspecError, ValueError)),
+        (errors.ContextTooLong, (errors.EndpointRejected, errors.EndpointError, errors.StepspecError)),
+        (errors.EndpointUnavailable, (errors.EndpointError,)),
+        (errors.MalformedReply, (errors.EndpointError,)),
+        (errors.MissingCapability, (errors.StepspecError,)),
+        (errors.ServerNotReady, (errors.ServerError, errors.StepspecError)),
+        (errors.ServerDied, (errors.ServerError,)),
+    ],
+)
+def test_every_error_is_caught_by_its_family(kind: type[Exception], bases: tuple[type[Exception], ...]) -> None:
+    assert all(issubclass(kind, base) for base in bases)
+
+
+def test_an_endpoints_error_names_its_model_and_keeps_the_parts() -> None:
+    error = errors.EndpointUnavailable("no answer", role="small", url="http://here:8001", verb="write")
+    assert str(error) == "the small model at http://here:8001: no answer"
+    assert (error.role, error.url, error.verb, error.cause) == ("small", "http://here:8001", "write", "no answer")
+
+
+def test_an_endpoints_error_without_a_role_names_its_address_or_nothing() -> None:
+    assert str(errors.EndpointError("no answer", url="http://here:8001")) == "http://here:8001: no answer"
+    assert str(errors.EndpointError("no answer")) == "no answer"

@@ -1,0 +1,228 @@
+"""Lookahead by hand-written examples: exact times, the order of what happens, and what becomes of bets."""
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import pytest
+
+from stepspec.orchestrator import Chain, Rollback, Step, Verdict, reason
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
+from stepspec.orchestrator.interfaces import KEPT_OPEN
+from stepspec.policies import SpecReason
+
+from ..fakes import ScriptedModel, counting, run
+from .arms import PROBLEM
+
+
+def pair(length: int = 10, wrong: tuple[int, ...] = ()) -> tuple[ScriptedModel, ScriptedModel]:
+    """Make two models of equal pace that share a log; the small one's steps at *wrong* are judged wrong."""
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        return {"0": 1.0} if len(chain.steps) - 1 in wrong else {"9": 1.0}
+
+    small = ScriptedModel("small", counting("small", length))
+    return small, ScriptedModel("large", counting("large", length), judge=judge, log=small.log)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "judging", "seconds"),
+    [
+        (0, 1.0, 20.0),  # ten drafts, each then judged
+        (1, 1.0, 11.0),  # one draft, then ten judgements, with the other drafts behind them
+        (5, 1.0, 11.0),
+        (0, 3.0, 40.0),
+        (1, 3.0, 21.0),  # two drafts at a time: those of 1 s and 2 s are judged by 4 s and 5 s, and so on
+        (3, 3.0, 13.0),  # four at a time hide the judges whole: ten drafts, and the last one's judgement
+        (9, 0.25, 10.25),
+    ],
+)
+def test_drafting_and_judging_overlap_to_the_second(ahead: int, judging: float, seconds: float) -> None:
+    small, large = pair()
+    large.reading = lambda chain: judging
+    assert run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))[1] == seconds
+
+
+def test_a_repair_waits_for_the_verdict_and_what_was_drafted_ahead_is_drafted_again() -> None:
+    small, large = pair(length=3, wrong=(1,))
+    assert run(reason(SpecReason(small, large), PROBLEM))[1] == 7.0  # three drafts, three judgements, one repair
+    # Drafts at 1, 2 and 3 s; the second judgement at 3 s, its repair at 4 s, and then the third step anew.
+    assert run(reason(SpecReason(small, large), PROBLEM, ahead=1))[1] == 6.0
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2, 5])
+def test_no_more_drafts_are_made_ahead_than_asked_for(ahead: int) -> None:
+    small, large = pair()
+    large.reading = lambda chain: 100.0
+    run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, deadline=50.0))
+    assert [line for line in small.log if line.startswith("small write")] == [
+        f"small write {index}{fate}" for index in range(ahead + 1) for fate in ("", " done")
+    ]
+
+
+def test_judges_that_overtake_each_other_still_commit_in_order() -> None:
+    small, large = pair()
+    large.reading = lambda chain: 6.0 - len(chain.steps) / 2
+    events: list[Event] = []
+    run(reason(SpecReason(small, large), PROBLEM, ahead=9, observe=events.append))
+    assert [event.index for event in events if isinstance(event, Committed)] == list(range(10))
+    large.reading = lambda chain: 12.0 - 2 * len(chain.steps)
+    events.clear()
+    run(reason(SpecReason(small, large), PROBLEM, ahead=4, observe=events.append))
+    assert [event.index for event in events if isinstance(event, Judged)][:5] == [4, 3, 2, 1, 0]
+    assert [event.index for event in events if isinstance(event, Committed)] == list(range(10))
+
+
+def test_bets_are_gone_before_the_repair_begins() -> None:
+    small, large = pair(length=2, wrong=(0,))
+    small.latency = lambda chain: 1.0 + 4 * len(chain.steps)
+    small.closing = 1.0
+    _, seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=1))
+    assert small.log[:8] == [
+        "small write 0",
+        "small write 0 done",
+        "small write 1",
+        "large ask 1",
+        "large ask 1 done",
+        "small write 1 cancelled",
+        "large write 0",
+        "large write 0 done",
+    ]
+    assert seconds == 1 + 1 + 1 + 1 + 5 + 1  # draft, judge, close, repair; draft, judge
+
+
+def test_judges_of_lost_bets_are_cancelled_too() -> None:
+    small, large = pair(wrong=(0,))
+    large.reading = lambda chain: 3.0
+    run(reason(SpecReason(small, large), PROBLEM, ahead=2))
+    assert {"large ask 2 cancelled", "large ask 3 cancelled"} < set(small.log[: small.log.index("large write 0")])
+
+
+def test_lost_bets_are_told_with_what_they_were() -> None:
+    small, large = pair(length=4, wrong=(1,))
+    large.reading = lambda chain: 2.5
+    events: list[Event] = []
+    run(reason(SpecReason(small, large), PROBLEM, ahead=2, observe=events.append))
+    lost = [event for event in events if isinstance(event, Lost)]
+    assert [(event.index, event.draft.text) for event in lost] == [
+        (2, "The small one says 2.\n\n"),
+        (3, f"The small one says 3.\n{THINK_END}"),
+    ]
+    place = events.index(lost[-1])
+    assert [type(event) for event in events[place + 1 : place + 4]] == [Repaired, Committed, Drafted]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_lost_bet_may_fail(ahead: int) -> None:
+    small, large = pair(length=4, wrong=(0, 1, 2, 3))
+    small.latency = lambda chain: 0.125
+    small.fails = lambda verb, chain: ConnectionError() if chain.text.startswith("The small") else None
+    large.fails = lambda verb, chain: ConnectionError() if chain.text.count("small") > 1 else None
+    (chain, end), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
+    assert end == "finished"
+    assert {step.author for step in chain.steps} == {"large"}
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+@pytest.mark.parametrize("failing", ["small", "large"])
+def test_a_bet_that_is_won_raises_its_failure(ahead: int, failing: str) -> None:
+    small, large = pair()
+    broken = small if failing == "small" else large
+    broken.fails = lambda verb, chain: ConnectionError("gone") if len(chain.steps) > 3 else None
+    events: list[Event] = []
+    with pytest.raises(ConnectionError, match="gone"):
+        run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=events.append))
+    committed = [event for event in events if isinstance(event, Committed)]
+    assert len(committed) == (4 if failing == "small" else 3)
+    assert small.open == large.open == 0
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_failing_repair_is_raised(ahead: int) -> None:
+    small, large = pair(wrong=(2,))
+    large.fails = lambda verb, chain: ConnectionError("gone") if verb == "write" else None
+    with pytest.raises(ConnectionError, match="gone"):
+        run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("verb", ["write", "ask"])
+def test_a_request_that_was_cancelled_by_somebody_else_ends_the_run_instead_of_hanging_it(
+    ahead: int, verb: str
+) -> None:
+    def cancelled(called: str, chain: Chain) -> None:
+        if called == verb and len(chain.steps) == 2:
+            raise asyncio.CancelledError
+
+    small, large = pair()
+    small.fails = large.fails = cancelled
+    with pytest.raises(asyncio.CancelledError):
+        run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
+
+
+@dataclass(frozen=True)
+class Spying:
+    """SpecReason that notes where it may leave requests open."""
+
+    inner: SpecReason
+    seen: dict[str, list[AsyncExitStack | None]]
+
+    @property
+    def answerer(self) -> ScriptedModel:
+        raise NotImplementedError
+
+    async def draft(self, chain: Chain) -> Step:
+        self.seen["draft"].append(KEPT_OPEN.get())
+        return await self.inner.draft(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        self.seen["verify"].append(KEPT_OPEN.get())
+        return await self.inner.verify(chain, draft)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        self.seen["repair"].append(KEPT_OPEN.get())
+        return await self.inner.repair(chain, draft, rollback)
+
+
+def spied(ahead: int) -> dict[str, list[AsyncExitStack | None]]:
+    small, large = pair(wrong=(4,))
+    seen: dict[str, list[AsyncExitStack | None]] = {"draft": [], "verify": [], "repair": []}
+
+    async def main() -> None:
+        await reason(Spying(SpecReason(small, large), seen), PROBLEM, ahead=ahead)
+        assert KEPT_OPEN.get() is None
+
+    run(main())
+    return seen
+
+
+def test_requests_may_be_left_open_by_drafts_alone_and_for_one_block() -> None:
+    seen = spied(ahead=1)
+    assert len({id(stack) for stack in seen["draft"]}) == 2  # before and after the one repair
+    assert None not in seen["draft"]
+    assert set(seen["verify"]) == set(seen["repair"]) == {None}
+
+
+def test_without_lookahead_no_request_may_be_left_open() -> None:
+    assert {stack for stacks in spied(ahead=0).values() for stack in stacks} == {None}
+
+
+def test_a_request_that_was_left_open_saves_its_latency_and_is_closed_before_the_repair() -> None:
+    small, large = pair(length=6, wrong=(3,))
+    small.sticky, small.pace = True, 0.125
+    _, seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=1))
+    log = small.log
+    assert [line for line in log if line.startswith("small")] == [
+        "small write 0",
+        *(f"small goes on {index}" for index in (1, 2, 3, 4)),
+        "small write 0 cancelled",
+        "small write 4",
+        "small goes on 5",
+        "small write 4 done",
+    ]
+    assert log.index("small write 0 cancelled") < log.index("large write 3")
+    # The fourth draft is complete at 4.25 s, and its judgement at 5.25 s; the repair at 6.25 s; the last two drafts at
+    # 8 s and 9 s, and the last judgement a second later.
+    assert seconds == 10

@@ -1,0 +1,149 @@
+"""What the loop promises, whatever the policy: on seeds, at random moments, with random failures and budgets."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Budget, Chain, Ledger, Step
+from stepspec.orchestrator.answer import write_answer
+from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator.events import Called, Committed, Drafted, Judged, Lost, Repaired, Started
+from stepspec.orchestrator.reason import End
+from stepspec.orchestrator.trace import replay
+
+from ..fakes import run
+from .arms import ARMS, BOUNDED, PROBLEM, Arm, arm, taste
+
+SEEDS = st.integers(0, 10_000)
+DEPTHS = st.sampled_from([1, 2, 5])
+every_arm = pytest.mark.parametrize("name", ARMS)
+
+
+def committed(arm: Arm) -> list[Step]:
+    return [event.step for event in arm.events if isinstance(event, Committed)]
+
+
+@every_arm
+@given(seed=SEEDS, ahead=DEPTHS, sticky=st.booleans())
+@BOUNDED
+def test_the_chain_is_the_same_at_any_lookahead_and_never_later(name: str, seed: int, ahead: int, sticky: bool) -> None:
+    plain, betting = arm(name, seed), arm(name, seed, sticky=sticky)
+    expected, slow = run(plain.run())
+    result, fast = run(betting.run(ahead))
+    assert result == expected
+    assert result[0].finished == (result[1] == "finished")
+    assert fast <= slow or betting.small.closing
+
+
+@every_arm
+@given(seed=SEEDS, ahead=DEPTHS, sticky=st.booleans())
+@BOUNDED
+def test_the_events_tell_the_chain_and_the_fate_of_every_draft_and_token(
+    name: str, seed: int, ahead: int, sticky: bool
+) -> None:
+    plain, betting = arm(name, seed), arm(name, seed, sticky=sticky)
+    run(plain.run())
+    (chain, _), _ = run(betting.run(ahead))
+    assert replay([Started(PROBLEM.messages, name), *betting.events]) == chain
+    expected, ledger = Ledger.of(plain.events), Ledger.of(betting.events)
+    fates = Counter(type(event) for event in betting.events)
+    assert fates[Judged] <= fates[Drafted] == ledger.drafts + fates[Lost]
+    assert fates[Repaired] == ledger.drafts - ledger.accepted
+    assert (ledger.drafts, ledger.accepted) == (expected.drafts, expected.accepted)
+    for account in (ledger.small, ledger.large):
+        calls = [event for event in betting.events if isinstance(event, Called) and event.role == account.role]
+        assert account.kept == sum(len(step.tokens) for step in chain.steps if step.author == account.role)
+        assert account.written == sum(call.written for call in calls if call.verb == "write")
+        assert account.requests == len(calls)
+
+
+@every_arm
+@given(
+    seed=SEEDS,
+    ahead=st.sampled_from([0, 1, 3]),
+    sticky=st.booleans(),
+    pauses=st.lists(st.integers(0, 60), min_size=1, max_size=3),
+)
+@BOUNDED
+def test_cancelling_at_any_moment_and_again_leaves_nothing_open(
+    name: str, seed: int, ahead: int, sticky: bool, pauses: list[int]
+) -> None:
+    async def main() -> None:
+        running = asyncio.create_task(arm(name, seed, sticky=sticky).run(ahead))
+        await asyncio.sleep(pauses[0] / 8)
+        over = running.done()
+        for pause in pauses[1:]:
+            running.cancel()
+            await asyncio.sleep(pause / 8)
+        running.cancel()
+        await asyncio.wait([running])
+        assert running.cancelled() or running.result()
+        assert running.cancelled() != over
+
+    run(main())
+
+
+@every_arm
+@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]), sticky=st.booleans(), eighths=st.integers(0, 150))
+@BOUNDED
+def test_a_deadline_ends_the_run_with_what_is_committed(
+    name: str, seed: int, ahead: int, sticky: bool, eighths: int
+) -> None:
+    deadline = eighths / 8
+    (whole, end), needed = run(arm(name, seed, sticky=sticky).run(ahead))
+    watched = arm(name, seed, sticky=sticky)
+    (chain, early), took = run(watched.run(ahead, deadline=deadline))
+    assert chain.steps == tuple(committed(watched))
+    if early == "time":
+        assert chain.steps == whole.steps[: len(chain.steps)]
+        assert needed >= deadline
+        assert 0 <= took - deadline <= 4 * watched.small.closing
+    else:
+        assert (chain, early, took) == (whole, end, needed)
+
+
+@every_arm
+@given(seed=SEEDS, ahead=DEPTHS, rate=st.sampled_from([0.02, 0.2]))
+@BOUNDED
+def test_a_failure_is_raised_exactly_where_it_would_be_without_bets(
+    name: str, seed: int, ahead: int, rate: float
+) -> None:
+    def fails(verb: str, chain: Chain) -> Exception | None:
+        return ConnectionError(verb, chain.text) if taste(seed, "fails", verb, chain.text) < rate else None
+
+    async def outcome(ahead: int) -> tuple[list[Step], End | tuple[object, ...]]:
+        failing = arm(name, seed)
+        failing.small.fails = failing.large.fails = fails
+        try:
+            return committed(failing), (await failing.run(ahead))[1]
+        except ConnectionError as exc:
+            return committed(failing), exc.args
+
+    assert run(outcome(ahead))[0] == run(outcome(0))[0]
+
+
+@every_arm
+@given(
+    seed=SEEDS,
+    ahead=DEPTHS,
+    tokens=st.integers(2, 80),
+    answer=st.none() | st.integers(1, 10),
+    steps=st.none() | st.integers(1, 8),
+)
+@BOUNDED
+def test_budgets_hold_exactly_with_room_for_the_answer(
+    name: str, seed: int, ahead: int, tokens: int, answer: int | None, steps: int | None
+) -> None:
+    budget = Budget(tokens, steps, answer=None if answer is None else min(answer, tokens - 1))
+    room = tokens - budget.for_answer
+    limited = arm(name, seed, budget=budget, sticky=True)
+    (chain, end), _ = run(limited.run(ahead))
+    assert (chain, end) == run(arm(name, seed, budget=budget).run())[0]
+    assert chain.tokens <= room
+    assert steps is None or len(chain.steps) <= steps
+    assert (end == "budget") == (not chain.finished and (chain.tokens == room or len(chain.steps) == steps))
+    written, _ = run(write_answer(Budgeted(limited.large, budget.left), chain, limit=budget.for_answer))
+    assert 1 <= len(written.tokens) <= budget.for_answer

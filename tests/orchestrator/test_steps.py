@@ -1,0 +1,178 @@
+"""Which steps the loop commits as they are, which it refuses by itself, and where it ends: examples at two depths."""
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from stepspec.orchestrator import Chain, Rollback, reason
+from stepspec.orchestrator.chain import DELIMITER, THINK_END
+from stepspec.orchestrator.events import Committed, Event, Judged, Repaired
+from stepspec.orchestrator.reason import End
+from stepspec.policies import Solo, SpecReason
+
+from ..fakes import Said, ScriptedModel, counting, run
+from .arms import PROBLEM, Keeping
+
+pytestmark = pytest.mark.parametrize("ahead", [0, 2])
+
+
+def saying(*paragraphs: str) -> Callable[[Said], str]:
+    """Script *paragraphs*, whatever was said before, and the last one for ever."""
+    return lambda said: paragraphs[min(len(said), len(paragraphs) - 1)]
+
+
+def pair(small: Callable[[Said], str], large: Callable[[Said], str] | None = None) -> tuple[ScriptedModel, ...]:
+    writer = ScriptedModel("small", small)
+    return writer, ScriptedModel("large", large or counting("large", 4), log=writer.log)
+
+
+def think(small: ScriptedModel, large: ScriptedModel, ahead: int) -> tuple[Chain, End, list[Event]]:
+    events: list[Event] = []
+    (chain, end), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=events.append))
+    return chain, end, events
+
+
+def verdicts(events: list[Event]) -> dict[int, str]:
+    """Return the reasons of the rollbacks, by step."""
+    return {e.index: e.rollback.reason for e in events if isinstance(e, Repaired)}
+
+
+def test_an_empty_draft_is_repaired_without_asking_the_judge(ahead: int) -> None:
+    small, large = pair(saying("First.\n\n", DELIMITER, f"Last.\n{THINK_END}"))
+    chain, end, events = think(small, large, ahead)
+    assert [step.text for step in chain.steps] == ["First.\n\n", "The large one says 1.\n\n", f"Last.\n{THINK_END}"]
+    assert verdicts(events) == {1: "empty"}
+    assert chain.steps[1].note == "empty"
+    assert "large ask 2" not in small.log[: small.log.index("large write 1")]
+    assert end == "finished"
+
+
+def test_a_draft_that_repeats_the_last_step_is_repaired_without_asking_the_judge(ahead: int) -> None:
+    small, large = pair(saying("Again.\n\n", " Again. \n\n", f"Last.\n{THINK_END}"))
+    _, end, events = think(small, large, ahead)
+    assert verdicts(events) == {1: "repetition"}
+    assert "large ask 2" not in small.log[: small.log.index("large write 1")]
+    assert end == "finished"
+
+
+def test_two_steps_in_turn_are_a_repetition_when_the_second_comes_again(ahead: int) -> None:
+    small, large = pair(
+        saying("One.\n\n", "Two.\n\n", "One.\n\n", "Two.\n\n", f"Last.\n{THINK_END}"), counting("large", 9)
+    )
+    chain, end, events = think(small, large, ahead)
+    assert verdicts(events) == {3: "repetition"}
+    assert [step.text for step in chain.steps][2:4] == ["One.\n\n", "The large one says 3.\n\n"]
+    assert end == "finished"
+
+
+def test_a_large_model_that_repeats_itself_too_ends_the_run_before_the_third_time(ahead: int) -> None:
+    small, large = pair(saying("Again.\n\n"), saying("Again.\n\n"))
+    chain, end, events = think(small, large, ahead)
+    assert end == "repetition"
+    assert chain.text == "Again.\n\n" * 2
+    assert not chain.finished
+    assert [e.step.note for e in events if isinstance(e, Committed)] == ["", "repetition"]
+    assert [e.index for e in events if isinstance(e, Repaired)] == [1, 2]
+
+
+def test_a_large_model_that_has_nothing_to_say_ends_the_run(ahead: int) -> None:
+    small, large = pair(saying("First.\n\n", DELIMITER), saying(DELIMITER))
+    chain, end, _ = think(small, large, ahead)
+    assert (chain.text, end) == ("First.\n\n", "repetition")
+
+
+def test_a_repair_may_end_the_paragraph_of_a_draft_that_was_kept_in_part(ahead: int) -> None:
+    small, large = pair(saying("It is 4\n\n", f"Last.\n{THINK_END}"), saying("It is\n\n", f"Last.\n{THINK_END}"))
+    large.logprob = lambda before, token: -9.0 if token == " 4" else -0.1
+    (chain, end), _ = run(reason(Keeping(small, large), PROBLEM, ahead=ahead))
+    assert [(step.text, step.author, step.stop) for step in chain.steps] == [
+        ("It is", "small", "length"),
+        (DELIMITER, "large", "delimiter"),
+        (f"Last.\n{THINK_END}", "small", "end"),
+    ]
+    assert end == "finished"
+
+
+def test_a_step_cut_by_length_is_continued_and_not_ended_by_a_forged_paragraph(ahead: int) -> None:
+    words = " word" * 600 + DELIMITER
+    small, large = pair(saying(words, f"Last.\n{THINK_END}"))
+    chain, end, _ = think(small, large, ahead)
+    assert [(len(step.tokens), step.stop) for step in chain.steps[:2]] == [(512, "length"), (89, "delimiter")]
+    assert chain.text == f"{words}Last.\n{THINK_END}"
+    assert end == "finished"
+
+
+def test_the_end_of_thinking_has_to_be_approved_like_any_draft(ahead: int) -> None:
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        return {"0" if len(chain.steps) < 4 and chain.finished else "9": 1.0}
+
+    small, large = pair(
+        saying("First.\n\n", f"That is all.\n{THINK_END}", "Third.\n\n", f"Now it is all.\n{THINK_END}")
+    )
+    large.judge = judge
+    chain, end, events = think(small, large, ahead)
+    assert [step.text for step in chain.steps] == [
+        "First.\n\n",
+        "The large one says 1.\n\n",
+        "Third.\n\n",
+        f"Now it is all.\n{THINK_END}",
+    ]
+    assert verdicts(events) == {1: "grade"}
+    assert end == "finished"
+
+
+def test_a_turn_that_ends_without_closing_the_thinking_ends_the_run_once(ahead: int) -> None:
+    small, large = pair(saying("First.\n\n", "And that is that."))
+    chain, end, _ = think(small, large, ahead)
+    assert (chain.text, end) == ("First.\n\nAnd that is that.", "finished")
+    assert chain.steps[-1].stop == "end"
+
+
+def test_a_box_in_the_middle_of_the_thinking_ends_nothing(ahead: int) -> None:
+    small, large = pair(saying("I shall write \\boxed{}.\n\n", "Answer: soon.\n\n", f"Last.\n{THINK_END}"))
+    chain, end, _ = think(small, large, ahead)
+    assert (len(chain.steps), end) == (3, "finished")
+
+
+def test_what_is_kept_of_a_draft_is_committed_before_its_repair_begins(ahead: int) -> None:
+    small, large = pair(counting("small", 2), counting("large", 2))
+    large.logprob = lambda before, token: -9.0 if token == " small" else -0.1
+    events: list[Event] = []
+
+    def observe(event: Event) -> None:
+        if isinstance(event, Committed):
+            small.log.append(f"committed {event.index}")
+        events.append(event)
+
+    (chain, _), _ = run(reason(Keeping(small, large), PROBLEM, ahead=ahead, observe=observe))
+    assert [(step.text, step.note) for step in chain.steps] == [
+        ("The", ""),
+        (" large one says 0.\n\n", "doubt"),
+        ("The", ""),
+        (f" large one says 1.\n{THINK_END}", "doubt"),
+    ]
+    assert small.log.index("committed 0") < small.log.index("large write 1") < small.log.index("committed 1")
+    rollback = Rollback(3, "doubt")
+    assert [e.verdict for e in events if isinstance(e, Judged) and e.index == 0] == [rollback]
+    assert [(e.index, e.rollback) for e in events if isinstance(e, Repaired)] == [(1, rollback), (3, rollback)]
+
+
+def test_the_score_of_a_verdict_goes_with_the_step_and_a_repair_has_none(ahead: int) -> None:
+    small, large = pair(counting("small", 3))
+    large.judge = lambda chain, question: {"3" if len(chain.steps) == 2 else "8": 1.0}
+    _, _, events = think(small, large, ahead)
+    assert [e.score for e in events if isinstance(e, Committed)] == [8.0, None, 8.0]
+    assert [e.rollback.score for e in events if isinstance(e, Repaired)] == [3.0]
+
+
+def test_a_chain_that_is_spent_from_the_start_asks_nothing_of_the_models(ahead: int) -> None:
+    small, large = pair(counting("small", 3))
+    (chain, end), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, spent=lambda chain: True))
+    assert (chain, end, small.log) == (PROBLEM, "budget", [])
+
+
+def test_a_run_goes_on_from_the_steps_that_a_chain_already_has(ahead: int) -> None:
+    small, _ = pair(counting("small", 4))
+    (whole, _), _ = run(reason(Solo(small), PROBLEM, ahead=ahead))
+    (chain, _), _ = run(reason(Solo(small), Chain(PROBLEM.messages, whole.steps[:2]), ahead=ahead))
+    assert chain == whole

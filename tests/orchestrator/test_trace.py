@@ -1,0 +1,156 @@
+"""A trace is read as it was written, and gives back the run's chain."""
+
+from functools import partial
+from pathlib import Path
+from typing import get_args
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, Token
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import (
+    Answered,
+    Called,
+    Committed,
+    Degraded,
+    Drafted,
+    Event,
+    Finished,
+    Judged,
+    Lost,
+    Repaired,
+    Started,
+)
+from stepspec.orchestrator.trace import Moment, Recorder, dump, parse, read, replay, write
+
+from ..fakes import run
+from .arms import ARMS, BOUNDED, PROBLEM, arm
+
+SECONDS = st.floats(0, 1e6).map(partial(round, ndigits=6))
+NUMBERS = st.integers(0, 2**40)
+SCORES = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+ROLES = st.sampled_from(["small", "large"])
+TOKENS = st.builds(Token, st.text(), st.floats(max_value=0, allow_infinity=False), NUMBERS, st.integers(-1, 2**40))
+STEPS = st.builds(
+    Step,
+    st.text(),
+    ROLES,
+    st.sampled_from(["delimiter", "length", "until", "end"]),
+    st.lists(TOKENS, max_size=3).map(tuple),
+    st.text(),
+    st.text(),
+)
+ROLLBACKS = st.builds(Rollback, NUMBERS, st.text(), SCORES, st.none() | STEPS)
+MESSAGES = st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), st.text())).map(tuple)
+EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
+    Called: st.builds(
+        Called,
+        ROLES,
+        st.sampled_from(["write", "score", "ask"]),
+        st.sampled_from(["done", "cancelled", "failed"]),
+        SECONDS,
+        SECONDS,
+        st.none() | SECONDS,
+        NUMBERS,
+        NUMBERS,
+        NUMBERS,
+    ),
+    Started: st.builds(Started, MESSAGES, st.text(), st.lists(st.tuples(ROLES, st.text())).map(tuple)),
+    Drafted: st.builds(Drafted, NUMBERS, STEPS),
+    Judged: st.builds(Judged, NUMBERS, STEPS, st.builds(Accept, SCORES) | ROLLBACKS),
+    Lost: st.builds(Lost, NUMBERS, STEPS),
+    Repaired: st.builds(Repaired, NUMBERS, STEPS, ROLLBACKS),
+    Committed: st.builds(Committed, NUMBERS, STEPS, SCORES),
+    Answered: st.builds(Answered, STEPS),
+    Degraded: st.builds(Degraded, ROLES, st.text()),
+    Finished: st.builds(Finished, st.text(), st.text(), SECONDS),
+}
+
+
+def test_every_kind_of_event_is_tried_here() -> None:
+    assert set(EVENTS) == set(get_args(Event))
+
+
+@pytest.mark.parametrize("kind", EVENTS)
+def test_every_event_is_read_as_it_was_written(kind: type[Event]) -> None:
+    @given(event=EVENTS[kind], at=SECONDS)
+    @BOUNDED
+    def check(event: Event, at: float) -> None:
+        line = dump(Moment(at, event))
+        assert line.endswith(b"\n")
+        assert line.count(b"\n") == 1
+        assert parse(line) == Moment(at, event)
+
+    check()
+
+
+@pytest.mark.parametrize("name", ARMS)
+def test_the_trace_of_a_run_replays_to_its_chain(name: str, tmp_path: Path) -> None:
+    async def main() -> tuple[Chain, list[Moment]]:
+        running = arm(name, seed=11, sticky=True)
+        recorder = Recorder(lambda: 0.0)
+        recorder(Started(PROBLEM.messages, name))
+        chain, _ = await running.run(ahead=2)
+        for event in running.events:
+            recorder(event)
+        recorder(Answered(Step("It is 42.", "large", "end")))
+        return chain.extend(Step("It is 42.", "large", "end")), recorder.moments
+
+    (chain, moments), _ = run(main())
+    write(tmp_path / "trace.jsonl", moments)
+    assert read(tmp_path / "trace.jsonl") == moments
+    assert replay(moment.event for moment in moments) == chain
+
+
+def test_blank_lines_in_a_trace_are_skipped(tmp_path: Path) -> None:
+    line = dump(Moment(0.5, Finished("stop", "42", 1.0)))
+    (tmp_path / "trace.jsonl").write_bytes(b"\n" + line + b"  \n" + line)
+    assert len(read(tmp_path / "trace.jsonl")) == 2
+
+
+GOOD = orjson.loads(dump(Moment(0.5, Finished("stop", "42", 1.0))))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"garbage",
+        b"\xff\xfe",
+        b"null",
+        b"[]",
+        b"3",
+        b"{}",
+        orjson.dumps(GOOD)[:-5],
+        orjson.dumps({**GOOD, "event": "Vanished"}),
+        orjson.dumps({**GOOD, "event": ["Finished"]}),
+        orjson.dumps({**GOOD, "at": "soon"}),
+        orjson.dumps({**GOOD, "at": None}),
+        orjson.dumps({**GOOD, "seconds": "long"}),
+        orjson.dumps({**GOOD, "more": 1}),
+        orjson.dumps({key: GOOD[key] for key in GOOD if key != "answer"}),
+        orjson.dumps({key: GOOD[key] for key in GOOD if key != "at"}),
+    ],
+)
+def test_a_line_that_is_not_of_a_trace_is_shown(line: bytes) -> None:
+    with pytest.raises(ConfigurationError, match="not a line of a trace") as caught:
+        parse(line)
+    assert repr(line[:80]) in str(caught.value)
+
+
+@pytest.mark.parametrize("events", [[], [Committed(0, Step("So.", "small"))]])
+def test_a_trace_without_a_beginning_cannot_be_replayed(events: list[Event]) -> None:
+    with pytest.raises(ConfigurationError, match="does not begin with the event Started"):
+        replay(events)
+
+
+def test_a_recorder_notes_when_its_clock_says_that_an_event_happened() -> None:
+    clock = iter([0.25, 3.0])
+    recorder = Recorder(lambda: next(clock))
+    for reason in ("time", "stop"):
+        recorder(Finished(reason, "", 0.0))
+    assert recorder.moments == [Moment(0.25, Finished("time", "", 0.0)), Moment(3.0, Finished("stop", "", 0.0))]
+    assert recorder.events == [Finished("time", "", 0.0), Finished("stop", "", 0.0)]

@@ -1,0 +1,80 @@
+"""Policies are found by name, and wrong names, options and values are told apart from right ones."""
+
+from typing import Any
+
+import pytest
+
+from stepspec import policies
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.policies import POLICIES, Solo, SpecReason, make, options
+
+from ..fakes import ScriptedModel, counting
+
+SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_can_be_made_with_its_defaults(name: str) -> None:
+    made = make(name, SMALL, LARGE)
+    assert made.answerer is (SMALL if name == "small" else LARGE)
+    assert made == make(name, SMALL, LARGE, **{key: option.default for key, option in options(name).items()})
+
+
+def test_options_are_those_of_the_policy_without_its_models() -> None:
+    assert {key: option.default for key, option in options("specreason").items()} == {
+        "threshold": 7,
+        "read": "greedy",
+        "first": 0,
+        "sure": 0.05,
+    }
+    assert options("large") == options("small") == {}
+
+
+def test_chosen_options_arrive_and_may_be_texts_of_a_command_line() -> None:
+    made = make("specreason", SMALL, LARGE, threshold="5.5", read="expected", first="2")
+    assert made == SpecReason(SMALL, LARGE, threshold=5.5, read="expected", first=2)
+    assert made.__class__ is SpecReason
+
+
+def test_the_baselines_are_one_model_alone() -> None:
+    assert make("small", SMALL, LARGE) == Solo(SMALL)
+    assert make("large", SMALL, LARGE) == Solo(LARGE)
+
+
+def test_an_unknown_policy_is_told_with_its_neighbour_and_all_names() -> None:
+    with pytest.raises(ConfigurationError, match="no policy 'specreson', did you mean 'specreason'") as caught:
+        make("specreson", SMALL, LARGE)
+    assert all(name in str(caught.value) for name in POLICIES)
+    with pytest.raises(ConfigurationError, match="no policy 'zzz'; the policies: "):
+        options("zzz")
+
+
+def test_an_unknown_option_is_told_with_its_neighbour_and_all_options() -> None:
+    with pytest.raises(ConfigurationError, match="has no option 'treshold', did you mean 'threshold'") as caught:
+        make("specreason", SMALL, LARGE, treshold=3)
+    assert all(f"{key}={option.default!r}" in str(caught.value) for key, option in options("specreason").items())
+    with pytest.raises(ConfigurationError, match="'large' has no option 'zzz'; its options: none"):
+        make("large", SMALL, LARGE, zzz=3)
+
+
+@pytest.mark.parametrize("models", ["small", "large"])
+def test_the_models_are_no_options(models: str) -> None:
+    assert models not in options("specreason")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"threshold": "high"}, "'threshold': .*valid number.*got 'high'"),
+        ({"read": "average"}, "'read': .*'greedy' or 'expected'.*got 'average'"),
+        ({"first": 2.5}, "'first': .*integer.*got 2.5"),
+        ({"sure": None}, "'sure': .*got None"),
+    ],
+)
+def test_a_wrong_value_is_told_with_what_would_do(chosen: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"policy 'specreason', option {words}"):
+        make("specreason", SMALL, LARGE, **chosen)
+
+
+def test_every_name_that_is_offered_exists() -> None:
+    assert all(hasattr(policies, name) for name in policies.__all__)

@@ -1,0 +1,153 @@
+"""SpecReason does what its paper says, at its limits and by hand-written examples."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
+from stepspec.policies import SpecReason, make
+from stepspec.prompts import load
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+
+SEEDS = st.integers(0, 10_000)
+
+
+def written(chain: Chain) -> list[tuple[str, str]]:
+    return [(step.author, step.text) for step in chain.steps]
+
+
+def verdict(grades: Mapping[str, float], author: str = "small", **options: object) -> Verdict:
+    """Judge one draft with *grades*."""
+    small = ScriptedModel("small", counting("small", 3))
+    large = ScriptedModel("large", counting("large", 3), judge=lambda chain, question: grades)
+    draft = Step("So it is.\n\n", "small" if author == "small" else "large")
+    return run(make("specreason", small, large, **options).verify(PROBLEM, draft))[0]
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 2]), first=st.integers(0, 3))
+@BOUNDED
+def test_a_threshold_of_0_accepts_every_step_after_the_first_ones(seed: int, ahead: int, first: int) -> None:
+    tried = arm("specreason", seed, trouble=0.0)
+    policy = SpecReason(tried.small, tried.large, threshold=0, first=first, sure=0)
+    (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
+    assert end == "finished"
+    assert [step.author for step in chain.steps] == [
+        "large" if index < first else "small" for index in range(len(chain.steps))
+    ]
+    assert not any(step.note for step in chain.steps)
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
+@BOUNDED
+def test_a_threshold_of_10_equals_the_large_model_alone(seed: int, ahead: int) -> None:
+    tried = arm("specreason", seed)
+    alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
+    chain, end = run(reason(SpecReason(tried.small, tried.large, threshold=10), PROBLEM, ahead=ahead))[0]
+    assert (written(chain), end) == (written(alone[0]), alone[1])
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
+@BOUNDED
+def test_as_many_first_steps_as_there_are_equal_the_large_model_alone(seed: int, ahead: int) -> None:
+    tried = arm("specreason", seed)
+    alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
+    first = len(alone[0].steps)
+    assert run(reason(SpecReason(tried.small, tried.large, first=first), PROBLEM, ahead=ahead))[0] == alone
+    assert not [line for line in tried.log if "ask" in line or line.startswith("small")]
+
+
+@given(seed=SEEDS)
+@BOUNDED
+def test_a_step_is_the_small_models_exactly_where_its_grade_reaches_the_threshold(seed: int) -> None:
+    tried = arm("specreason", seed, trouble=0.0)
+    policy = SpecReason(tried.small, tried.large, threshold=5)
+    (chain, _), _ = run(reason(policy, PROBLEM))
+    before = PROBLEM
+    for step in chain.steps:
+        draft = run(tried.small.write(before))[0]
+        ruling = run(policy.verify(before, draft))[0]
+        assert step.author == ("small" if isinstance(ruling, Accept) else "large")
+        assert step.note == ("" if isinstance(ruling, Accept) else ruling.reason)
+        before = before.extend(step)
+
+
+@pytest.mark.parametrize(
+    ("grade", "threshold", "ruling"),
+    [
+        ("7", 7, Accept(7.0)),
+        ("6", 7, Rollback(reason="grade", score=6.0)),
+        ("9", 7, Accept(9.0)),
+        ("0", 0, Accept(0.0)),
+        ("9", 9.5, Rollback(reason="grade", score=9.0)),
+    ],
+)
+def test_a_grade_that_reaches_the_threshold_is_enough(grade: str, threshold: float, ruling: Verdict) -> None:
+    assert verdict({grade: 1.0}, threshold=threshold) == ruling
+
+
+@pytest.mark.parametrize(
+    ("grades", "greedy", "expected"),
+    [
+        ({"9": 0.5, "0": 0.25, "1": 0.25}, Accept(9.0), Rollback(reason="grade", score=4.75)),
+        ({"6": 0.5, "8": 0.25, "9": 0.25}, Rollback(reason="grade", score=6.0), Accept(7.25)),
+        ({"6": 0.5, "8": 0.5}, Rollback(reason="grade", score=6.0), Accept(7.0)),
+    ],
+)
+def test_the_likeliest_grade_and_the_mean_grade_may_disagree(
+    grades: Mapping[str, float], greedy: Verdict, expected: Verdict
+) -> None:
+    assert verdict(grades) == greedy
+    assert verdict(grades, read="expected") == expected
+
+
+@pytest.mark.parametrize("read", ["greedy", "expected"])
+def test_a_judge_who_hardly_speaks_in_digits_has_given_no_grade(read: str) -> None:
+    assert verdict({"9": 0.03125, "Well": 0.9}, read=read) == Rollback(reason="no grade")
+    assert verdict({}, read=read) == Rollback(reason="no grade")
+    assert verdict({"9": 0.0625, "Well": 0.9}, read=read) == Accept(9.0)
+    assert verdict({"9": 0.5, "Well": 0.5}, read=read, sure=0.5) == Accept(9.0)
+
+
+@pytest.mark.parametrize("read", ["greedy", "expected"])
+def test_no_digit_at_all_is_no_grade_however_little_sureness_is_asked_for(read: str) -> None:
+    assert verdict({"Well": 1.0}, read=read, sure=0, threshold=0) == Rollback(reason="no grade")
+
+
+def test_the_large_models_own_steps_are_not_judged() -> None:
+    assert verdict({"0": 1.0}, author="large") == Accept()
+
+
+def test_the_judge_is_asked_about_the_chain_with_the_draft_in_the_words_of_the_prompt() -> None:
+    asked: list[tuple[Chain, str]] = []
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        asked.append((chain, question))
+        return {"9": 1.0}
+
+    class Listening(ScriptedModel):
+        async def ask(self, chain: Chain, question: str, choices: object, *, opening: str = "") -> Mapping[str, float]:
+            assert (choices, opening) == ("0123456789", load("specreason.grade").opening)
+            return await super().ask(chain, question, "0123456789", opening=opening)
+
+    small = ScriptedModel("small", counting("small", 3))
+    large = Listening("large", counting("large", 3), judge=judge)
+    draft = Step("So it is.\n\n", "small")
+    run(SpecReason(small, large).verify(PROBLEM, draft))
+    assert asked == [(PROBLEM.extend(draft), load("specreason.grade").text)]
+
+
+def test_the_large_model_repairs_the_chain_without_the_draft_and_answers() -> None:
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    policy = SpecReason(small, large)
+    repair = run(policy.repair(PROBLEM, Step("Nonsense.\n\n", "small"), Rollback(reason="grade")))[0]
+    assert repair.text == "The large one says 0.\n\n"
+    assert policy.answerer is large
+
+
+def test_the_defaults_are_the_papers() -> None:
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    assert SpecReason(small, large) == SpecReason(small, large, threshold=7, read="greedy", first=0)

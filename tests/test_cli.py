@@ -1,0 +1,75 @@
+"""The command line says what is wrong and how to mend it, and shows no traceback."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from stepspec import cli
+
+
+def call(*arguments: str) -> int:
+    """Run the command; return its exit code."""
+    sys.argv = ["stepspec", *arguments]
+    try:
+        cli.main()
+    except SystemExit as exc:
+        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
+    return 0
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["solve", "1 + 1"], "no small model: pass small="),
+        (["solve", "1 + 1", "--small", "http://127.0.0.1:9"], "no large model"),
+        (["solve", "  "], "the problem is empty"),
+        (["solve", "x", "--small", "ftp://h", "--large", "http://h:1"], "'ftp://h' is not the URL of a server"),
+        (["solve", "x", "--temperature", "7"], "sampling.temperature"),
+        (["solve", "x", "-o", "threshold"], "write it as NAME=VALUE"),
+        (["up"], "pass --testbed"),
+        (["up", "--testbed", "--profile", "warp"], "warp"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    arguments: list[str], complaint: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert call(*arguments) == 2
+    printed = capfd.readouterr()
+    assert complaint in printed.err
+    assert "Traceback" not in printed.err
+    assert printed.out == ""
+
+
+def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("solve", "x", "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9") == 1
+    assert "http://127.0.0.1:9" in capfd.readouterr().err
+
+
+def test_policies_are_listed_with_their_options(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("policies", "--json") == 0
+    listed = orjson.loads(capfd.readouterr().out)
+    assert listed["specreason"]["options"]["threshold"] == 7
+    assert call("policies") == 0
+    assert "threshold=7" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("command", [[], ["solve"], ["up"], ["demo"], ["doctor"], ["policies"]])
+def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(*command, "--help") == 0
+    assert "Usage" in capfd.readouterr().out
+
+
+def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("--version") == 0
+    assert capfd.readouterr().out.strip() == "0.1.0"

@@ -1,0 +1,76 @@
+"""One precedence, unknown keys refused everywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepspec import settings
+from stepspec.orchestrator.errors import ConfigurationError
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_arguments_go_before_variables_before_the_file_before_defaults(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "stepspec.toml").write_text('policy = "large"\nahead = 5\n[budget]\nsteps = 7\n')
+    assert settings.load().policy == "large"
+    monkeypatch.setenv("STEPSPEC_POLICY", "small")
+    loaded = settings.load(ahead=0)
+    assert (loaded.policy, loaded.ahead, loaded.budget.steps, loaded.budget.tokens) == ("small", 0, 7, 8192)
+    assert settings.load(policy="specreason").policy == "specreason"
+
+
+def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (nowhere / "stepspec.toml").write_text('[small]\nurl = "http://a:1/v1"\nmodel = "tiny"\n')
+    monkeypatch.setenv("STEPSPEC_LARGE", "http://b:2")
+    loaded = settings.load()
+    assert loaded.small is not None
+    assert loaded.large is not None
+    assert (loaded.small.role, loaded.small.v1, loaded.small.model) == ("small", "http://a:1/v1", "tiny")
+    assert (loaded.large.role, loaded.large.v1) == ("large", "http://b:2/v1")
+
+
+def test_a_given_sampling_keeps_the_defaults_it_does_not_name() -> None:
+    sampling = settings.load(sampling={"seed": 3}).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.6, 0.95, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"polcy": "x"}, "unknown setting 'polcy', did you mean 'policy'"),
+        ({"budget": {"token": 1}}, "unknown setting 'budget.token'"),
+        ({"small": "nonsense"}, "small.url: 'nonsense' is not the URL of a server"),
+        ({"ahead": -1}, "ahead"),
+        ({"sampling": {"temperature": 9}}, "sampling.temperature"),
+    ],
+)
+def test_wrong_arguments_are_named(given: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        settings.load(**given)
+
+
+def test_unknown_variables_and_keys_of_the_file_are_errors(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (nowhere / "stepspec.toml").write_text("aheda = 1\n")
+    with pytest.raises(ConfigurationError, match="unknown setting 'aheda', did you mean 'ahead'"):
+        settings.load()
+    (nowhere / "stepspec.toml").write_text("ahead = \n")
+    with pytest.raises(ConfigurationError):
+        settings.load()
+    monkeypatch.setenv("STEPSPEC_AHAED", "1")
+    with pytest.raises(ConfigurationError, match="STEPSPEC_AHAED, did you mean STEPSPEC_AHEAD"):
+        settings.load()
+
+
+def test_a_file_that_is_named_has_to_exist(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_CONFIG", "/does/not/exist.toml")
+    with pytest.raises(ConfigurationError, match=r"exist\.toml"):
+        settings.load()
