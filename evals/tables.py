@@ -34,6 +34,6 @@ def table(results: Sequence[Result], title: str = "") -> Table:
 SMALL_PRINT = (
     "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real vLLM "
     "on this CPU; only the cost of a forward pass is set (large 30 ms + 60 us a token, small 6 ms + 20 us), to have "
-    "the shape of a GPU's. Seconds are the mean of one problem; brackets are 95% intervals. Floor: the time to write every "
-    "kept token on the model that wrote it. Waste: written tokens that were not kept."
+    "the shape of a GPU's. Seconds are the mean of one problem; brackets are 95% intervals. Floor: the time to write "
+    "every kept token on the model that wrote it. Waste: written tokens that were not kept."
 )

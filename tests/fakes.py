@@ -139,8 +139,8 @@ class ScriptedModel:
 
     async def score(self, chain: Chain, *spans: str) -> list[tuple[Token, ...]]:
         await self._prefill("score", chain, "".join(spans), written=0)
-        befores = (chain.text + "".join(spans[:place]) for place in range(len(spans)))
-        return [self.read(before, span) for before, span in zip(befores, spans, strict=True)]
+        texts = (chain.text + "".join(spans[:place]) for place in range(len(spans)))
+        return [self.read(before, span) for before, span in zip(texts, spans, strict=True)]
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""

@@ -21,10 +21,11 @@ from .problems import (
 )
 
 
-def corrupt(rng: random.Random, problem: Problem, state: State) -> str:
-    """Return a wrong paragraph for *state*, never equal to a right one."""
+def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:
+    """Return a wrong paragraph for *state*, never equal to a right one; a share of *sums* only has a wrong result."""
     while True:
-        paragraph = _attempt(rng, problem, state)
+        make = _wrong_digits if rng.random() < sums else _attempt
+        paragraph = make(rng, problem, state)
         if not right(problem, state, paragraph):
             return paragraph
 
@@ -116,12 +117,12 @@ def _false_alarm(rng: random.Random, problem: Problem, state: State) -> str:
     return MENDING + expected(problem, replace(state, wrong=""))
 
 
-def stumbling(rng: random.Random, problem: Problem, rate: float) -> list[tuple[str, bool]]:
-    """Worked reasoning that goes wrong at some steps, each mended at once; every paragraph with whether it is right."""
+def stumbling(rng: random.Random, problem: Problem, rate: float, *, sums: float = 0.0) -> list[tuple[str, bool]]:
+    """Worked reasoning that goes wrong at a *rate*, mended at once; every paragraph with whether it is right."""
     state, steps = begin(problem), list[tuple[str, bool]]()
     while state.index <= len(problem.deeds):
         wrong = not state.wrong and rng.random() < rate
-        paragraph = corrupt(rng, problem, state) if wrong else expected(problem, state)
+        paragraph = corrupt(rng, problem, state, sums=sums) if wrong else expected(problem, state)
         steps.append((paragraph, not wrong))
         state = advance(problem, state, paragraph)
     return steps

@@ -26,7 +26,6 @@ from .problems import Problem, State, advance, begin, draw, expected, final_answ
 IGNORED = -100
 TRUNK = 0
 RIGHT, WRONG = "9", "1"
-STUMBLES = 0.1
 PADDING = -1
 
 Ints = NDArray[np.int64]
@@ -40,6 +39,17 @@ class Mistake:
     problem: Problem
     before: tuple[str, ...]
     wrong: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stumbles:
+    """How often a trunk goes wrong, to be mended at once, and how many of those times only in the result of a sum."""
+
+    rate: float = 0.2
+    sums: float = 0.0
+
+
+USUAL = Stumbles()
 
 
 @dataclass
@@ -73,12 +83,12 @@ class Row:
 class Writer:
     """Turns problems into rows of token ids, in the layout that the endpoints use."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, stumbles: Stumbles = USUAL) -> None:
         def render(messages: Messages, generate: bool) -> str:
             turns = [dict(message) for message in messages]
             return str(tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False))
 
-        self.tokenizer = tokenizer
+        self.tokenizer, self.stumbles = tokenizer, stumbles
         self.render = render
         self.template: Template = learn(render)
         self.encode = lru_cache(maxsize=200_000)(self._encode)
@@ -138,7 +148,7 @@ class Writer:
 
     def trunk(self, rng: random.Random, problem: Problem, mistake: Mistake | None) -> Iterator[tuple[str, bool]]:
         if mistake is None:
-            yield from stumbling(rng, problem, STUMBLES)
+            yield from stumbling(rng, problem, self.stumbles.rate, sums=self.stumbles.sums)
             return
         state = begin(problem)
         before = list(mistake.before)

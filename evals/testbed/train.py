@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from .data import IGNORED, PADDING, TRUNK, Batch, Mistake, Writer, batches, first_mistake
+from .data import IGNORED, PADDING, TRUNK, USUAL, Batch, Mistake, Stumbles, Writer, batches, first_mistake
 from .problems import generate
 from .report import Loaded
 from .solving import solve
@@ -30,29 +30,46 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Phase:
+    """Some *steps* of AdamW, the *rate* warmed up and then cosine; with *branches*, judging is taught as well."""
+
+    steps: int
+    rate: float
+    rows: int = 32
+    length: int = 224
+    branches: int = 0
+    stumbles: Stumbles = USUAL
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one model is and how long it learns; steps are of the optimiser."""
+    """What one model is and what it goes through."""
 
     name: str
     numbers: Numbers
     width: int
     layers: int
     heads: int
-    solving_steps: int
-    judging_steps: int = 0
-    rate: float = 1.5e-3
-    judging_rate: float = 1e-3
-    rows: int = 32
-    judging_rows: int = 16
+    phases: tuple[Phase, ...]
     seed: int = 0
 
+    @property
+    def judges(self) -> bool:
+        return any(phase.branches for phase in self.phases)
 
-RECIPES = (
-    Recipe("small", "plain", width=64, layers=2, heads=2, solving_steps=900, rate=3e-3),
-    Recipe("small-other", "grouped", width=64, layers=2, heads=2, solving_steps=900, rate=3e-3),
-    Recipe("large", "plain", width=128, layers=6, heads=4, solving_steps=700, judging_steps=2000, rate=2e-3),
+
+LARGE_PHASES = (
+    Phase(700, 2e-3),  # to solve
+    Phase(600, 1.5e-3),
+    # To tell a wrong result from a right one, the hardest part: five times as many of them for the same price.
+    Phase(800, 1.2e-3, rows=24, length=304, stumbles=Stumbles(rate=0.5, sums=0.75)),
+    Phase(600, 6e-4, rows=16, length=512, branches=4),  # to say so when asked
 )
-SOLVING_LENGTH, JUDGING_LENGTH, BRANCHES = 240, 512, 4
+RECIPES = (
+    Recipe("small", "plain", width=64, layers=2, heads=2, phases=(Phase(750, 3e-3),)),
+    Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(750, 3e-3),)),
+    Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
+)
 MISTAKES_FROM = 3000  # problems that the small model solves, half of them greedily
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
@@ -134,25 +151,33 @@ class Trainer:
         self.marker = Marker(self.model)
         self.losses = torch.compile(losses, dynamic=False) if compile else losses
 
-    def learn(
-        self, steps: int, *, rate: float, rows: int, length: int, branches: int, marking: bool,
-        mistakes: Sequence[Mistake] = (),
-    ) -> None:  # fmt: skip
-        """Take that many *steps* of AdamW, the rate warmed up and then cosine."""
+    def learn(self, mistakes: Callable[[], Sequence[Mistake]]) -> None:
+        """Go through all phases; *mistakes* are asked for when judging is to be taught."""
+        for number, phase in enumerate(self.recipe.phases):
+            source = batches(
+                Writer(self.tokenizer, phase.stumbles),
+                seed=self.recipe.seed + number,
+                rows=phase.rows,
+                length=phase.length,
+                branches=phase.branches,
+                mistakes=mistakes() if phase.branches else (),
+            )
+            self.go_through(phase, source)
+
+    def go_through(self, phase: Phase, source: Iterator[Batch]) -> None:
+        """Take the steps of one *phase*."""
+        steps, rate = phase.steps, phase.rate
         parameters = [*self.model.parameters(), *self.marker.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimiser,
             lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
         )
-        source = batches(
-            self.writer, seed=self.recipe.seed, rows=rows, length=length, branches=branches, mistakes=mistakes
-        )
         began, sums = time.monotonic(), torch.zeros(3)
         self.model.train()
         for step, batch in zip(range(1, steps + 1), source, strict=False):
             parts = self.loss(batch)
-            weights = (1.0, 1.0 if branches else 0.0, MARK_WEIGHT if marking else 0.0)
+            weights = (1.0, float(phase.branches > 0), MARK_WEIGHT * self.recipe.judges)
             loss = sum(weight * part for weight, part in zip(weights, parts, strict=True) if weight)
             assert isinstance(loss, Tensor)
             loss.backward()
@@ -191,29 +216,6 @@ class Trainer:
         self.say(f"{self.recipe.name} solves {accuracy:.1%} of {count}")
         return accuracy
 
-    def learn_to_solve(self) -> None:
-        recipe = self.recipe
-        self.learn(
-            recipe.solving_steps,
-            rate=recipe.rate,
-            rows=recipe.rows,
-            length=SOLVING_LENGTH,
-            branches=0,
-            marking=recipe.judging_steps > 0,
-        )
-
-    def learn_to_judge(self, mistakes: Sequence[Mistake]) -> None:
-        recipe = self.recipe
-        self.learn(
-            recipe.judging_steps,
-            rate=recipe.judging_rate,
-            rows=recipe.judging_rows,
-            length=JUDGING_LENGTH,
-            branches=BRANCHES,
-            marking=True,
-            mistakes=mistakes,
-        )
-
     def save(self, dtype: torch.dtype = torch.float32) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         half = copy.deepcopy(self.model)
@@ -241,8 +243,10 @@ def train_all(folder: Path, say: Say, *, only: str | None = None, threads: int =
     for recipe in RECIPES:
         if only in (None, recipe.name):
             trainer = Trainer(recipe, folder / recipe.name, say)
-            trainer.learn_to_solve()
-            if recipe.judging_steps:
-                small = Loaded.of("small", folder)
-                trainer.learn_to_judge(mistakes_of(small.model, small.writer, MISTAKES_FROM))
+            trainer.learn(lambda: _small_mistakes(folder))
             trainer.save(torch.float16)
+
+
+def _small_mistakes(folder: Path) -> list[Mistake]:
+    small = Loaded.of("small", folder)
+    return mistakes_of(small.model, small.writer, MISTAKES_FROM)

@@ -47,9 +47,9 @@ class Connection:
         """Close every connection."""
         await self._client.close()
 
-    def call(self, verb: str, model: str = "") -> Call:
+    def call(self, verb: str) -> Call:
         """Describe a request, for its errors."""
-        return Call(self.endpoint.role, self.endpoint.url, verb, model)
+        return Call(self.endpoint.role, self.endpoint.url, verb)
 
     async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
         """Send *body* and return the answer."""
@@ -61,8 +61,9 @@ class Connection:
 
     async def served(self) -> list[str]:
         """List the names of the models that the server knows, adapters last."""
-        call = self.call("models")
-        return _names(_object(call, await self.get(call, "/v1/models")))
+        call = self.call("connect")
+        listed: list[Reply] = _object(call, await self.get(call, "/v1/models")).get("data") or []
+        return [model["id"] for model in sorted(listed, key=lambda model: bool(model.get("parent")))]
 
     @asynccontextmanager
     async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
@@ -123,28 +124,8 @@ class Connection:
                         stream_cls=_Unread,
                     )
             except OpenAIError as exc:
-                raise await self._failure(call, exc) from exc
+                raise _failure(call, exc) from exc
         return unread.response
-
-    async def _failure(self, call: Call, exc: OpenAIError) -> Exception:
-        if isinstance(exc, APIStatusError):
-            served = await self._names() if exc.status_code == 404 and call.model else ()
-            error = failed(call, exc.status_code, exc.response.content, served)
-            again = repeatable(exc.status_code)
-            return _Repeatable(error, pause(exc.response.headers.get("retry-after"))) if again else error
-        if isinstance(exc, APIConnectionError):
-            cause = exc.__cause__ or exc
-            message = f"no connection ({cause or type(cause).__name__}); is the server running, and is the URL right?"
-            return _Repeatable(call.error(EndpointUnavailable, message))
-        return call.error(EndpointError, str(exc))
-
-    async def _names(self) -> list[str]:
-        """List the served models for an error's sake: no slot, no second try, and no error of its own."""
-        try:
-            response = await self._send(self.call("models"), "/v1/models", None)
-            return _names(_object(self.call("models"), await response.aread()))
-        except (EndpointError, _Repeatable, *BROKEN):
-            return []
 
     async def _repeat(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
         repeating = AsyncRetrying(
@@ -170,6 +151,18 @@ class _Repeatable(Exception):
     def __init__(self, error: EndpointError, after: float = 0.0) -> None:
         super().__init__(str(error))
         self.error, self.after = error, after
+
+
+def _failure(call: Call, exc: OpenAIError) -> Exception:
+    if isinstance(exc, APIStatusError):
+        error = failed(call, exc.status_code, exc.response.content)
+        again = repeatable(exc.status_code)
+        return _Repeatable(error, pause(exc.response.headers.get("retry-after"))) if again else error
+    if isinstance(exc, APIConnectionError):
+        cause = exc.__cause__ or exc
+        message = f"no connection ({str(cause) or type(cause).__name__}); is the server running, and is the URL right?"
+        return _Repeatable(call.error(EndpointUnavailable, message))
+    return call.error(EndpointError, str(exc))
 
 
 _backoff = random_exponential(multiplier=0.2, max=10)  # seconds
@@ -212,8 +205,3 @@ def _object(call: Call, body: bytes) -> Reply:
     if not isinstance(reply, dict):
         raise call.error(MalformedReply, f"not a JSON object: {body[:200]!r}")
     return cast("Reply", reply)
-
-
-def _names(models: Reply) -> list[str]:
-    listed: list[Reply] = models.get("data") or []
-    return [model["id"] for model in sorted(listed, key=lambda model: bool(model.get("parent")))]

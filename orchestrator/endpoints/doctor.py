@@ -34,6 +34,12 @@ COSTS = {
 }
 """What each capability costs where it is missing, in the order of the table."""
 
+ROWS = (
+    *("server", "model", "vLLM", "context", "thinks", "speculative decoding"),
+    *(name.replace("_", " ") for name in COSTS),
+    *("probability of digits", "first token", "each further token"),
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Examined:
@@ -82,22 +88,29 @@ def conclude(small: Examined, large: Examined) -> Diagnosis:
 
 def render(diagnosis: Diagnosis) -> RenderableType:
     """Lay out a diagnosis for a terminal."""
-    pair = (diagnosis.small, diagnosis.large)
     table = Table("", "small", "large", box=None, pad_edge=False)
-    table.add_row("server", *(examined.url for examined in pair))
-    table.add_row("model", *(examined.model or Text("cannot be used", "red") for examined in pair))
-    table.add_row("vLLM", *((examined.can.version if examined.can else None) or "?" for examined in pair))
-    table.add_row("context", *(f"{examined.room} tokens" for examined in pair))
-    table.add_row("thinks", *(_mark(examined.thinks) for examined in pair))
-    table.add_row("speculative decoding", *(_mark(getattr(examined.can, "speculation", None)) for examined in pair))
-    for name in COSTS:
-        marks = (_mark(getattr(examined.can, name, None)) for examined in pair)
-        table.add_row(name.replace("_", " "), *marks)
-    table.add_row("probability of digits", *(f"{examined.digits:.1%}" for examined in pair))
-    table.add_row("first token", *(f"{examined.first * 1000:.0f} ms" for examined in pair))
-    table.add_row("each further token", *(f"{examined.between * 1000:.1f} ms" for examined in pair))
+    for name, small, large in zip(ROWS, _cells(diagnosis.small), _cells(diagnosis.large), strict=True):
+        table.add_row(name, small, large)
     table.add_row("one vocabulary", _mark(diagnosis.same_vocabulary), "")
     return Group(table, "", *(f"- {note}" for note in diagnosis.notes or ("Nothing is missing.",)))
+
+
+def _cells(examined: Examined) -> list[RenderableType]:
+    can = examined.can
+    if can is None:
+        return [examined.url, Text("cannot be used", "red"), *["-"] * (len(ROWS) - 2)]
+    return [
+        examined.url,
+        examined.model,
+        can.version or "?",
+        f"{examined.room} tokens",
+        _mark(examined.thinks),
+        _mark(can.speculation),
+        *(_mark(getattr(can, name)) for name in COSTS),
+        f"{examined.digits:.1%}",
+        f"{examined.first * 1000:.0f} ms",
+        f"{examined.between * 1000:.1f} ms",
+    ]
 
 
 def _mark(value: bool | None) -> Text:

@@ -60,7 +60,7 @@ class Encoder:
 
     def __init__(self, connection: Connection, model: str) -> None:
         self._connection, self._model = connection, model
-        self._call = connection.call("tokenize", model)
+        self._call = connection.call("tokenize")
         self.encode = Memo(self._encode, TEXTS)
         self.spelt = Memo(self._spell, TEXTS)
         self.prefix = Memo(self._prefix, CONVERSATIONS_KEPT)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -23,7 +23,6 @@ class Call:
     role: Role
     url: str
     verb: str
-    model: str = ""
 
     def error(self, kind: type[E], message: str) -> E:
         return kind(message, role=self.role, url=self.url, verb=self.verb)
@@ -42,14 +41,11 @@ def pause(retry_after: str | None) -> float:
         return 0.0
 
 
-def failed(call: Call, status: int, body: bytes, served: Sequence[str] = ()) -> EndpointError:
-    """Turn an HTTP *status* of 400 or more into an error; *served* are the model names that the server does have."""
+def failed(call: Call, status: int, body: bytes) -> EndpointError:
+    """Turn an HTTP *status* of 400 or more into an error."""
     message = _message(body)
     if status in (401, 403):
         return call.error(EndpointRejected, f"the key was refused (HTTP {status}: {message}); set the right api_key")
-    if status == 404 and served and call.model not in served:
-        names = ", ".join(map(repr, served))
-        return call.error(EndpointRejected, f"no model {call.model!r} is served here; served: {names}")
     if status == 404:
         return call.error(EndpointRejected, f"HTTP 404: {message}; is a vLLM server at this URL?")
     if repeatable(status):

@@ -58,7 +58,7 @@ class _Probe:
         self._connection, self._model = connection, model
         self._prompt, self._digits = prompt, list(dict.fromkeys(digits))
         self._long = (prompt * (long // len(prompt) + 1))[:long]
-        self._call = connection.call("probe", model)
+        self._call = connection.call("probe")
 
     async def run(self) -> Capabilities:
         written = await self._choice(4, return_token_ids=True)

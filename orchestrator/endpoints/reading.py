@@ -20,7 +20,7 @@ from .wire import Body, chunk
 
 
 @dataclass(slots=True)
-class Account:
+class Tally:
     """Counts what one request cost, and tells the observer when it is over, whatever became of it."""
 
     role: Role
@@ -60,8 +60,8 @@ class Account:
 class Arrivals:
     """The tokens of one open stream, one by one, and then the reason why it ended."""
 
-    def __init__(self, call: Call, events: Events, account: Account, logprobs: int | None) -> None:
-        self._call, self._events, self._account, self._logprobs = call, events, account, logprobs
+    def __init__(self, call: Call, events: Events, tally: Tally, logprobs: int | None) -> None:
+        self._call, self._events, self._tally, self._logprobs = call, events, tally, logprobs
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
 
@@ -85,18 +85,18 @@ class Arrivals:
         if event is None:
             return False
         piece = chunk(self._call, event, self._logprobs)
-        self._account.add(piece.received, piece.prompt, piece.cached)
+        self._tally.add(piece.received, piece.prompt, piece.cached)
         self._tokens.extend(piece.tokens)
         self._ended = piece.ended or self._ended
         return True
 
 
 @asynccontextmanager
-async def generate(connection: Connection, call: Call, body: Body, account: Account) -> AsyncGenerator[Arrivals]:
+async def generate(connection: Connection, call: Call, body: Body, tally: Tally) -> AsyncGenerator[Arrivals]:
     """Send *body* and yield the tokens of the answer. Leaving the block before they ended aborts the request."""
-    with account:
+    with tally:
         async with connection.stream(call, body) as events:
-            arrivals = Arrivals(call, events, account, body.get("logprobs"))
+            arrivals = Arrivals(call, events, tally, body.get("logprobs"))
             yield arrivals
             await arrivals.finish()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr
@@ -81,7 +81,7 @@ class Sampling(BaseModel):
     seed: int = 0
     logprobs: int | None = Field(default=0, ge=0, le=20)
 
-    def seed_for(self, role: Role, verb: Verb | Literal["probe"], steps: int, tokens: int) -> int:
+    def seed_for(self, role: Role, verb: Verb, steps: int, tokens: int) -> int:
         """Derive a request's seed: requests at different places of a chain differ, and runs repeat."""
         place = f"{self.seed} {role} {verb} {steps} {tokens}".encode()
         return int.from_bytes(blake2b(place, digest_size=4).digest())

@@ -14,7 +14,7 @@ from .failures import Call
 from .settings import Deadlines
 
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
-CLOSING = 5.0  # seconds; closing only shuts the socket, so this is never reached unless the event loop is stuck
+CLOSING = 1.0  # seconds; shutting the socket takes none, and the end of a finished stream comes with its last event
 
 
 class Events:
@@ -73,10 +73,8 @@ class Events:
     async def _read(self) -> None:
         try:
             piece = await anext(self._pieces)
-        except StopAsyncIteration:
-            raise self._call.error(EndpointUnavailable, "the stream broke off: did the server die?") from None
-        except BROKEN as exc:
-            reason = self._late or f"the connection broke in the middle of the stream ({exc!r}): did the server die?"
+        except (StopAsyncIteration, *BROKEN) as exc:
+            reason = self._late or f"the stream broke off ({exc!r}): did the server die?"
             raise self._call.error(EndpointUnavailable, reason) from exc
         self._arrived = self._loop.time()
         *lines, self._rest = (self._rest + piece).split(b"\n")

@@ -10,7 +10,7 @@ from typing import Self
 from weakref import WeakKeyDictionary
 
 from ..chain import DELIMITER, THINK_END, Chain, Role, Step, Token
-from ..errors import ConfigurationError, ContextTooLong, EndpointUnavailable
+from ..errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
 from ..events import Observer, Verb
 from ..interfaces import KEPT_OPEN
 from . import wire
@@ -20,7 +20,7 @@ from .failures import Call
 from .growing import GrowingStep
 from .kept import Kept
 from .probe import Capabilities, probe
-from .reading import Account, Arrivals, generate, grow
+from .reading import Arrivals, Tally, generate, grow
 from .settings import Endpoint, Sampling
 from .template import Template
 
@@ -42,7 +42,7 @@ class VllmEndpoint:
     async def __aenter__(self) -> Self:
         self.connection = Connection(self.settings)
         try:
-            self.name = self.name or await self._first_served()
+            self.name = self._choose(await self.connection.served())
             self.encoder = Encoder(self.connection, self.name)
             await self.encoder.learn()
         except BaseException:
@@ -86,11 +86,12 @@ class VllmEndpoint:
             self.by_id = self._can.chosen_logprobs
         return self._can
 
-    async def _first_served(self) -> str:
-        served = await self.connection.served()
-        if not served:
-            raise ConfigurationError(f"the server at {self.settings.url} lists no model; set the endpoint's model")
-        return served[0]
+    def _choose(self, served: Sequence[str]) -> str:
+        wanted = self.settings.model
+        if served and wanted in (None, *served):
+            return wanted or served[0]
+        message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
+        raise self.connection.call("connect").error(EndpointRejected, message)
 
 
 class VllmModel:
@@ -147,9 +148,8 @@ class VllmModel:
         before = await encoder.chain(chain)
         encoded = [(span, await encoder.encode(span)) for span in spans]
         prompt = [*before, *(number for _, ids in encoded for number in ids)]
-        call = self._call("score")
-        reply = await self._post(call, "score", wire.scoring(self._endpoint.name, prompt))
-        return wire.scores(call, reply, encoded, len(before))
+        reply = await self._post("score", wire.scoring(self._endpoint.name, prompt))
+        return wire.scores(self._call("score"), reply, encoded, len(before))
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
@@ -163,23 +163,28 @@ class VllmModel:
         encoder, endpoint = self._endpoint.encoder, self._endpoint
         numbers = await self._numbers(choices)
         prompt = [*await encoder.chain(chain), *await encoder.encode(encoder.template.ask(question, opening))]
-        call = self._call("ask")
-        ids = list(numbers.values())
         if endpoint.by_id is not False:
-            body = wire.asking(endpoint.name, prompt, ids, by_id=True)
-            try:
-                reply = await self._post(call, "ask", body, retries=None if endpoint.by_id else 1)
-                found = wire.chances(call, reply, numbers)
-            except EndpointUnavailable:  # Speculative decoding and this field do not go together: HTTP 500.
-                if endpoint.by_id:
-                    raise
-                found = {}
-            if len(found) == len(numbers):
-                endpoint.by_id = True
+            found = await self._ask_by_id(prompt, numbers)
+            if found is not None:
                 return found
-        reply = await self._post(call, "ask", wire.asking(endpoint.name, prompt, ids, by_id=False))
-        endpoint.by_id = False
-        return dict.fromkeys(choices, 0.0) | wire.chances(call, reply, numbers)
+        reply = await self._post("ask", wire.asking(endpoint.name, prompt, list(numbers.values()), by_id=False))
+        return dict.fromkeys(choices, 0.0) | wire.chances(self._call("ask"), reply, numbers)
+
+    async def _ask_by_id(self, prompt: Sequence[int], numbers: Mapping[str, int]) -> dict[str, float] | None:
+        """Ask about the choices' own tokens; None if the server cannot tell, which is remembered."""
+        endpoint = self._endpoint
+        body = wire.asking(endpoint.name, prompt, list(numbers.values()), by_id=True)
+        try:
+            reply = await self._post("ask", body, retries=None if endpoint.by_id else 0)
+        except EndpointUnavailable as exc:
+            if endpoint.by_id:
+                raise
+            if exc.cause.startswith("HTTP 500"):  # what vLLM answers while it speculates itself
+                endpoint.by_id = False
+            return None
+        found = wire.chances(self._call("ask"), reply, numbers)
+        endpoint.by_id = len(found) == len(numbers)
+        return found if endpoint.by_id else None
 
     async def _numbers(self, choices: Sequence[str]) -> dict[str, int]:
         encoded = {choice: await self._endpoint.encoder.encode(choice) for choice in choices}
@@ -193,23 +198,29 @@ class VllmModel:
         self, chain: Chain, prompt: Sequence[int], stop: Sequence[str], limit: int
     ) -> AbstractAsyncContextManager[Arrivals]:
         endpoint, call = self._endpoint, self._call("write")
-        room = endpoint.encoder.room - len(prompt)
-        if room <= 0:
-            message = f"the prompt has {len(prompt)} tokens, and the model takes {endpoint.encoder.room} in all"
-            raise call.error(ContextTooLong, message)
+        limit = min(limit, self._room(call, prompt))
         seed = self._sampling.seed_for(self.role, "write", len(chain.steps), chain.tokens)
-        body = wire.writing(endpoint.name, prompt, self._sampling, seed=seed, limit=min(limit, room), stop=stop)
-        return generate(endpoint.connection, call, body, self._account("write", len(prompt)))
+        body = wire.writing(endpoint.name, prompt, self._sampling, seed=seed, limit=limit, stop=stop)
+        return generate(endpoint.connection, call, body, self._tally("write", len(prompt)))
 
-    async def _post(self, call: Call, verb: Verb, body: wire.Body, *, retries: int | None = None) -> wire.Reply:
-        with self._account(verb, len(body["prompt"])) as account:
+    async def _post(self, verb: Verb, body: wire.Body, *, retries: int | None = None) -> wire.Reply:
+        call, prompt = self._call(verb), body["prompt"]
+        self._room(call, prompt)
+        with self._tally(verb, len(prompt)) as tally:
             reply = await self._endpoint.connection.post(call, "/v1/completions", body, retries=retries)
-            prompt, cached, written = wire.usage(reply)
-            account.add(written, prompt, cached)
+            read, cached, written = wire.usage(reply)
+            tally.add(written, read, cached)
             return reply
 
-    def _account(self, verb: Verb, prompt: int) -> Account:
-        return Account(self.role, verb, self._observe, self._clock, prompt)
+    def _room(self, call: Call, prompt: Sequence[int]) -> int:
+        """Count the tokens that may follow *prompt*. Raise `ContextTooLong` if there is room for none."""
+        room = self._endpoint.encoder.room
+        if len(prompt) >= room:
+            raise call.error(ContextTooLong, f"the prompt has {len(prompt)} tokens, and the model takes {room} in all")
+        return room - len(prompt)
+
+    def _tally(self, verb: Verb, prompt: int) -> Tally:
+        return Tally(self.role, verb, self._observe, self._clock, prompt)
 
     def _call(self, verb: Verb) -> Call:
-        return self._endpoint.connection.call(verb, self._endpoint.name)
+        return self._endpoint.connection.call(verb)

@@ -1,6 +1,7 @@
 """Lookahead by hand-written examples: exact times, the order of what happens, and what becomes of bets."""
 
 import asyncio
+import gc
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -123,6 +124,23 @@ def test_a_lost_bet_may_fail(ahead: int) -> None:
     (chain, end), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
     assert end == "finished"
     assert {step.author for step in chain.steps} == {"large"}
+
+
+def test_nobody_hears_of_the_failures_of_lost_bets() -> None:
+    small, large = pair(length=4, wrong=(0, 1, 2, 3))
+    small.latency = lambda chain: 0.125
+    large.reading = lambda chain: 1.0 / len(chain.steps)
+    large.fails = lambda verb, chain: ConnectionError() if chain.text.count("small") > 1 else None
+    heard: list[object] = []
+
+    async def main() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: heard.append(context))
+        await reason(SpecReason(small, large), PROBLEM, ahead=3)
+        gc.collect()
+
+    run(main())
+    assert "large ask 2 failed" in small.log
+    assert heard == []
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])

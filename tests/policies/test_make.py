@@ -50,8 +50,8 @@ def test_an_unknown_policy_is_told_with_its_neighbour_and_all_names() -> None:
 
 
 def test_an_unknown_option_is_told_with_its_neighbour_and_all_options() -> None:
-    with pytest.raises(ConfigurationError, match="has no option 'treshold', did you mean 'threshold'") as caught:
-        make("specreason", SMALL, LARGE, treshold=3)
+    with pytest.raises(ConfigurationError, match="has no option 'thresholds', did you mean 'threshold'") as caught:
+        make("specreason", SMALL, LARGE, thresholds=3)
     assert all(f"{key}={option.default!r}" in str(caught.value) for key, option in options("specreason").items())
     with pytest.raises(ConfigurationError, match="'large' has no option 'zzz'; its options: none"):
         make("large", SMALL, LARGE, zzz=3)

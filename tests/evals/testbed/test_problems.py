@@ -2,6 +2,7 @@
 
 import random
 import re
+from collections.abc import Callable
 from itertools import islice
 
 import pytest
@@ -41,7 +42,7 @@ from ...orchestrator.arms import BOUNDED
 SEEDS = st.integers(0, 2**32)
 PROBLEMS = SEEDS.map(lambda seed: draw(random.Random(seed)))
 EXAMPLE = Problem("Maya", "coins", 10, (Deed("add", 4), Deed("double", 0), Deed("sub", 8, 2), Deed("halve", 0)))
-CHANGES = {
+CHANGES: dict[str, Callable[[float, int], float]] = {
     r"buys (\d+) more|finds (\d+)|wins (\d+)": lambda value, n: value + n,
     r"gives away (\d+)|loses (\d+)|sells (\d+)": lambda value, n: value - n,
     r"doubles them": lambda value, n: value * 2,
@@ -94,7 +95,7 @@ def test_a_problem_reads_like_one() -> None:
         "On Wednesday she sells 8: 28 - 8 = 20.\n\n",
         "On Thursday she keeps half of them: 20 / 2 = 10.\n\n",
         "Let me check: 10 + 10 = 20.\n\n",
-        "Yes, that is all: Maya has 10 coins.\n</think>",
+        EXAMPLE.close(10),
     ]
 
 
@@ -116,7 +117,7 @@ def test_worked_reasoning_is_right_by_its_own_judge_and_by_arithmetic(problem: P
         state = advance(problem, state, step)
         assert not state.wrong
     assert right(problem, state, steps[-1])
-    assert steps[-1].endswith(f"has {problem.answer} {problem.item}.\n{THINK_END}")
+    assert re.findall(r"\d+", steps[-1]) == [str(problem.answer)]
     assert [step.endswith(THINK_END) for step in steps] == [False] * (len(steps) - 1) + [True]
     assert advance(problem, state, steps[-1]).index == len(problem.deeds) + 1
 
@@ -192,9 +193,14 @@ def test_stumbling_reasoning_is_marked_by_what_the_judge_says(problem: Problem, 
 
 
 @pytest.mark.parametrize(
-    "difficulty", [Difficulty((1, 1)), Difficulty((3, 3), (10, 20), 0), Difficulty((7, 7), (1, 1), 1)]
+    ("difficulty", "kinds"),
+    [
+        (Difficulty((1, 1)), set(DEEDS)),
+        (Difficulty((3, 3), (10, 20), 0), {"add", "sub"}),
+        (Difficulty((7, 7), (1, 1), 0.75), set(DEEDS)),
+    ],
 )
-def test_problems_are_as_hard_as_asked_for(difficulty: Difficulty) -> None:
+def test_problems_are_as_hard_as_asked_for(difficulty: Difficulty, kinds: set[str]) -> None:
     rng = random.Random(5)
     problems = [draw(rng, difficulty) for _ in range(100)]
     deeds = [deed for problem in problems for deed in problem.deeds]
@@ -202,9 +208,6 @@ def test_problems_are_as_hard_as_asked_for(difficulty: Difficulty) -> None:
     assert all(least <= len(problem.deeds) <= most for problem in problems)
     low, high = difficulty.operand
     assert all(low <= deed.n <= high for deed in deeds if deed.kind in ("add", "sub"))
-    kinds = (
-        {"add", "sub"} if difficulty.doubling == 0 else {"double", "halve"} if difficulty.doubling == 1 else set(DEEDS)
-    )
     assert {deed.kind for deed in deeds} == kinds
 
 

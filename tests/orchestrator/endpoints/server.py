@@ -112,23 +112,30 @@ class FakeVllm:
         return web.json_response({"prompt": self.decode((await request.json())["tokens"])})
 
     async def models(self, request: web.Request) -> web.Response:
+        if not self.opens(request):
+            return web.json_response({"error": "Unauthorized"}, status=401)
         return web.json_response({"data": [{"id": name, "max_model_len": ROOM} for name in self.names]})
+
+    def opens(self, request: web.Request) -> bool:
+        return not self.key or request.headers.get("Authorization") == f"Bearer {self.key}"
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = {key: value for key, value in (await request.json()).items() if key not in self.lacks}
         self.requests.append(("/v1/completions", body))
         fault = self.faults.popleft() if self.faults else None
-        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+        if not self.opens(request):
             fault = Refuse(401, "Unauthorized")
         elif body["model"] not in self.names:
             fault = Refuse(404, f"The model `{body['model']}` does not exist.")
         if isinstance(fault, Refuse):
             error = {"error": {"message": fault.message, "code": fault.status}}
             return web.json_response(error, status=fault.status, headers=dict(fault.headers))
-        if not body.get("stream"):
-            return web.json_response(self.answer(body))
         try:
-            return await self.stream(request, body, fault)
+            if body.get("stream"):
+                return await self.stream(request, body, fault)
+            if fault:
+                await self.fail(request, fault)
+            return web.json_response(self.answer(body))
         except (asyncio.CancelledError, ConnectionError):
             self.left.set()
             raise

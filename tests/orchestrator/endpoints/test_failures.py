@@ -29,23 +29,46 @@ async def test_a_dead_url() -> None:
 
 
 async def test_a_wrong_key_names_the_setting(meet: Meet) -> None:
-    async with meet(FakeVllm(SCRIPT, key="right"), api_key="wrong") as met:
-        with pytest.raises(EndpointRejected, match=r"HTTP 401: .*api_key"):
-            await met.model.write(PROBLEM)
+    with pytest.raises(EndpointRejected, match=r"HTTP 401: .*api_key"):
+        async with meet(FakeVllm(SCRIPT, key="right"), api_key="wrong"):
+            raise AssertionError("connected with a wrong key")
 
 
 async def test_the_right_key_and_never_the_environments(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "right")
     async with meet(FakeVllm(SCRIPT, key="right"), api_key="right") as met:
         assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
-    async with meet(FakeVllm(SCRIPT, key="right")) as met:
-        with pytest.raises(EndpointRejected):
-            await met.model.write(PROBLEM)
+    with pytest.raises(EndpointRejected):
+        async with meet(FakeVllm(SCRIPT, key="right")):
+            raise AssertionError("connected with a key that is not ours")
 
 
 async def test_a_model_that_is_not_served_lists_those_that_are(meet: Meet) -> None:
-    async with meet(FakeVllm(SCRIPT, names=("one", "two")), model="three", max_concurrency=1) as met:
-        with pytest.raises(EndpointRejected, match="no model 'three' is served here; served: 'one', 'two'"):
+    with pytest.raises(EndpointRejected, match="no model 'three' is served here; served: 'one', 'two'"):
+        async with meet(FakeVllm(SCRIPT, names=("one", "two")), model="three"):
+            raise AssertionError("connected to no model")
+
+
+async def test_a_server_without_models() -> None:
+    async with FakeVllm(names=()).serve() as settings:
+        with pytest.raises(EndpointRejected, match="served: none"):
+            async with VllmEndpoint(settings):
+                raise AssertionError("connected to no model")
+
+
+async def test_without_a_name_the_first_model_is_meant(meet: Meet) -> None:
+    async with meet(FakeVllm(SCRIPT, names=("one", "two"))) as met:
+        assert met.endpoint.name == "one"
+        assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
+    async with meet(FakeVllm(SCRIPT, names=("one", "two")), model="two") as met:
+        assert met.endpoint.name == "two"
+
+
+async def test_a_model_that_is_gone(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        server.names = ("other",)
+        with pytest.raises(EndpointRejected, match="HTTP 404: The model `fake` does not exist"):
             await met.model.write(PROBLEM)
 
 
@@ -110,9 +133,9 @@ async def test_a_server_that_dies_in_the_middle_is_not_asked_again(meet: Meet) -
 @pytest.mark.parametrize(
     ("stall", "deadlines", "complaint"),
     [
-        (Stall(after=0), Deadlines(first=0.01), "no token in the first 0.01 s"),
-        (Stall(after=1), Deadlines(between=0.01), "no token for 0.01 s"),
-        (Stall(after=1), Deadlines(total=0.05), "not finished after 0.05 s"),
+        (Stall(after=0), Deadlines(first=0.01), r"no token in the first 0.01 s"),
+        (Stall(after=1), Deadlines(between=0.01), r"no token for 0.01 s"),
+        (Stall(after=1), Deadlines(total=0.5), r"(not finished after|no token in the first) 0.5 s"),
     ],
     ids=["first", "between", "total"],
 )
@@ -120,12 +143,24 @@ async def test_a_server_that_falls_silent_is_left(
     meet: Meet, stall: Stall, deadlines: Deadlines, complaint: str
 ) -> None:
     server = FakeVllm(SCRIPT)
-    async with server.serve(deadlines=Deadlines()) as usual:
-        settings = usual.model_copy(update={"deadlines": deadlines})
-        async with VllmEndpoint(settings) as endpoint:
-            server.faults.append(stall)
-            with pytest.raises(EndpointUnavailable, match=complaint):
-                await endpoint.model().write(PROBLEM)
+    async with meet(server) as met:
+        connection = met.endpoint.connection
+        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": deadlines})
+        server.faults.append(stall)
+        with pytest.raises(EndpointUnavailable, match=complaint):
+            await met.model.write(PROBLEM)
+        await server.left.wait()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_an_answer_that_does_not_come(meet: Meet) -> None:
+    server = FakeVllm(digits={"7": -0.1})
+    async with meet(server) as met:
+        connection = met.endpoint.connection
+        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": Deadlines(total=0.01)})
+        server.faults.append(Stall(after=0))
+        with pytest.raises(EndpointUnavailable, match=r"no answer after 0.01 s"):
+            await met.model.score(PROBLEM, "So")
         await server.left.wait()
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepspec.orchestrator.chain import THINK_END, Step, Stop, Token
@@ -21,6 +21,7 @@ def grown(pieces: list[str], limit: int = 1000) -> tuple[Step, Stop | None, Grow
     return growing.end("end"), None, growing
 
 
+@settings(deadline=None)
 @given(PIECES)
 def test_it_ends_where_the_first_stop_string_is_complete(pieces: list[str]) -> None:
     text = "".join(pieces)
@@ -34,6 +35,7 @@ def test_it_ends_where_the_first_stop_string_is_complete(pieces: list[str]) -> N
     assert growing.overran or len(whole) == len(step.tokens)
 
 
+@settings(deadline=None)
 @given(PIECES, st.integers(1, 5))
 def test_it_ends_at_the_limit_at_the_latest(pieces: list[str], limit: int) -> None:
     step, stop, _ = grown(pieces, limit)

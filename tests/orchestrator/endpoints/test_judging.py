@@ -8,10 +8,10 @@ import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
 
 from .conftest import Meet
-from .server import IM_END, IM_START, THINK, THINK_END, FakeVllm, Refuse
+from .server import IM_END, IM_START, ROOM, THINK, THINK_END, FakeVllm, Refuse
 
 PROBLEM = Chain.of("What is 1 + 1?")
 STEP = Step("So 2.\n\n", "small")
@@ -46,10 +46,27 @@ async def test_a_server_that_ignores_chosen_tokens_is_asked_for_the_likeliest(me
 async def test_a_server_that_breaks_over_chosen_tokens_is_asked_for_the_likeliest(meet: Meet) -> None:
     server = FakeVllm(digits=GRADES)
     async with meet(server) as met:
-        server.faults.extend([Refuse(500, "list index out of range")] * 2)
+        server.faults.append(Refuse(500, "list index out of range"))
         assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
         assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
     assert [call.fate for call in met.calls] == ["failed", "done", "done"]
+
+
+async def test_a_server_that_is_busy_is_not_taken_for_one_that_cannot_tell(meet: Meet) -> None:
+    server = FakeVllm(digits=GRADES)
+    async with meet(server) as met:
+        server.faults.append(Refuse(503))
+        for _ in range(2):
+            assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
+        assert met.endpoint.by_id is True
+
+
+async def test_a_question_without_room_is_not_sent(meet: Meet) -> None:
+    server = FakeVllm(digits=GRADES)
+    async with meet(server) as met:
+        with pytest.raises(ContextTooLong):
+            await met.model.ask(Chain.of("x" * ROOM), "Right?", "79")
+    assert met.calls == []
 
 
 async def test_a_failure_is_a_failure_once_chosen_tokens_are_known_to_work(meet: Meet) -> None:

@@ -61,12 +61,12 @@ async def test_steps_are_those_of_separate_requests(
 
 
 async def test_one_request_serves_every_write_that_extends_the_last(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(0))
+    server = FakeVllm(SCRIPT, gate=(gate := asyncio.Semaphore(0)))
     async with meet(server) as met, kept_open():
         chain = PROBLEM
         for expected in STEPS:
             for _ in range(3):
-                server.gate.release()  # type: ignore[union-attr]
+                gate.release()
             step = await met.model.write(chain)
             assert step.text == expected
             chain = chain.extend(step)
@@ -76,10 +76,12 @@ async def test_one_request_serves_every_write_that_extends_the_last(meet: Meet) 
 
 
 async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> None:
-    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(6))
+    server = FakeVllm(SCRIPT, gate=(gate := asyncio.Semaphore(3)))
     async with meet(server) as met, kept_open():
         first = await met.model.write(PROBLEM)
         chain = PROBLEM.extend(first)
+        for _ in range(3):
+            gate.release()
         await server.left.wait()  # The server is told while nobody writes,
         await eventually(lambda: len(met.calls) == 1)
         second = await met.model.write(chain)  # what has arrived may be read,
@@ -89,6 +91,30 @@ async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> Non
         third = await met.model.write(chain.extend(second))  # and then it is asked again.
         assert third.text == STEPS[2]
         assert requests(server) == 2
+
+
+async def test_a_step_without_an_end_is_bounded_by_the_limit(meet: Meet) -> None:
+    server = FakeVllm(["on"] * 100, gate=asyncio.Semaphore(10))
+    async with meet(server) as met, kept_open():
+        chain = PROBLEM.extend(await met.model.write(PROBLEM, limit=5))
+        await server.left.wait()
+        step = await met.model.write(chain, limit=5)
+        assert (step.text, step.stop) == ("on" * 5, "length")
+        assert requests(server) == 1
+        server.gate = None
+        longer = await met.model.write(chain.extend(step), limit=7)
+        assert longer.text == "on" * 7
+        assert requests(server) == 2
+
+
+async def test_a_turn_that_ends_ends_the_chain(meet: Meet) -> None:
+    server = FakeVllm(("So", "\n\n", "Done"))
+    async with meet(server) as met, kept_open():
+        assert [(step.text, step.stop) for step in await steps(met.model, PROBLEM)] == [
+            ("So\n\n", "delimiter"),
+            ("Done", "end"),
+        ]
+    assert [(call.fate, call.written) for call in met.calls] == [("done", 4)]
 
 
 async def test_another_chain_closes_it_first(meet: Meet) -> None:

@@ -14,7 +14,7 @@ from stepspec.orchestrator.errors import (
     MalformedReply,
 )
 
-CALL = Call("large", "http://host", "write", "model")
+CALL = Call("large", "http://host", "write")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,169 @@
+"""The client against real vLLM: the promises of `Model`, aborts that arrive, and numbers that agree."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from math import exp
+from pathlib import Path
+
+import pytest
+from jinja2 import Environment
+
+from stepspec.evals.testbed import servers
+from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.chain import Chain, Role, Step
+from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, wire
+from stepspec.orchestrator.endpoints.doctor import diagnose, render
+from stepspec.orchestrator.endpoints.template import Messages
+from stepspec.orchestrator.events import Called, Event
+from stepspec.orchestrator.serving import Served
+from stepspec.prompts import load
+
+from ..contracts.model import DIGITS, ModelContract, Subject, kept_open
+from .conftest import Pair, running_requests
+
+pytestmark = pytest.mark.servers
+GRADE = load("specreason.grade")
+PROBLEM = Chain.of(fresh(1, 4)[0].problem)
+
+
+@asynccontextmanager
+async def connected(served: Served, role: Role = "large") -> AsyncGenerator[VllmEndpoint]:
+    async with VllmEndpoint(Endpoint(role=role, url=served.base_url, model=served.served_name)) as endpoint:
+        yield endpoint
+
+
+async def idle(served: Served) -> None:
+    """Wait until the server works on nothing; the test's time limit is the deadline."""
+    while await running_requests(served):  # noqa: ASYNC110  # a server in another process sets no event
+        await asyncio.sleep(0.05)
+
+
+async def step_of(model: VllmModel) -> Step:
+    return await model.write(PROBLEM, limit=64)
+
+
+@pytest.mark.parametrize("role", ["large", "small"])
+class TestServedModel(ModelContract):
+    @pytest.fixture
+    async def subject(self, pair: Pair, role: Role) -> AsyncGenerator[Subject]:
+        events: list[Event] = []
+        async with connected(getattr(pair, role), role) as endpoint:
+            yield Subject(endpoint.model(observe=events.append), PROBLEM, events)
+
+
+async def test_a_chain_is_laid_out_as_the_models_were_trained(pair: Pair) -> None:
+    source = (Path(servers.__file__).parent / "chat_template.jinja").read_text()
+    jinja = Environment(trim_blocks=True, lstrip_blocks=True).from_string(source)  # as transformers renders it
+
+    def rendered(messages: Messages, generate: bool) -> str:
+        return jinja.render(messages=messages, add_generation_prompt=generate)
+
+    async with connected(pair.large) as endpoint:
+        prompt = await endpoint.encoder.decode(await endpoint.encoder.chain(PROBLEM))
+        assert endpoint.template == learn(rendered)
+        assert endpoint.template.thinks
+        assert endpoint.encoder.faithful
+    problem = [{"role": "user", "content": PROBLEM.messages[0].content}]
+    assert prompt == endpoint.template.begin(rendered(problem, True))
+
+
+async def cancelled(model: VllmModel) -> None:
+    begun = asyncio.Event()
+
+    def begin(step: Step) -> bool:
+        begun.set()
+        return False
+
+    writing = asyncio.create_task(model.write(PROBLEM, stop=(), until=begin))
+    await begun.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+
+
+async def ended(model: VllmModel) -> None:
+    await model.write(PROBLEM, stop=(), until=lambda step: len(step.tokens) == 2)
+
+
+async def kept(model: VllmModel) -> None:
+    async with kept_open():
+        await model.write(PROBLEM)
+
+
+@pytest.mark.parametrize("leave", [cancelled, ended, kept])
+async def test_a_request_that_is_left_stops_on_the_server(
+    pair: Pair, leave: Callable[[VllmModel], Awaitable[None]]
+) -> None:
+    async with connected(pair.large) as endpoint:
+        await leave(endpoint.model())
+        await idle(pair.large)
+
+
+async def test_a_judges_probabilities_are_those_of_the_whole_vocabulary(pair: Pair) -> None:
+    async with connected(pair.large) as endpoint:
+        model = endpoint.model()
+        chain = PROBLEM.extend(await step_of(model))
+        grades = await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
+        question = await endpoint.encoder.encode(endpoint.template.ask(GRADE.text, GRADE.opening))
+        body = wire.completion(endpoint.name, [*await endpoint.encoder.chain(chain), *question], wire.GREEDY, 1)
+        reply = await endpoint.connection.post(
+            endpoint.connection.call("ask"), "/v1/completions", body | {"logprobs": 20}
+        )
+    likeliest = {token: exp(value) for token, value in reply["choices"][0]["logprobs"]["top_logprobs"][0].items()}
+    shared = [digit for digit in DIGITS if digit in likeliest]
+    assert shared
+    assert {digit: grades[digit] for digit in shared} == pytest.approx({d: likeliest[d] for d in shared}, abs=1e-3)
+    assert sum(grades.values()) > 0.9  # The large model was taught to grade.
+
+
+async def test_a_text_scores_as_it_was_written(pair: Pair) -> None:
+    async with connected(pair.large) as endpoint:
+        model = endpoint.model()
+        step = await step_of(model)
+        (tokens,) = await model.score(PROBLEM, step.text)
+    assert [token.id for token in tokens] == [token.id for token in step.tokens]
+    assert [token.logprob for token in tokens] == pytest.approx([token.logprob for token in step.tokens], abs=1e-3)
+    assert {token.rank for token in tokens} == {1}
+
+
+async def test_what_was_read_once_is_read_from_the_cache(pair: Pair) -> None:
+    events: list[Called] = []
+    async with connected(pair.large) as endpoint:
+        model = endpoint.model(observe=events.append)  # type: ignore[arg-type]
+        chain = PROBLEM.extend(await step_of(model))
+        for _ in range(2):
+            await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
+    assert 0 < events[-1].cached < events[-1].prompt
+
+
+async def test_a_chain_crosses_between_vocabularies_as_text(small_other: Pair) -> None:
+    async with connected(small_other.small, "small") as small, connected(small_other.large) as large:
+        assert small.vocabulary != large.vocabulary
+        chain = PROBLEM.extend(await step_of(small.model()))
+        chain = chain.extend(await large.model().write(chain, limit=64))
+        chain = chain.extend(await small.model().write(chain, limit=64))
+        for endpoint in (small, large):
+            text = await endpoint.encoder.decode(await endpoint.encoder.chain(chain))
+            assert text.endswith(chain.text)
+    assert [step.author for step in chain.steps] == ["small", "large", "small"]
+
+
+async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
+    small = Endpoint(role="small", url=pair.small.base_url)
+    large = Endpoint(role="large", url=pair.large.base_url)
+    diagnosis = await diagnose(small, large, question=GRADE.text, opening=GRADE.opening)
+    assert diagnosis.same_vocabulary
+    for examined in (diagnosis.small, diagnosis.large):
+        can = examined.can
+        assert can is not None
+        assert can.version
+        assert can.speculation is False
+        assert all(
+            (can.token_ids, can.stop_included, can.forced, can.chosen_logprobs, can.prompt_logprobs, can.metrics)
+        )
+        assert (can.prefix_cache, can.cached_tokens, examined.faithful) == (True, True, True)
+    assert diagnosis.large.digits > 0.9
+    assert render(diagnosis)
