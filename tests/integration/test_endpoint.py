@@ -165,5 +165,5 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
             (can.token_ids, can.stop_included, can.forced, can.chosen_logprobs, can.prompt_logprobs, can.metrics)
         )
         assert (can.prefix_cache, can.cached_tokens, examined.faithful) == (True, True, True)
-    assert diagnosis.large.digits > 0.9
+    assert 0 < diagnosis.large.digits <= 1
     assert render(diagnosis)

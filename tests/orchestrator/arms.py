@@ -16,7 +16,7 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.reason import End
 
-from ..fakes import Said, ScriptedModel
+from ..fakes import Said, ScriptedModel, counting
 
 PROBLEM = Chain.of("What is 6 x 7?")
 ARMS = ("small", "large", "specreason", "keeping", "overtaking", "tokenwise")
@@ -193,3 +193,13 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
             return policies.make(name, small, large, read=read, first=seed % 4)
         case _:
             return policies.make(name, small, large)
+
+
+def pair(length: int = 10, wrong: tuple[int, ...] = ()) -> tuple[ScriptedModel, ScriptedModel]:
+    """Make two models of equal pace that share a log; the small one's steps at *wrong* are judged wrong."""
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        return {"0": 1.0} if len(chain.steps) - 1 in wrong else {"9": 1.0}
+
+    small = ScriptedModel("small", counting("small", length))
+    return small, ScriptedModel("large", counting("large", length), judge=judge, log=small.log)

@@ -2,30 +2,17 @@
 
 import asyncio
 import gc
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stepspec.orchestrator import Chain, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import Budget, Chain, reason
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
-from stepspec.orchestrator.interfaces import KEPT_OPEN
 from stepspec.policies import SpecReason
 
-from ..fakes import ScriptedModel, counting, run
-from .arms import PROBLEM
-
-
-def pair(length: int = 10, wrong: tuple[int, ...] = ()) -> tuple[ScriptedModel, ScriptedModel]:
-    """Make two models of equal pace that share a log; the small one's steps at *wrong* are judged wrong."""
-
-    def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        return {"0": 1.0} if len(chain.steps) - 1 in wrong else {"9": 1.0}
-
-    small = ScriptedModel("small", counting("small", length))
-    return small, ScriptedModel("large", counting("large", length), judge=judge, log=small.log)
+from ..fakes import ScriptedModel, run
+from .arms import PROBLEM, pair
 
 
 @pytest.mark.parametrize(
@@ -126,11 +113,18 @@ def test_a_lost_bet_may_fail(ahead: int) -> None:
     assert {step.author for step in chain.steps} == {"large"}
 
 
-def test_nobody_hears_of_the_failures_of_lost_bets() -> None:
-    small, large = pair(length=4, wrong=(0, 1, 2, 3))
-    small.latency = lambda chain: 0.125
-    large.reading = lambda chain: 1.0 / len(chain.steps)
-    large.fails = lambda verb, chain: ConnectionError() if chain.text.count("small") > 1 else None
+def test_nobody_hears_of_lost_bets_that_fail_while_they_are_cancelled() -> None:
+    class Breaking(ScriptedModel):
+        async def ask(
+            self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+        ) -> Mapping[str, float]:
+            try:
+                return await super().ask(chain, question, choices, opening=opening)
+            except asyncio.CancelledError:
+                raise ConnectionError("broken while closing") from None
+
+    small, large = pair(length=4, wrong=(1,))
+    large = Breaking("large", large.script, judge=large.judge, log=small.log, reading=lambda chain: 3.0)
     heard: list[object] = []
 
     async def main() -> None:
@@ -139,8 +133,28 @@ def test_nobody_hears_of_the_failures_of_lost_bets() -> None:
         gc.collect()
 
     run(main())
-    assert "large ask 2 failed" in small.log
+    assert "large ask 3 cancelled" in small.log
     assert heard == []
+
+
+def test_what_an_observer_raises_ends_the_run_even_when_it_hears_of_a_lost_bet() -> None:
+    def observe(event: Event) -> None:
+        if isinstance(event, Lost):
+            raise ValueError("no more of this")
+
+    small, large = pair(wrong=(0,))
+    with pytest.raises(ValueError, match="no more of this"):
+        run(reason(SpecReason(small, large), PROBLEM, ahead=2, observe=observe))
+
+
+def test_no_bet_goes_beyond_the_budget() -> None:
+    small, large = pair()
+    run(reason(SpecReason(small, large), PROBLEM, ahead=9, spent=Budget(steps=3).spent))
+    assert [line for line in small.log if line.startswith("small") and "done" not in line] == [
+        "small write 0",
+        "small write 1",
+        "small write 2",
+    ]
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
@@ -178,69 +192,3 @@ def test_a_request_that_was_cancelled_by_somebody_else_ends_the_run_instead_of_h
     small.fails = large.fails = cancelled
     with pytest.raises(asyncio.CancelledError):
         run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
-
-
-@dataclass(frozen=True)
-class Spying:
-    """SpecReason that notes where it may leave requests open."""
-
-    inner: SpecReason
-    seen: dict[str, list[AsyncExitStack | None]]
-
-    @property
-    def answerer(self) -> ScriptedModel:
-        raise NotImplementedError
-
-    async def draft(self, chain: Chain) -> Step:
-        self.seen["draft"].append(KEPT_OPEN.get())
-        return await self.inner.draft(chain)
-
-    async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        self.seen["verify"].append(KEPT_OPEN.get())
-        return await self.inner.verify(chain, draft)
-
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        self.seen["repair"].append(KEPT_OPEN.get())
-        return await self.inner.repair(chain, draft, rollback)
-
-
-def spied(ahead: int) -> dict[str, list[AsyncExitStack | None]]:
-    small, large = pair(wrong=(4,))
-    seen: dict[str, list[AsyncExitStack | None]] = {"draft": [], "verify": [], "repair": []}
-
-    async def main() -> None:
-        await reason(Spying(SpecReason(small, large), seen), PROBLEM, ahead=ahead)
-        assert KEPT_OPEN.get() is None
-
-    run(main())
-    return seen
-
-
-def test_requests_may_be_left_open_by_drafts_alone_and_for_one_block() -> None:
-    seen = spied(ahead=1)
-    assert len({id(stack) for stack in seen["draft"]}) == 2  # before and after the one repair
-    assert None not in seen["draft"]
-    assert set(seen["verify"]) == set(seen["repair"]) == {None}
-
-
-def test_without_lookahead_no_request_may_be_left_open() -> None:
-    assert {stack for stacks in spied(ahead=0).values() for stack in stacks} == {None}
-
-
-def test_a_request_that_was_left_open_saves_its_latency_and_is_closed_before_the_repair() -> None:
-    small, large = pair(length=6, wrong=(3,))
-    small.sticky, small.pace = True, 0.125
-    _, seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=1))
-    log = small.log
-    assert [line for line in log if line.startswith("small")] == [
-        "small write 0",
-        *(f"small goes on {index}" for index in (1, 2, 3, 4)),
-        "small write 0 cancelled",
-        "small write 4",
-        "small goes on 5",
-        "small write 4 done",
-    ]
-    assert log.index("small write 0 cancelled") < log.index("large write 3")
-    # The fourth draft is complete at 4.25 s, and its judgement at 5.25 s; the repair at 6.25 s; the last two drafts at
-    # 8 s and 9 s, and the last judgement a second later.
-    assert seconds == 10
