@@ -24,6 +24,7 @@ async def demo(problems: int, seed: int, profile: str, console: Console) -> list
     async with running(profile, console=console) as served:
         small, large = (Endpoint(role=role, url=served[role].base_url) for role in ("small", "large"))
         async with Solver(small, large, sampling=GREEDY) as solver:
+            await measure(solver, ARMS, fresh(1, seed + 1))  # warm both servers up
             samples = await measure(
                 solver,
                 ARMS,

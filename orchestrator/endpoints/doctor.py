@@ -30,7 +30,7 @@ COSTS = {
     "prompt_logprobs": "policies that score drafts (BiLD, reflective) cannot use it",
     "prefix_cache": "every verdict reads the whole chain again: start with --enable-prefix-caching",
     "cached_tokens": "the ledger counts cached prompt tokens as read: start with --enable-prompt-tokens-details",
-    "metrics": "lookahead cannot see the server's queue",
+    "metrics": "the server's queue and its cache hits stay unknown",
 }
 """What each capability costs where it is missing, in the order of the table."""
 

@@ -1,7 +1,7 @@
 """
 What a server can do, found out by what it does: vLLM accepts fields that it does not know, and answers 200.
 
-Every question is a request of a few tokens, sent once. What cannot be found out is None.
+Every question is a request of a few tokens. What cannot be found out is None.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .client import Connection
 from .encoder import PROBE, Encoder
 
 LONG = 400  # tokens; more than the largest block by which vLLM caches a prefix (128, on CPUs)
+RETRIES = 1  # After a request that breaks it, vLLM may reset the connection that the next one is sent on.
 HITS = "vllm:prefix_cache_hits"
 SPECULATION = "vllm:spec_decode_num_drafts"
 
@@ -131,12 +132,12 @@ class _Probe:
 
     async def _post(self, body: wire.Body) -> wire.Reply:
         try:
-            return await self._connection.post(self._call, "/v1/completions", body, retries=0)
+            return await self._connection.post(self._call, "/v1/completions", body, retries=RETRIES)
         except EndpointError:
             return {}
 
     async def _get(self, path: str) -> bytes:
         try:
-            return await self._connection.get(self._call, path, retries=0)
+            return await self._connection.get(self._call, path, retries=RETRIES)
         except EndpointError:
             return b""

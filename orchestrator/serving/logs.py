@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+WIDTH = 300  # characters of a line worth repeating; vLLM lists every architecture it knows
 PORT_TAKEN = "address already in use"
 
 _PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?")
@@ -18,11 +19,11 @@ def reasons(log: str, *, limit: int = 8) -> list[str]:
     Return the lines that tell what went wrong, without vLLM's prefixes; failing that, the last lines of all.
 
     vLLM's processes report the same failure one after the other, the root cause first. Tracebacks are cut down to the
-    exceptions they end with.
+    exceptions they end with, and long lines to their beginnings.
     """
     lines = [_Line(line) for line in log.splitlines() if line.strip()]
-    found = list(dict.fromkeys(_failures(lines)))
-    return (found or [line.text for line in lines])[-limit:]
+    found = list(dict.fromkeys(_failures(lines))) or [line.text for line in lines]
+    return [line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in found[-limit:]]
 
 
 def port_taken(log: str) -> bool:

@@ -233,5 +233,5 @@ def demo(
         _print_json([dataclasses.asdict(result) for result in results])
         return
     stdout.print()
-    stdout.print(table(results), soft_wrap=True)
+    stdout.print(table(results, intervals=False))
     stdout.print(SMALL_PRINT, style="dim")

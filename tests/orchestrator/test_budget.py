@@ -9,8 +9,9 @@ from stepspec.orchestrator import Budget, Chain, Step, Token
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Stop
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Called, Event
 
-from ..fakes import ScriptedModel, counting, run
+from ..fakes import ScriptedModel, counting, run, tokenise
 from .arms import PROBLEM
 
 
@@ -89,8 +90,11 @@ def test_a_budgeted_model_passes_everything_else_on() -> None:
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
         return {question: 1.0}
 
-    model = Budgeted(ScriptedModel("large", counting("large", 5), judge=judge), Budget(10).left)
+    calls: list[Event] = []
+    large = ScriptedModel("large", counting("large", 5), judge=judge, observe=calls.append)
+    model = Budgeted(large, Budget(10).left)
     assert run(model.ask(PROBLEM, "7", ["7", "8"], opening="It is "))[0] == {"7": 1.0, "8": 0.0}
+    assert calls == [Called("large", "ask", "done", 0.0, 1.0, 1.0, prompt=len(tokenise("7It is ")), written=1)]
     assert ["".join(t.text for t in span) for span in run(model.score(PROBLEM, "So it", " is"))[0]] == ["So it", " is"]
     step, _ = run(model.write(PROBLEM, stop=(" says",), opening="Well, the"))
     assert (step.text, step.stop) == ("Well, the says", "delimiter")

@@ -24,6 +24,15 @@ def test_the_deadline_ends_the_run_to_the_second_with_the_steps_committed_by_the
     assert (len(chain.steps), end, seconds) == (steps, "time", 7.5)
 
 
+def test_the_deadline_is_a_time_on_the_loops_clock_and_not_a_span() -> None:
+    async def main() -> int:
+        await asyncio.sleep(100)
+        chain, _ = await reason(SpecReason(*pair()), PROBLEM, deadline=107.5)
+        return len(chain.steps)
+
+    assert run(main()) == (3, 107.5)
+
+
 def test_a_deadline_that_has_passed_commits_nothing() -> None:
     (chain, end), seconds = run(reason(SpecReason(*pair()), PROBLEM, deadline=0.0))
     assert (chain, end, seconds) == (PROBLEM, "time", 0.0)

@@ -124,6 +124,20 @@ def test_a_draft_that_was_kept_in_part_was_not_accepted() -> None:
     assert (ledger.small.kept, ledger.small.discarded) == (1, 4)
 
 
+def test_a_draft_that_was_kept_whole_but_not_accepted_is_no_accepted_one() -> None:
+    rollback = Rollback(len(FIRST.text), "doubt")
+    more = step(" and more", "large", 2, note="doubt")
+    ledger = Ledger.of(
+        [Judged(0, FIRST, rollback), Committed(0, FIRST), Repaired(1, more, rollback), Committed(1, more)]
+    )
+    assert (ledger.drafts, ledger.accepted) == (1, 0)
+
+
+def test_the_accept_rate_is_of_all_drafts_that_were_decided() -> None:
+    more: list[Event] = [Judged(2, THIRD, Accept()), Committed(2, THIRD)]
+    assert Ledger.of([*RUN, *more]).accept_rate == 2 / 3
+
+
 def test_a_repair_without_a_reason_is_none_the_less_a_repair() -> None:
     rollback = Rollback()
     repair = step("one", "large", 2)

@@ -123,6 +123,13 @@ def test_a_timeout_of_the_answers_request_is_a_failure_and_not_the_deadline() ->
         case.run()
 
 
+def test_a_context_that_is_full_while_thinking_ends_the_thinking() -> None:
+    case = Case()
+    case.small.fails = lambda verb, chain: ContextTooLong("full", role="small") if len(chain.steps) == 2 else None
+    outcome, _ = case.run()
+    assert (outcome.answer, outcome.reason, len(outcome.chain.steps)) == ("42", "context", 2)
+
+
 def test_a_context_that_is_full_when_the_answer_is_due_leaves_it_empty() -> None:
     case = Case()
     case.large.fails = lambda verb, chain: ContextTooLong("full") if chain.finished and verb == "write" else None

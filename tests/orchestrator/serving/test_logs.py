@@ -42,6 +42,13 @@ def test_without_an_error_the_last_lines_have_to_do() -> None:
     assert reasons("") == []
 
 
+def test_a_long_line_is_cut() -> None:
+    (line,) = reasons("ValueError: " + "x" * 10_000)
+    assert line.startswith("ValueError: xxx")
+    assert line.endswith("x...")
+    assert len(line) == 300
+
+
 def test_a_taken_port_is_recognised() -> None:
     assert port_taken("OSError: [Errno 98] Address already in use")
     assert not port_taken(TRACEBACK)
