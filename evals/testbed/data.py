@@ -26,6 +26,8 @@ from .problems import Problem, State, advance, begin, draw, expected, final_answ
 IGNORED = -100
 TRUNK = 0
 RIGHT, WRONG = "9", "1"
+# A third of all drafts are wrong. Were it more, a judge in doubt would refuse steps that mostly are right.
+WRONG_DRAFTS, MISTAKEN = 0.25, 0.25
 PADDING = -1
 
 Ints = NDArray[np.int64]
@@ -169,7 +171,7 @@ class Writer:
         """Add one branch: a draft, then a question about it or the reflection and the right step."""
         state, leaves, last = fork
         want = expected(problem, state)
-        draft = wrong if wrong is not None else corrupt(rng, problem, state) if rng.random() < 0.5 else want
+        draft = wrong if wrong is not None else corrupt(rng, problem, state) if rng.random() < WRONG_DRAFTS else want
         fine = right(problem, state, draft)
         row.add(self.encode(draft), branch=number, leaves=leaves, learn=False, wrong=self.marks(problem, state, draft))
         kind = rng.choices(("specreason.grade", "check", vocabulary.REFLECTION), weights=(5, 2, 3))[0]
@@ -224,7 +226,7 @@ def batches(
     while True:
         batch: list[Row] = []
         while len(batch) < rows:
-            mistake = rng.choice(mistakes) if mistakes and branches and rng.random() < 0.5 else None
+            mistake = rng.choice(mistakes) if mistakes and branches and rng.random() < MISTAKEN else None
             problem = mistake.problem if mistake is not None else next(source)
             row = writer.row(rng, problem, branches, mistake)
             if len(row.ids) <= length:

@@ -106,7 +106,10 @@ class Keeper:
         return f"the {self.server.name} server {what}{':' if said else ', silently'}{said}\n  its log: {self.log}"
 
     def _log_end(self) -> str:
-        return self.log.read_text(encoding="utf-8", errors="replace")[-LOG_END:]
+        try:
+            return self.log.read_text(encoding="utf-8", errors="replace")[-LOG_END:]
+        except OSError:  # Somebody tidied it away; what is reported matters more.
+            return ""
 
 
 async def _answers(http: aiohttp.ClientSession, root: str, served_name: str) -> bool:

@@ -24,6 +24,7 @@ from .evals.testbed import demo as demonstration
 from .evals.testbed import up as testbed
 from .orchestrator.endpoints.doctor import diagnose, render
 from .orchestrator.errors import ConfigurationError, StepspecError
+from .orchestrator.events import Event, Observer
 from .prompts import load
 
 T = TypeVar("T")
@@ -141,8 +142,12 @@ def solve(
 
 async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:
     async with solver:
-        watch = {} if quiet else {"observe": Narrator(stderr)}
-        return await solver.solve(problem, trace_to=trace, **watch)
+        observe: Observer = _ignore if quiet else Narrator(stderr)
+        return await solver.solve(problem, observe=observe, trace_to=trace)
+
+
+def _ignore(event: Event) -> None:
+    pass
 
 
 def _print_solution(solution: Solution) -> None:

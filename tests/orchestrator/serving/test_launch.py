@@ -159,6 +159,17 @@ async def test_a_server_that_dies_in_the_block_cancels_it_and_says_so(tmp_path: 
     assert current.cancelling() == 0
 
 
+async def test_a_death_is_told_even_if_the_log_is_lost(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with launch([scripted()], log_dir=tmp_path) as running:
+            running["large"].log.unlink()
+            await die(running["large"])
+            await asyncio.Event().wait()
+
+    with pytest.raises(ServerDied, match="exit code 7, silently"):
+        await run()
+
+
 async def test_the_blocks_own_error_comes_through(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="mine"):
         async with launch([scripted()], log_dir=tmp_path):
