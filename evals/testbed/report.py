@@ -175,7 +175,7 @@ the default mix (3 to 6 deeds), none of which was trained on. Grades are the mea
 |---|---|---|---|
 {rows}
 
-`python -m stepspec.evals.testbed train` trains all three, seed 0, by the recipes in `train.py`. These weights went through
-the same phases, but by hand and with tuning in between, so that one run of the command has yet to reproduce them.
-Licence: Apache-2.0, like the code.
+`python -m stepspec.evals.testbed train` trains all three, seed 0, by the recipes in `train.py`. These weights went
+through the same phases, but by hand and with tuning in between, so that one run of the command has yet to reproduce
+them. Licence: Apache-2.0, like the code.
 """
