@@ -63,8 +63,8 @@ class _Run:
             return "context"
         return _REASONS[end]
 
-    async def answer(self, policy: Policy) -> Step | None:
-        """Write the answer; None if there is no time or no context left for it."""
+    async def answer(self, policy: Policy) -> Step | FinishReason:
+        """Write the answer; without time or context left for it, say which."""
         deadline = None if self.budget.seconds is None else self.began + self.budget.seconds
         timeout = asyncio.timeout_at(deadline)
         try:
@@ -73,9 +73,9 @@ class _Run:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            return None
+            return "time"
         except ContextTooLong:
-            return None
+            return "context"
         self(Answered(step))
         return step
 
@@ -109,12 +109,10 @@ async def run(
     if not thinks:
         text = going.chain.text
     else:
-        step = await going.answer(policy)
-        text = step.text if step else ""
-        if step is None and why == "stop":
-            why = "time" if budget.seconds is not None else "context"
-        elif step is not None and step.stop == "length" and why == "stop":
-            why = "length"
+        written = await going.answer(policy)
+        text, cut = (written.text, written.stop == "length") if isinstance(written, Step) else ("", False)
+        if why == "stop":
+            why = "length" if cut else "stop" if isinstance(written, Step) else written
     outcome = Outcome(going.chain, text.replace(THINK_END, "").strip(), why)
     observe(Finished(why, outcome.answer, asyncio.get_running_loop().time() - began))
     return outcome

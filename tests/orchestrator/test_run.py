@@ -130,8 +130,9 @@ def test_a_context_that_is_full_while_thinking_ends_the_thinking() -> None:
     assert (outcome.answer, outcome.reason, len(outcome.chain.steps)) == ("42", "context", 2)
 
 
-def test_a_context_that_is_full_when_the_answer_is_due_leaves_it_empty() -> None:
-    case = Case()
+@pytest.mark.parametrize("seconds", [None, 600.0])
+def test_a_context_that_is_full_when_the_answer_is_due_leaves_it_empty(seconds: float | None) -> None:
+    case = Case(Budget(seconds=seconds))
     case.large.fails = lambda verb, chain: ContextTooLong("full") if chain.finished and verb == "write" else None
     outcome, _ = case.run()
     assert (outcome.text, outcome.reason, len(outcome.chain.steps)) == ("", "context", 4)
