@@ -12,7 +12,7 @@ from .arms import Result
 def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
     """One row per arm, with or without the 95% intervals; the small print says what the columns mean."""
     columns = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste")
-    made = Table(box=None, padding=(0, 2, 0, 0))
+    made = Table(box=None, padding=(0, 1, 0, 0))
     for column in columns:
         made.add_column(column, justify="right" if column else "left", no_wrap=True)
     for r in results:
