@@ -66,8 +66,8 @@ LARGE_PHASES = (
     Phase(600, 6e-4, rows=16, length=512, branches=4),  # to say so when asked
 )
 RECIPES = (
-    Recipe("small", "plain", width=64, layers=2, heads=2, phases=(Phase(750, 3e-3),)),
-    Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(750, 3e-3),)),
+    Recipe("small", "plain", width=64, layers=2, heads=2, phases=(Phase(630, 3e-3),)),
+    Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(820, 3e-3),)),
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
 MISTAKES_FROM = 3000  # problems that the small model solves, half of them greedily
