@@ -20,11 +20,9 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ..api import Solver
-from ..orchestrator.endpoints import Endpoint, Sampling
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, Result, measure, summarise
 from .tables import SMALL_PRINT, table
-from .testbed.servers import running
+from .testbed.solving_pair import pair_solver
 from .testbed.tasks import fresh
 
 ARMS = (LARGE, SMALL, SEQUENTIAL, SHIPPED)
@@ -47,14 +45,11 @@ def missed(results: Sequence[Result]) -> list[str]:
 async def bench(problems: int, profile: str, console: Console) -> list[Result]:
     """Run every arm on the same fresh problems, one at a time, interleaved."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    async with running(profile, console=console) as served:
-        small, large = (Endpoint(role=role, url=served[role].base_url) for role in ("small", "large"))
-        async with Solver(small, large, sampling=Sampling()) as solver:
-            await measure(solver, ARMS, fresh(2, SEED + 1))  # warm both servers up
-            with Progress(*columns, console=console) as progress:
-                bar = progress.add_task("measuring", total=problems * len(ARMS))
-                tasks = fresh(problems, SEED)
-                samples = await measure(solver, ARMS, tasks, on_sample=lambda _: progress.advance(bar))
+    async with pair_solver(profile, console, ARMS, SEED + 1, problems=2) as solver:
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task("measuring", total=problems * len(ARMS))
+            tasks = fresh(problems, SEED)
+            samples = await measure(solver, ARMS, tasks, on_sample=lambda _: progress.advance(bar))
     return summarise(samples, ARMS)
 
 

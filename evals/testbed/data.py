@@ -131,19 +131,16 @@ class Writer:
         state = begin(problem)
         forks: list[tuple[State, int, str]] = []
         last = ""
-        place = -1
         for step, fine in self.trunk(rng, problem, mistake):
             if not state.wrong:
                 forks.append((state, len(row.ids), last))
-            if mistake is not None and place < 0 and len(forks) == len(mistake.before) + 1:
-                place = len(forks) - 1
             row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=self.marks(problem, state, step))
             state, last = advance(problem, state, step), step
         answer = (*self.encode(final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
         row.add(answer, branch=TRUNK, leaves=0, learn=True)
         for number in range(1, branches + 1):
             if mistake is not None and number <= 2:
-                self.fork(rng, row, problem, forks[place], number, mistake.wrong)
+                self.fork(rng, row, problem, forks[len(mistake.before)], number, mistake.wrong)
             else:
                 self.fork(rng, row, problem, rng.choice(forks), number, None)
         return row

@@ -7,31 +7,25 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.text import Text
 
-from ...api import Solver
 from ...display import Narrator
-from ...orchestrator.endpoints import Endpoint, Sampling
 from ...orchestrator.events import Event
 from ..arms import LARGE, SHIPPED, SMALL, Result, Sample, Task, measure, summarise
-from .servers import running
+from .solving_pair import pair_solver
 from .tasks import fresh
 
 ARMS = (LARGE, SMALL, SHIPPED)
-GREEDY = Sampling()
 
 
 async def demo(problems: int, seed: int, profile: str, console: Console) -> list[Result]:
     """Start the pair, solve, and narrate SpecReason's runs on *console*; return what the table shows."""
-    async with running(profile, console=console) as served:
-        small, large = (Endpoint(role=role, url=served[role].base_url) for role in ("small", "large"))
-        async with Solver(small, large, sampling=GREEDY) as solver:
-            await measure(solver, ARMS, fresh(1, seed + 1))  # warm both servers up
-            samples = await measure(
-                solver,
-                ARMS,
-                fresh(problems, seed),
-                on_sample=_tell(console),
-                observers={SHIPPED.name: lambda task: _narrate(task, console)},
-            )
+    async with pair_solver(profile, console, ARMS, seed + 1, problems=1) as solver:
+        samples = await measure(
+            solver,
+            ARMS,
+            fresh(problems, seed),
+            on_sample=_tell(console),
+            observers={SHIPPED.name: lambda task: _narrate(task, console)},
+        )
     return summarise(samples, ARMS)
 
 

@@ -129,7 +129,7 @@ class Solver:
     ) -> Policy:
         """Build a policy over both models, for one run that begins now; what is not given comes from the settings."""
         left = (budget or self.settings.budget.budget()).left
-        clock = _stopwatch()
+        clock = _Stopwatch()
         small, large = (
             Budgeted(endpoint.model(sampling or self.settings.sampling, observe=observe, clock=clock), left)
             for endpoint in (self.small, self.large)
@@ -160,7 +160,7 @@ class Solver:
         """
         name, chain = policy or self.settings.policy, Chain.of(problem)
         budget = await self._fit(budget or self.settings.budget.budget(), chain)
-        recorder = trace.Recorder(_stopwatch())
+        recorder = trace.Recorder(_Stopwatch())
 
         def watch(event: Event) -> None:
             recorder(event)
@@ -273,15 +273,12 @@ def solve(problem: str | Sequence[Message], **settings: Any) -> Solution:
     raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
 
 
-def _stopwatch() -> _Stopwatch:
-    return _Stopwatch(asyncio.get_running_loop())
-
-
 class _Stopwatch:
-    """Seconds since it was made, on a loop's clock."""
+    """Seconds since it was made, on the running loop's clock."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop, self._began = loop, loop.time()
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
 
     def __call__(self) -> float:
         return self._loop.time() - self._began

@@ -1,0 +1,26 @@
+"""A solver over the miniature pair, for whoever measures or shows it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from rich.console import Console
+
+from ...api import Solver
+from ...orchestrator.endpoints import Endpoint, Sampling
+from ..arms import Arm, measure
+from .servers import running
+from .tasks import fresh
+
+
+@asynccontextmanager
+async def pair_solver(
+    profile: str, console: Console, warm_up: tuple[Arm, ...], seed: int, problems: int
+) -> AsyncGenerator[Solver]:
+    """Start the pair and yield a greedy solver over it, warmed up by each arm on some *problems* of *seed*."""
+    async with running(profile, console=console) as served:
+        small, large = (Endpoint(role=role, url=served[role].base_url) for role in ("small", "large"))
+        async with Solver(small, large, sampling=Sampling()) as solver:
+            await measure(solver, warm_up, fresh(problems, seed))
+            yield solver
