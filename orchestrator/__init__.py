@@ -2,7 +2,7 @@
 
 from .budget import Budget
 from .chain import Accept, Chain, Message, Rollback, Step, Token, Verdict
-from .interfaces import Model, Policy
+from .interfaces import Critic, Model, Policy
 from .ledger import Ledger
 from .reason import reason
 
@@ -10,6 +10,7 @@ __all__ = [
     "Accept",
     "Budget",
     "Chain",
+    "Critic",
     "Ledger",
     "Message",
     "Model",

@@ -74,12 +74,13 @@ class Budgeted:
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
+        top: int = 0,
     ) -> Step:
         limit = min(limit, self.left(chain))
-        return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening)
+        return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
 
-    async def score(self, chain: Chain, *spans: str) -> list[tuple[Token, ...]]:
-        return await self.model.score(chain, *spans)
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        return await self.model.score(chain, *spans, top=top)
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""

@@ -28,13 +28,15 @@ class Token:
     A piece of text and what one model knows about it.
 
     *logprob* is in nats; *rank* counts from 1, the model's own first choice (0: unknown); *id* is the token's number in
-    the vocabulary named by its step (-1: unknown, the text has to be encoded again).
+    the vocabulary named by its step (-1: unknown, the text has to be encoded again). *top* are the likeliest tokens of
+    its place, best first, where they were asked for.
     """
 
     text: str
     logprob: float = 0.0
     rank: int = 0
     id: int = -1
+    top: tuple[Token, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

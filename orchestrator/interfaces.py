@@ -24,21 +24,23 @@ class Model(Protocol):
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
+        top: int = 0,
     ) -> Step:
         """
         Write the next step, starting with *opening*, ending after a *stop* string or after *limit* tokens.
 
         The end of the thinking block always ends a step, whose stop is then "end". *until* sees the partial step
-        after every token and may end it there; that token is part of the step. Cancelling the call closes the
-        request, which is how the server learns to stop.
+        after every token and may end it there; that token is part of the step. With *top*, every token tells that many
+        of the likeliest ones of its place, 20 at most. Cancelling the call closes the request, which is how the server
+        learns to stop.
         """
         ...
 
-    async def score(self, chain: Chain, *spans: str) -> list[tuple[Token, ...]]:
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """
         Append *spans* to the chain and read them: one prefill, one tuple of tokens per span.
 
-        The tokens of a span join to exactly its text. Every span is encoded by itself.
+        The tokens of a span join to exactly its text. Every span is encoded by itself. *top* is that of `write`.
         """
         ...
 
@@ -51,6 +53,14 @@ class Model(Protocol):
         A choice is a single token. Return the probability of every choice over the whole vocabulary: what is missing to
         1 went to other words, and tells a judge that did not understand.
         """
+        ...
+
+
+class Critic(Protocol):
+    """One served reward model, which only rates."""
+
+    async def rate(self, chain: Chain) -> float:
+        """Return the reward of the chain's last step, squashed to 0 to 1."""
         ...
 
 

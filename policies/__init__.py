@@ -5,37 +5,79 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..orchestrator import Model, Policy
+from ..orchestrator import Critic, Model, Policy
 from ..orchestrator.errors import ConfigurationError
 from .solo import Solo, large_alone, small_alone
 from .specreason import SpecReason
 
-__all__ = ["POLICIES", "Solo", "SpecReason", "make", "options"]
+__all__ = ["METHODS", "Method", "Solo", "SpecReason", "make", "options"]
 
-POLICIES: Mapping[str, Callable[..., Policy]] = {"large": large_alone, "small": small_alone, "specreason": SpecReason}
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """
+    One policy as users choose it: how to *build* it and the *paper* it comes from.
+
+    *needs* says what it asks of the endpoints beyond writing, *cost* what that adds to every step.
+    """
+
+    build: Callable[..., Policy]
+    paper: str = ""
+    needs: str = ""
+    cost: str = ""
+
+    @property
+    def about(self) -> str:
+        """The first line of its documentation."""
+        return (inspect.getdoc(self.build) or "").partition("\n")[0]
+
+    @property
+    def needs_critic(self) -> bool:
+        return "critic" in inspect.signature(self.build).parameters
+
+
+METHODS: Mapping[str, Method] = {
+    "large": Method(large_alone),
+    "small": Method(small_alone),
+    "specreason": Method(
+        SpecReason,
+        paper="SpecReason, arXiv:2504.07891",
+        needs="probabilities of ten chosen tokens (large)",
+        cost="one judge token of the large model; a rejected step is written again",
+    ),
+}
 
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:
     """The options of the policy called *name*, with their defaults and annotations."""
-    parameters = inspect.signature(_find(name)).parameters
-    return {key: value for key, value in parameters.items() if key not in ("small", "large")}
+    parameters = inspect.signature(_find(name).build).parameters
+    return {key: value for key, value in parameters.items() if key not in ("small", "large", "critic")}
 
 
-def make(name: str, small: Model, large: Model, **chosen: Any) -> Policy:
+def make(name: str, small: Model, large: Model, *, critic: Critic | None = None, **chosen: Any) -> Policy:
     """Build the policy called *name*. Raise `ConfigurationError` for unknown names or options and for wrong values."""
-    factory, known = _find(name), options(name)
+    method, known = _find(name), options(name)
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
             raise ConfigurationError(
                 f"policy {name!r} has no option {option!r}{_near(option, known)}; its options: {listed}"
             )
-    hints = get_type_hints(factory)
-    return factory(small=small, large=large, **{key: _checked(name, key, hints[key], chosen[key]) for key in chosen})
+    hints = get_type_hints(method.build)
+    models: dict[str, Any] = {"small": small, "large": large}
+    if method.needs_critic:
+        if critic is None:
+            raise ConfigurationError(
+                f"policy {name!r} needs a reward model: pass critic='http://HOST:PORT/v1', set STEPSPEC_CRITIC, "
+                "or write a [critic] table with its url into stepspec.toml"
+            )
+        models["critic"] = critic
+    return method.build(**models, **{key: _checked(name, key, hints[key], chosen[key]) for key in chosen})
 
 
 def _checked(policy: str, option: str, kind: Any, value: object) -> Any:
@@ -46,12 +88,12 @@ def _checked(policy: str, option: str, kind: Any, value: object) -> Any:
         raise ConfigurationError(f"policy {policy!r}, option {option!r}: {wrong} (got {value!r})") from exc
 
 
-def _find(name: str) -> Callable[..., Policy]:
-    if name not in POLICIES:
+def _find(name: str) -> Method:
+    if name not in METHODS:
         raise ConfigurationError(
-            f"there is no policy {name!r}{_near(name, POLICIES)}; the policies: {', '.join(POLICIES)}"
+            f"there is no policy {name!r}{_near(name, METHODS)}; the policies: {', '.join(METHODS)}"
         )
-    return POLICIES[name]
+    return METHODS[name]
 
 
 def _near(word: str, known: Mapping[str, Any]) -> str:

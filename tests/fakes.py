@@ -116,6 +116,7 @@ class ScriptedModel:
         limit: int = 512,
         until: Until | None = None,
         opening: str = "",
+        top: int = 0,
     ) -> Step:
         """Write the next step. *opening* counts towards *limit*; to ask for less than one token is a mistake."""
         assert limit >= 1
@@ -137,7 +138,7 @@ class ScriptedModel:
             self._kept[stack] = request
         return growing.end(ending)
 
-    async def score(self, chain: Chain, *spans: str) -> list[tuple[Token, ...]]:
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         await self._prefill("score", chain, "".join(spans), written=0)
         texts = (chain.text + "".join(spans[:place]) for place in range(len(spans)))
         return [self.read(before, span) for before, span in zip(texts, spans, strict=True)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from itertools import islice
 from pathlib import Path
@@ -53,12 +54,20 @@ def train(
     folder: Annotated[Path | None, typer.Option(help="Where to put the models.")] = None,
     only: Annotated[str | None, typer.Option(help="Train this model only (large needs small).")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
+    work: Annotated[Path, typer.Option(help="Keeps what finished phases came to.")] = Path("build/training"),
+    fresh: Annotated[bool, typer.Option(help="Forget what an earlier run came to.")] = False,
 ) -> None:
-    """Train all three models, two hours at most on two cores; logs every 50 steps."""
+    """
+    Train all three models, two hours at most on two cores; logs every 50 steps.
+
+    Started again after an interruption, it goes on after the last finished phase; --fresh begins anew.
+    """
     from . import report as measuring
     from . import train as training
 
-    training.train_all(folder or measuring.MODELS, console.log, only=only, threads=threads)
+    if fresh:
+        shutil.rmtree(work, ignore_errors=True)
+    training.train_all(folder or measuring.MODELS, work, console.log, only=only, threads=threads)
 
 
 if __name__ == "__main__":

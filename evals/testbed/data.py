@@ -26,8 +26,9 @@ from .problems import Problem, State, advance, begin, draw, expected, final_answ
 IGNORED = -100
 TRUNK = 0
 RIGHT, WRONG = "9", "1"
-# A third of all drafts are wrong. Were it more, a judge in doubt would refuse steps that mostly are right.
-WRONG_DRAFTS, MISTAKEN = 0.25, 0.25
+# With the mistakes really made, a third of all drafts are wrong. Were it more, a judge in doubt would refuse steps that
+# mostly are right.
+WRONG_DRAFTS = 0.25
 PADDING = -1
 
 Ints = NDArray[np.int64]
@@ -131,7 +132,7 @@ class Writer:
         state = begin(problem)
         forks: list[tuple[State, int, str]] = []
         last = ""
-        for step, fine in self.trunk(rng, problem, mistake):
+        for step, fine in self.trunk(rng, problem, mistake, mend=not branches):
             if not state.wrong:
                 forks.append((state, len(row.ids), last))
             row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=self.marks(problem, state, step))
@@ -145,15 +146,18 @@ class Writer:
                 self.fork(rng, row, problem, rng.choice(forks), number, None)
         return row
 
-    def trunk(self, rng: random.Random, problem: Problem, mistake: Mistake | None) -> Iterator[tuple[str, bool]]:
+    def trunk(
+        self, rng: random.Random, problem: Problem, mistake: Mistake | None, *, mend: bool
+    ) -> Iterator[tuple[str, bool]]:
+        """Every step of the trunk, and whether it is right; with *mend*, the *mistake* is made and mended in it."""
         if mistake is None:
             yield from stumbling(rng, problem, self.stumbles.rate, sums=self.stumbles.sums)
             return
         state = begin(problem)
-        before = list(mistake.before)
+        steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
         while state.index <= len(problem.deeds):
-            step = before.pop(0) if before else expected(problem, state)
-            yield step, True
+            step, fine = steps.pop(0) if steps else (expected(problem, state), True)
+            yield step, fine
             state = advance(problem, state, step)
 
     def fork(
@@ -171,15 +175,19 @@ class Writer:
         draft = wrong if wrong is not None else corrupt(rng, problem, state) if rng.random() < WRONG_DRAFTS else want
         fine = right(problem, state, draft)
         row.add(self.encode(draft), branch=number, leaves=leaves, learn=False, wrong=self.marks(problem, state, draft))
-        kind = rng.choices(("specreason.grade", "check", vocabulary.REFLECTION), weights=(5, 2, 3))[0]
+        kind = rng.choices((*vocabulary.JUDGES, vocabulary.REFLECTION), weights=(10, 3, 3, 6))[0]
         prompt = load(kind)
         if kind == vocabulary.REFLECTION:
             anchor = last if rng.random() < 0.5 else ""
             row.add(self.encode(f"{prompt.text}\n\n{anchor}"), branch=number, leaves=leaves, learn=False)
             row.add(self.encode(want), branch=number, leaves=leaves, learn=True)
             return
-        row.add(self.encode(self.template.ask(prompt.text, prompt.opening)), branch=number, leaves=leaves, learn=False)
-        choices = (RIGHT, WRONG) if kind != "check" else ("Yes", "No")
+        question = prompt.text
+        if kind == vocabulary.SAME:
+            other = draft if rng.random() < 0.5 else want if not fine else corrupt(rng, problem, state)
+            question, fine = question.format(step=other.strip()), other == draft
+        row.add(self.encode(self.template.ask(question, prompt.opening)), branch=number, leaves=leaves, learn=False)
+        choices = (RIGHT, WRONG) if kind == "specreason.grade" else ("Yes", "No")
         row.verdicts[-1] = self.encode(choices[0] if fine else choices[1])[0]
 
 
@@ -215,15 +223,16 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def batches(
-    writer: Writer, *, seed: int, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = ()
-) -> Iterator[Batch]:
+    writer: Writer, *, seed: int, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = (),
+    mistaken: float = 0.25,
+) -> Iterator[Batch]:  # fmt: skip
     """Yield batches for ever, the same for the same *seed*; rows that are too long are left out."""
     rng = random.Random(f"rows {seed}")
     source = generate(seed, "train")
     while True:
         batch: list[Row] = []
         while len(batch) < rows:
-            mistake = rng.choice(mistakes) if mistakes and branches and rng.random() < MISTAKEN else None
+            mistake = rng.choice(mistakes) if mistakes and rng.random() < mistaken else None
             problem = mistake.problem if mistake is not None else next(source)
             row = writer.row(rng, problem, branches, mistake)
             if len(row.ids) <= length:

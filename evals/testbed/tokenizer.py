@@ -23,11 +23,12 @@ TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
 SPECIAL = (END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END)
 SYSTEM = ("You are a careful assistant.", "Think step by step.", "You are a helpful assistant. Answer in a box.")
-JUDGES = ("specreason.grade", "check")
+SAME = "lookahead-reasoning.same"
+JUDGES = ("specreason.grade", "check", SAME)
 REFLECTION = "reflective.reflect"
 DIGITS: dict[Numbers, str] = {"plain": r" ?\p{N}", "grouped": r" ?\p{N}{1,2}"}
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SIZES: dict[Numbers, int] = {"plain": 640, "grouped": 900}
+SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960}
 
 
 def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:

@@ -3,7 +3,7 @@ Train the miniature models: one command, the same weights' recipe every time.
 
 All three learn to solve; the large one then learns to judge as well, with an auxiliary head that marks wrong tokens
 below the last layers, so that a judge's token has something to copy. The head is dropped afterwards. The small ones
-simply stop early.
+simply stop early: as soon as they solve about two problems in three.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Some *steps* of AdamW, the *rate* warmed up and then cosine; with *branches*, judging is taught as well."""
+    """
+    Some *steps* of AdamW, the *rate* warmed up and then cosine; with *branches*, judging is taught as well.
+
+    *mistaken* is the share of rows about a mistake that a small model really made. With *until*, the phase ends at the
+    first greedy accuracy of at least that on problems that nobody trains on, measured every few steps.
+    """
 
     steps: int
     rate: float
@@ -39,6 +44,8 @@ class Phase:
     length: int = 224
     branches: int = 0
     stumbles: Stumbles = USUAL
+    mistaken: float = 0.0
+    until: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +69,19 @@ LARGE_PHASES = (
     Phase(700, 2e-3),  # to solve
     Phase(600, 1.5e-3),
     # To tell a wrong result from a right one, the hardest part: five times as many of them for the same price.
-    Phase(800, 1.2e-3, rows=24, length=304, stumbles=Stumbles(rate=0.5, sums=0.75)),
-    Phase(600, 6e-4, rows=16, length=512, branches=4),  # to say so when asked
+    Phase(1800, 1.2e-3, rows=24, length=304, stumbles=Stumbles(rate=0.5, sums=0.75), mistaken=0.3),
+    Phase(800, 6e-4, rows=16, length=544, branches=4, mistaken=0.25),  # to say so when asked
 )
+ENOUGH = 0.62
 RECIPES = (
-    Recipe("small", "plain", width=64, layers=2, heads=2, phases=(Phase(630, 3e-3),)),
-    Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(820, 3e-3),)),
+    Recipe("small", "plain", width=64, layers=2, heads=2, phases=(Phase(1000, 3e-3, until=ENOUGH),)),
+    Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(1200, 3e-3, until=ENOUGH),)),
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
-MISTAKES_FROM = 3000  # problems that the small model solves, half of them greedily
+MISTAKES_FROM = 2400  # problems that each small model solves, half of them greedily
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
+TRIED_FROM, TRIED_EVERY = 0.4, 10  # share of a phase's steps, and steps, where it ends at an accuracy
 
 
 def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -151,18 +160,43 @@ class Trainer:
         self.marker = Marker(self.model)
         self.losses = torch.compile(losses, dynamic=False) if compile else losses
 
-    def learn(self, mistakes: Callable[[], Sequence[Mistake]]) -> None:
-        """Go through all phases; *mistakes* are asked for when judging is to be taught."""
-        for number, phase in enumerate(self.recipe.phases):
+    def learn(self, mistakes: Callable[[], Sequence[Mistake]], done: Path | None = None) -> None:
+        """
+        Go through all phases; *mistakes* are asked for where a phase is about them.
+
+        What a finished phase came to is kept in the file *done*, and a later run goes on after it.
+        """
+        first = self.resume(done) if done is not None else 0
+        for number, phase in enumerate(self.recipe.phases[first:], start=first):
             source = batches(
                 Writer(self.tokenizer, phase.stumbles),
                 seed=self.recipe.seed + number,
                 rows=phase.rows,
                 length=phase.length,
                 branches=phase.branches,
-                mistakes=mistakes() if phase.branches else (),
+                mistakes=mistakes() if phase.mistaken else (),
+                mistaken=phase.mistaken,
             )
             self.go_through(phase, source)
+            if done is not None:
+                done.parent.mkdir(parents=True, exist_ok=True)
+                torch.save((repr(self.recipe.phases[: number + 1]), self.state()), done)
+
+    def state(self) -> tuple[object, object]:
+        return self.model.state_dict(), self.marker.state_dict()
+
+    def resume(self, done: Path) -> int:
+        """Take up what an earlier run came to; return how many phases it finished, 0 where its recipe was another."""
+        if not done.exists():
+            return 0
+        phases, (model, marker) = torch.load(done)
+        for count in range(len(self.recipe.phases) + 1):
+            if repr(self.recipe.phases[:count]) == phases:
+                self.model.load_state_dict(model)
+                self.marker.load_state_dict(marker)
+                self.say(f"{self.recipe.name} goes on after phase {count} of {len(self.recipe.phases)}")
+                return count
+        return 0
 
     def go_through(self, phase: Phase, source: Iterator[Batch]) -> None:
         """Take the steps of one *phase*."""
@@ -194,9 +228,16 @@ class Trainer:
                     f"{self.recipe.name} {step}/{steps} language {mean[0]:.4f} verdict {mean[1]:.4f} "
                     f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / step * (steps - step):.0f} s left"
                 )
-            if step % 200 == 0:
+            if phase.until is not None:
+                tried = step >= TRIED_FROM * steps and step % TRIED_EVERY == 0
+                if tried and self.try_out(250) >= phase.until:
+                    return
+            elif step % 200 == 0:
                 self.try_out()
-                self.save()
+        if phase.until is not None:
+            raise RuntimeError(
+                f"{self.recipe.name} did not reach {phase.until:.0%} in {steps} steps: give its phase more of them"
+            )
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)
@@ -237,16 +278,21 @@ def mistakes_of(model: Qwen3ForCausalLM, writer: Writer, count: int, seed: int =
     return found
 
 
-def train_all(folder: Path, say: Say, *, only: str | None = None, threads: int = 2) -> None:
-    """Train every model, or *only* one, into its own subfolder. The large one learns from the small one's mistakes."""
+def train_all(folder: Path, work: Path, say: Say, *, only: str | None = None, threads: int = 2) -> None:
+    """
+    Train every model, or *only* one, into its own subfolder of *folder*.
+
+    The large one learns from the small ones' mistakes, so they come first. *work* keeps what finished phases came to.
+    """
     torch.set_num_threads(threads)
     for recipe in RECIPES:
         if only in (None, recipe.name):
             trainer = Trainer(recipe, folder / recipe.name, say)
-            trainer.learn(lambda: _small_mistakes(folder))
+            trainer.learn(lambda: _small_mistakes(folder), work / f"{recipe.name}.pt")
             trainer.save(torch.float16)
 
 
 def _small_mistakes(folder: Path) -> list[Mistake]:
-    small = Loaded.of("small", folder)
-    return mistakes_of(small.model, small.writer, MISTAKES_FROM)
+    """The mistakes of both small models: a judge that has only seen those of one misses those of the other."""
+    pupils = [Loaded.of(recipe.name, folder) for recipe in RECIPES if not recipe.judges]
+    return [mistake for pupil in pupils for mistake in mistakes_of(pupil.model, pupil.writer, MISTAKES_FROM)]

@@ -116,6 +116,7 @@ class VllmModel:
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
+        top: int = 0,
     ) -> Step:
         """
         Write the next step as `Model.write` says; *opening* counts towards *limit*.
@@ -142,7 +143,7 @@ class VllmModel:
         stack.push_async_callback(kept.close)
         return await kept.write(chain, growing, until, limit)
 
-    async def score(self, chain: Chain, *spans: str) -> list[tuple[Token, ...]]:
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """Read *spans* as `Model.score` says. The server reads the whole chain again, prefix cache or not."""
         encoder = self._endpoint.encoder
         before = await encoder.chain(chain)

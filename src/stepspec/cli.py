@@ -173,23 +173,30 @@ def _print_json(value: object) -> None:
 
 @app.command("policies")
 def list_policies(json: Json = False) -> None:
-    """List the methods and their options."""
+    """List the methods: their options, what they need from the endpoints, and what they cost."""
     described = {
         name: {
-            "about": (factory.__doc__ or "").strip().splitlines()[0],
+            "about": method.about,
+            "paper": method.paper,
             "options": {key: parameter.default for key, parameter in policies.options(name).items()},
+            "needs": method.needs,
+            "cost": method.cost,
         }
-        for name, factory in policies.POLICIES.items()
+        for name, method in policies.METHODS.items()
     }
     if json:
         _print_json(described)
         return
-    rows = Table("policy", "options", "what it does", box=None)
-    for name, about in described.items():
-        options = about["options"]
-        assert isinstance(options, dict)
-        rows.add_row(name, "\n".join(f"{key}={value!r}" for key, value in options.items()), str(about["about"]))
-    stdout.print(rows)
+    for name, method in policies.METHODS.items():
+        stdout.print(Text.assemble((name, "bold"), f"  {method.about}"), highlight=False)
+        chosen = " ".join(f"{key}={parameter.default!r}" for key, parameter in policies.options(name).items())
+        rows = Table.grid(padding=(0, 2))
+        for what, said in (
+            ("paper", method.paper), ("options", chosen), ("needs", method.needs), ("cost", method.cost),
+        ):  # fmt: skip
+            if said:
+                rows.add_row(Text(f"  {what}", "dim"), Text(said))
+        stdout.print(rows)
 
 
 @app.command()

@@ -6,14 +6,14 @@ import pytest
 
 from stepspec import policies
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import POLICIES, Solo, SpecReason, make, options
+from stepspec.policies import METHODS, Solo, SpecReason, make, options
 
 from ..fakes import ScriptedModel, counting
 
 SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_policy_can_be_made_with_its_defaults(name: str) -> None:
     made = make(name, SMALL, LARGE)
     assert made.answerer is (SMALL if name == "small" else LARGE)
@@ -44,7 +44,7 @@ def test_the_baselines_are_one_model_alone() -> None:
 def test_an_unknown_policy_is_told_with_its_neighbour_and_all_names() -> None:
     with pytest.raises(ConfigurationError, match="no policy 'specreson', did you mean 'specreason'") as caught:
         make("specreson", SMALL, LARGE)
-    assert all(name in str(caught.value) for name in POLICIES)
+    assert all(name in str(caught.value) for name in METHODS)
     with pytest.raises(ConfigurationError, match="no policy 'zzz'; the policies: "):
         options("zzz")
 
