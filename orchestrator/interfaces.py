@@ -79,6 +79,15 @@ class Policy(Protocol):
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step: ...
 
 
+def foreseeable(policy: Policy) -> bool:
+    """
+    Whether a draft rejected whole is repaired the same way whatever it was and whyever it was rejected.
+
+    Such a repair may be begun before the verdict. A policy says so with a class attribute of this name.
+    """
+    return bool(getattr(policy, "foreseeable", False))
+
+
 KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)
 """
 Where a model may leave a request open between two writes (the sticky stream), for whoever set it to close.

@@ -1,99 +1,155 @@
-"""Draft and judge ahead of what is committed, as if every draft were going to be accepted."""
+"""Draft, judge and repair ahead of what is committed, as if every draft were going to be accepted."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
+from math import exp
+from typing import Any, TypeVar
 
-from .chain import Chain, Rollback, Step, Verdict
+from .chain import Accept, Chain, Rollback, Step, Verdict
 from .events import Drafted, Judged, Lost, Observer
-from .interfaces import KEPT_OPEN, Policy
+from .interfaces import KEPT_OPEN, Policy, foreseeable
 from .repetition import obstacle
+from .tasks import to_the_end
 
-Judgement = tuple[Step, Verdict]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """
+    How far to work ahead of what is committed.
+
+    *depth* returns how many drafts may be made beyond the one to be committed next; 0 works on demand: one draft, then
+    its verdict. A repair is begun before the verdict (a hedge) where the draft's tokens had a mean probability of
+    *hedge* at most: 0 never, 1 always. *calm* says whether hedges are welcome at the moment.
+    """
+
+    depth: Callable[[], int] = lambda: 0
+    hedge: float = 0.0
+    calm: Callable[[], bool] = lambda: True
+
+    @classmethod
+    def of(cls, ahead: int | Ahead) -> Ahead:
+        """Make a plain number of drafts the constant depth, without hedges."""
+        return cls(lambda: ahead) if isinstance(ahead, int) else ahead
+
+    def doubts(self, draft: Step) -> bool:
+        return self.hedge > 0 and bool(draft.tokens) and confidence(draft) <= self.hedge and self.calm()
+
+
+def confidence(step: Step) -> float:
+    """The geometric mean of the probabilities that the author gave to the tokens of *step*, 0 to 1."""
+    return exp(sum(token.logprob for token in step.tokens) / len(step.tokens)) if step.tokens else 0.0
 
 
 @asynccontextmanager
 async def run_ahead(
-    policy: Policy, chain: Chain, *, depth: int, spent: Callable[[Chain], bool], observe: Observer
-) -> AsyncGenerator[Callable[[], Awaitable[Judgement]]]:
+    policy: Policy, chain: Chain, *, ahead: Ahead, spent: Callable[[Chain], bool], observe: Observer
+) -> AsyncGenerator[Lookahead]:
     """
-    Yield ``next_judged()``, which returns consecutive drafts with their verdicts, each extending the one before.
-
-    At most *depth* drafts are made beyond the one last asked for; all of them are judged at the same time. 0 works on
-    demand: one draft, then its verdict. Leaving the block cancels every bet that was not taken, closes the requests
-    that were kept open for them, and waits until they are gone.
+    Work ahead of *chain*. Leaving the block cancels everything that was not taken, closes the requests that were kept
+    open, and waits until they are gone.
     """
-    pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
-    permits = asyncio.Semaphore(depth)
-    judges: list[asyncio.Task[Verdict]] = []
-    outside = copy_context()
+    working = Lookahead(policy, chain, ahead, spent, observe)
+    try:
+        yield working
+    finally:
+        await to_the_end(working.leave())
 
-    async def verify(index: int, chain: Chain, draft: Step) -> Verdict:
-        reason = obstacle(chain, draft)
-        verdict = Rollback(reason=reason) if reason else await policy.verify(chain, draft)
-        observe(Judged(index, draft, verdict))
-        return verdict
 
-    async def bet(chain: Chain, kept_open: AsyncExitStack | None) -> None:
-        KEPT_OPEN.set(kept_open)
-        try:
-            while not (chain.finished or spent(chain)):
-                await permits.acquire()
-                draft = await policy.draft(chain)
-                index = len(chain.steps)
-                observe(Drafted(index, draft))
-                judges.append(asyncio.create_task(verify(index, chain, draft), context=outside.copy()))
-                pending.put_nowait((index, draft, judges[-1]))
-                chain = chain.extend(draft)
-            raise EOFError("nothing is left to draft: the chain is finished or its budget spent")
-        except (Exception, asyncio.CancelledError) as exc:
-            pending.put_nowait(exc)  # A lost bet's failure is nobody's; a won one's raises in next_judged().
+class Lookahead:
+    """Consecutive drafts, each extending the one before, all judged at the same time, and the repair of the last."""
 
-    async def next_judged() -> Judgement:
-        permits.release()
-        item = await pending.get()
+    def __init__(
+        self, policy: Policy, chain: Chain, ahead: Ahead, spent: Callable[[Chain], bool], observe: Observer
+    ) -> None:
+        self._policy, self._ahead, self._spent, self._observe = policy, ahead, spent, observe
+        self._pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
+        self._asked = 0
+        self._wanted = asyncio.Event()
+        self._outside = copy_context()
+        self._kept_open = AsyncExitStack()
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._hedged: dict[int, asyncio.Task[Step]] = {}
+        self._closing: asyncio.Task[None] | None = None
+        self._betting = self._start(self._bet(chain))
+
+    async def next(self) -> tuple[Step, Verdict]:
+        """Return the next draft and its verdict."""
+        self._asked += 1
+        self._wanted.set()
+        item = await self._pending.get()
         if isinstance(item, BaseException):
             raise item
         _, draft, judge = item
         return draft, await judge
 
-    async def leave() -> None:
-        await _cancel(betting, *judges)
-        await kept_open.aclose()
-        while not pending.empty():
-            item = pending.get_nowait()
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
+        hedge = None if rollback.keep or rollback.instead else self._hedged.pop(len(chain.steps), None)
+        repair = hedge or self._start(self._policy.repair(chain, draft, rollback))
+        self._cancel(but=repair)
+        self._closing = asyncio.create_task(self._kept_open.aclose())
+        return await repair
+
+    async def leave(self) -> None:
+        """Cancel what is still going on, and wait until it is gone."""
+        self._cancel()
+        await asyncio.wait(self._tasks)
+        await (self._closing or self._kept_open.aclose())
+        for task in self._tasks:
+            if not task.cancelled():
+                task.exception()  # A lost bet's failure is nobody's: read it, so that nobody warns of it.
+        while not self._pending.empty():
+            item = self._pending.get_nowait()
             if not isinstance(item, BaseException):
-                observe(Lost(item[0], item[1]))
+                self._observe(Lost(item[0], item[1]))
 
-    kept_open = AsyncExitStack()
-    betting = asyncio.create_task(bet(chain, kept_open if depth else None))
-    try:
-        yield next_judged
-    finally:
-        await _to_the_end(leave())
+    def _cancel(self, but: asyncio.Task[Step] | None = None) -> None:
+        """Cancel every task once: a second time would interrupt the closing of its request."""
+        for task in self._tasks:
+            if task is not but and not task.cancelling():
+                task.cancel()
 
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work, context=self._outside.copy())
+        self._tasks.append(task)
+        return task
 
-async def _to_the_end(work: Coroutine[object, object, None]) -> None:
-    """Wait until *work* is done, even if cancelled meanwhile: a deadline may pass while requests are being closed."""
-    working, cancelled = asyncio.create_task(work), None
-    while not working.done():
+    async def _bet(self, chain: Chain) -> None:
+        first = len(chain.steps)
         try:
-            await asyncio.wait([working])
-        except asyncio.CancelledError as exc:
-            cancelled = exc
-    working.result()
-    if cancelled:
-        raise cancelled
+            while not (chain.finished or self._spent(chain)):
+                await self._turn(len(chain.steps) - first)
+                draft = await self._policy.draft(chain)
+                index = len(chain.steps)
+                self._observe(Drafted(index, draft))
+                self._pending.put_nowait((index, draft, self._start(self._verify(index, chain, draft))))
+                chain = chain.extend(draft)
+            raise EOFError("nothing is left to draft: the chain is finished or its budget spent")
+        except (Exception, asyncio.CancelledError) as exc:
+            self._pending.put_nowait(exc)  # A lost bet's failure is nobody's; a won one's raises in next().
 
+    async def _turn(self, number: int) -> None:
+        """Wait until draft *number* may be made."""
+        depth = self._ahead.depth()
+        KEPT_OPEN.set(self._kept_open if depth else None)
+        while number >= self._asked + depth:
+            self._wanted.clear()
+            await self._wanted.wait()
+            depth = self._ahead.depth()
 
-async def _cancel(*tasks: asyncio.Task[None] | asyncio.Task[Verdict]) -> None:
-    """Cancel *tasks*, wait until they are gone, and read the failures of lost bets, so that nobody warns of them."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()
+    async def _verify(self, index: int, chain: Chain, draft: Step) -> Verdict:
+        reason = obstacle(chain, draft)
+        if not reason and foreseeable(self._policy) and self._ahead.doubts(draft):
+            self._hedged[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")))
+        verdict = Rollback(reason=reason) if reason else await self._policy.verify(chain, draft)
+        if isinstance(verdict, Accept) and index in self._hedged:
+            self._hedged.pop(index).cancel()
+        self._observe(Judged(index, draft, verdict))
+        return verdict

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from .chain import Chain, Rollback, Step
 from .events import Committed, Event, Observer, Repaired
 from .interfaces import Policy
-from .lookahead import run_ahead
+from .lookahead import Ahead, run_ahead
 from .repetition import stuck
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
@@ -28,7 +28,7 @@ async def reason(
     policy: Policy,
     chain: Chain,
     *,
-    ahead: int = 0,
+    ahead: int | Ahead = 0,
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
     observe: Observer = _nobody,
@@ -36,9 +36,9 @@ async def reason(
     """
     Grow *chain* until it is finished, its budget *spent*, or the *deadline* (seconds on the loop's clock) is reached.
 
-    *ahead* drafts may be made and judged beyond the one to be committed next; the chain is the same at any number of
-    them. Return the committed chain and why it ended there. Failures of the models pass through; when anything leaves
-    this function, no task and no request of it is left.
+    *ahead* says how far to work ahead of what is committed, as a number of drafts or in full; the chain is the same
+    whatever it says. Return the committed chain and why it ended there. Failures of the models pass through; when
+    anything leaves this function, no task and no request of it is left.
     """
 
     def commit(step: Step, score: float | None = None) -> None:
@@ -46,23 +46,24 @@ async def reason(
         observe(Committed(len(chain.steps), step, score))
         chain = chain.extend(step)
 
+    working_ahead = Ahead.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
         async with timeout:
             while not (chain.finished or spent(chain)):
-                async with run_ahead(policy, chain, depth=ahead, spent=spent, observe=observe) as next_judged:
+                async with run_ahead(policy, chain, ahead=working_ahead, spent=spent, observe=observe) as lookahead:
                     while True:
-                        draft, verdict = await next_judged()
+                        draft, verdict = await lookahead.next()
                         if isinstance(verdict, Rollback):
-                            break  # Leaving the block cancels the drafts that bet on this one.
+                            break
                         commit(draft, verdict.score)
                         if chain.finished or spent(chain):
                             return chain, "finished" if chain.finished else "budget"
-                if verdict.keep:
-                    commit(draft.cut(verdict.keep), verdict.score)
-                    if spent(chain):
-                        break
-                repaired = replace(await policy.repair(chain, draft, verdict), note=verdict.reason)
+                    if verdict.keep:
+                        commit(draft.cut(verdict.keep), verdict.score)
+                        if spent(chain):
+                            break
+                    repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
                 observe(Repaired(len(chain.steps), repaired, verdict))
                 if stuck(chain, repaired):
                     return chain, "repetition"

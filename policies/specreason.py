@@ -7,7 +7,7 @@ Pan et al. 2025, arXiv:2504.07891.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..prompts import load
@@ -26,6 +26,8 @@ class SpecReason:
     (section 5.3). A judge that puts less than *sure* of its probability on digits has not understood, which is no
     approval.
     """
+
+    foreseeable: ClassVar[bool] = True
 
     small: Model
     large: Model

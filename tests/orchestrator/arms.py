@@ -14,6 +14,7 @@ from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
 from stepspec.orchestrator.events import Event
+from stepspec.orchestrator.lookahead import Ahead
 from stepspec.orchestrator.reason import End
 
 from ..fakes import Said, ScriptedModel, counting
@@ -108,7 +109,7 @@ class Arm:
     budget: Budget
     events: list[Event] = field(default_factory=lambda: list[Event]())
 
-    async def run(self, ahead: int = 0, deadline: float | None = None) -> tuple[Chain, End]:
+    async def run(self, ahead: int | Ahead = 0, deadline: float | None = None) -> tuple[Chain, End]:
         """Run the loop; nothing may be open after it, however it ends."""
         observe = self.events.append
         self.small.observe = self.large.observe = observe
@@ -122,6 +123,10 @@ class Arm:
     @property
     def log(self) -> list[str]:
         return self.small.log
+
+
+def working(depth: int, hedge: float = 0.0) -> Ahead:
+    return Ahead(lambda: depth, hedge)
 
 
 def taste(*key: object) -> float:

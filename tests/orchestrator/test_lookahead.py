@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stepspec.orchestrator import Budget, Chain, reason
+from stepspec.orchestrator import Budget, Chain, Ledger, reason
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
+from stepspec.orchestrator.lookahead import Ahead
 from stepspec.policies import SpecReason
 
 from ..fakes import ScriptedModel, run
-from .arms import PROBLEM, pair
+from .arms import PROBLEM, pair, working
 
 
 @pytest.mark.parametrize(
@@ -63,29 +64,77 @@ def test_judges_that_overtake_each_other_still_commit_in_order() -> None:
     assert [event.index for event in events if isinstance(event, Committed)] == list(range(10))
 
 
-def test_bets_are_gone_before_the_repair_begins() -> None:
+def test_bets_go_away_while_the_repair_is_written_and_are_gone_before_drafting_begins_again() -> None:
     small, large = pair(length=2, wrong=(0,))
     small.latency = lambda chain: 1.0 + 4 * len(chain.steps)
-    small.closing = 1.0
+    small.closing = 1.5
     _, seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=1))
-    assert small.log[:8] == [
+    assert small.log[:9] == [
         "small write 0",
         "small write 0 done",
         "small write 1",
         "large ask 1",
         "large ask 1 done",
-        "small write 1 cancelled",
         "large write 0",
         "large write 0 done",
+        "small write 1 cancelled",
+        "small write 1",
     ]
-    assert seconds == 1 + 1 + 1 + 1 + 5 + 1  # draft, judge, close, repair; draft, judge
+    assert seconds == 1 + 1 + 1.5 + 5 + 1  # draft, judge, close during the repair; draft, judge
+
+
+@pytest.mark.parametrize(
+    ("hedge", "seconds"),
+    [
+        (0.0, 1 + 1 + 2 + 1 + 1),  # draft, judge, repair; draft, judge
+        (0.95, 1 + 2 + 1 + 1),  # the repair began with the judgement
+    ],
+)
+def test_a_doubtful_draft_is_repaired_while_it_is_judged(hedge: float, seconds: float) -> None:
+    small, large = pair(length=2, wrong=(0,))
+    large.latency = lambda chain: 2.0
+    assert run(reason(SpecReason(small, large), PROBLEM, ahead=working(0, hedge)))[1] == seconds
+
+
+def test_a_hedge_on_an_accepted_draft_is_cancelled_and_counted() -> None:
+    small, large = pair(length=3)
+    large.latency = lambda chain: 0.25
+    large.pace = 0.25
+    events: list[Event] = []
+    large.observe = events.append
+    (chain, _), seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=working(0, 1.0), observe=events.append))
+    assert {step.author for step in chain.steps} == {"small"}
+    assert seconds == 6
+    assert [line for line in small.log if "large write" in line and "cancelled" in line]
+    assert Ledger.of(events).large.discarded == 3 * 3  # three tokens in the second that a judgement takes
+
+
+@pytest.mark.parametrize("hedge", [0.0, 0.5])
+def test_a_confident_draft_is_not_hedged(hedge: float) -> None:
+    small, large = pair(length=3, wrong=(1,))
+    run(reason(SpecReason(small, large), PROBLEM, ahead=working(1, hedge)))
+    assert [line for line in small.log if line.startswith("large write")] == ["large write 1", "large write 1 done"]
+
+
+def test_no_hedge_when_it_is_not_calm() -> None:
+    small, large = pair(length=3)
+    run(reason(SpecReason(small, large), PROBLEM, ahead=Ahead(hedge=1.0, calm=lambda: False)))
+    assert not [line for line in small.log if line.startswith("large write")]
+
+
+def test_the_depth_may_change_on_the_way() -> None:
+    small, large = pair()
+    large.reading = lambda chain: 100.0
+    depths = iter([4, 4, 1, 1])
+    run(reason(SpecReason(small, large), PROBLEM, ahead=Ahead(lambda: next(depths, 1)), deadline=50.0))
+    assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
 
 
 def test_judges_of_lost_bets_are_cancelled_too() -> None:
     small, large = pair(wrong=(0,))
     large.reading = lambda chain: 3.0
     run(reason(SpecReason(small, large), PROBLEM, ahead=2))
-    assert {"large ask 2 cancelled", "large ask 3 cancelled"} < set(small.log[: small.log.index("large write 0")])
+    assert {"large ask 2 cancelled", "large ask 3 cancelled"} < set(small.log[: small.log.index("large write 0 done")])
 
 
 def test_lost_bets_are_told_with_what_they_were() -> None:

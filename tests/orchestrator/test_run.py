@@ -1,8 +1,10 @@
 """One run from the problem to its answer: how it ends, what it tells, and what it survives."""
 
+import asyncio
+
 import pytest
 
-from stepspec.orchestrator import Budget
+from stepspec.orchestrator import Budget, Ledger
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
@@ -26,19 +28,20 @@ class Case:
         self.budget = budget or Budget()
         self.events: list[Event] = []
 
-    def run(self, *, fallback: bool = True, thinks: bool = True) -> tuple[Outcome, float]:
+    def run(self, *, fallback: bool = True, thinks: bool = True, ahead: int = 1) -> tuple[Outcome, float]:
+        return run(self.solve(fallback=fallback, thinks=thinks, ahead=ahead))
+
+    async def solve(self, *, fallback: bool = True, thinks: bool = True, ahead: int = 1) -> Outcome:
         models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
         policy, alone = (make(name, *models) for name in ("specreason", "large"))
-        return run(
-            solve(
-                policy,
-                PROBLEM,
-                budget=self.budget,
-                ahead=1,
-                observe=self.events.append,
-                fallback=alone if fallback else None,
-                thinks=thinks,
-            )
+        return await solve(
+            policy,
+            PROBLEM,
+            budget=self.budget,
+            ahead=ahead,
+            observe=self.events.append,
+            fallback=alone if fallback else None,
+            thinks=thinks,
         )
 
 
@@ -47,9 +50,59 @@ def test_a_run_thinks_and_answers_and_tells_so() -> None:
     outcome, seconds = case.run()
     assert (outcome.answer, outcome.text, outcome.reason) == ("42", "So it is \\boxed{42}.", "stop")
     assert outcome.chain.finished
-    assert seconds == 6.0  # a draft, four judgements, the answer
+    assert seconds == 5.0  # a draft and four judgements, of which the last takes as long as the answer
     assert isinstance(case.events[-2], Answered)
-    assert case.events[-1] == Finished("stop", "42", 6.0)
+    assert case.events[-1] == Finished("stop", "42", 5.0)
+
+
+@pytest.mark.parametrize(("ahead", "seconds"), [(0, 9.0), (1, 5.0), (9, 5.0)])
+def test_the_answer_is_a_bet_that_needs_lookahead(ahead: int, seconds: float) -> None:
+    outcome, took = Case().run(ahead=ahead)
+    assert (outcome.answer, took) == ("42", seconds)
+
+
+@pytest.mark.parametrize("wrong", range(4))
+def test_an_answer_to_thinking_that_was_rolled_back_is_not_given(wrong: int) -> None:
+    case, plain = Case(), Case()
+    for each in (case, plain):
+        each.large.judge = lambda chain, _: {
+            "2" if chain.text.count("small") == 1 + wrong == len(chain.steps) else "9": 1
+        }
+        each.large.reading = lambda chain: 20.0
+    expected, _ = plain.run(ahead=0)
+    events = case.events
+    case.large.observe = case.small.observe = events.append
+    outcome, _ = case.run(ahead=9)
+    assert outcome == expected
+    assert outcome.chain.steps[wrong].author == "large"
+    given = [event.step for event in events if isinstance(event, Answered)]
+    assert len(given) == 1
+    lost = Ledger.of(events).large.discarded
+    assert lost == len(given[0].tokens)
+    assert case.large.open == case.small.open == 0
+
+
+def test_a_lost_bet_on_the_answer_may_fail() -> None:
+    case = Case()
+    case.large.judge = lambda chain, _: {"2" if "small" in chain.steps[-1].text else "9": 1}
+    case.large.fails = lambda verb, chain: GONE if chain.finished and "small" in chain.text else None
+    outcome, _ = case.run(ahead=9)
+    assert (outcome.answer, outcome.reason) == ("42", "stop")
+
+
+@pytest.mark.parametrize("eighths", range(0, 48, 3))
+def test_cancelling_a_run_leaves_no_request_open(eighths: int) -> None:
+    case = Case()
+
+    async def main() -> None:
+        running = asyncio.create_task(case.solve(ahead=9))
+        await asyncio.sleep(eighths / 8)
+        running.cancel()
+        await asyncio.wait([running])
+
+    case.small.closing = case.large.closing = 0.5
+    run(main())
+    assert case.small.open == case.large.open == 0
 
 
 def test_a_spent_budget_still_leaves_room_for_an_answer() -> None:
