@@ -11,6 +11,7 @@ from math import exp
 from typing import Any, TypeVar
 
 from .chain import Accept, Chain, Rollback, Step, Verdict
+from .errors import EndpointUnavailable
 from .events import Drafted, Judged, Lost, Observer
 from .interfaces import KEPT_OPEN, Policy, foreseeable
 from .repetition import obstacle
@@ -144,11 +145,20 @@ class Lookahead:
             await self._wanted.wait()
             depth = self._ahead.depth()
 
+    async def _judge(self, chain: Chain, draft: Step) -> Verdict:
+        """Ask the policy; a judge that fails for good approves of nothing."""
+        try:
+            return await self._policy.verify(chain, draft)
+        except EndpointUnavailable as exc:
+            if exc.verb == "write":
+                raise
+            return Rollback(reason="no verdict")
+
     async def _verify(self, index: int, chain: Chain, draft: Step) -> Verdict:
         reason = obstacle(chain, draft)
         if not reason and foreseeable(self._policy) and self._ahead.doubts(draft):
             self._hedged[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")))
-        verdict = Rollback(reason=reason) if reason else await self._policy.verify(chain, draft)
+        verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft)
         if isinstance(verdict, Accept) and index in self._hedged:
             self._hedged.pop(index).cancel()
         self._observe(Judged(index, draft, verdict))

@@ -14,17 +14,22 @@ if TYPE_CHECKING:
     from vllm.sequence import IntermediateTensors
 
 
+BETWEEN_PASSES = 0.004  # seconds; after a longer pause the model had nothing to do
+
+
 class PacedQwen3ForCausalLM(Qwen3ForCausalLM):
     """
     A pass takes at least ``paced_seconds_per_pass``, and ``paced_seconds_per_token`` more for each of its tokens.
 
-    Both are keys of the Hugging Face configuration. The model's own computing counts; only the rest is slept.
+    Both are keys of the Hugging Face configuration. The model's own computing counts; only the rest is slept. What
+    vLLM does between two passes counts as well: on a GPU it prepares the next pass while one runs, on a CPU it cannot.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.seconds_per_pass: float = self.config.paced_seconds_per_pass
         self.seconds_per_token: float = self.config.paced_seconds_per_token
+        self.ended = 0.0
 
     def forward(
         self,
@@ -34,8 +39,12 @@ class PacedQwen3ForCausalLM(Qwen3ForCausalLM):
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
         """Compute, then sleep until the pass has taken its time; vLLM's own trial passes are not held up."""
-        end = time.perf_counter() + self.seconds_per_pass + self.seconds_per_token * positions.shape[-1]
+        begun = time.perf_counter()
+        if begun - self.ended < BETWEEN_PASSES:
+            begun = self.ended
         hidden = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
         if get_forward_context().attn_metadata:
+            end = begun + self.seconds_per_pass + self.seconds_per_token * positions.shape[-1]
             time.sleep(max(0.0, end - time.perf_counter()))
+            self.ended = time.perf_counter()
         return hidden

@@ -8,6 +8,7 @@ import pytest
 
 from stepspec.orchestrator import Budget, Chain, Ledger, reason
 from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
 from stepspec.orchestrator.lookahead import Ahead
 from stepspec.policies import SpecReason
@@ -107,6 +108,16 @@ def test_a_hedge_on_an_accepted_draft_is_cancelled_and_counted() -> None:
     assert seconds == 6
     assert [line for line in small.log if "large write" in line and "cancelled" in line]
     assert Ledger.of(events).large.discarded == 3 * 3  # three tokens in the second that a judgement takes
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_judge_that_fails_for_good_approves_of_nothing(ahead: int) -> None:
+    small, large = pair(length=3)
+    gone = EndpointUnavailable("no answer", role="large", url="http://there", verb="ask")
+    large.fails = lambda verb, chain: gone if verb == "ask" and len(chain.steps) == 2 else None
+    events: list[Event] = []
+    (chain, _), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=events.append))
+    assert [(step.author, step.note) for step in chain.steps] == [("small", ""), ("large", "no verdict"), ("small", "")]
 
 
 @pytest.mark.parametrize("hedge", [0.0, 0.5])
