@@ -20,12 +20,13 @@ Z = 1.96  # both intervals are at 95%
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to solve problems: a policy, its options, and how far it looks ahead."""
+    """One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at."""
 
     name: str
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     ahead: int = 2
+    hedge: float = 0.0
 
 
 LARGE = Arm("large alone", "large")
@@ -69,7 +70,7 @@ class Result:
 
     The ratios compare sums of wall time over the same problems: to the large model alone, and to the floor, which is
     the time to write every kept token on the model that wrote it. *accept_rate* counts drafts, *waste* written
-    tokens.
+    tokens, *judge_tokens* those read or written to judge one problem, without what was in a prefix cache.
     """
 
     name: str
@@ -83,6 +84,7 @@ class Result:
     share_large_tokens: float
     accept_rate: float | None
     waste: float
+    judge_tokens: float
 
 
 async def measure(
@@ -90,17 +92,25 @@ async def measure(
     arms: Sequence[Arm],
     tasks: Sequence[Task],
     *,
-    on_sample: Callable[[Sample], object] = lambda sample: None,
+    on_sample: Callable[[int, Sample], object] = lambda number, sample: None,
+    done: Mapping[tuple[int, str], Sample] | None = None,
     observers: Mapping[str, Callable[[Task], Callable[[Event], None]]] | None = None,
 ) -> list[Sample]:
-    """Solve every task with every arm, one at a time; *observers* watch the runs of the arms they are named for."""
+    """
+    Solve every task with every arm, one at a time; *observers* watch the runs of the arms they are named for.
+
+    What is *done* already, by the number of the task and the name of the arm, is not done again.
+    """
     samples: list[Sample] = []
     for number, task in enumerate(tasks):
         turn = number % len(arms)
         for arm in (*arms[turn:], *arms[:turn]):
+            if done and (number, arm.name) in done:
+                samples.append(done[number, arm.name])
+                continue
             extra = observers[arm.name](task) if observers and arm.name in observers else None
             samples.append(await _sample(solver, arm, task, extra))
-            on_sample(samples[-1])
+            on_sample(number, samples[-1])
     return samples
 
 
@@ -113,7 +123,7 @@ async def _sample(solver: Solver, arm: Arm, task: Task, extra: Callable[[Event],
             extra(event)
 
     solution = await solver.solve(
-        task.problem, policy=arm.policy, options=arm.options, ahead=arm.ahead, observe=observe
+        task.problem, policy=arm.policy, options=arm.options, ahead=arm.ahead, hedge=arm.hedge, observe=observe
     )
     return Sample(arm.name, solution.answer == task.answer, solution.seconds, solution.ledger, _pace(events))
 
@@ -167,6 +177,7 @@ def _result(name: str, samples: Sequence[Sample], large: Sequence[float], pace: 
         share_large_tokens=kept_large / (kept_large + kept_small),
         accept_rate=sum(x.accepted for x in ledgers) / drafts if judged else None,
         waste=sum(x.large.discarded + x.small.discarded for x in ledgers) / written,
+        judge_tokens=fmean(x.large.judging + x.small.judging for x in ledgers),
     )
 
 

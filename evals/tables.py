@@ -11,7 +11,7 @@ from .arms import Result
 
 def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
     """One row per arm, with or without the 95% intervals; the small print says what the columns mean."""
-    columns = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste")
+    columns = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste", "judging")
     made = Table(box=None, padding=(0, 1, 0, 0))
     for column in columns:
         made.add_column(column, justify="right" if column else "left", no_wrap=True)
@@ -27,6 +27,7 @@ def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
             f"{r.share_large_tokens:.0%}",
             "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
             f"{r.waste:.0%}",
+            f"{r.judge_tokens:.0f}" if r.judge_tokens else "",
         )
     return made
 
@@ -36,5 +37,6 @@ SMALL_PRINT = (
     "on this CPU; only the cost of a forward pass is set (large 30 ms + 60 us a token, small 6 ms + 20 us), to have "
     "the shape of a GPU's. Seconds are the mean of one problem, also as a multiple of large alone and of the floor, "
     "which is the time to write every kept token on the model that wrote it; brackets are 95% intervals. By large: "
-    "its share of the kept tokens. Accepted: of the drafts judged. Waste: written tokens that were not kept."
+    "its share of the kept tokens. Accepted: of the drafts judged. Waste: written tokens that were not kept. "
+    "Judging: tokens read or written to judge one problem, beside those in a prefix cache."
 )

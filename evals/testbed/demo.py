@@ -35,8 +35,8 @@ def _narrate(task: Task, console: Console) -> Callable[[Event], None]:
     return Narrator(console)
 
 
-def _tell(console: Console) -> Callable[[Sample], None]:
-    def tell(sample: Sample) -> None:
+def _tell(console: Console) -> Callable[[int, Sample], None]:
+    def tell(_: int, sample: Sample) -> None:
         mark = ("right", "green") if sample.correct else ("wrong", "red")
         console.print(Text.assemble((f"{sample.seconds:6.2f} s  {sample.arm}: ", "dim"), mark))
 

@@ -20,9 +20,9 @@ from ..arms import Interval, wilson
 from .corruptions import corrupt
 from .data import Writer
 from .problems import Problem, State, advance, begin, generate, paragraphs, right, worked
+from .servers import MODELS
 from .solving import Judged, Solved, grades, solve
 
-MODELS = Path(__file__).parent / "models"
 SOLVED = 500
 JUDGED_PROBLEMS = 1500
 SEED = 4321

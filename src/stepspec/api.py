@@ -13,12 +13,13 @@ from . import policies
 from . import settings as configuration
 from .orchestrator import trace
 from .orchestrator.budget import Budget, Budgeted
-from .orchestrator.chain import Chain, Message, Role, Rollback
-from .orchestrator.endpoints import Endpoint, Sampling, VllmEndpoint
+from .orchestrator.chain import Chain, Message, Party, Role, Rollback
+from .orchestrator.endpoints import CriticEndpoint, Endpoint, Sampling, VllmCritic, VllmEndpoint
 from .orchestrator.errors import ConfigurationError, ContextTooLong
 from .orchestrator.events import Committed, Degraded, Event, Judged, Lost, Observer, Started
 from .orchestrator.interfaces import Policy
 from .orchestrator.ledger import Ledger
+from .orchestrator.lookahead import Ahead
 from .orchestrator.run import FinishReason, Outcome, run
 from .settings import Limits, Settings
 
@@ -84,17 +85,28 @@ class Solver:
         small: str | Endpoint | None = None,
         large: str | Endpoint | None = None,
         *,
+        critic: str | CriticEndpoint | None = None,
         policy: str | None = None,
         options: Mapping[str, Any] | None = None,
         ahead: int | None = None,
+        hedge: float | None = None,
         sampling: Sampling | Mapping[str, Any] | None = None,
         budget: Limits | Mapping[str, Any] | None = None,
     ) -> None:
         self.settings: Settings = configuration.load(
-            small=small, large=large, policy=policy, options=options, ahead=ahead, sampling=sampling, budget=budget
+            small=small,
+            large=large,
+            critic=critic,
+            policy=policy,
+            options=options,
+            ahead=ahead,
+            hedge=hedge,
+            sampling=sampling,
+            budget=budget,
         )
         self._exit = AsyncExitStack()
         self.small, self.large = VllmEndpoint(self._endpoint("small")), VllmEndpoint(self._endpoint("large"))
+        self.critic = VllmCritic(self.settings.critic) if self.settings.critic else None
 
     def _endpoint(self, role: Role) -> Endpoint:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -107,7 +119,9 @@ class Solver:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            entering = (stack.enter_async_context(endpoint) for endpoint in (self.small, self.large))
+            entering = [stack.enter_async_context(endpoint) for endpoint in (self.small, self.large)]
+            if self.critic is not None:
+                entering.append(stack.enter_async_context(self.critic))
             for entered in await asyncio.gather(*entering, return_exceptions=True):
                 if isinstance(entered, BaseException):
                     raise entered
@@ -137,7 +151,8 @@ class Solver:
         name = name or self.settings.policy
         if options is None:
             options = self.settings.options if name == self.settings.policy else {}
-        return policies.make(name, small, large, **options)
+        critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
+        return policies.make(name, small, large, critic=critic, **options)
 
     async def solve(
         self,
@@ -146,6 +161,7 @@ class Solver:
         policy: str | None = None,
         options: Mapping[str, Any] | None = None,
         ahead: int | None = None,
+        hedge: float | None = None,
         sampling: Sampling | None = None,
         budget: Budget | None = None,
         observe: Observer = lambda event: None,
@@ -169,13 +185,13 @@ class Solver:
         def build(name: str, options: Mapping[str, Any] | None) -> Policy:
             return self.policy(name, options, budget=budget, sampling=sampling, observe=watch)
 
-        watch(Started(chain.messages, name, (("small", self.small.name), ("large", self.large.name))))
+        watch(Started(chain.messages, name, self._names()))
         try:
             outcome = await run(
                 build(name, options),
                 chain,
                 budget=budget,
-                ahead=self.settings.ahead if ahead is None else ahead,
+                ahead=self._ahead(ahead, hedge),
                 observe=watch,
                 fallback=build("large", {}) if name != "small" else None,
                 thinks=self.large.template.thinks,
@@ -184,6 +200,14 @@ class Solver:
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
         return _solution(outcome, recorder.moments)
+
+    def _names(self) -> tuple[tuple[Party, str], ...]:
+        models: tuple[tuple[Party, str], ...] = (("small", self.small.name), ("large", self.large.name))
+        return (*models, ("critic", self.critic.name)) if self.critic else models
+
+    def _ahead(self, ahead: int | None, hedge: float | None) -> Ahead:
+        depth = self.settings.ahead if ahead is None else ahead
+        return Ahead(lambda: depth, self.settings.hedge if hedge is None else hedge)
 
     async def _fit(self, budget: Budget, chain: Chain) -> Budget:
         """Cut *budget* to what both contexts hold beside the problem and a judge's question. Raise `ContextTooLong`."""

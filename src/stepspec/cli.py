@@ -52,6 +52,10 @@ app = typer.Typer(
 stdout, stderr = Console(), Console(stderr=True)
 
 SmallUrl = Annotated[str | None, typer.Option("--small", help="Base URL of the small model's server.", metavar="URL")]
+CriticUrl = Annotated[
+    str | None,
+    typer.Option("--critic", help="Base URL of the reward model's server, if the method needs one.", metavar="URL"),
+]
 LargeUrl = Annotated[str | None, typer.Option("--large", help="Base URL of the large model's server.", metavar="URL")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Profile = Annotated[str, typer.Option(help="How the miniature models' passes are paced; see profiles.toml.")]
@@ -95,6 +99,7 @@ def solve(
     problem: Annotated[str, typer.Argument(help="The problem, or - to read it from standard input.")],
     small: SmallUrl = None,
     large: LargeUrl = None,
+    critic: CriticUrl = None,
     policy: Annotated[
         str | None, typer.Option("--policy", "-p", help="The method; `stepspec policies` lists them.")
     ] = None,
@@ -103,6 +108,10 @@ def solve(
     ] = None,
     ahead: Annotated[
         int | None, typer.Option(help="Drafts made beyond the one to be committed; 0: one by one.")
+    ] = None,
+    hedge: Annotated[
+        float | None,
+        typer.Option(help="Repair drafts of at most this confidence while they are judged; 1: all.", min=0, max=1),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
@@ -127,9 +136,11 @@ def solve(
     solver = Solver(
         small,
         large,
+        critic=critic,
         policy=policy,
         options=dict(map(_option, option)) if option else None,
         ahead=ahead,
+        hedge=hedge,
         sampling=sampling or None,
         budget=budget or None,
     )

@@ -23,8 +23,8 @@ from pydantic_settings import (
 )
 
 from .orchestrator.budget import Budget
-from .orchestrator.chain import Role
-from .orchestrator.endpoints.settings import Endpoint, Sampling
+from .orchestrator.chain import Party
+from .orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from .orchestrator.errors import ConfigurationError
 
 PREFIX = "STEPSPEC_"
@@ -33,7 +33,7 @@ DEFAULT_FILE = "stepspec.toml"
 SAMPLING = {"temperature": 0.6, "top_p": 0.95}
 
 
-def _for_role(role: Role) -> BeforeValidator:
+def _for_role(role: Party) -> BeforeValidator:
     """Let an endpoint be given as its URL alone, and never ask for the role that its place already says."""
 
     def fill(value: Any) -> Any:
@@ -66,7 +66,10 @@ class Settings(BaseSettings):
     """
     Everything a solver can be told, besides the problem.
 
-    *ahead* is how many drafts may be made and judged beyond the one to be committed next (0: one after the other).
+    *critic* is the reward model that some policies need.
+
+    *ahead* is how many drafts may be made and judged beyond the one to be committed next (0: one after the other). A
+    draft whose tokens had a mean probability of *hedge* at most is repaired while it is judged (0: none, 1: every one).
     *options* are the policy's own. *sampling* is for writing; judging is always greedy. Its defaults, temperature 0.6
     and top_p 0.95, are SpecReason's (section 5.1).
     """
@@ -75,9 +78,11 @@ class Settings(BaseSettings):
 
     small: Annotated[Endpoint | None, NoDecode, _for_role("small")] = None
     large: Annotated[Endpoint | None, NoDecode, _for_role("large")] = None
+    critic: Annotated[CriticEndpoint | None, NoDecode, _for_role("critic")] = None
     policy: str = "specreason"
     options: dict[str, Any] = {}
     ahead: NonNegativeInt = 2
+    hedge: float = Field(default=0.0, ge=0, le=1)
     sampling: Annotated[Sampling, BeforeValidator(_over_defaults)] = Sampling.model_validate(SAMPLING)
     budget: Limits = Limits()
 

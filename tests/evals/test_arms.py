@@ -44,6 +44,7 @@ def test_arms_are_compared_on_the_same_problems() -> None:
     assert shipped.share_large_tokens == 0.2
     assert shipped.waste == pytest.approx(20 / 120)
     assert (shipped.accept_rate, large.accept_rate) == (0.8, None)
+    assert (shipped.judge_tokens, large.judge_tokens) == (50, 0)
     assert (small.accuracy, shipped.accuracy, shipped.n) == (0.0, 1.0, 4)
 
 
@@ -66,5 +67,9 @@ def test_the_bars_are_looked_at() -> None:
     ]
     fine = [replace(r, ratio_to_large=0.4, seconds=1.5) if r.name == SHIPPED.name else r for r in results]
     assert missed(fine) == []
+    glimpse = [replace(r, name="glimpse") for r in fine if r.name == SHIPPED.name]
+    assert missed([*fine, *glimpse]) == []
+    assert len(missed([*fine, *(replace(r, ratio_to_large=0.41) for r in glimpse)])) == 1
+    assert len(missed([*fine, *(replace(r, accuracy=0.98) for r in glimpse)])) == 1
     worse = [replace(r, accuracy=0.97) if r.name == SHIPPED.name else r for r in fine]
     assert len(missed(worse)) == 1
