@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from .problems import DEFAULT, Difficulty, final_answer, generate, worked
+from .servers import MODELS
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
 console = Console()
@@ -38,7 +39,7 @@ def report(
     """Measure the models; exit with 1 if a figure misses its bar."""
     from . import report as measuring
 
-    folder = folder or measuring.MODELS
+    folder = folder or MODELS
     figures = measuring.measure(Console(stderr=True).log, folder)
     for figure in figures:
         mark = "ok    " if figure.met else "MISSED"
@@ -62,12 +63,11 @@ def train(
 
     Started again after an interruption, it goes on after the last finished phase; --fresh begins anew.
     """
-    from . import report as measuring
     from . import train as training
 
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
-    training.train_all(folder or measuring.MODELS, work, console.log, only=only, threads=threads)
+    training.train_all(folder or MODELS, work, console.log, only=only, threads=threads)
 
 
 if __name__ == "__main__":

@@ -164,9 +164,9 @@ def card(figures: Sequence[Figure]) -> str:
 
 Three Qwen3-architecture models, trained from nothing on arithmetic word problems, so that the whole system runs for
 real on a CPU. They know nothing else. `large` and `small` share a vocabulary; `small-other` has its own, with numbers
-in groups of two digits. `large` was also trained to judge: to grade a step, to answer a yes/no check, and to write a
-step right after reading a wrong draft and the reflection prompt. `small` and `small-other` stopped learning early,
-which is why they err.
+in groups of two digits. `large` was also trained to judge: to grade a step, to answer a yes/no check, to say whether
+two steps mean the same, and to write a step right after reading a wrong draft and the reflection prompt. `small` and
+`small-other` stopped learning early, which is why they err.
 
 Measured on {datetime.date.today()} by `python -m stepspec.evals.testbed report`, seed {SEED}, on fresh problems of
 the default mix (3 to 6 deeds), none of which was trained on. Grades are the mean over the ten digits' probabilities.
@@ -175,7 +175,7 @@ the default mix (3 to 6 deeds), none of which was trained on. Grades are the mea
 |---|---|---|---|
 {rows}
 
-`python -m stepspec.evals.testbed train` trains all three, seed 0, by the recipes in `train.py`. These weights went
-through the same phases, but by hand and with tuning in between, so that one run of the command has yet to reproduce
-them. Licence: Apache-2.0, like the code.
+`python -m stepspec.evals.testbed train` made these weights, seed 0, by the recipes in `train.py`, in about 80 minutes
+of two cores. It was stopped after four of the large model's six phases and went on later, which comes to the same.
+Licence: Apache-2.0, like the code.
 """
