@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .chain import Message, Role, Rollback, Step, Verdict
+from .chain import Message, Party, Role, Rollback, Step, Verdict
 
-Verb: TypeAlias = Literal["write", "score", "ask"]
+Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]
 
 
@@ -19,10 +19,10 @@ class Called:
 
     *started* is in seconds since the run began and *seconds* how long the request was open; *first* is the seconds to
     its first token. *written* counts every token that the server sent, whether or not anybody used it; *prompt* and
-    *cached* are prompt tokens, of which the server found *cached* in its prefix cache.
+    *cached* are prompt tokens, of which the server found *cached* in its prefix cache. *url* tells replicas apart.
     """
 
-    role: Role
+    role: Party
     verb: Verb
     fate: Fate
     started: float
@@ -31,6 +31,7 @@ class Called:
     prompt: int = 0
     cached: int = 0
     written: int = 0
+    url: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Started:
 
     messages: tuple[Message, ...]
     policy: str
-    models: tuple[tuple[Role, str], ...] = ()
+    models: tuple[tuple[Party, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,16 @@ class Degraded:
 
 
 @dataclass(frozen=True, slots=True)
+class Moved:
+    """The replica at *url* failed; the run goes on at another one."""
+
+    role: Role
+    url: str
+    to: str
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """A run is over after *seconds*; *reason* is why the thinking or the answer ended."""
 
@@ -109,5 +120,7 @@ class Finished:
     seconds: float
 
 
-Event: TypeAlias = Started | Called | Drafted | Judged | Lost | Repaired | Committed | Answered | Degraded | Finished
+Event: TypeAlias = (
+    Started | Called | Drafted | Judged | Lost | Repaired | Committed | Answered | Degraded | Moved | Finished
+)
 Observer: TypeAlias = Callable[[Event], None]

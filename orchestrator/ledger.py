@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from .chain import Accept, Role
+from .chain import Accept, Party
 from .events import Answered, Called, Committed, Event, Judged, Repaired
-
-ROLES: tuple[Role, ...] = ("small", "large")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +20,7 @@ class Account:
     overlap with the other model's, and may with each other.
     """
 
-    role: Role
+    role: Party
     kept: int = 0
     discarded: int = 0
     judging: int = 0
@@ -45,12 +43,13 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """Both models' accounts, and how many of the drafts that were judged stood."""
+    """The accounts of both models and of the critic, and how many of the drafts that were judged stood."""
 
     small: Account
     large: Account
     drafts: int = 0
     accepted: int = 0
+    critic: Account = Account("critic")
 
     @property
     def accept_rate(self) -> float | None:
@@ -67,12 +66,17 @@ class Ledger:
     def of(cls, events: Iterable[Event]) -> Ledger:
         """Add up *events*, in any order."""
         events = tuple(events)
-        accounts = {role: _account(role, events) for role in ROLES}
         accepted, repaired = _decided(events)
-        return cls(accounts["small"], accounts["large"], accepted + repaired, accepted)
+        return cls(
+            small=_account("small", events),
+            large=_account("large", events),
+            drafts=accepted + repaired,
+            accepted=accepted,
+            critic=_account("critic", events),
+        )
 
 
-def _account(role: Role, events: tuple[Event, ...]) -> Account:
+def _account(role: Party, events: tuple[Event, ...]) -> Account:
     account, written = Account(role), 0
     for event in events:
         match event:

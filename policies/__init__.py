@@ -12,10 +12,38 @@ from pydantic import TypeAdapter, ValidationError
 
 from ..orchestrator import Critic, Model, Policy
 from ..orchestrator.errors import ConfigurationError
+from .bild import BiLD
+from .cascade import Cascade
+from .glimpse import Glimpse
+from .lead import Led
+from .lookahead_reasoning import LookaheadReasoning
+from .lot import Lot
+from .reflective import Reflective
+from .relay import Relay
+from .reward import Reward
 from .solo import Solo, large_alone, small_alone
 from .specreason import SpecReason
+from .speculative_thinking import SpeculativeThinking
 
-__all__ = ["METHODS", "Method", "Solo", "SpecReason", "make", "options"]
+__all__ = [
+    "BASELINES",
+    "METHODS",
+    "BiLD",
+    "Cascade",
+    "Glimpse",
+    "Led",
+    "LookaheadReasoning",
+    "Lot",
+    "Method",
+    "Reflective",
+    "Relay",
+    "Reward",
+    "Solo",
+    "SpecReason",
+    "SpeculativeThinking",
+    "make",
+    "options",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +78,62 @@ METHODS: Mapping[str, Method] = {
         needs="probabilities of ten chosen tokens (large)",
         cost="one judge token of the large model; a rejected step is written again",
     ),
+    "speculative-thinking": Method(
+        SpeculativeThinking,
+        paper="Speculative Thinking, arXiv:2504.12329",
+        cost="nothing without a cue; with one, the small model's first words are written again",
+    ),
+    "bild": Method(
+        BiLD,
+        paper="BiLD, arXiv:2302.07863",
+        needs="the probability of every token as it is written (small) and of a given text's (large)",
+        cost="the large model reads every ten tokens, each time with the whole chain where it cannot score a suffix",
+    ),
+    "glimpse": Method(
+        Glimpse,
+        paper="GlimpRouter, arXiv:2601.05110",
+        needs="the 20 likeliest tokens of every place (small)",
+        cost="one token of the small model where the large one writes",
+    ),
+    "cascade": Method(
+        Cascade,
+        paper="ConfSpec, arXiv:2602.18447",
+        needs="probabilities of two chosen tokens (both)",
+        cost="one judge token of the small model and, if in doubt, of the large one; a rejected step is written again",
+    ),
+    "random": Method(
+        Lot,
+        cost="a rejected step is written again",
+    ),
+    "reflective": Method(
+        Reflective,
+        paper="Semantic Reflective Verification, arXiv:2505.18629",
+        needs="log-probabilities of a given text with the likeliest tokens of each place (large)",
+        cost="the large model reads the whole chain and the step twice; the rest of a rejected step is written again",
+    ),
+    "lookahead-reasoning": Method(
+        LookaheadReasoning,
+        paper="Lookahead Reasoning, arXiv:2506.19830",
+        needs="probabilities of two chosen tokens (large)",
+        cost="the large model writes every step as well, at the same time, and a judge token where the two differ",
+    ),
+    "reward": Method(
+        Reward,
+        paper="Reward-guided Speculative Decoding, arXiv:2501.19324",
+        needs="a reward model on a server of its own",
+        cost="the reward model reads the chain; a rejected step is written again",
+    ),
+    "relay": Method(
+        Relay,
+        paper="RelayGen, arXiv:2602.06454",
+        needs="cues that suit the pair, from `stepspec profile`",
+        cost="no judging; the large model still writes most of the tokens",
+    ),
 }
+
+
+BASELINES = ("large", "small")
+LEAD = "first steps by the large model are no method's own: pass lead=N, or --lead N"
 
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:
@@ -65,9 +148,8 @@ def make(name: str, small: Model, large: Model, *, critic: Critic | None = None,
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
-            raise ConfigurationError(
-                f"policy {name!r} has no option {option!r}{_near(option, known)}; its options: {listed}"
-            )
+            hint = f" ({LEAD})" if option == "first" else _near(option, known)
+            raise ConfigurationError(f"policy {name!r} has no option {option!r}{hint}; its options: {listed}")
     hints = get_type_hints(method.build)
     models: dict[str, Any] = {"small": small, "large": large}
     if method.needs_critic:

@@ -21,10 +21,9 @@ class SpecReason:
     """
     Accept a small step when its grade, 0 to 9, reaches *threshold*.
 
-    The defaults are the paper's: threshold 7 (section 4.1), the grade that the judge would write ("greedy";
-    "expected" is the mean over its probabilities), and none of the *first* steps reserved for the large model
-    (section 5.3). A judge that puts less than *sure* of its probability on digits has not understood, which is no
-    approval.
+    The defaults are the paper's: threshold 7 (section 4.1) and the grade that the judge would write ("greedy";
+    "expected" is the mean over its probabilities). A judge that puts less than *sure* of its probability on digits has
+    not understood, which is no approval. First steps reserved for the large model (section 5.3) are `Led`'s.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -33,7 +32,6 @@ class SpecReason:
     large: Model
     threshold: float = 7
     read: Literal["greedy", "expected"] = "greedy"
-    first: int = 0
     sure: float = 0.05
 
     @property
@@ -41,12 +39,9 @@ class SpecReason:
         return self.large
 
     async def draft(self, chain: Chain) -> Step:
-        author = self.large if len(chain.steps) < self.first else self.small
-        return await author.write(chain)
+        return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        if draft.author == "large":
-            return Accept()
         grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
         said = sum(grades.values())
         if said == 0 or said < self.sure:

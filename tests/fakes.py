@@ -83,7 +83,8 @@ class ScriptedModel:
 
     *script* maps the paragraphs so far to the next one with its ending; if that is neither a delimiter nor the end of
     the thinking, the model ends its turn. After the thinking comes *answer*. *judge* gives choices their probabilities,
-    *logprob* gives one to a token after a text, and *fails* the failure of a request that is to have one.
+    *logprob* gives one to a token after a text, *rivals* names the likeliest tokens of its place, best first (if none,
+    the model's own choice is alone), and *fails* the failure of a request that is to have one.
 
     A request takes *latency* seconds and then *pace* per token, one to read *reading*; one that is cancelled takes
     *closing* to go away. A *sticky* model leaves requests open where it may, so that a write that goes on waits for no
@@ -95,6 +96,7 @@ class ScriptedModel:
     answer: str = "\n\nSo it is \\boxed{42}."
     judge: Callable[[Chain, str], Mapping[str, float]] = lambda chain, question: {"9": 1.0}
     logprob: Callable[[str, str], float] = lambda before, token: -0.1
+    rivals: Callable[[str, str], Sequence[Token]] = lambda before, token: ()
     fails: Callable[[Verb, Chain], Exception | None] = lambda verb, chain: None
     latency: Callable[[Chain], float] = lambda chain: 1.0
     reading: Callable[[Chain], float] = lambda chain: 1.0
@@ -120,14 +122,15 @@ class ScriptedModel:
     ) -> Step:
         """Write the next step. *opening* counts towards *limit*; to ask for less than one token is a mistake."""
         assert limit >= 1
-        begun = self.read(chain.text, opening)
+        begun = self.read(chain.text, opening)[:limit]
+        opening = "".join(token.text for token in begun)
         growing = _Growing(Step(opening, self.role, tokens=begun, vocabulary="words"), (*stop, THINK_END))
         if len(begun) >= limit:
             return growing.end("length")
         stack = KEPT_OPEN.get() if self.sticky else None
         request = await self._request(chain, opening, stack)
         try:
-            while (ending := growing.add(await request.next(), limit, until)) is None:
+            while (ending := growing.add(await request.next(top), limit, until)) is None:
                 pass
         except BaseException as exc:
             await request.close("failed" if isinstance(exc, Exception) else "cancelled")
@@ -141,7 +144,7 @@ class ScriptedModel:
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         await self._prefill("score", chain, "".join(spans), written=0)
         texts = (chain.text + "".join(spans[:place]) for place in range(len(spans)))
-        return [self.read(before, span) for before, span in zip(texts, spans, strict=True)]
+        return [self.read(before, span, top) for before, span in zip(texts, spans, strict=True)]
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
@@ -166,16 +169,20 @@ class ScriptedModel:
             return pieces[place]
         return pieces[-1] if pieces and pieces[-1].endswith((DELIMITER, THINK_END)) else None
 
-    def read(self, before: str, span: str) -> tuple[Token, ...]:
+    def read(self, before: str, span: str, top: int = 0) -> tuple[Token, ...]:
         """Make tokens of *span* as it stands after the text *before*."""
         tokens: list[Token] = []
         for piece in tokenise(span):
-            tokens.append(self.token(before, piece, 1 if piece == self.next(before) else 2))
+            tokens.append(self.token(before, piece, 1 if piece == self.next(before) else 2, top))
             before += piece
         return tuple(tokens)
 
-    def token(self, before: str, piece: str, rank: int) -> Token:
-        return Token(piece, self.logprob(before, piece), rank, crc32(piece.encode()))
+    def token(self, before: str, piece: str, rank: int, top: int = 0) -> Token:
+        token = Token(piece, self.logprob(before, piece), rank, crc32(piece.encode()))
+        if not top:
+            return token
+        rivals = self.rivals(before, piece) or (self.token(before, self.next(before) or piece, 1),)
+        return replace(token, top=tuple(rivals[:top]))
 
     async def _prefill(self, verb: Verb, chain: Chain, more: str, written: int) -> None:
         request = _Request(self, verb, chain, more)
@@ -246,7 +253,7 @@ class _Request:
             raise failure
         self._first = asyncio.get_running_loop().time() - self._started
 
-    async def next(self) -> Token | None:
+    async def next(self, top: int = 0) -> Token | None:
         """Wait for the next token; None if there is none."""
         if not self.written:
             await self.arrive(self._model.latency(self._chain))
@@ -255,7 +262,7 @@ class _Request:
         piece = self._model.next(self.text)
         if piece is None:
             return None
-        token = self._model.token(self.text, piece, rank=1)
+        token = self._model.token(self.text, piece, 1, top)
         self.text += piece
         self.written += 1
         return token

@@ -2,10 +2,11 @@
 
 import asyncio
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import pytest
 
-from stepspec.orchestrator import Chain, Step
+from stepspec.orchestrator import Chain, Step, Token
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.interfaces import KEPT_OPEN
@@ -147,3 +148,21 @@ def test_ranks_and_probabilities_are_those_of_the_text_before() -> None:
 def test_a_judge_may_put_its_probability_elsewhere() -> None:
     model = ScriptedModel("large", counting("large", 3), judge=lambda chain, question: {"Well": 0.75, "7": 0.25})
     assert run(model.ask(PROBLEM, "Right?", "78"))[0] == {"7": 0.25, "8": 0.0}
+
+
+def test_rivals_are_told_where_they_are_asked_for_and_no_more_than_that() -> None:
+    rivals = [Token(" big", -0.5), Token(" small", -1.5), Token(" odd", -2.5)]
+    model = ScriptedModel("small", counting("small", 3), rivals=lambda before, token: rivals if before == "The" else ())
+    plain, asked = run(model.write(PROBLEM))[0], run(model.write(PROBLEM, top=2))[0]
+    assert {token.top for token in plain.tokens} == {()}
+    assert [replace(token, top=()) for token in asked.tokens] == list(plain.tokens)
+    assert asked.tokens[1].top == tuple(rivals[:2])
+    (scored,), _ = run(model.score(PROBLEM, "The tiny", top=1))
+    assert scored[1].top == tuple(rivals[:1])
+
+
+def test_without_rivals_the_models_own_choice_is_alone() -> None:
+    model = ScriptedModel("small", counting("small", 3))
+    (scored,), _ = run(model.score(PROBLEM, "The tiny", top=5))
+    assert [[rival.text for rival in token.top] for token in scored] == [["The"], [" small"]]
+    assert (scored[0].top[0].rank, scored[1].rank) == (1, 2)

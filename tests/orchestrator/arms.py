@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
@@ -10,7 +11,7 @@ from hashlib import blake2b
 from hypothesis import settings
 
 from stepspec import policies
-from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Token, Verdict, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
 from stepspec.orchestrator.events import Event
@@ -20,7 +21,12 @@ from stepspec.orchestrator.reason import End
 from ..fakes import Said, ScriptedModel, counting
 
 PROBLEM = Chain.of("What is 6 x 7?")
-ARMS = ("small", "large", "specreason", "keeping", "overtaking", "tokenwise")
+ARMS = (
+    "small", "large", "specreason", "keeping", "overtaking", "tokenwise",
+    "reflective", "lookahead-reasoning", "reward", "relay",
+    "speculative-thinking", "bild", "glimpse", "cascade", "random",
+)  # fmt: skip
+CUES = ("So", "Wait:", "Yes:", "Let me check:")
 
 settings.register_profile("bounded", max_examples=20, deadline=None, derandomize=True, database=None)
 BOUNDED = settings.get_profile("bounded")
@@ -99,6 +105,18 @@ class Tokenwise:
         return await self.large.write(chain, stop=(), limit=1)
 
 
+@dataclass(frozen=True)
+class ScriptedCritic:
+    """Rates what *reward* says, after so many seconds of *latency*."""
+
+    reward: Callable[[Chain], float]
+    latency: Callable[[Chain], float] = lambda chain: 1.0
+
+    async def rate(self, chain: Chain) -> float:
+        await asyncio.sleep(self.latency(chain))
+        return self.reward(chain)
+
+
 @dataclass
 class Arm:
     """A policy, the models under it, and what happened."""
@@ -139,13 +157,16 @@ def quarters(*key: object) -> float:
     return (1 + int(taste(*key) * 8)) / 4
 
 
-def moody(seed: int, role: Role, length: int, trouble: float) -> Callable[[Said], str]:
+def moody(
+    seed: int, role: Role, length: int, trouble: float, openings: Sequence[str] = ("So",)
+) -> Callable[[Said], str]:
     """Script paragraphs that both models often agree on; the small one's sometimes are empty, old, or end too soon."""
 
     @cache
     def script(said: Said) -> str:
         author = role if taste(seed, "differs", role, said) < 0.5 else "any"
-        whole = f"So {len(said)} is {int(taste(seed, author, said) * 100)}, as {author} one says."
+        opening = openings[int(taste(seed, "opening", author, said) * len(openings))]
+        whole = f"{opening} {len(said)} is {int(taste(seed, author, said) * 100)}, as {author} one says."
         ending = DELIMITER if len(said) + 1 < length else f"\n{THINK_END}"
         if role == "large" or taste(seed, "trouble", said) >= trouble:
             return whole + ending
@@ -161,19 +182,24 @@ def arm(name: str, seed: int = 0, *, budget: Budget | None = None, sticky: bool 
     length, doubt = 2 + int(taste(seed, "length") * 5), taste(seed, "doubt")
     log: list[str] = []
 
-    def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        key = (seed, "grade", chain.text, question)
-        return {"2" if taste(key) < doubt else "8": taste(key, "sure"), "?": 1 - taste(key, "sure")}
-
-    def logprob(before: str, token: str) -> float:
-        return -3.0 if taste(seed, "logprob", before, token) < doubt / 4 else -0.25
-
     def model(role: Role) -> ScriptedModel:
+        def judge(chain: Chain, question: str) -> Mapping[str, float]:
+            key = (seed, "grade", role, chain.text, question)
+            bad, good = ("No", "Yes") if question.endswith("Yes or No.") else ("2", "8")
+            return {bad if taste(key) < doubt else good: taste(key, "sure"), "?": 1 - taste(key, "sure")}
+
+        def logprob(before: str, token: str) -> float:
+            return -3.0 if taste(seed, "logprob", role, before, token) < doubt / 4 else -0.25
+
+        def rivals(before: str, token: str) -> list[Token]:
+            return [Token(token, logprob(before, token)), *[Token(f" {number}", -3.0) for number in range(5)]]
+
         return ScriptedModel(
             role,
-            moody(seed, role, length, trouble),
+            moody(seed, role, length, trouble, CUES if name == "speculative-thinking" else CUES[:1]),
             judge=judge,
             logprob=logprob,
+            rivals=rivals if name == "glimpse" else lambda before, token: (),
             latency=lambda chain: quarters(seed, role, chain.text),
             reading=lambda chain: quarters(seed, role, "reading", chain.text),
             closing=quarters(seed, "closing") if seed % 3 == 0 else 0.0,
@@ -195,7 +221,25 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
             return Tokenwise(small, large)
         case "specreason":
             read = "greedy" if seed % 2 else "expected"
-            return policies.make(name, small, large, read=read, first=seed % 4)
+            policy = policies.make(name, small, large, read=read)
+            return policies.Led(policy, large, first=seed % 4)
+        case "reflective":
+            return policies.make(
+                name, small, large, alpha=(0.0, 0.3, 1.0)[seed % 3], accept=("match", "typical")[seed % 2]
+            )
+        case "reward":
+            critic = ScriptedCritic(
+                lambda chain: taste(seed, "reward", chain.text), lambda chain: quarters(seed, "critic", chain.text)
+            )
+            return policies.make(name, small, large, critic=critic, threshold=taste(seed, "doubt"))
+        case "speculative-thinking":
+            return policies.make(name, small, large, n1=4, n2=6, n3=5, limit=1, begin=3, reasoning=seed % 3 > 0)
+        case "bild":
+            return policies.make(name, small, large, rollback=2, scale="step" if seed % 2 else "token")
+        case "random":
+            return policies.make(name, small, large, seed=seed)
+        case "relay":
+            return policies.make(name, small, large, cues=("So 1 is", " as", "any one"))
         case _:
             return policies.make(name, small, large)
 

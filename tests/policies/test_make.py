@@ -9,30 +9,32 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import METHODS, Solo, SpecReason, make, options
 
 from ..fakes import ScriptedModel, counting
+from ..orchestrator.arms import ScriptedCritic
 
 SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+CRITIC = ScriptedCritic(lambda chain: 1.0)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_policy_can_be_made_with_its_defaults(name: str) -> None:
-    made = make(name, SMALL, LARGE)
-    assert made.answerer is (SMALL if name == "small" else LARGE)
-    assert made == make(name, SMALL, LARGE, **{key: option.default for key, option in options(name).items()})
+    made = make(name, SMALL, LARGE, critic=CRITIC)
+    assert made.answerer is (SMALL if name in ("small", "relay") else LARGE)
+    defaults = {key: option.default for key, option in options(name).items()}
+    assert made == make(name, SMALL, LARGE, critic=CRITIC, **defaults)
 
 
 def test_options_are_those_of_the_policy_without_its_models() -> None:
     assert {key: option.default for key, option in options("specreason").items()} == {
         "threshold": 7,
         "read": "greedy",
-        "first": 0,
         "sure": 0.05,
     }
     assert options("large") == options("small") == {}
 
 
 def test_chosen_options_arrive_and_may_be_texts_of_a_command_line() -> None:
-    made = make("specreason", SMALL, LARGE, threshold="5.5", read="expected", first="2")
-    assert made == SpecReason(SMALL, LARGE, threshold=5.5, read="expected", first=2)
+    made = make("specreason", SMALL, LARGE, threshold="5.5", read="expected", sure="0.5")
+    assert made == SpecReason(SMALL, LARGE, threshold=5.5, read="expected", sure=0.5)
     assert made.__class__ is SpecReason
 
 
@@ -57,6 +59,11 @@ def test_an_unknown_option_is_told_with_its_neighbour_and_all_options() -> None:
         make("large", SMALL, LARGE, zzz=3)
 
 
+def test_who_asks_for_first_steps_by_the_large_model_is_told_where_they_are_now() -> None:
+    with pytest.raises(ConfigurationError, match=r"'specreason' has no option 'first' .*pass lead=N, or --lead N"):
+        make("specreason", SMALL, LARGE, first=2)
+
+
 @pytest.mark.parametrize("models", ["small", "large"])
 def test_the_models_are_no_options(models: str) -> None:
     assert models not in options("specreason")
@@ -67,7 +74,6 @@ def test_the_models_are_no_options(models: str) -> None:
     [
         ({"threshold": "high"}, "'threshold': .*valid number.*got 'high'"),
         ({"read": "average"}, "'read': .*'greedy' or 'expected'.*got 'average'"),
-        ({"first": 2.5}, "'first': .*integer.*got 2.5"),
         ({"sure": None}, "'sure': .*got None"),
     ],
 )

@@ -11,7 +11,7 @@ from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected
 from stepspec.orchestrator.events import Called, Committed, Event
 from stepspec.orchestrator.reason import End
 from stepspec.orchestrator.run import run as solve
-from stepspec.policies import SpecReason
+from stepspec.policies import Led, SpecReason
 
 from ..fakes import Said, ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
@@ -28,7 +28,7 @@ def pair(*small: str, large: Callable[[Said], str] | None = None) -> tuple[Scrip
 
 
 def think(small: ScriptedModel, large: ScriptedModel, first: int = 0) -> tuple[Chain, End]:
-    return run(reason(SpecReason(small, large, first=first), PROBLEM, ahead=1))[0]
+    return run(reason(Led(SpecReason(small, large), large, first), PROBLEM, ahead=1))[0]
 
 
 LAST = f"Last.\n{THINK_END}"
@@ -70,7 +70,7 @@ def test_two_empty_steps_are_no_end() -> None:
 
 def test_a_step_cut_by_length_gets_no_paragraph_break() -> None:
     """The reference never looks at the finish reason, and joins all steps by blank lines."""
-    long = " word" * 700 + DELIMITER
+    long = "".join(f" {number}" for number in range(700)) + DELIMITER
     chain, _ = think(*pair(long, LAST)[:2])
     assert chain.text == long + LAST
     assert chain.steps[0].stop == "length"

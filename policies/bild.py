@@ -1,0 +1,71 @@
+"""
+BiLD: the small model falls back where it is unsure, and is rolled back where the large one disagrees.
+
+Kim et al. 2023, arXiv:2302.07863.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from ..orchestrator.chain import DELIMITER
+from .scores import surest
+
+CHARACTER = 4  # tokens, of a byte each, make any character
+
+
+@dataclass(frozen=True, slots=True)
+class BiLD:
+    """
+    Let the small model write until its best token has a probability below *fallback*; have the large one read the run.
+
+    The draft is cut before the first token with a cross-entropy above *rollback* nats, unless it is the large model's
+    own first choice. The defaults are the paper's (Algorithm 1; a *run* is 10 tokens and a repair one, appendix
+    7.1.2); at the *scale* "step" a draft and its repair go on to the end of the step.
+
+    The unsure token, which the paper drops, ends the draft: it stands if it is the large model's first choice, which
+    spares the request for that token. A sure run is accepted as it is, as in Algorithm 1; the authors' code has the
+    large model add a token there too. A draft that ends the turn is read like any other.
+    """
+
+    foreseeable: ClassVar[bool] = True
+
+    small: Model
+    large: Model
+    fallback: float = 0.6
+    rollback: float = 5.0
+    run: int = 10
+    scale: Literal["token", "step"] = "token"
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    def unsure(self, partial: Step) -> bool:
+        return surest(partial.tokens[-1]) < self.fallback
+
+    async def draft(self, chain: Chain) -> Step:
+        if self.scale == "step":
+            return await self.small.write(chain, stop=(DELIMITER,), until=self.unsure, top=1)
+        return await self.small.write(chain, stop=(), limit=self.run, until=self.unsure, top=1)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        last = draft.tokens[-1].text if draft.tokens and self.unsure(draft) else ""
+        sure, doubted = await self.large.score(chain, draft.text.removesuffix(last), last)
+        keep, worst = 0, 0.0
+        for token in sure:
+            if token.logprob < -self.rollback and token.rank != 1:
+                return Rollback(keep, reason="rollback", score=-token.logprob)
+            keep, worst = keep + len(token.text), max(worst, -token.logprob)
+        agreed = all(token.rank == 1 for token in doubted) if last else draft.stop != "until"
+        return Accept(worst) if agreed else Rollback(keep, reason="fallback", score=worst)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        if self.scale == "step":
+            return await self.large.write(chain)
+        token = await self.large.write(chain, stop=(), limit=1)
+        if token.text or token.stop == "end":
+            return token
+        return await self.large.write(chain, stop=(), limit=CHARACTER)

@@ -1,0 +1,46 @@
+"""
+GlimpRouter: how sure the small model is of a step's first token decides who writes the step.
+
+Zeng et al. 2026, arXiv:2601.05110.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from .scores import entropy
+
+
+@dataclass(frozen=True, slots=True)
+class Glimpse:
+    """
+    Hand a step over when the entropy of its first token, in nats over the *top* likeliest, reaches *threshold*.
+
+    The defaults are those of the authors' code (its script for AIME runs with 0.9). The glimpse is the first token of
+    the step itself, where the code asks for that token in a request of its own.
+    """
+
+    small: Model
+    large: Model
+    threshold: float = 1.0
+    top: int = 20
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    def hands_over(self, partial: Step) -> bool:
+        return len(partial.tokens) == 1 and entropy(partial.tokens[0].top) >= self.threshold
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.small.write(chain, until=self.hands_over, top=self.top)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        doubt = entropy(draft.tokens[0].top) if draft.tokens else 0.0
+        if draft.stop == "until" or doubt >= self.threshold:
+            return Rollback(reason="entropy", score=doubt)
+        return Accept(doubt)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.large.write(chain)

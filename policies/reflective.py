@@ -1,0 +1,110 @@
+"""
+Semantic Reflective Verification: the large model reads a draft twice, the second time after a call to reflect on it.
+
+Wang et al. 2025, arXiv:2505.18629.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, log
+from typing import ClassVar, Literal
+
+from ..orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
+from ..orchestrator.chain import DELIMITER, THINK_END
+from ..orchestrator.errors import MissingCapability
+from ..prompts import load
+
+PROMPTS = {name: load(f"reflective.{name}") for name in ("reflect", "neutral")}
+
+
+@dataclass(frozen=True, slots=True)
+class Reflective:
+    """
+    Keep a draft up to the first token that the large model would not write, going by a blend of two readings.
+
+    One prefill reads ``draft | prompt, anchor | draft``; the anchor is the chain's last paragraph, so that the second
+    copy stands after the same words as the first. The readings are fused as ``(1 - alpha) * first + alpha * second``.
+    *accept* a token that "match"es the likeliest of the fused distribution, or one that is "typical" of it: its
+    probability is above ``min(epsilon, delta * exp(-entropy))``, with the constants of Medusa (arXiv:2401.10774).
+
+    The *prompt* "neutral", of the same length, is the control for what a copy gains by being a copy. *alpha* is the
+    default of a third-party implementation; the paper's body could not be read, nor its prompt, its anchor's length
+    or where it takes the corrected token from. Here the large model writes on from what was kept, by itself.
+
+    Logits are fused over the *top* tokens of both places (20 at most). Log-probabilities do for logits, as a constant
+    for each place cancels out. A token that one list lacks counts there as its last one, which is the most it can be:
+    a match is a match in the whole vocabulary, while typical probabilities leave out the mass beyond both lists. Raise
+    `MissingCapability` for an endpoint that does not tell the top tokens.
+    """
+
+    foreseeable: ClassVar[bool] = True
+
+    small: Model
+    large: Model
+    alpha: float = 0.3
+    accept: Literal["match", "typical"] = "match"
+    prompt: Literal["reflect", "neutral"] = "reflect"
+    top: int = 20
+    epsilon: float = 0.09
+    delta: float = 0.3
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    async def draft(self, chain: Chain) -> Step:
+        return await self.small.write(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        bridge = f"{_break(draft)}{PROMPTS[self.prompt].text}{DELIMITER}{anchor(chain)}"
+        first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=self.top)
+        keep, least = 0, 1.0
+        for token, again in zip(first, second, strict=True):
+            chances = fuse(token, again, self.alpha)
+            least = min(least, chances[token.id])
+            if not self._accepts(chances, token.id):
+                return Rollback(keep, reason="reflection", score=chances[token.id])
+            keep += len(token.text)
+        return Accept(least)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.large.write(chain)
+
+    def _accepts(self, chances: Mapping[int, float], id: int) -> bool:
+        if self.accept == "match":
+            return chances[id] >= max(chances.values())
+        return chances[id] > min(self.epsilon, self.delta * exp(-entropy(chances)))
+
+
+def anchor(chain: Chain) -> str:
+    """The last paragraph of *chain*, or as much of it as there is."""
+    before, mark, _ = chain.text.removesuffix(DELIMITER).rpartition(DELIMITER)
+    return chain.text[len(before + mark) :]
+
+
+def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
+    """Blend two readings of one place; return the probability of every token that either tells, by its id."""
+    read, reread = _logits(first), _logits(second)
+    least, again = min(read.values()), min(reread.values())
+    fused = {id: (1 - alpha) * read.get(id, least) + alpha * reread.get(id, again) for id in read | reread}
+    most = max(fused.values())
+    weights = {id: exp(logit - most) for id, logit in fused.items()}
+    return {id: weight / sum(weights.values()) for id, weight in weights.items()}
+
+
+def entropy(chances: Mapping[int, float]) -> float:
+    """In nats."""
+    return -sum(p * log(p) for p in chances.values() if p)
+
+
+def _logits(token: Token) -> dict[int, float]:
+    if not token.top:
+        raise MissingCapability("the large model's endpoint does not tell the top tokens, which 'reflective' needs")
+    return {other.id: other.logprob for other in (*token.top, token)}
+
+
+def _break(draft: Step) -> str:
+    """What has to stand between *draft* and a paragraph of its own."""
+    return "" if draft.text.endswith((DELIMITER, THINK_END)) else DELIMITER

@@ -1,0 +1,115 @@
+"""
+Speculative Thinking: the large model takes over where the small one affirms, reflects or verifies.
+
+Yang et al. 2025, arXiv:2504.12329.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from ..orchestrator.chain import DELIMITER
+from ..prompts import load
+
+RECAP = load("speculative-thinking.recap").text
+TAKEOVERS = ("affirmation", "reflection", "delimiter")
+
+
+def _any_of(*words: str) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(words)})\b", re.IGNORECASE)
+
+
+VERIFYING = ("verify", "think again", "recap", "check")
+VERIFICATION = _any_of(*VERIFYING)
+REFLECTION = _any_of("wait", "alternatively", "hold on", "another", *VERIFYING)
+AFFIRMATION = _any_of("yeah", "yes", "final answer", "confident")
+UNFINISHED = re.compile(r"\w+\Z")
+
+
+def cue(sentence: str) -> str:
+    """Return "reflection" or "affirmation", whichever has more words in *sentence*; "" if neither has any."""
+    reflections, affirmations = len(REFLECTION.findall(sentence)), len(AFFIRMATION.findall(sentence))
+    if not reflections + affirmations:
+        return ""
+    return "reflection" if reflections >= affirmations else "affirmation"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculativeThinking:
+    """
+    Where the first *n1* tokens of a small paragraph hold a cue, let the large model begin it anew with *n1* tokens.
+
+    It goes on for *n2* if those speak of verifying. After *limit* takeovers that reflect (5 more after each recap, up
+    to 30) it is told to look for mistakes and writes *n3* tokens (25 more each time, up to 200). For a small model that
+    does not reason (*reasoning* false) it begins every paragraph, the first with *begin* tokens. Words and numbers are
+    the paper's (sections 3 and 4.2, appendix A.2) and, where it is silent, its code's.
+
+    Deviations: words match as a whole, not inside others; a cue ends the draft at once, as both kinds lead to a
+    takeover; a paragraph without one is kept as it was classified, where the code has it written again.
+    """
+
+    small: Model
+    large: Model
+    n1: int = 20
+    n2: int = 125
+    n3: int = 125
+    limit: int = 15
+    begin: int = 100
+    reasoning: bool = True
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    async def draft(self, chain: Chain) -> Step:
+        if owed := self.owed(chain):
+            return await self.large.write(chain, stop=(), limit=owed)
+        if not chain.text.endswith(DELIMITER):
+            return await self.small.write(chain)
+        reflections, recaps = counted(chain)
+        if reflections >= grown(self.limit, by=5 * recaps, most=30):
+            return Step(RECAP, "large", "length")
+        if not self.reasoning:
+            return Step("", "small", "until")
+        return await self.small.write(chain, until=lambda partial: bool(self.opening_cue(partial)))
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        if draft.author == "large" or not chain.text.endswith(DELIMITER):
+            return Accept()
+        reason = self.opening_cue(draft) if self.reasoning else "delimiter"
+        return Rollback(reason=reason) if reason else Accept()
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        if rollback.reason in TAKEOVERS:
+            return await self.large.write(chain, stop=(), limit=self.n1)
+        return await self.large.write(chain)
+
+    def opening_cue(self, step: Step) -> str:
+        """Classify the first *n1* tokens of *step*, less a word that may go on."""
+        return cue(UNFINISHED.sub("", "".join(token.text for token in step.tokens[: self.n1])))
+
+    def owed(self, chain: Chain) -> int:
+        """How many tokens the large model has to write before it is the small one's turn again."""
+        if not chain.steps:
+            return 0 if self.reasoning else self.begin
+        last = chain.steps[-1]
+        if last.text == RECAP:
+            return grown(self.n3, by=25 * (counted(chain)[1] - 1), most=200)
+        return self.n2 if last.note in TAKEOVERS and VERIFICATION.search(last.text) else 0
+
+
+def counted(chain: Chain) -> tuple[int, int]:
+    """Count the takeovers since the last recap that reflect, and the recaps."""
+    reflections = recaps = 0
+    for step in chain.steps:
+        if step.text == RECAP:
+            reflections, recaps = 0, recaps + 1
+        elif step.note in TAKEOVERS and cue(step.text) == "reflection":
+            reflections += 1
+    return reflections, recaps
+
+
+def grown(start: int, *, by: int, most: int) -> int:
+    return max(start, min(start + by, most))

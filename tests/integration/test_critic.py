@@ -1,0 +1,121 @@
+"""A reward model on a real vLLM pooling server: tiny, with random weights, but served as the real ones are."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from stepspec import Sampling, Solver
+from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
+from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator import Chain, Step
+from stepspec.orchestrator.endpoints import CriticEndpoint, VllmCritic
+from stepspec.orchestrator.endpoints.critic import laid_out, sigmoid, values
+from stepspec.orchestrator.errors import EndpointRejected
+from stepspec.orchestrator.events import Called, Event
+from stepspec.orchestrator.serving import Served, Server, launch
+
+from .conftest import Pair
+
+pytestmark = pytest.mark.servers
+CHAIN = Chain.of(fresh(1, 4)[0].problem).extend(Step("On Monday 3 + 4 = 7.\n\n", "small"))
+LONGER = CHAIN.extend(Step("On Tuesday 7 + 1 = 8.\n\n", "small"))
+HEADS = {"one": (1, "classify"), "two": (2, "classify"), "tokens": (1, "token_classify")}  # labels, task
+FOR_WRITING = ("generation-config", "enable-prompt-tokens-details")
+
+
+def make_reward_model(folder: Path, labels: int) -> Path:
+    """Give the small model's body a reward head of random weights."""
+    torch: Any = import_module("torch")  # partly typed, and wanted by these tests alone
+    transformers: Any = import_module("transformers")
+    torch.manual_seed(labels)
+    config = transformers.Qwen3Config.from_pretrained(MODELS / "small", num_labels=labels, pad_token_id=0)
+    transformers.Qwen3ForSequenceClassification(config).save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODELS / "small" / file, folder / file)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def critics(tmp_path_factory: pytest.TempPathFactory) -> Generator[Mapping[str, Served]]:
+    """Serve a reward model with one logit, one with two classes, and one with a logit for every token."""
+    servers: list[Server] = []
+    for name, (labels, task) in HEADS.items():
+        folder = make_reward_model(tmp_path_factory.mktemp(name), labels)
+        flags = {key: value for key, value in FLAGS.items() if key not in FOR_WRITING}
+        args = [f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items()]
+        pooling = ("--runner=pooling", "--convert=classify", f"--pooler-config={json.dumps({'task': task})}")
+        env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
+        servers.append(Server(name, folder, f"prm-{name}", (*args, "--max-model-len=1024", *pooling), env))
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(launch(servers)) as served:
+        yield served
+
+
+@asynccontextmanager
+async def connected(served: Served) -> AsyncGenerator[VllmCritic]:
+    async with VllmCritic(CriticEndpoint(url=served.base_url)) as critic:
+        yield critic
+
+
+@pytest.mark.parametrize("head", HEADS)
+async def test_every_kind_of_head_gives_rewards_that_tell_texts_apart(critics: Mapping[str, Served], head: str) -> None:
+    events: list[Event] = []
+    async with connected(critics[head]) as critic:
+        assert critic.name == f"prm-{head}"
+        assert critic.logits
+        rater = critic.critic(observe=events.append)
+        short, longer, again = [await rater.rate(chain) for chain in (CHAIN, LONGER, CHAIN)]
+    assert 0 < short < 1
+    assert short == pytest.approx(again, abs=1e-5)
+    assert abs(short - longer) > 1e-4
+    assert [(call.role, call.verb, call.fate) for call in events if isinstance(call, Called)] == [
+        ("critic", "rate", "done")
+    ] * 3
+    assert all(call.prompt > 10 for call in events if isinstance(call, Called))
+
+
+@pytest.mark.parametrize("head", HEADS)
+async def test_our_squashing_is_the_servers_own(critics: Mapping[str, Served], head: str) -> None:
+    async with connected(critics[head]) as critic:
+        call = critic.connection.call("rate")
+        reply = await critic.connection.post(call, "/pooling", critic.ask(LONGER, logits=False))
+        assert await critic.critic().rate(LONGER) == pytest.approx(values(call, reply)[-1], abs=1e-5)
+
+
+async def test_classify_says_the_same(critics: Mapping[str, Served]) -> None:
+    async with connected(critics["one"]) as critic:
+        body = {"model": critic.name, "input": laid_out(LONGER), "use_activation": False}
+        reply = await critic.connection.post(critic.connection.call("rate"), "/classify", body)
+        assert await critic.critic().rate(LONGER) == pytest.approx(sigmoid(reply["data"][0]["probs"][0]), abs=1e-5)
+
+
+async def test_a_server_that_only_writes_is_no_critic(pair: Pair) -> None:
+    with pytest.raises(EndpointRejected, match="--runner pooling"):
+        await VllmCritic(CriticEndpoint(url=pair.small.base_url)).__aenter__()
+
+
+@pytest.mark.parametrize(("threshold", "authors"), [(0.0, {"small"}), (1.5, {"large"})])
+async def test_a_problem_is_solved_under_a_critics_eyes(
+    pair: Pair, critics: Mapping[str, Served], threshold: float, authors: set[str]
+) -> None:
+    async with Solver(
+        pair.small.base_url,
+        pair.large.base_url,
+        critic=critics["one"].base_url,
+        policy="reward",
+        options={"threshold": threshold},
+        sampling=Sampling(),
+    ) as solver:
+        solution = await solver.solve(fresh(1, 4)[0].problem)
+    assert {step.author for step in solution.steps if step.fate == "kept"} == authors
+    assert solution.ledger.critic.requests >= solution.ledger.drafts > 0
+    assert solution.ledger.critic.judging > 0
+    assert solution.ledger.critic.written == solution.ledger.critic.failed == 0

@@ -1,0 +1,74 @@
+"""Methods that do not need a server of their own, on the miniature pair."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from stepspec import Sampling, Solver
+from stepspec.evals.confound import READINGS, cases, rates
+from stepspec.evals.profile import profile, training_problems
+from stepspec.evals.testbed.problems import generate
+from stepspec.evals.testbed.tasks import fresh
+
+from .conftest import Pair
+
+pytestmark = pytest.mark.servers
+
+
+def solver(pair: Pair) -> Solver:
+    return Solver(pair.small.base_url, pair.large.base_url, sampling=Sampling())
+
+
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [
+        ("reflective", {}),
+        ("reflective", {"accept": "typical"}),
+        ("lookahead-reasoning", {}),
+        ("relay", {"cues": ["On Monday", "Alternatively,", "Let me check:"], "answers": "large"}),
+    ],
+)
+async def test_a_method_solves_and_both_models_have_their_share(
+    pair: Pair, policy: str, options: dict[str, Any]
+) -> None:
+    tasks = fresh(12, 3)
+    async with solver(pair) as solving:
+        solutions = await asyncio.gather(
+            *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)
+        )
+        one_by_one = await solving.solve(tasks[0].problem, policy=policy, options=options, ahead=0)
+    right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+    assert sum(right) >= 8
+    kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
+    assert {step.author for step in kept} == {"small", "large"}
+    assert one_by_one.thinking == solutions[0].thinking
+
+
+async def test_a_relay_leaves_no_large_token_unused(pair: Pair) -> None:
+    async with solver(pair) as solving:
+        options = {"cues": ["On Monday", "On Tuesday"], "answers": "large"}
+        solution = await solving.solve(fresh(1, 3)[0].problem, policy="relay", options=options)
+    # What was on its way when a cue was found: vLLM looks for these itself, so that is next to nothing.
+    assert solution.ledger.large.discarded <= 4
+
+
+async def test_a_profile_finds_where_the_small_model_is_good(pair: Pair) -> None:
+    async with solver(pair) as solving:
+        found = await profile(solving, training_problems(24, 1))
+    assert found.problems == 24
+    assert 0.5 < found.agreement < 1
+    assert all(cue.low > found.agreement for cue in found.cues)
+    assert found.share <= 1
+
+
+async def test_the_report_on_the_confound_runs(pair: Pair) -> None:
+    async with solver(pair) as solving:
+        drafts = cases(islice(generate(1, "test"), 12), 1)
+        found = await rates(solving.large.model(), drafts)
+    assert len(found) == 3 * len(READINGS)
+    first = {rate.kind: rate.accepted for rate in found if rate.reading == READINGS[0].name}
+    assert first["right"] > first["wrong step"]

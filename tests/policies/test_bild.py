@@ -1,0 +1,248 @@
+"""BiLD: where the small model falls back, where it is rolled back, and what of a run stands; worked by hand."""
+
+from collections.abc import Callable, Sequence
+from math import log
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Budget, Chain, Rollback, Step, Token, Verdict, reason
+from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator.chain import THINK_END, Role
+from stepspec.policies import BiLD
+
+from ..fakes import Said, ScriptedModel, counting, run
+from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+
+TEXT = f"one two three four five six seven eight nine ten eleven twelve.\n{THINK_END}"
+SURE, UNSURE = log(0.61), log(0.59)
+
+
+def saying(*paragraphs: str) -> Callable[[Said], str]:
+    return lambda said: paragraphs[min(len(said), len(paragraphs) - 1)]
+
+
+def pair(small: str, large: str) -> tuple[ScriptedModel, ScriptedModel]:
+    writer = ScriptedModel("small", saying(*small.split("|")))
+    return writer, ScriptedModel("large", saying(*large.split("|")), log=writer.log)
+
+
+def doubting(*tokens: str, logprob: float) -> Callable[[str, str], float]:
+    return lambda before, token: logprob if token in tokens else -0.1
+
+
+def think(policy: BiLD, ahead: int = 0) -> tuple[list[tuple[str, str, str]], str]:
+    (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
+    return [(step.author, step.text, step.note) for step in chain.steps], end
+
+
+def judged(policy: BiLD, chain: Chain = PROBLEM) -> tuple[Step, Verdict]:
+    draft = run(policy.draft(chain))[0]
+    return draft, run(policy.verify(chain, draft))[0]
+
+
+def alone(role: Role, seed: int) -> str:
+    model = getattr(arm("bild", seed, trouble=0.0), role)
+    chain = PROBLEM
+    while not chain.finished:
+        chain = chain.extend(run(model.write(chain))[0])
+    return chain.text
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_sure_run_stands_after_it_was_read_and_the_large_model_writes_nothing(ahead: int) -> None:
+    small, large = pair(TEXT, TEXT)
+    steps, end = think(BiLD(small, large), ahead)
+    assert [text for _, text, _ in steps] == [
+        "one two three four five six seven eight nine ten",
+        f" eleven twelve.\n{THINK_END}",
+    ]
+    assert {author for author, _, _ in steps} == {"small"}
+    assert end == "finished"
+    assert [line for line in small.log if line.startswith("large") and line.endswith("done")] == [
+        "large score 0 done",
+        "large score 1 done",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("logprob", "drafted"),
+    [(SURE, "one two three four five six seven eight nine ten"), (UNSURE, "one two three four")],
+)
+def test_the_small_model_falls_back_below_the_threshold(logprob: float, drafted: str) -> None:
+    small, large = pair(TEXT, TEXT)
+    small.logprob = doubting(" four", logprob=logprob)
+    draft, verdict = judged(BiLD(small, large))
+    assert draft.text == drafted
+    assert verdict == Accept(0.1)  # It is the large model's first choice too.
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_an_unsure_token_that_the_large_model_would_not_write_is_replaced_by_one_of_its_own(ahead: int) -> None:
+    small, large = pair(TEXT, TEXT.replace("four", "vier"))
+    small.logprob = doubting(" four", logprob=UNSURE)
+    steps, _ = think(BiLD(small, large), ahead)
+    assert steps[:3] == [
+        ("small", "one two three", ""),
+        ("large", " vier", "fallback"),
+        ("small", " five six seven eight nine ten eleven twelve.\n", ""),
+    ]
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_first_token_that_is_unsure_leaves_no_empty_draft(ahead: int) -> None:
+    small, large = pair(TEXT, TEXT.replace("one", "eins"))
+    small.logprob = doubting("one", logprob=UNSURE)
+    steps, end = think(BiLD(small, large), ahead)
+    assert steps[0] == ("large", "eins", "fallback")
+    assert steps[1][1].startswith(" two")
+    assert end == "finished"
+
+
+def test_what_counts_is_the_best_tokens_probability_not_the_sampled_ones() -> None:
+    small, large = pair(TEXT, TEXT)
+    small.logprob = doubting(" two", " four", logprob=log(0.1))
+    small.rivals = lambda before, token: [Token(" deux", log(0.8)), Token(token, log(0.1))] if token == " two" else []
+    assert judged(BiLD(small, large))[0].text == "one two three four"
+
+
+@pytest.mark.parametrize(("logprob", "kept", "score"), [(-5.0, None, None), (-5.125, "one two three four five", 5.125)])
+def test_a_draft_is_rolled_back_to_before_the_first_token_that_surprises_the_large_model(
+    logprob: float, kept: str | None, score: float | None
+) -> None:
+    small, large = pair(TEXT, TEXT.replace("six", "sechs").replace("eight", "acht"))
+    large.logprob = doubting(" six", " eight", logprob=logprob)
+    draft, verdict = judged(BiLD(small, large))
+    if kept is None:
+        assert verdict == Accept(5.0)
+    else:
+        assert isinstance(verdict, Rollback)
+        assert (draft.text[: verdict.keep], verdict.reason, verdict.score) == (kept, "rollback", score)
+
+
+def test_a_surprising_token_that_is_the_large_models_own_first_choice_stands() -> None:
+    small, large = pair(TEXT, TEXT)
+    large.logprob = doubting(" six", logprob=-9.0)
+    assert judged(BiLD(small, large))[1] == Accept(9.0)
+
+
+def test_a_rollback_comes_before_the_fallback() -> None:
+    small, large = pair(TEXT, TEXT.replace("two", "zwei").replace("four", "vier"))
+    small.logprob, large.logprob = doubting(" four", logprob=UNSURE), doubting(" two", logprob=-6.0)
+    assert judged(BiLD(small, large))[1] == Rollback(len("one"), reason="rollback", score=6.0)
+    large.logprob = doubting(" two", logprob=-4.0)
+    assert judged(BiLD(small, large))[1] == Rollback(len("one two three"), reason="fallback", score=4.0)
+
+
+@given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]))
+@BOUNDED
+def test_who_is_never_sure_writes_what_the_large_model_writes_alone(seed: int, ahead: int) -> None:
+    tried = arm("bild", seed, trouble=0.0)
+    chain, end = run(reason(BiLD(tried.small, tried.large, fallback=1.1), PROBLEM, ahead=ahead))[0]
+    assert (chain.text, end) == (alone("large", seed), "finished")
+
+
+@given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]), scale=st.sampled_from(["token", "step"]))
+@BOUNDED
+def test_a_rollback_threshold_of_0_lets_only_the_large_models_first_choices_stand(
+    seed: int, ahead: int, scale: str
+) -> None:
+    tried = arm("bild", seed, trouble=0.0)
+    policy = BiLD(tried.small, tried.large, fallback=0, rollback=0, scale="step" if scale == "step" else "token")
+    chain, end = run(reason(policy, PROBLEM, ahead=ahead))[0]
+    assert (chain.text, end) == (alone("large", seed), "finished")
+
+
+@given(seed=st.integers(0, 10_000))
+@BOUNDED
+def test_without_thresholds_the_small_model_writes_alone_in_runs(seed: int) -> None:
+    tried = arm("bild", seed, trouble=0.0)
+    chain, _ = run(reason(BiLD(tried.small, tried.large, fallback=0, rollback=99, run=3), PROBLEM))[0]
+    assert chain.text == alone("small", seed)
+    assert {len(step.tokens) for step in chain.steps[:-1]} <= {3}
+
+
+def test_a_repair_that_ends_the_turn_ends_the_run() -> None:
+    small, large = pair(TEXT, "one two")
+    large.logprob = doubting(" three", logprob=-6.0)
+    steps, end = think(BiLD(small, large))
+    assert (steps, end) == ([("small", "one two", ""), ("large", "", "rollback")], "finished")
+
+
+def test_the_end_of_thinking_is_read_like_any_token() -> None:
+    small, large = pair(f"one.{THINK_END}", f"one. two.\n{THINK_END}")
+    large.logprob = doubting(THINK_END, logprob=-6.0)
+    assert think(BiLD(small, large))[0][:2] == [("small", "one.", ""), ("large", " two", "rollback")]
+    small.logprob, large.logprob = doubting(THINK_END, logprob=UNSURE), doubting(logprob=-0.1)
+    assert think(BiLD(small, large))[0][:2] == [("small", "one.", ""), ("large", " two", "fallback")]
+
+
+def test_a_turn_that_ends_with_nothing_more_to_say_ends_the_run() -> None:
+    small, large = pair("one", "one two three")
+    steps, end = think(BiLD(small, large, run=1))
+    assert (steps, end) == ([("small", "one", ""), ("small", "", "")], "finished")
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_at_the_scale_of_steps_drafts_and_repairs_go_on_to_the_delimiter(ahead: int) -> None:
+    small, large = pair(
+        f"one two three.\n\n|four five six.\n\n|seven eight nine.\n{THINK_END}",
+        f"one two drei.\n\n|four fuenf sechs.\n\n|seven eight nine.\n{THINK_END}",
+    )
+    small.logprob, large.logprob = doubting(" five", logprob=UNSURE), doubting(" three", logprob=-6.0)
+    steps, end = think(BiLD(small, large, scale="step"), ahead)
+    assert steps == [
+        ("small", "one two", ""),
+        ("large", " drei.\n\n", "rollback"),
+        ("small", "four", ""),
+        ("large", " fuenf sechs.\n\n", "fallback"),
+        ("small", f"seven eight nine.\n{THINK_END}", ""),
+    ]
+    assert end == "finished"
+
+
+class Halving(ScriptedModel):
+    """Needs two tokens for whatever it writes: the first has no text yet."""
+
+    async def write(self, chain: Chain, *, limit: int = 512, **rest: object) -> Step:
+        self.limits.append(limit)
+        return Step("", self.role, "length") if limit < 2 else Step("∑", self.role, "length", (Token("∑"),))
+
+    limits: list[int]
+
+
+def test_a_character_of_several_tokens_is_written_whole() -> None:
+    small, _ = pair(TEXT, TEXT)
+    large = Halving("large", saying(TEXT))
+    large.limits = []
+    repair = run(BiLD(small, large).repair(PROBLEM, Step("one", "small"), Rollback(reason="fallback")))[0]
+    assert (repair.text, large.limits) == ("∑", [1, 4])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "verdict"),
+    [
+        ((), Rollback(0, reason="fallback", score=0.0)),
+        ((Token("one", SURE),), Rollback(3, reason="fallback", score=0.1)),
+    ],
+)
+def test_an_unsure_token_without_text_has_the_large_model_go_on(tokens: Sequence[Token], verdict: Verdict) -> None:
+    small, large = pair(TEXT, TEXT)
+    draft = Step("".join(token.text for token in tokens), "small", "until", tuple(tokens))
+    assert run(BiLD(small, large).verify(PROBLEM, draft))[0] == verdict
+
+
+def test_a_run_ends_with_the_budget() -> None:
+    small, large = pair(TEXT, TEXT)
+    budget = Budget(16, answer=3)
+    policy = BiLD(Budgeted(small, budget.left), Budgeted(large, budget.left))
+    (chain, end), _ = run(reason(policy, PROBLEM, spent=budget.spent))
+    assert ([len(step.tokens) for step in chain.steps], end) == ([10, 3], "budget")
+
+
+def test_the_large_model_answers_and_the_defaults_are_the_papers() -> None:
+    small, large = ScriptedModel("small", counting("small", 3)), ScriptedModel("large", counting("large", 3))
+    policy = BiLD(small, large)
+    assert policy.answerer is large
+    assert policy == BiLD(small, large, fallback=0.6, rollback=5.0, run=10, scale="token")

@@ -1,0 +1,75 @@
+"""ConfSpec: the small model's sure verdicts are final, and the others are the large one's."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
+from stepspec.policies import Cascade
+from stepspec.prompts import load
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import PROBLEM
+
+DRAFT = Step("So it is.\n\n", "small")
+
+
+def pair(small: Mapping[str, float], large: Mapping[str, float]) -> tuple[ScriptedModel, ScriptedModel]:
+    writer = ScriptedModel("small", counting("small", 3), judge=lambda chain, question: small)
+    return writer, ScriptedModel("large", counting("large", 3), judge=lambda chain, question: large, log=writer.log)
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "verdict"),
+    [
+        ({"Yes": 0.9}, {}, Accept(0.9)),
+        ({"Yes": 0.05, "No": 0.95}, {}, Rollback(reason="small check", score=0.05)),
+        ({"Yes": 0.89, "No": 0.11}, {"Yes": 0.5}, Accept(0.5)),
+        ({"Yes": 0.89, "No": 0.11}, {"Yes": 0.49, "No": 0.3}, Rollback(reason="large check", score=0.49)),
+        ({"Yes": 0.1, "Well": 0.9}, {"Yes": 0.75, "No": 0.25}, Accept(0.75)),  # nine times likelier than No, but unsure
+        ({}, {"Well": 1.0}, Rollback(reason="large check", score=0.0)),
+    ],
+)
+def test_the_large_model_is_asked_where_the_small_one_is_in_doubt(
+    small: Mapping[str, float], large: Mapping[str, float], verdict: Verdict
+) -> None:
+    models = pair(small, large)
+    assert run(Cascade(*models).verify(PROBLEM, DRAFT))[0] == verdict
+    asked = [line for line in models[0].log if "done" not in line]
+    assert asked == ["small ask 1", "large ask 1"][: 2 if large else 1]
+
+
+def test_thresholds_may_be_chosen() -> None:
+    models = pair({"Yes": 0.6, "No": 0.4}, {"Yes": 0.6})
+    assert run(Cascade(*models, sure=0.6).verify(PROBLEM, DRAFT))[0] == Accept(0.6)
+    assert run(Cascade(*models, threshold=0.7).verify(PROBLEM, DRAFT))[0] == Rollback(reason="large check", score=0.6)
+
+
+def test_both_are_asked_the_same_about_the_chain_with_the_draft() -> None:
+    asked: list[tuple[object, ...]] = []
+
+    class Listening(ScriptedModel):
+        async def ask(self, chain: Chain, question: str, choices: object, *, opening: str = "") -> Mapping[str, float]:
+            asked.append((self.role, chain, question, choices, opening))
+            return {"Yes": 0.5, "No": 0.5}
+
+    policy = Cascade(Listening("small", counting("small", 3)), Listening("large", counting("large", 3)))
+    run(policy.verify(PROBLEM, DRAFT))
+    prompt = load("check")
+    rest = (PROBLEM.extend(DRAFT), prompt.text, ("Yes", "No"), prompt.opening)
+    assert asked == [("small", *rest), ("large", *rest)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_large_model_writes_what_was_refused_and_the_answer(ahead: int) -> None:
+    small, large = pair({"Yes": 0.5, "No": 0.5}, {})
+    large.judge = lambda chain, question: {"No" if len(chain.steps) == 2 else "Yes": 1.0}
+    policy = Cascade(small, large)
+    (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
+    assert [(step.author, step.note) for step in chain.steps] == [
+        ("small", ""),
+        ("large", "large check"),
+        ("small", ""),
+    ]
+    assert end == "finished"
+    assert policy.answerer is large

@@ -1,0 +1,94 @@
+"""GlimpRouter: one token of the small model says who writes the step, in the request that may write it."""
+
+from collections.abc import Sequence
+from math import log
+
+import pytest
+
+from stepspec.orchestrator import Accept, Rollback, Step, Token, reason
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.events import Called, Event
+from stepspec.policies import Glimpse
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import PROBLEM
+
+
+def equal(count: int) -> list[Token]:
+    """Rivals that are all as likely, and the entropy log(count) of theirs."""
+    return [Token(f" {number}", log(1 / count)) for number in range(count)]
+
+
+def pair(hard: Sequence[int], rivals: int = 8) -> tuple[ScriptedModel, ScriptedModel]:
+    """Make a small model that is unsure of the first token of the paragraphs at *hard*, and of no other."""
+
+    def likeliest(before: str, token: str) -> list[Token]:
+        *said, begun = before.split("\n\n")
+        return equal(rivals) if not begun and len(said) in hard else [Token(token)]
+
+    small = ScriptedModel("small", counting("small", 4), rivals=likeliest)
+    return small, ScriptedModel("large", counting("large", 4), log=small.log)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_the_large_model_writes_the_steps_that_begin_unsurely(ahead: int) -> None:
+    (chain, end), _ = run(reason(Glimpse(*pair([1, 3])), PROBLEM, ahead=ahead))
+    assert [(step.author, step.note) for step in chain.steps] == [
+        ("small", ""),
+        ("large", "entropy"),
+        ("small", ""),
+        ("large", "entropy"),
+    ]
+    assert end == "finished"
+
+
+def test_a_step_costs_one_request_and_a_glimpse_one_token() -> None:
+    small, large = pair([1, 3])
+    events: list[Event] = []
+    small.observe = large.observe = events.append
+    small.pace = large.pace = 0.125
+    run(reason(Glimpse(small, large), PROBLEM))
+    calls = [(event.role, event.written) for event in events if isinstance(event, Called)]
+    assert calls == [("small", 6), ("small", 1), ("large", 6), ("small", 6), ("small", 1), ("large", 8)]
+
+
+@pytest.mark.parametrize(
+    ("threshold", "verdict"),
+    [(log(4) + 1e-9, Accept(log(4))), (log(4) - 1e-9, Rollback(reason="entropy", score=log(4)))],
+)
+def test_an_entropy_that_reaches_the_threshold_is_enough(threshold: float, verdict: Accept | Rollback) -> None:
+    small, large = pair([0], rivals=4)
+    policy = Glimpse(small, large, threshold=threshold)
+    draft = run(policy.draft(PROBLEM))[0]
+    ruling = run(policy.verify(PROBLEM, draft))[0]
+    assert type(ruling) is type(verdict)
+    assert ruling.score == pytest.approx(verdict.score)
+    assert len(draft.tokens) == (6 if isinstance(verdict, Accept) else 1)
+
+
+def test_no_more_rivals_are_looked_at_than_asked_for() -> None:
+    draft = run(Glimpse(*pair([0], rivals=40), threshold=9).draft(PROBLEM))[0]
+    assert len(draft.tokens[0].top) == 20
+    draft = run(Glimpse(*pair([0], rivals=40), threshold=9, top=3).draft(PROBLEM))[0]
+    assert len(draft.tokens[0].top) == 3
+
+
+def test_the_end_of_thinking_as_a_first_token_is_glimpsed_at_too() -> None:
+    small, large = pair([0])
+    small.script = lambda said: THINK_END
+    policy = Glimpse(small, large)
+    draft = run(policy.draft(PROBLEM))[0]
+    assert draft.stop == "end"
+    assert isinstance(run(policy.verify(PROBLEM, draft))[0], Rollback)
+
+
+@pytest.mark.parametrize(("stop", "verdict"), [("until", Rollback(reason="entropy", score=0.0)), ("end", Accept(0.0))])
+def test_a_draft_without_tokens_was_handed_over_or_ends_the_turn(stop: str, verdict: Accept | Rollback) -> None:
+    draft = Step("", "small", "until" if stop == "until" else "end")
+    assert run(Glimpse(*pair([])).verify(PROBLEM, draft))[0] == verdict
+
+
+def test_the_large_model_answers_and_the_defaults_are_those_of_the_papers_code() -> None:
+    small, large = pair([])
+    assert Glimpse(small, large).answerer is large
+    assert Glimpse(small, large) == Glimpse(small, large, threshold=1.0, top=20)

@@ -1,0 +1,126 @@
+"""Lookahead Reasoning: drafts that mean what the large model says stand, and its own step replaces the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
+from stepspec.policies import LookaheadReasoning, make
+from stepspec.prompts import load
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+
+SEEDS = st.integers(0, 10_000)
+OWN = "The large one says 0.\n\n"
+SAME = load("lookahead-reasoning.same")
+
+
+def verdict(draft: str, says: Mapping[str, float], chain: Chain = PROBLEM) -> tuple[Verdict, ScriptedModel]:
+    small = ScriptedModel("small", counting("small", 3))
+    large = ScriptedModel("large", counting("large", 3), judge=lambda chain, question: says)
+    return run(LookaheadReasoning(small, large).verify(chain, Step(draft, "small")))[0], large
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]))
+@BOUNDED
+def test_a_judge_who_always_agrees_leaves_the_small_models_chain(seed: int, ahead: int) -> None:
+    tried = arm("lookahead-reasoning", seed, trouble=0.0)
+    tried.large.judge = lambda chain, question: {"Yes": 1.0}
+    chain, _ = run(tried.run(ahead))[0]
+    alone, _ = run(reason(make("small", tried.small, tried.large), PROBLEM))
+    assert chain == alone[0]
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]))
+@BOUNDED
+def test_a_judge_who_never_agrees_leaves_the_large_models_text(seed: int, ahead: int) -> None:
+    tried = arm("lookahead-reasoning", seed, trouble=0.0)
+    tried.large.judge = lambda chain, question: {"No": 1.0}
+    chain, _ = run(tried.run(ahead))[0]
+    alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
+    assert chain.text == alone[0].text
+
+
+@pytest.mark.parametrize("draft", [OWN, "the  large ONE\nsays 0.\n\n", "Thelargeonesays0."])
+def test_what_differs_only_in_case_and_white_space_is_accepted_without_asking(draft: str) -> None:
+    ruling, large = verdict(draft, {"No": 1.0})
+    assert ruling == Accept()
+    assert not [line for line in large.log if " ask " in line]
+
+
+@pytest.mark.parametrize(
+    ("says", "ruling"),
+    [
+        ({"Yes": 0.75, "No": 0.25}, Accept(0.75)),
+        ({"Yes": 0.25, "No": 0.75}, Rollback(reason="another meaning", score=0.25)),
+        ({"Yes": 0.5, "No": 0.5}, Rollback(reason="another meaning", score=0.5)),
+        ({"Yes": 0.03125, "Well": 0.9}, Rollback(reason="another meaning", score=0.03125)),
+        ({}, Rollback(reason="another meaning", score=0.0)),
+    ],
+)
+def test_not_to_be_sure_is_a_no(says: Mapping[str, float], ruling: Verdict) -> None:
+    found, _ = verdict("Something else.\n\n", says)
+    if isinstance(found, Rollback):
+        assert found.instead is not None
+        assert (found.instead.text, found.instead.author) == (OWN, "large")
+        found = Rollback(found.keep, found.reason, found.score)
+    assert found == ruling
+
+
+def test_the_judge_is_shown_the_draft_in_the_chain_and_the_large_models_step_in_the_question() -> None:
+    asked: list[tuple[Chain, str]] = []
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        asked.append((chain, question))
+        return {"Yes": 1.0}
+
+    class Listening(ScriptedModel):
+        async def ask(self, chain: Chain, question: str, choices: object, *, opening: str = "") -> Mapping[str, float]:
+            assert (choices, opening) == (("Yes", "No"), SAME.opening)
+            return await super().ask(chain, question, ("Yes", "No"), opening=opening)
+
+    draft = Step("Something else.\n\n", "small")
+    large = Listening("large", counting("large", 3), judge=judge)
+    run(LookaheadReasoning(ScriptedModel("small", counting("small", 3)), large).verify(PROBLEM, draft))
+    assert asked == [(PROBLEM.extend(draft), SAME.text.replace("{step}", OWN.strip()))]
+
+
+def test_a_draft_that_goes_on_in_a_paragraph_is_never_accepted() -> None:
+    chain = PROBLEM.extend(Step("The large one", "small", "length"))
+    ruling, _ = verdict(" says 0.\n\n", {"Yes": 1.0}, chain)  # word for word the large model's
+    assert isinstance(ruling, Rollback)
+    assert ruling.reason == "half a paragraph"
+    assert ruling.instead is not None
+    assert ruling.instead.text == " says 0.\n\n"
+
+
+def test_the_repair_is_the_step_that_was_compared_and_is_not_written_again() -> None:
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    policy = LookaheadReasoning(small, large)
+    own = Step("Mine.\n\n", "large")
+    assert run(policy.repair(PROBLEM, own, Rollback(instead=own)))[0] is own
+    assert large.log == []
+    assert run(policy.repair(PROBLEM, own, Rollback(reason="empty")))[0].text == OWN
+    assert policy.answerer is large
+
+
+def test_pending_drafts_are_compared_at_the_same_time() -> None:
+    def seconds(ahead: int) -> float:
+        small, large = (ScriptedModel(role, counting("small", 10)) for role in ("small", "large"))
+        large.latency = lambda chain: 4.0  # four times as slow, and always of one mind
+        return run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=ahead))[1]
+
+    assert seconds(0) == 10 * (1 + 4)
+    assert seconds(9) == 10 * 1 + 4
+
+
+def test_an_accepted_draft_that_ends_the_thinking_ends_it() -> None:
+    small = ScriptedModel("small", counting("small", 2))
+    large = ScriptedModel("large", counting("large", 5), judge=lambda chain, question: {"Yes": 1.0})
+    chain, end = run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=2))[0]
+    assert (end, len(chain.steps), chain.text.count("</think>")) == ("finished", 2, 1)

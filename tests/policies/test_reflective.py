@@ -1,0 +1,237 @@
+"""Reflective verification: two readings of a draft, blended as stated, and the first token that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict, reason
+from stepspec.orchestrator.errors import MissingCapability
+from stepspec.policies import Reflective, make
+from stepspec.policies.reflective import anchor, entropy, fuse
+from stepspec.prompts import load
+
+from ..fakes import ScriptedModel, counting, run, tokenise
+from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+
+SEEDS = st.integers(0, 10_000)
+DRAFT = Step("So it is.\n\n", "small")
+PLACES = tokenise(DRAFT.text)  # So, it, is and the full stop with its blank line
+SURE: Mapping[str, float] = {"it": 0.0}
+
+Reading = Mapping[int, Mapping[str, float]]  # by place: the top tokens with their log-probabilities
+
+
+def numbered(text: str) -> int:
+    return sum(map(ord, text))
+
+
+@dataclass
+class Reader(ScriptedModel):
+    """Reads a draft the first time as *first* says and the second time as *second* does; elsewhere it is sure."""
+
+    first: Reading = field(default_factory=dict[int, Mapping[str, float]])
+    second: Reading = field(default_factory=dict[int, Mapping[str, float]])
+    asked: list[tuple[Chain, tuple[str, ...], int]] = field(default_factory=list[tuple[Chain, tuple[str, ...], int]])
+
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        self.asked.append((chain, spans, top))
+        return [self.told(span, reading) for span, reading in zip(spans, (self.first, {}, self.second), strict=True)]
+
+    def told(self, span: str, reading: Reading) -> tuple[Token, ...]:
+        tokens: list[Token] = []
+        for place, text in enumerate(tokenise(span)):
+            known = reading.get(place, {text: -0.001})
+            best = sorted(known, key=lambda piece: known[piece], reverse=True)
+            rivals = tuple(Token(piece, known[piece], rank, numbered(piece)) for rank, piece in enumerate(best, 1))
+            tokens.append(Token(text, known.get(text, -9.0), 0, numbered(text), rivals))
+        return tuple(tokens)
+
+
+def verdict(
+    first: Reading, second: Reading, *, chain: Chain = PROBLEM, draft: Step = DRAFT, **options: Any
+) -> tuple[Verdict, Reader]:
+    small, large = ScriptedModel("small", counting("small", 3)), Reader("large", counting("large", 3))
+    large.first, large.second = first, second
+    policy = make("reflective", small, large, **options)
+    return run(policy.verify(chain, draft))[0], large
+
+
+def kept(ruling: Verdict) -> int | None:
+    """How many characters are kept, None for all."""
+    return ruling.keep if isinstance(ruling, Rollback) else None
+
+
+def test_one_prefill_reads_the_draft_twice_with_the_prompt_and_the_anchor_between() -> None:
+    chain = PROBLEM.extend(Step("One.\n\n", "small")).extend(Step("Two.\n\n", "large"))
+    ruling, large = verdict({}, {}, chain=chain, top=7)
+    bridge = load("reflective.reflect").text + "\n\nTwo.\n\n"
+    assert large.asked == [(chain, (DRAFT.text, bridge, DRAFT.text), 7)]
+    assert isinstance(ruling, Accept)
+
+
+def test_the_neutral_prompt_takes_the_place_of_the_reflection() -> None:
+    _, large = verdict({}, {}, prompt="neutral")
+    assert large.asked[0][1][1] == load("reflective.neutral").text + "\n\n"
+
+
+def test_the_control_is_about_as_long_as_what_it_controls() -> None:
+    reflect, neutral = (load(f"reflective.{name}").text for name in ("reflect", "neutral"))
+    assert abs(len(tokenise(reflect)) - len(tokenise(neutral))) <= 2
+
+
+@pytest.mark.parametrize(
+    ("text", "bridge"),
+    [
+        ("Half a", "\n\nWait."),
+        ("Whole.\n\n", "Wait."),
+        ("All.\n</think>", "Wait."),
+    ],
+)
+def test_the_prompt_begins_a_paragraph_of_its_own(text: str, bridge: str) -> None:
+    _, large = verdict({}, {}, draft=Step(text, "small", "length"))
+    assert large.asked[0][1][1].startswith(bridge)
+
+
+@pytest.mark.parametrize(
+    ("texts", "found"),
+    [
+        ((), ""),
+        (("One.\n\n",), "One.\n\n"),
+        (("One.\n\n", "Two.\n\n"), "Two.\n\n"),
+        (("One.\n\n", "Two"), "Two"),
+        (("One.\n\nTwo ", "and three.\n\n"), "Two and three.\n\n"),
+        (("Half",), "Half"),
+    ],
+)
+def test_the_anchor_is_the_last_paragraph_however_many_steps_wrote_it(texts: Sequence[str], found: str) -> None:
+    chain = PROBLEM
+    for text in texts:
+        chain = chain.extend(Step(text, "small"))
+    assert anchor(chain) == found
+
+
+def test_the_readings_are_blended_by_alpha() -> None:
+    first, second = Token("a", -1.0, id=1, top=(Token("b", -0.5, id=2),)), Token("a", -0.25, id=1)
+    second = Token("a", -0.25, id=1, top=(Token("a", -0.25, id=1), Token("b", -2.0, id=2)))
+    for alpha in (0.0, 0.3, 1.0):
+        a, b = (1 - alpha) * -1.0 + alpha * -0.25, (1 - alpha) * -0.5 + alpha * -2.0
+        total = exp(a) + exp(b)
+        assert fuse(first, second, alpha) == pytest.approx({1: exp(a) / total, 2: exp(b) / total})
+
+
+def test_a_token_that_one_list_lacks_counts_there_as_the_last_of_it() -> None:
+    first = Token("a", -1.0, id=1, top=(Token("b", -0.5, id=2), Token("c", -3.0, id=3)))
+    second = Token("a", -0.5, id=1, top=(Token("d", -1.5, id=4),))
+    fused = fuse(first, second, 0.5)
+    expected = {1: -0.75, 2: (-0.5 - 1.5) / 2, 3: (-3.0 - 1.5) / 2, 4: (-3.0 - 1.5) / 2}
+    total = sum(map(exp, expected.values()))
+    assert fused == pytest.approx({id: exp(logit) / total for id, logit in expected.items()})
+
+
+@given(
+    values=st.lists(st.floats(-20, 0), min_size=2, max_size=6),
+    again=st.lists(st.floats(-20, 0), min_size=2, max_size=6),
+    alpha=st.floats(0, 1),
+)
+@BOUNDED
+def test_a_blend_is_a_distribution_and_no_unlisted_token_could_beat_its_best(
+    values: list[float], again: list[float], alpha: float
+) -> None:
+    def read(logprobs: list[float], shift: int) -> Token:
+        rivals = tuple(Token("", value, id=number + shift) for number, value in enumerate(sorted(logprobs)[::-1]))
+        return Token("", -7.0, id=99, top=rivals)
+
+    fused = fuse(read(values, 0), read(again, 2), alpha)
+    assert sum(fused.values()) == pytest.approx(1)
+    bound = (1 - alpha) * min(*values, -7.0) + alpha * min(*again, -7.0)  # the most a token in neither list can have
+    known = (1 - alpha) * -7.0 + alpha * -7.0
+    assert max(fused.values()) >= fused[99] * exp(bound - known) * (1 - 1e-9)
+
+
+def test_the_second_reading_turns_a_token_down_only_with_weight_enough() -> None:
+    doubts: Reading = {2: {" is": -1.0, " was": -0.2}}
+    liked: Reading = {2: {" is": -0.2, " was": -0.8}}
+    assert kept(verdict(liked, doubts, alpha=0.0)[0]) is None
+    assert kept(verdict(liked, doubts, alpha=0.3)[0]) is None
+    assert kept(verdict(liked, doubts, alpha=0.5)[0]) == len("So it")
+    assert kept(verdict(liked, doubts, alpha=1.0)[0]) == len("So it")
+
+
+def test_what_comes_before_the_first_token_that_fails_is_kept() -> None:
+    for place in range(len(PLACES)):
+        reading: Reading = {at: {PLACES[at]: -3.0, "else": -0.1} for at in range(place, len(PLACES))}
+        ruling, _ = verdict(reading, reading)
+        assert kept(ruling) == len("".join(PLACES[:place]))
+        assert isinstance(ruling, Rollback)
+        assert ruling.reason == "reflection"
+        assert ruling.score == pytest.approx(exp(-3.0) / (exp(-3.0) + exp(-0.1)))
+
+
+def test_the_score_of_a_draft_is_its_least_likely_token() -> None:
+    even: Reading = {1: {" it": -0.5, "else": -1.0}}
+    ruling, _ = verdict(even, even)
+    assert isinstance(ruling, Accept)
+    assert ruling.score == pytest.approx(exp(-0.5) / (exp(-0.5) + exp(-1.0)))
+
+
+def test_a_typical_token_need_not_be_the_likeliest() -> None:
+    second_best: Reading = {1: {" it": log(0.4), "else": log(0.6)}}
+    assert kept(verdict(second_best, second_best)[0]) == len("So")
+    assert kept(verdict(second_best, second_best, accept="typical")[0]) is None
+
+
+@pytest.mark.parametrize(("chance", "stands"), [(0.089, False), (0.091, True)])
+def test_where_the_model_is_sure_typical_means_above_epsilon(chance: float, stands: bool) -> None:
+    reading: Reading = {1: {" it": log(chance), "else": log(1 - chance)}}
+    assert (kept(verdict(reading, reading, accept="typical")[0]) is None) == stands
+
+
+@pytest.mark.parametrize(("delta", "stands"), [(0.9, False), (0.4, True)])
+def test_where_it_is_not_sure_typical_means_above_a_share_of_its_perplexity(delta: float, stands: bool) -> None:
+    reading: Reading = {1: {" it": log(0.08), **{str(number): log(0.92 / 9) for number in range(9)}}}
+    ruling, _ = verdict(reading, reading, accept="typical", delta=delta)
+    assert (kept(ruling) is None) == stands  # exp(-entropy) is about a tenth
+
+
+def test_entropy_is_in_nats_and_ignores_what_cannot_be() -> None:
+    assert entropy({1: 0.5, 2: 0.5, 3: 0.0}) == pytest.approx(log(2))
+
+
+def test_an_endpoint_that_tells_no_rivals_cannot_be_used() -> None:
+    with pytest.raises(MissingCapability, match="top tokens"):
+        verdict({1: {}}, {1: {}})
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
+@BOUNDED
+def test_with_alpha_0_a_match_is_the_large_models_own_first_choice(seed: int, ahead: int) -> None:
+    tried = arm("specreason", seed, trouble=0.0)
+    for model in (tried.small, tried.large):
+        model.logprob = lambda before, token: -1.0 if tried.large.next(before) == token else -2.0
+    policy = Reflective(tried.small, tried.large, alpha=0.0)
+    (chain, _), _ = run(reason(policy, PROBLEM, ahead=ahead))
+    alone, _ = run(reason(make("large", tried.small, tried.large), PROBLEM))
+    assert chain.text == alone[0].text  # as exact matching promises
+
+
+def test_the_large_model_writes_on_from_what_was_kept_and_answers() -> None:
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    policy = Reflective(small, large)
+    chain = PROBLEM.extend(Step("The large one", "small", "length"))
+    assert run(policy.repair(chain, DRAFT, Rollback(13)))[0].text == " says 0.\n\n"
+    assert run(policy.draft(PROBLEM))[0].author == "small"
+    assert policy.answerer is large
+
+
+def test_the_defaults_are_those_that_are_stated() -> None:
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    assert Reflective(small, large) == Reflective(
+        small, large, alpha=0.3, accept="match", prompt="reflect", top=20, epsilon=0.09, delta=0.3
+    )

@@ -1,0 +1,123 @@
+"""RelayGen: the large model leads up to a cue, the small one finishes the sentence, and nothing is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, reason
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.policies import Relay, make
+from stepspec.policies.relay import CUES, ends_a_sentence
+
+from ..contracts.model import kept_open
+from ..fakes import Said, ScriptedModel, counting, run
+from ..orchestrator.arms import PROBLEM
+
+
+def both(said: Said) -> str:
+    """What both models would write."""
+    return ("Now 6 and 7. So, it is 42. Good.\n\n", "Thus we end.\n</think>")[len(said)]
+
+
+def relay(**options: Any) -> tuple[Relay, ScriptedModel, ScriptedModel]:
+    log: list[str] = []
+    small, large = (ScriptedModel(role, both, log=log) for role in ("small", "large"))
+    made = make("relay", small, large, **options)
+    assert isinstance(made, Relay)
+    return made, small, large
+
+
+def written(chain: Chain) -> list[tuple[str, str]]:
+    return [(step.author, step.text) for step in chain.steps]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 4])
+def test_the_small_model_finishes_the_sentence_after_a_cue_and_control_returns(ahead: int) -> None:
+    policy, _, _ = relay(cues=("So,", "Thus"))
+    (chain, end), _ = run(reason(policy, PROBLEM, ahead=ahead))
+    assert written(chain) == [
+        ("large", "Now 6 and 7. So,"),
+        ("small", " it is 42."),
+        ("large", " Good.\n\nThus"),
+        ("small", " we end."),
+        ("large", "\n</think>"),
+    ]
+    assert end == "finished"
+
+
+def test_more_cues_than_a_server_looks_for_all_count() -> None:
+    policy, _, _ = relay(cues=("a", "b", "c", "d", "Good"))
+    assert run(policy.draft(PROBLEM))[0].text == "Now 6 a"
+    policy, _, _ = relay(cues=("v", "w!", "x", "y", "Good"))
+    assert run(policy.draft(PROBLEM))[0].text.endswith("42. Good")
+
+
+def test_a_paragraph_that_ends_ends_the_sentence_as_a_whole() -> None:
+    policy, _, _ = relay(cues=("Good",))
+    chain = PROBLEM.extend(Step("Now 6 and 7. So, it is 42. Good", "large"))
+    step = run(policy.draft(chain))[0]
+    assert (step.author, step.text, step.stop) == ("small", ".\n\n", "delimiter")
+
+
+@pytest.mark.parametrize(
+    ("text", "over"), [("So.", True), ("So!", True), ("So?", True), ("So", False), ("So,", False), ("So.\n\n", False)]
+)
+def test_a_sentence_ends_with_its_mark(text: str, over: bool) -> None:
+    assert ends_a_sentence(Step(text, "small")) == over
+
+
+@pytest.mark.parametrize(
+    ("step", "author"),
+    [
+        (Step("Good. So,", "large"), "small"),
+        (Step("Good. So,", "small"), "large"),  # it is the large model's cues that count
+        (Step("Good.", "large"), "large"),
+        (Step("So it", "small", "length"), "large"),
+    ],
+)
+def test_whose_turn_it_is_can_be_read_from_the_chain(step: Step, author: str) -> None:
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    policy = Relay(small, large, cues=("So,",))
+    assert run(policy.draft(PROBLEM))[0].author == "large"
+    assert run(policy.draft(PROBLEM.extend(step)))[0].author == author
+
+
+def test_nothing_is_judged() -> None:
+    policy, small, large = relay()
+    assert run(policy.verify(PROBLEM, Step("Nonsense.", "small")))[0] == Accept()
+    assert small.log == large.log == []
+    assert run(policy.repair(PROBLEM, Step("", "small"), Rollback(reason="empty")))[0].author == "large"
+
+
+def test_the_large_model_does_not_write_on_while_the_small_one_finishes() -> None:
+    policy, _, large = relay(cues=("So,",))
+    large.sticky = True
+
+    async def main() -> int:
+        async with kept_open():
+            await policy.draft(PROBLEM)
+            return large.open
+
+    assert run(main())[0] == 0
+
+
+@pytest.mark.parametrize("cues", [(), ("So", "")])
+def test_there_have_to_be_cues(cues: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigurationError, match="stepspec profile"):
+        relay(cues=cues)
+
+
+def test_cues_may_come_from_a_command_line() -> None:
+    assert relay(cues=["So,", "Thus"])[0].cues == ("So,", "Thus")
+
+
+def test_the_small_model_answers_as_in_the_paper_unless_told_otherwise() -> None:
+    policy, small, large = relay()
+    assert policy.answerer is small
+    assert relay(answers="large")[0].answerer.role == large.role == "large"
+
+
+def test_no_default_cue_hides_behind_another() -> None:
+    assert not [(a, b) for a in CUES for b in CUES if a != b and b.startswith(a)]

@@ -1,0 +1,84 @@
+"""Reward-guided speculative decoding: the threshold and its limits, and who is rated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict, reason
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.policies import Reward, make
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import BOUNDED, PROBLEM, ScriptedCritic, arm, taste
+
+SEEDS = st.integers(0, 10_000)
+
+
+def policy(reward: float, **options: Any) -> Reward:
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    made = make("reward", small, large, critic=ScriptedCritic(lambda chain: reward), **options)
+    assert isinstance(made, Reward)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("reward", "options", "ruling"),
+    [
+        (0.7, {}, Accept(0.7)),
+        (0.6875, {}, Rollback(reason="reward", score=0.6875)),
+        (0.0, {"threshold": 0}, Accept(0.0)),
+        (1.0, {"threshold": 1.5}, Rollback(reason="reward", score=1.0)),
+    ],
+)
+def test_a_reward_that_reaches_the_threshold_is_enough(reward: float, options: dict[str, Any], ruling: Verdict) -> None:
+    assert run(policy(reward, **options).verify(PROBLEM, Step("So.\n\n", "small")))[0] == ruling
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 2]), threshold=st.sampled_from([0.0, 1.5]))
+@BOUNDED
+def test_at_its_limits_it_is_one_model_alone(seed: int, ahead: int, threshold: float) -> None:
+    tried = arm("reward", seed, trouble=0.0)
+    critic = ScriptedCritic(lambda chain: taste(seed, chain.text))
+    chain, end = run(reason(Reward(tried.small, tried.large, critic, threshold), PROBLEM, ahead=ahead))[0]
+    alone, _ = run(reason(make("large" if threshold else "small", tried.small, tried.large), PROBLEM))
+    assert (chain.text, end) == (alone[0].text, alone[1])
+
+
+def test_the_critic_reads_the_draft_in_its_chain_and_the_large_models_steps_before_it() -> None:
+    read: list[Chain] = []
+
+    def reward(chain: Chain) -> float:
+        read.append(chain)
+        return 0.0 if len(chain.steps) == 1 else 1.0
+
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    chain, _ = run(reason(Reward(small, large, ScriptedCritic(reward)), PROBLEM))[0]
+    assert [step.author for step in chain.steps] == ["large", "small", "small"]
+    assert [step.note for step in chain.steps] == ["reward", "", ""]
+    assert [[step.author for step in seen.steps] for seen in read] == [
+        ["small"], ["large", "small"], ["large", "small", "small"],
+    ]  # fmt: skip
+
+
+def test_twenty_steps_are_no_reason_to_give_up() -> None:
+    small, large = (ScriptedModel(role, counting(role, 20)) for role in ("small", "large"))
+    chain, end = run(reason(Reward(small, large, ScriptedCritic(lambda chain: 1.0)), PROBLEM, ahead=2))[0]
+    assert (end, len(chain.steps)) == ("finished", 20)
+
+
+def test_it_cannot_do_without_a_critic_and_says_how_to_get_one() -> None:
+    small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
+    with pytest.raises(ConfigurationError, match="STEPSPEC_CRITIC"):
+        make("reward", small, large)
+
+
+def test_the_large_model_repairs_and_answers() -> None:
+    made = policy(0.0)
+    repair = run(made.repair(PROBLEM, Step("Nonsense.\n\n", "small"), Rollback(reason="reward")))[0]
+    assert repair.text == "The large one says 0.\n\n"
+    assert made.answerer is made.large
+    assert made.threshold == 0.7
