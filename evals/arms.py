@@ -123,7 +123,13 @@ async def _sample(solver: Solver, arm: Arm, task: Task, extra: Callable[[Event],
             extra(event)
 
     solution = await solver.solve(
-        task.problem, policy=arm.policy, options=arm.options, ahead=arm.ahead, hedge=arm.hedge, observe=observe
+        task.problem,
+        policy=arm.policy,
+        options=arm.options,
+        ahead=arm.ahead,
+        hedge=arm.hedge,
+        load="ignore",
+        observe=observe,
     )
     return Sample(arm.name, solution.answer == task.answer, solution.seconds, solution.ledger, _pace(events))
 
@@ -181,7 +187,7 @@ def _result(name: str, samples: Sequence[Sample], large: Sequence[float], pace: 
     )
 
 
-def wilson(successes: int, n: int) -> Interval:
+def wilson(successes: float, n: int) -> Interval:
     """Wilson's score interval of a share."""
     share = successes / n
     centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)

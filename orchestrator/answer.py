@@ -23,14 +23,22 @@ async def write_answer(author: Model, chain: Chain, *, limit: int) -> Step:
 
 def extract(text: str) -> str:
     r"""Return what the last complete ``\boxed{}`` of *text* holds, or its last line that says anything."""
+    inside = boxed(text)
+    if inside is not None:
+        return inside
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else ""
+
+
+def boxed(text: str) -> str | None:
+    r"""Return what the last complete ``\boxed{}`` of *text* holds, if there is one."""
     start = text.rfind(BOXED)
     while start >= 0:
         inside = _balanced(text[start + len(BOXED) :])
         if inside is not None:
             return inside.strip()
         start = text.rfind(BOXED, 0, start)
-    lines = text.strip().splitlines()
-    return lines[-1].strip() if lines else ""
+    return None
 
 
 def _balanced(text: str) -> str | None:

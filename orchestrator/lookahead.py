@@ -40,7 +40,9 @@ class Ahead:
         return cls(lambda: ahead) if isinstance(ahead, int) else ahead
 
     def doubts(self, draft: Step) -> bool:
-        return self.hedge > 0 and bool(draft.tokens) and confidence(draft) <= self.hedge and self.calm()
+        """Whether *draft* is worth a hedge."""
+        hedged = self.hedge > 0 and draft.author == "small" and bool(draft.tokens)
+        return hedged and confidence(draft) <= self.hedge and self.calm()
 
 
 def confidence(step: Step) -> float:

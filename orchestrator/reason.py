@@ -9,11 +9,12 @@ from typing import Literal, TypeAlias
 
 from .chain import Chain, Rollback, Step
 from .events import Committed, Event, Observer, Repaired
+from .hooks import Halt, Watch, watching
 from .interfaces import Policy
 from .lookahead import Ahead, run_ahead
 from .repetition import stuck
 
-End: TypeAlias = Literal["finished", "budget", "time", "repetition"]
+End: TypeAlias = Literal["finished", "budget", "time", "repetition"] | Halt
 
 
 def _never(chain: Chain) -> bool:
@@ -31,29 +32,34 @@ async def reason(
     ahead: int | Ahead = 0,
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
+    watch: Watch | None = None,
     observe: Observer = _nobody,
 ) -> tuple[Chain, End]:
     """
     Grow *chain* until it is finished, its budget *spent*, or the *deadline* (seconds on the loop's clock) is reached.
 
     *ahead* says how far to work ahead of what is committed, as a number of drafts or in full; the chain is the same
-    whatever it says. Return the committed chain and why it ended there. Failures of the models pass through; when
-    anything leaves this function, no task and no request of it is left.
+    whatever it says. *watch* is asked about every committed chain and may end the thinking there. Return the committed
+    chain and why it ended there. Failures of the models pass through; when anything leaves this function, no task and
+    no request of it is left.
     """
 
     def commit(step: Step, score: float | None = None) -> None:
         nonlocal chain
         observe(Committed(len(chain.steps), step, score))
         chain = chain.extend(step)
+        watched.ask(chain)
 
     working_ahead = Ahead.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
-        async with timeout:
+        async with timeout, watching(watch) as watched:
             while not (chain.finished or spent(chain)):
                 async with run_ahead(policy, chain, ahead=working_ahead, spent=spent, observe=observe) as lookahead:
                     while True:
                         draft, verdict = await lookahead.next()
+                        if halt := await watched.told():
+                            return chain, halt
                         if isinstance(verdict, Rollback):
                             break
                         commit(draft, verdict.score)
@@ -64,6 +70,8 @@ async def reason(
                         if spent(chain):
                             break
                     repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
+                if halt := await watched.told():
+                    return chain, halt
                 observe(Repaired(len(chain.steps), repaired, verdict))
                 if stuck(chain, repaired):
                     return chain, "repetition"

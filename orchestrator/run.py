@@ -3,27 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from contextvars import copy_context
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from .answer import extract, write_answer
 from .budget import Budget
 from .chain import THINK_END, Chain, Rollback, Step
 from .errors import ContextTooLong, EndpointUnavailable
 from .events import Answered, Committed, Degraded, Drafted, Event, Finished, Judged, Observer, Repaired
+from .hooks import Watch
 from .interfaces import Policy
 from .lookahead import Ahead
 from .reason import End, reason
 from .tasks import to_the_end
 
-FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "context"]
+FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "hopeless", "context"]
 
 _REASONS: dict[End, FinishReason] = {
     "finished": "stop",
     "budget": "length",
     "time": "time",
     "repetition": "repetition",
+    "enough": "stop",
+    "hopeless": "hopeless",
 }
 
 
@@ -47,12 +51,15 @@ class _EarlyAnswer:
     An observer of the loop's events. There is one bet at a time, and it is cancelled when a draft under it falls.
     """
 
-    def __init__(self, chain: Chain, write: Callable[[Chain], Awaitable[Step]], bets: Callable[[], bool]) -> None:
+    def __init__(
+        self, chain: Chain, write: Callable[[Chain], Coroutine[Any, Any, Step]], bets: Callable[[], bool]
+    ) -> None:
         self._chain, self._write, self._bets = chain, write, bets
+        self._outside = copy_context()  # events come from the lookahead's tasks, whose streams are not the answer's
         self._drafts: dict[int, Step] = {}
         self._fallen = False
-        self._bet: tuple[Chain, asyncio.Future[Step]] | None = None
-        self._dropped: list[asyncio.Future[Step]] = []
+        self._bet: tuple[Chain, asyncio.Task[Step]] | None = None
+        self._dropped: list[asyncio.Task[Step]] = []
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -61,7 +68,8 @@ class _EarlyAnswer:
                 if draft.stop == "end" and self._bets():
                     steps = (self._drafts[place] for place in sorted(self._drafts))
                     chain = replace(self._chain, steps=(*self._chain.steps, *steps))
-                    self._bet = chain, asyncio.ensure_future(self._write(chain))
+                    self._drop()
+                    self._bet = chain, asyncio.create_task(self._write(chain), context=self._outside.copy())
             case Judged(verdict=Rollback()):
                 self._fallen = True
                 self._drop()
@@ -106,6 +114,7 @@ class _Run:
     observe: Observer
     began: float
     thinks: bool
+    watch: Watch | None
     early: _EarlyAnswer | None = None
 
     def __call__(self, event: Event) -> None:
@@ -131,7 +140,13 @@ class _Run:
         deadline = None if seconds is None else self.began + seconds
         try:
             _, end = await reason(
-                policy, self.chain, ahead=self.ahead, spent=self.budget.spent, deadline=deadline, observe=self
+                policy,
+                self.chain,
+                ahead=self.ahead,
+                spent=self.budget.spent,
+                deadline=deadline,
+                watch=self.watch,
+                observe=self,
             )
         except ContextTooLong:
             return "context"
@@ -164,15 +179,17 @@ async def run(
     observe: Observer,
     fallback: Policy | None = None,
     thinks: bool = True,
+    watch: Watch | None = None,
 ) -> Outcome:
     """
     Think with *policy* and let its answerer answer; models that do not *think* (no thinking block) answer as they
     reason.
 
-    If the small model fails for good, *fallback* goes on from what is committed. Any other failure passes through.
+    *watch* may end the thinking early. If the small model fails for good, *fallback* goes on from what is committed.
+    Any other failure passes through.
     """
     began = asyncio.get_running_loop().time()
-    going = _Run(chain, budget, Ahead.of(ahead), observe, began, thinks)
+    going = _Run(chain, budget, Ahead.of(ahead), observe, began, thinks, watch)
     try:
         try:
             why = await going.think(policy)

@@ -38,6 +38,9 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "x", "--temperature", "7"], "sampling.temperature"),
         (["solve", "x", "-o", "threshold"], "write it as NAME=VALUE"),
         (["up"], "pass --testbed"),
+        (["profile"], "name a file of problems, or pass --testbed"),
+        (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
+        (["profile", "nowhere.txt"], "no problems in nowhere.txt"),
         (["up", "--testbed", "--profile", "warp"], "warp"),
     ],
 )
@@ -64,7 +67,7 @@ def test_policies_are_listed_with_their_options(capfd: pytest.CaptureFixture[str
     assert "threshold=7" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["solve"], ["up"], ["demo"], ["doctor"], ["policies"]])
+@pytest.mark.parametrize("command", [[], ["solve"], ["up"], ["demo"], ["doctor"], ["policies"], ["profile"]])
 def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert call(*command, "--help") == 0
     assert "Usage" in capfd.readouterr().out

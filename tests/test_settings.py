@@ -38,6 +38,17 @@ def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.Monk
     assert (loaded.large.role, loaded.large.v1) == ("large", "http://b:2/v1")
 
 
+def test_replicas_come_as_a_list_in_the_file_and_with_commas_in_a_variable(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "stepspec.toml").write_text('[small]\nurl = "http://a:1/v1"\nreplicas = ["http://a:2/v1"]\n')
+    monkeypatch.setenv("STEPSPEC_LARGE", "http://b:1,http://b:2/v1")
+    loaded = settings.load()
+    assert loaded.small is not None
+    assert loaded.large is not None
+    assert (loaded.small.urls, loaded.large.urls) == (("http://a:1", "http://a:2"), ("http://b:1", "http://b:2"))
+
+
 def test_a_given_sampling_keeps_the_defaults_it_does_not_name() -> None:
     sampling = settings.load(sampling={"seed": 3}).sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.6, 0.95, 3)
@@ -50,6 +61,9 @@ def test_a_given_sampling_keeps_the_defaults_it_does_not_name() -> None:
         ({"budget": {"token": 1}}, "unknown setting 'budget.token'"),
         ({"small": "nonsense"}, "small.url: 'nonsense' is not the URL of a server"),
         ({"ahead": -1}, "ahead"),
+        ({"lead": -1}, "lead"),
+        ({"load": "perhaps"}, "load: .*'adapt' or 'ignore'"),
+        ({"large": "http://a,http://a"}, "large: a URL is given twice"),
         ({"sampling": {"temperature": 9}}, "sampling.temperature"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,14 +14,17 @@ from . import settings as configuration
 from .orchestrator import trace
 from .orchestrator.budget import Budget, Budgeted
 from .orchestrator.chain import Chain, Message, Party, Role, Rollback
-from .orchestrator.endpoints import CriticEndpoint, Endpoint, Sampling, VllmCritic, VllmEndpoint
+from .orchestrator.endpoints import CriticEndpoint, Endpoint, ReplicatedModel, Sampling, VllmCritic, connect
+from .orchestrator.endpoints.queue import polled
 from .orchestrator.errors import ConfigurationError, ContextTooLong
 from .orchestrator.events import Committed, Degraded, Event, Judged, Lost, Observer, Started
-from .orchestrator.interfaces import Policy
+from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
+from .orchestrator.interfaces import Critic, Model, Policy
 from .orchestrator.ledger import Ledger
+from .orchestrator.load import Load
 from .orchestrator.lookahead import Ahead
 from .orchestrator.run import FinishReason, Outcome, run
-from .settings import Limits, Settings
+from .settings import Adapting, Limits, Settings
 
 StepFate: TypeAlias = Literal["kept", "rejected", "lost"]
 
@@ -90,6 +93,11 @@ class Solver:
         options: Mapping[str, Any] | None = None,
         ahead: int | None = None,
         hedge: float | None = None,
+        load: Adapting | None = None,
+        lead: int | None = None,
+        plan: bool | None = None,
+        early_exit: bool | None = None,
+        give_up: bool | None = None,
         sampling: Sampling | Mapping[str, Any] | None = None,
         budget: Limits | Mapping[str, Any] | None = None,
     ) -> None:
@@ -101,12 +109,18 @@ class Solver:
             options=options,
             ahead=ahead,
             hedge=hedge,
+            load=load,
+            lead=lead,
+            plan=plan,
+            early_exit=early_exit,
+            give_up=give_up,
             sampling=sampling,
             budget=budget,
         )
         self._exit = AsyncExitStack()
-        self.small, self.large = VllmEndpoint(self._endpoint("small")), VllmEndpoint(self._endpoint("large"))
+        self.small, self.large = connect(self._endpoint("small")), connect(self._endpoint("large"))
         self.critic = VllmCritic(self.settings.critic) if self.settings.critic else None
+        self.load = Load()
 
     def _endpoint(self, role: Role) -> Endpoint:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -119,13 +133,15 @@ class Solver:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            entering = [stack.enter_async_context(endpoint) for endpoint in (self.small, self.large)]
+            entering: list[Awaitable[object]] = [stack.enter_async_context(e) for e in (self.small, self.large)]
             if self.critic is not None:
                 entering.append(stack.enter_async_context(self.critic))
             for entered in await asyncio.gather(*entering, return_exceptions=True):
                 if isinstance(entered, BaseException):
                     raise entered
             self.policy()  # Wrong names and options fail here, before any problem.
+            if self.settings.load == "adapt":
+                await stack.enter_async_context(polled(self.large, self.load.queue))
             self._exit = stack.pop_all()
         return self
 
@@ -140,19 +156,39 @@ class Solver:
         budget: Budget | None = None,
         sampling: Sampling | None = None,
         observe: Observer = lambda event: None,
+        lead: int | None = None,
+        plan: bool | None = None,
     ) -> Policy:
         """Build a policy over both models, for one run that begins now; what is not given comes from the settings."""
-        left = (budget or self.settings.budget.budget()).left
+        return self._policy(self._models(budget, sampling, observe), name, options, lead, plan)
+
+    def _models(self, budget: Budget | None, sampling: Sampling | None, observe: Observer) -> _Models:
         clock = _Stopwatch()
         small, large = (
-            Budgeted(endpoint.model(sampling or self.settings.sampling, observe=observe, clock=clock), left)
+            endpoint.model(sampling or self.settings.sampling, observe=observe, clock=clock)
             for endpoint in (self.small, self.large)
         )
+        critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
+        return _Models(small, large, critic, budget or self.settings.budget.budget())
+
+    def _policy(
+        self,
+        models: _Models,
+        name: str | None,
+        options: Mapping[str, Any] | None,
+        lead: int | None = None,
+        plan: bool | None = None,
+    ) -> Policy:
         name = name or self.settings.policy
         if options is None:
             options = self.settings.options if name == self.settings.policy else {}
-        critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
-        return policies.make(name, small, large, critic=critic, **options)
+        small, large = (Budgeted(model, models.budget.left) for model in (models.small, models.large))
+        policy = policies.make(name, small, large, critic=models.critic, **options)
+        first = self.settings.lead if lead is None else lead
+        planned = self.settings.plan if plan is None else plan
+        if name in policies.BASELINES or not (first or planned):
+            return policy
+        return policies.Led(policy, large, first, planned)
 
     async def solve(
         self,
@@ -162,6 +198,11 @@ class Solver:
         options: Mapping[str, Any] | None = None,
         ahead: int | None = None,
         hedge: float | None = None,
+        load: Adapting | None = None,
+        lead: int | None = None,
+        plan: bool | None = None,
+        early_exit: bool | None = None,
+        give_up: bool | None = None,
         sampling: Sampling | None = None,
         budget: Budget | None = None,
         observe: Observer = lambda event: None,
@@ -180,45 +221,57 @@ class Solver:
 
         def watch(event: Event) -> None:
             recorder(event)
+            self.load.observe(event)
             observe(event)
 
-        def build(name: str, options: Mapping[str, Any] | None) -> Policy:
-            return self.policy(name, options, budget=budget, sampling=sampling, observe=watch)
-
+        models = self._models(budget, sampling, watch)
         watch(Started(chain.messages, name, self._names()))
         try:
             outcome = await run(
-                build(name, options),
+                self._policy(models, name, options, lead, plan),
                 chain,
                 budget=budget,
-                ahead=self._ahead(ahead, hedge),
+                ahead=self._ahead(ahead, hedge, load),
                 observe=watch,
-                fallback=build("large", {}) if name != "small" else None,
+                fallback=self._policy(models, "large", {}) if name != "small" else None,
                 thinks=self.large.template.thinks,
+                watch=self._watch(models, budget, early_exit, give_up) if self.large.template.thinks else None,
             )
         finally:
+            models.leave()
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
         return _solution(outcome, recorder.moments)
+
+    def _watch(self, models: _Models, budget: Budget, early_exit: bool | None, give_up: bool | None) -> Watch:
+        watches: list[Watch] = []
+        if self.settings.early_exit if early_exit is None else early_exit:
+            watches.append(TrialAnswer(models.large))
+        if self.settings.give_up if give_up is None else give_up:
+            watches.append(GiveUp(budget.tokens - budget.for_answer))
+        return AnyOf(tuple(watches))
 
     def _names(self) -> tuple[tuple[Party, str], ...]:
         models: tuple[tuple[Party, str], ...] = (("small", self.small.name), ("large", self.large.name))
         return (*models, ("critic", self.critic.name)) if self.critic else models
 
-    def _ahead(self, ahead: int | None, hedge: float | None) -> Ahead:
+    def _ahead(self, ahead: int | None, hedge: float | None, load: Adapting | None) -> Ahead:
         depth = self.settings.ahead if ahead is None else ahead
-        return Ahead(lambda: depth, self.settings.hedge if hedge is None else hedge)
+        hedge = self.settings.hedge if hedge is None else hedge
+        if (load or self.settings.load) == "ignore":
+            return Ahead(lambda: depth, hedge)
+        return Ahead(lambda: self.load.depth(depth), hedge, lambda: self.load.calm)
 
     async def _fit(self, budget: Budget, chain: Chain) -> Budget:
         """Cut *budget* to what both contexts hold beside the problem and a judge's question. Raise `ContextTooLong`."""
         tokens = budget.tokens
         for endpoint in (self.small, self.large):
-            prompt = len(await endpoint.encoder.prefix(chain.messages))
-            room = endpoint.encoder.room - prompt - JUDGING_ROOM
+            prompt = await endpoint.count(chain.messages)
+            room = endpoint.room - prompt - JUDGING_ROOM
             if room < LEAST_ROOM:
                 raise ContextTooLong(
                     f"the problem has {prompt} tokens, which leaves no room to think in a context of "
-                    f"{endpoint.encoder.room}; shorten it, or serve the model with a longer --max-model-len",
+                    f"{endpoint.room}; shorten it, or serve the model with a longer --max-model-len",
                     role=endpoint.role,
                     url=endpoint.settings.url,
                 )
@@ -295,6 +348,21 @@ def solve(problem: str | Sequence[Message], **settings: Any) -> Solution:
     except RuntimeError:
         return asyncio.run(asolve(problem, **settings))
     raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
+
+
+@dataclass(frozen=True, slots=True)
+class _Models:
+    """The models of one run; those that have replicas hold a place until it is over."""
+
+    small: Model
+    large: Model
+    critic: Critic | None
+    budget: Budget
+
+    def leave(self) -> None:
+        for model in (self.small, self.large):
+            if isinstance(model, ReplicatedModel):
+                model.leave()
 
 
 class _Stopwatch:

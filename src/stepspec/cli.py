@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import datetime
 import importlib.metadata
 import sys
 from collections.abc import Coroutine
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
 from . import policies
 from .api import Solution, Solver
 from .display import Narrator, summary
+from .evals import profile as profiling
 from .evals.tables import SMALL_PRINT, table
 from .evals.testbed import demo as demonstration
 from .evals.testbed import up as testbed
+from .evals.testbed.solving_pair import pair_solver
+from .orchestrator.endpoints import ReplicatedEndpoint
 from .orchestrator.endpoints.doctor import diagnose, render
 from .orchestrator.errors import ConfigurationError, StepspecError
 from .orchestrator.events import Event, Observer
@@ -51,12 +57,13 @@ app = typer.Typer(
 )
 stdout, stderr = Console(), Console(stderr=True)
 
-SmallUrl = Annotated[str | None, typer.Option("--small", help="Base URL of the small model's server.", metavar="URL")]
+URL = "Base URL of the {} model's server; of several replicas, with commas between them."
+SmallUrl = Annotated[str | None, typer.Option("--small", help=URL.format("small"), metavar="URL")]
 CriticUrl = Annotated[
     str | None,
     typer.Option("--critic", help="Base URL of the reward model's server, if the method needs one.", metavar="URL"),
 ]
-LargeUrl = Annotated[str | None, typer.Option("--large", help="Base URL of the large model's server.", metavar="URL")]
+LargeUrl = Annotated[str | None, typer.Option("--large", help=URL.format("large"), metavar="URL")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Profile = Annotated[str, typer.Option(help="How the miniature models' passes are paced; see profiles.toml.")]
 
@@ -113,6 +120,19 @@ def solve(
         float | None,
         typer.Option(help="Repair drafts of at most this confidence while they are judged; 1: all.", min=0, max=1),
     ] = None,
+    load: Annotated[
+        str | None, typer.Option(help="adapt: work less ahead while the large model is busy; ignore: do not.")
+    ] = None,
+    lead: Annotated[int | None, typer.Option(help="First steps that the large model writes.")] = None,
+    plan: Annotated[
+        bool | None, typer.Option("--plan/--no-plan", help="Let the large model write a plan first.")
+    ] = None,
+    early_exit: Annotated[
+        bool | None, typer.Option("--early-exit/--no-early-exit", help="Answer once a trial answer is sure.")
+    ] = None,
+    give_up: Annotated[
+        bool | None, typer.Option("--give-up/--no-give-up", help="Answer once thinking on looks hopeless.")
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Budget of thinking and answer together.")] = None,
@@ -141,6 +161,11 @@ def solve(
         options=dict(map(_option, option)) if option else None,
         ahead=ahead,
         hedge=hedge,
+        load=load,  # type: ignore[arg-type]  # the settings check the word
+        lead=lead,
+        plan=plan,
+        early_exit=early_exit,
+        give_up=give_up,
         sampling=sampling or None,
         budget=budget or None,
     )
@@ -153,6 +178,12 @@ def solve(
 
 async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:
     async with solver:
+        for endpoint in (solver.small, solver.large):
+            if isinstance(endpoint, ReplicatedEndpoint) and not quiet:
+                for url, cause in endpoint.down.items():
+                    stderr.print(
+                        f"the {endpoint.role} model at {url} is down, going on without: {cause}", style="yellow"
+                    )
         observe: Observer = _ignore if quiet else Narrator(stderr)
         return await solver.solve(problem, observe=observe, trace_to=trace)
 
@@ -221,6 +252,67 @@ def doctor(small: SmallUrl = None, large: LargeUrl = None, json: Json = False) -
         _print_json(dataclasses.asdict(diagnosis))
     else:
         stdout.print(render(diagnosis))
+
+
+PROFILE_EXAMPLES = """
+Examples:
+
+  stepspec profile problems.txt --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec profile --testbed --count 200 --output relay.toml
+
+  STEPSPEC_CONFIG=relay.toml stepspec solve "What is 6 x 7?" --small ... --large ...
+"""
+
+
+@app.command("profile", epilog=PROFILE_EXAMPLES)
+def profile_pair(
+    problems: Annotated[
+        Path | None, typer.Argument(help="A file of problems, one a line: text, or JSON with its problem.")
+    ] = None,
+    small: SmallUrl = None,
+    large: LargeUrl = None,
+    use_testbed: Annotated[
+        bool, typer.Option("--testbed", help="The miniature pair, on problems of its training half.")
+    ] = False,
+    count: Annotated[int, typer.Option(min=1, help="How many problems at most.")] = 100,
+    seed: Annotated[int, typer.Option(help="Which problems of the testbed.")] = 0,
+    least: Annotated[int, typer.Option(min=2, help="In how many sentences a cue has to be found.")] = profiling.LEAST,
+    output: Annotated[Path, typer.Option(help="Where to write the settings for `solve`.")] = Path("relay.toml"),
+    json: Json = False,
+) -> None:
+    """
+    Find the cues of a pair for the method relay: words after which the small model may finish the sentence.
+
+    The large model solves the problems alone, and the small one reads what it wrote. Use problems that you will not
+    measure on.
+    """
+    if use_testbed == (problems is not None):
+        raise ConfigurationError("name a file of problems, or pass --testbed")
+    texts = profiling.load_problems(problems, count) if problems else profiling.training_problems(count, seed)
+    pair = pair_solver("off", stderr, (), seed, problems=0) if use_testbed else Solver(small, large)
+    found, about = _wait(_profile(pair, texts, least))
+    if json:
+        _print_json(dataclasses.asdict(found))
+    else:
+        stdout.print(profiling.table(found))
+        stdout.print(profiling.caption(found), style="dim", highlight=False)
+    if not found.cues:
+        raise typer.Exit(1)
+    output.write_text(profiling.snippet(found, about), encoding="utf-8")
+    stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
+
+
+async def _profile(
+    pair: AbstractAsyncContextManager[Solver], problems: list[str], least: int
+) -> tuple[profiling.PairProfile, str]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    async with pair as solver:
+        with Progress(*columns, console=stderr) as progress:
+            bar = progress.add_task("solving and reading", total=len(problems))
+            found = await profiling.profile(solver, problems, least=least, on_problem=lambda: progress.advance(bar))
+        names = f"{solver.large.name} with {solver.small.name}"
+        return found, f"Found by `stepspec profile` on {datetime.date.today()} for {names}."
 
 
 @app.command()

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .api import Solution, SolvedStep, solved_step
-from .orchestrator.events import Degraded, Event
+from .orchestrator.events import Degraded, Event, Moved
 from .orchestrator.trace import Moment
 
 COLOURS = {"small": "green", "large": "blue"}
@@ -26,6 +26,8 @@ class Narrator:
             self._console.print(line(step), soft_wrap=True)
         elif isinstance(event, Degraded):
             self._console.print(f"the {event.role} model failed, going on without it: {event.cause}", style="yellow")
+        elif isinstance(event, Moved):
+            self._console.print(f"the {event.role} model at {event.url} failed, going on at {event.to}", style="yellow")
 
 
 def line(step: SolvedStep) -> Text:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
 from pydantic_settings import (
@@ -30,6 +30,8 @@ from .orchestrator.errors import ConfigurationError
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
+Adapting: TypeAlias = Literal["adapt", "ignore"]
+
 SAMPLING = {"temperature": 0.6, "top_p": 0.95}
 
 
@@ -70,8 +72,12 @@ class Settings(BaseSettings):
 
     *ahead* is how many drafts may be made and judged beyond the one to be committed next (0: one after the other). A
     draft whose tokens had a mean probability of *hedge* at most is repaired while it is judged (0: none, 1: every one).
-    *options* are the policy's own. *sampling* is for writing; judging is always greedy. Its defaults, temperature 0.6
-    and top_p 0.95, are SpecReason's (section 5.1).
+    With *load* "adapt" both shrink while the large model's server is busy; "ignore" keeps them as they are.
+
+    *options* are the policy's own. Whatever the policy, but for the two baselines, the large model may write a *plan*
+    as the first step, and *lead* steps after that. With *early_exit* the thinking ends once a trial answer is sure,
+    with *give_up* once most drafts fall or the chain goes round in circles. *sampling* is for writing; judging is
+    always greedy. Its defaults, temperature 0.6 and top_p 0.95, are SpecReason's (section 5.1).
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
@@ -83,6 +89,11 @@ class Settings(BaseSettings):
     options: dict[str, Any] = {}
     ahead: NonNegativeInt = 2
     hedge: float = Field(default=0.0, ge=0, le=1)
+    load: Adapting = "adapt"
+    lead: NonNegativeInt = 0
+    plan: bool = False
+    early_exit: bool = False
+    give_up: bool = False
     sampling: Annotated[Sampling, BeforeValidator(_over_defaults)] = Sampling.model_validate(SAMPLING)
     budget: Limits = Limits()
 

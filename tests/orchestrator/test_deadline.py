@@ -6,7 +6,7 @@ import pytest
 
 from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.chain import THINK_END, Step
-from stepspec.policies import SpecReason
+from stepspec.policies import Led, SpecReason
 
 from ..fakes import ScriptedModel, counting, run
 from .arms import PROBLEM
@@ -82,7 +82,7 @@ def test_a_cancellation_during_the_closing_of_lost_bets_waits_until_they_are_gon
 def test_a_run_that_finished_before_the_deadline_is_finished_though_closing_takes_longer() -> None:
     small, large = pair(length=2)
     large.sticky, large.closing = True, 5.0  # The first step is the large model's, whose request is left open.
-    (chain, end), seconds = run(reason(SpecReason(small, large, first=1), PROBLEM, ahead=1, deadline=4.0))
+    (chain, end), seconds = run(reason(Led(SpecReason(small, large), large, first=1), PROBLEM, ahead=1, deadline=4.0))
     assert (end, seconds) == ("finished", 8.0)
     assert chain.finished
 

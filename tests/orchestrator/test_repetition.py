@@ -1,10 +1,16 @@
 """What counts as going round in circles, and what does not."""
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.chain import Stop
-from stepspec.orchestrator.repetition import obstacle, stuck
+from stepspec.orchestrator.repetition import RUN, WINDOW, circles, obstacle, stuck
+
+from .arms import BOUNDED
 
 
 def chain(*texts: str) -> Chain:
@@ -78,3 +84,144 @@ def test_a_delimiter_alone_ends_a_paragraph_that_was_cut_and_is_not_empty(stop: 
     ended = opened.extend(step(""))
     assert obstacle(ended, step("")) == "empty"
     assert stuck(ended, step(""))
+
+
+def told(*texts: str) -> list[str]:
+    """What the loop would refuse of *texts*, one after the other, if it had to commit them all the same."""
+    grown, refused = chain(), list[str]()
+    for text in texts:
+        if obstacle(grown, step(text)):
+            refused.append(text)
+        grown = grown.extend(step(text))
+    return refused
+
+
+ROUND = (
+    "Let me add the apples again: 12 + 3 = 15.",
+    "Then she gives 4 away, which leaves 15 - 4 = 11.",
+    "But wait, is that right? I should check the days.",
+    "On Monday she has 12, on Tuesday 15, on Wednesday 11.",
+)
+
+
+def test_a_circle_of_many_steps_is_refused_from_the_third_step_of_its_third_round_on() -> None:
+    assert told(*ROUND, *ROUND) == []
+    assert told(*ROUND * 3) == list(ROUND[2:])
+
+
+def test_words_that_vary_a_little_do_not_hide_a_circle() -> None:
+    long = "Now I think about how the number of marbles changes from one day of the week to the day that follows it"
+    varied = [
+        [f"{start} {long} in paragraph {place}{mark}" for place in range(4)]
+        for start, mark in (("Hmm,", "."), ("Hmm,", "!"), ("WAIT,", "."))
+    ]
+    assert told(*varied[0], *varied[1]) == []
+    assert told(*varied[0], *varied[1], *varied[2]) == varied[2][2:]
+
+
+@pytest.mark.parametrize("times", [3, 6])
+def test_a_repair_is_stuck_when_it_ends_twice_as_long_a_circle(times: int) -> None:
+    steps = ROUND * times
+    stuck_at = [at for at in range(len(steps)) if stuck(chain(*steps[:at]), step(steps[at]))]
+    assert stuck_at == list(range(8 + 5, len(steps)))
+
+
+ALGEBRA = [
+    line
+    for x in range(2, 30)
+    for line in (
+        f"For x = {x}, we substitute x = {x} into the equation and simplify both of its sides.",
+        f"x^2 + 2x + 1 = {x}^2 + 2*{x} + 1 = {x * x} + {2 * x} + 1 = {(x + 1) ** 2}",
+        f"So (x + 1)^2 = {(x + 1) ** 2}, which is {'even' if x % 2 else 'odd'}.",
+    )
+]
+LISTS = [
+    [f"- Item {number}: the remainder of {number} divided by 3 is {number % 3}." for number in range(60)],
+    [" ".join(f"{place:06b}") + f" has {place.bit_count()} ones." for place in range(64)],
+    [f"| {a} | {b} | {a * b} |" for a in range(8) for b in range(8)],
+    [f"a{index} = a{index - 1} + a{index - 2}" for index in range(2, 60)],
+    [f"{letter} is to the left of {other}, so {letter} comes first." for letter in "abcdefg" for other in "abcdefg"],
+    ALGEBRA,
+    [*ALGEBRA[:30], "Let me verify all of this.", *ALGEBRA[:30]],
+    ["Hmm.", "So x = 3.", "Wait.", "So x = 3, as I said.", "Then 2x = 6.", "So x = 3.", "Good.", "The answer is 3."],
+]
+
+
+@pytest.mark.parametrize("said", LISTS, ids=lambda said: said[0][:20])
+def test_lists_derivations_and_one_check_of_them_are_no_circle(said: list[str]) -> None:
+    assert told(*said) == []
+
+
+def test_a_paragraph_that_was_written_in_parts_counts_as_one() -> None:
+    kinds: tuple[Stop, Stop] = ("length", "until")
+    parts = [
+        Step(text, "small", stop) for line in ROUND for text, stop in zip((line[:9], line[9:]), kinds, strict=True)
+    ]
+    ended = [part for pair in zip(parts[::2], parts[1::2], strict=True) for part in (*pair, step(""))]
+    grown = Chain((), (*ended, *ended, *ended[:8]))
+    assert obstacle(grown, step("")) == "repetition"
+    assert obstacle(Chain((), (*ended, *ended[:8])), step("")) == ""
+
+
+@given(
+    numbers=st.lists(st.integers(0, 9), min_size=3, max_size=9, unique=True),
+    before=st.integers(0, 60),
+)
+@BOUNDED
+def test_every_circle_is_found_within_its_third_round_whatever_came_before(numbers: list[int], before: int) -> None:
+    circle = [f"Number {number} comes back to number {number}, again and again." for number in numbers]
+    start = [f"Step {1000 + number} says something of its own." for number in range(before)]
+    refused = told(*start, *circle * 3)
+    assert refused == circle[2:]
+
+
+@given(st.lists(st.text(alphabet="ab .1", min_size=1, max_size=12), max_size=30))
+@BOUNDED
+def test_what_was_never_said_before_is_never_refused(texts: list[str]) -> None:
+    fresh = [f"{text} {number}" for number, text in enumerate(texts)]
+    assert told(*fresh) == []
+
+
+@given(st.integers(1, 400), st.text(alphabet="ab12 .", max_size=30))
+@BOUNDED
+def test_the_last_paragraphs_alone_decide(length: int, draft: str) -> None:
+    """Whatever is longer ago than the window changes nothing, which is what makes a long chain cheap."""
+    texts = [f"Paragraph {number % 7} of a long chain." for number in range(length)]
+    whole, recent = chain(*texts), chain(*texts[-(WINDOW + 2 * RUN) :])
+    assert obstacle(whole, step(draft)) == obstacle(recent, step(draft))
+    assert stuck(whole, step(draft)) == stuck(recent, step(draft))
+
+
+@pytest.mark.parametrize("ending", ["length", "delimiter"])
+@pytest.mark.parametrize(
+    "loop", ["no ", "1, ", "and so on, and then ", "a b c d e f g h i j k l m n o p q r s t u v w x "]
+)
+def test_a_step_that_ends_in_the_same_words_again_and_again_is_refused(loop: str, ending: Stop) -> None:
+    spinning = Step("Well, now. " + loop * 200, "small", ending)
+    assert obstacle(chain("A"), spinning) == "repetition"
+    assert not stuck(chain("A"), spinning)
+    assert stuck(chain("A").extend(spinning), spinning)
+    assert obstacle(chain("A"), Step(spinning.text + "But no.", "small", ending)) == ""
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "1 + " * 60 + "1 = 61",
+        "0 & " * 100 + "1",
+        ", ".join(map(str, range(300))),
+        " ".join(f"{number:08b}" for number in range(200)),
+    ],
+)
+def test_long_sums_and_rows_are_no_spin(said: str) -> None:
+    assert obstacle(chain("A"), Step(said, "small", "length")) == ""
+
+
+@pytest.mark.parametrize("stop", ["until", "end"])
+def test_what_the_caller_or_the_model_ended_is_not_looked_at(stop: Stop) -> None:
+    assert obstacle(chain("A"), Step("no " * 400, "small", stop)) == ""
+
+
+def test_circles_are_counted_by_the_steps_that_had_to_mend_them() -> None:
+    mended = [replace(step("A"), note=note) for note in ("repetition", "grade", "", "repetition")]
+    assert circles(Chain((), tuple(mended))) == 2

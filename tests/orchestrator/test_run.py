@@ -1,14 +1,17 @@
 """One run from the problem to its answer: how it ends, what it tells, and what it survives."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from stepspec.orchestrator import Budget, Ledger
+from stepspec.orchestrator import Budget, Chain, Ledger, Step
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Answered, Committed, Degraded, Event, Finished
+from stepspec.orchestrator.hooks import GiveUp, Watch
+from stepspec.orchestrator.interfaces import KEPT_OPEN
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as solve
 from stepspec.policies import make
@@ -28,10 +31,14 @@ class Case:
         self.budget = budget or Budget()
         self.events: list[Event] = []
 
-    def run(self, *, fallback: bool = True, thinks: bool = True, ahead: int = 1) -> tuple[Outcome, float]:
-        return run(self.solve(fallback=fallback, thinks=thinks, ahead=ahead))
+    def run(
+        self, *, fallback: bool = True, thinks: bool = True, ahead: int = 1, watch: Watch | None = None
+    ) -> tuple[Outcome, float]:
+        return run(self.solve(fallback=fallback, thinks=thinks, ahead=ahead, watch=watch))
 
-    async def solve(self, *, fallback: bool = True, thinks: bool = True, ahead: int = 1) -> Outcome:
+    async def solve(
+        self, *, fallback: bool = True, thinks: bool = True, ahead: int = 1, watch: Watch | None = None
+    ) -> Outcome:
         models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
         policy, alone = (make(name, *models) for name in ("specreason", "large"))
         return await solve(
@@ -42,6 +49,7 @@ class Case:
             observe=self.events.append,
             fallback=alone if fallback else None,
             thinks=thinks,
+            watch=watch,
         )
 
 
@@ -59,6 +67,26 @@ def test_a_run_thinks_and_answers_and_tells_so() -> None:
 def test_the_answer_is_a_bet_that_needs_lookahead(ahead: int, seconds: float) -> None:
     outcome, took = Case().run(ahead=ahead)
     assert (outcome.answer, took) == ("42", seconds)
+
+
+def test_an_early_answer_is_no_part_of_the_streams_that_the_lookahead_closes() -> None:
+    seen: list[object] = []
+
+    class Answering(ScriptedModel):
+        async def write(self, chain: Chain, **how: Any) -> Step:
+            seen.append(KEPT_OPEN.get())
+            return await super().write(chain, **how)
+
+    case = Case()
+    case.large = Answering("large", counting("large", 4), log=case.small.log)
+    assert case.run(ahead=9)[0].answer == "42"
+    assert seen == [None]
+
+
+def test_a_watch_may_end_the_thinking() -> None:
+    case = Case()
+    outcome, _ = case.run(ahead=9, watch=GiveUp(tokens=20, share=0.1, floor=1.1))
+    assert (outcome.reason, outcome.answer, len(outcome.chain.steps)) == ("hopeless", "42", 1)
 
 
 @pytest.mark.parametrize("wrong", range(4))

@@ -94,7 +94,7 @@ def test_a_repair_may_end_the_paragraph_of_a_draft_that_was_kept_in_part(ahead: 
 
 
 def test_a_step_cut_by_length_is_continued_and_not_ended_by_a_forged_paragraph(ahead: int) -> None:
-    words = " word" * 600 + DELIMITER
+    words = "".join(f" {number}" for number in range(600)) + DELIMITER
     small, large = pair(saying(words, f"Last.\n{THINK_END}"))
     chain, end, _ = think(small, large, ahead)
     assert [(len(step.tokens), step.stop) for step in chain.steps[:2]] == [(512, "length"), (89, "delimiter")]

@@ -1,6 +1,8 @@
 """A trace is read as it was written, and gives back the run's chain."""
 
+from dataclasses import replace
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import get_args
 
@@ -21,6 +23,7 @@ from stepspec.orchestrator.events import (
     Finished,
     Judged,
     Lost,
+    Moved,
     Repaired,
     Started,
 )
@@ -31,9 +34,10 @@ from .arms import ARMS, BOUNDED, PROBLEM, arm
 
 SECONDS = st.floats(0, 1e6).map(partial(round, ndigits=6))
 NUMBERS = st.integers(0, 2**40)
-SCORES = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+SCORES = st.none() | st.floats(allow_nan=False)
 ROLES = st.sampled_from(["small", "large"])
-TOKENS = st.builds(Token, st.text(), st.floats(max_value=0, allow_infinity=False), NUMBERS, st.integers(-1, 2**40))
+PLAIN = st.builds(Token, st.text(), st.floats(max_value=0), NUMBERS, st.integers(-1, 2**40))
+TOKENS = st.builds(replace, PLAIN, top=st.lists(PLAIN, max_size=2).map(tuple))
 STEPS = st.builds(
     Step,
     st.text(),
@@ -66,6 +70,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     Committed: st.builds(Committed, NUMBERS, STEPS, SCORES),
     Answered: st.builds(Answered, STEPS),
     Degraded: st.builds(Degraded, ROLES, st.text()),
+    Moved: st.builds(Moved, ROLES, st.text(), st.text(), st.text()),
     Finished: st.builds(Finished, st.text(), st.text(), SECONDS),
 }
 
@@ -109,6 +114,13 @@ def test_blank_lines_in_a_trace_are_skipped(tmp_path: Path) -> None:
     line = dump(Moment(0.5, Finished("stop", "42", 1.0)))
     (tmp_path / "trace.jsonl").write_bytes(b"\n" + line + b"  \n" + line)
     assert len(read(tmp_path / "trace.jsonl")) == 2
+
+
+def test_what_is_impossible_stays_so() -> None:
+    never = Token("never", -inf, top=(Token("nor this", -inf),))
+    moment = Moment(0.5, Judged(0, Step("never", "small", tokens=(never,)), Rollback(score=-inf)))
+    assert b"null" not in dump(moment).replace(b'"instead":null', b"")
+    assert parse(dump(moment)) == moment
 
 
 GOOD = orjson.loads(dump(Moment(0.5, Finished("stop", "42", 1.0))))

@@ -1,0 +1,167 @@
+"""Endpoints on scripted models that may be up or down, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self, TypeVar
+
+from stepspec.orchestrator.chain import DELIMITER, Chain, Message, Role, Step, Token
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
+from stepspec.orchestrator.endpoints.probe import Capabilities
+from stepspec.orchestrator.endpoints.queue import Queue
+from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.events import Called, Event, Observer
+
+from ...fakes import ScriptedModel
+
+T = TypeVar("T")
+NEVER = float("inf")
+CAPABLE = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False)
+
+
+@dataclass(eq=False)
+class Mortal:
+    """
+    A server of *scripted*, dead from the second *dies* until *revives*: what is asked of it then breaks off.
+
+    *asked* counts the verbs begun here, *entered* the connections made and not yet closed, *looks* all of them.
+    """
+
+    url: str
+    scripted: ScriptedModel
+    dies: float = NEVER
+    revives: float = NEVER
+    name: str = "model"
+    vocabulary: str = "words"
+    template: Template = field(default_factory=lambda: Template("turn", "answer"))
+    room: int = 4096
+    can: Capabilities = CAPABLE
+    queue: Queue | None = None
+    asked: int = 0
+    entered: int = 0
+    looks: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return not self.dies <= asyncio.get_running_loop().time() < self.revives
+
+    async def living(self, work: Awaitable[T]) -> T:
+        """Wait for *work* as long as the server lives."""
+        doomed = asyncio.get_running_loop().time() < self.revives
+        try:
+            async with asyncio.timeout_at(self.dies if doomed and self.dies < NEVER else None):
+                return await work
+        except TimeoutError:
+            raise self.gone() from None
+
+    def gone(self) -> EndpointUnavailable:
+        return EndpointUnavailable(f"{self.url} is dead", role=self.scripted.role, url=self.url)
+
+
+@dataclass(eq=False)
+class MortalEndpoint:
+    """The public face of an endpoint, over one mortal server."""
+
+    settings: Endpoint
+    server: Mortal
+    name: str = ""
+
+    @property
+    def role(self) -> Role:
+        return self.settings.role
+
+    @property
+    def template(self) -> Template:
+        return self.server.template
+
+    @property
+    def vocabulary(self) -> str:
+        return self.server.vocabulary
+
+    @property
+    def room(self) -> int:
+        return self.server.room
+
+    async def __aenter__(self) -> Self:
+        self.server.looks += 1
+        await asyncio.sleep(0)
+        if not self.server.alive:
+            raise self.server.gone()
+        self.server.entered += 1
+        self.name = self.server.name
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.server.entered -= 1
+
+    async def count(self, messages: tuple[Message, ...]) -> int:
+        await self.server.living(asyncio.sleep(0))
+        return sum(len(message.content.split()) for message in messages)
+
+    async def queue(self) -> Queue | None:
+        return self.server.queue if self.server.alive else None
+
+    async def capabilities(self) -> Capabilities:
+        return self.server.can
+
+    def model(
+        self,
+        sampling: Sampling | None = None,
+        *,
+        observe: Observer = lambda event: None,
+        clock: Callable[[], float] | None = None,
+    ) -> MortalModel:
+        def tell(event: Event) -> None:
+            observe(replace(event, url=self.server.url) if isinstance(event, Called) else event)
+
+        self.server.scripted.observe = tell
+        return MortalModel(self.server)
+
+
+@dataclass(eq=False)
+class MortalModel:
+    """What one run asks of a mortal server."""
+
+    server: Mortal
+
+    @property
+    def role(self) -> Role:
+        return self.server.scripted.role
+
+    async def write(
+        self,
+        chain: Chain,
+        *,
+        stop: Sequence[str] = (DELIMITER,),
+        limit: int = 512,
+        until: Callable[[Step], bool] | None = None,
+        opening: str = "",
+        top: int = 0,
+    ) -> Step:
+        self.server.asked += 1
+        writing = self.server.scripted.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
+        return await self.server.living(writing)
+
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        self.server.asked += 1
+        return await self.server.living(self.server.scripted.score(chain, *spans, top=top))
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        self.server.asked += 1
+        return await self.server.living(self.server.scripted.ask(chain, question, choices, opening=opening))
+
+
+def replicated(*servers: Mortal, rest: float = 30.0) -> ReplicatedEndpoint:
+    """Put *servers* behind one endpoint."""
+    by_url = {server.url: server for server in servers}
+    settings = Endpoint.model_validate(
+        {"role": servers[0].scripted.role, "url": ",".join(by_url), "deadlines": {"rest": rest}}
+    )
+    return ReplicatedEndpoint(settings, lambda each: MortalEndpoint(each, by_url[each.url]))

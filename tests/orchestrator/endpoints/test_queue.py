@@ -1,0 +1,71 @@
+"""The gauges as vLLM writes them, and how they are polled."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
+from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.endpoints.queue import Queue, polled, read
+
+from ...fakes import run
+from .server import FakeVllm
+
+SHOWN = b"""# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 7.0
+vllm:num_requests_waiting{engine="1",model_name="m"} 4.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("metrics", "found"),
+    [
+        (SHOWN, Queue(5, 5)),
+        (b"vllm:num_requests_running 2.0\nvllm:num_requests_waiting 0.0\n", Queue(2, 0)),
+        (b"vllm:num_requests_running 2.0\n", None),
+        (b"vllm:num_requests_running NaNsense\nvllm:num_requests_waiting 0.0\n", None),
+        (b"", None),
+        (b"<html>no such page</html>", None),
+    ],
+)
+def test_the_gauges_of_all_engines_are_added_up(metrics: bytes, found: Queue | None) -> None:
+    assert read(metrics) == found
+
+
+async def test_a_server_that_shows_nothing_tells_nothing() -> None:
+    async with FakeVllm().serve() as settings, VllmEndpoint(settings) as endpoint:
+        assert await endpoint.queue() is None
+    gone = VllmEndpoint(Endpoint(role="large", url="http://127.0.0.1:9", retries=3))
+    gone.connection = Connection(gone.settings)
+    assert await gone.queue() is None
+    await gone.connection.close()
+
+
+def test_polling_goes_on_over_silence_and_stalls_and_ends_with_the_block() -> None:
+    answers = [Queue(1, 0), None, "stall", Queue(2, 9)]
+    told: list[tuple[float, int, int]] = []
+
+    class Server:
+        async def queue(self) -> Queue | None:
+            answer = answers.pop(0) if answers else None
+            if isinstance(answer, str):
+                await asyncio.sleep(1e9)
+                return None
+            return answer
+
+    def tell(running: int, waiting: int) -> None:
+        told.append((asyncio.get_running_loop().time(), running, waiting))
+
+    async def main() -> None:
+        async with polled(Server(), tell, every=1.0, within=5.0):
+            await asyncio.sleep(20)
+
+    run(main())
+    assert told == [(0.0, 1, 0), (8.0, 2, 9)]

@@ -1,0 +1,367 @@
+"""Runs stick to a replica, outlive it, and are spread evenly; on a clock that jumps, and once on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Chain, reason
+from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator.chain import Role, Step
+from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Template, VllmEndpoint, connect
+from stepspec.orchestrator.endpoints.queue import Queue
+from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
+from stepspec.orchestrator.events import Called, Committed, Event, Moved
+from stepspec.orchestrator.ledger import Ledger
+
+from ...fakes import ScriptedModel, counting, run
+from ..arms import ARMS, BOUNDED, PROBLEM, arm, build
+from .mortal import CAPABLE, Mortal, replicated
+from .server import Break, FakeVllm
+
+A, B, C = "http://a", "http://b", "http://c"
+
+
+def server(url: str, role: Role = "large", **fields: Any) -> Mortal:
+    return Mortal(url, ScriptedModel(role, counting(role, 4)), **fields)
+
+
+def entered(endpoint: ReplicatedEndpoint, body: Callable[[ReplicatedEndpoint], Awaitable[None]]) -> float:
+    """Do *body* with the endpoint; return the seconds it took."""
+
+    async def main() -> None:
+        async with endpoint:
+            await body(endpoint)
+
+    return run(main())[1]
+
+
+def test_a_new_run_goes_where_the_fewest_are_and_stays_there() -> None:
+    servers = [server(url) for url in (A, B, C)]
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        models = [endpoint.model() for _ in range(5)]
+        for model in models:
+            await model.write(PROBLEM)
+        assert endpoint.runs == {A: 2, B: 2, C: 1}
+        models[1].leave()
+        await endpoint.model().write(PROBLEM)
+        assert endpoint.runs == {A: 2, B: 1, C: 1}  # The model of that last run is gone.
+        for _ in range(3):
+            await models[0].write(PROBLEM)
+            await models[2].ask(PROBLEM, "Right?", "9")
+            await models[2].score(PROBLEM, "So")
+
+    entered(replicated(*servers), body)
+    assert [one.asked for one in servers] == [5, 3, 7]
+    assert [one.entered for one in servers] == [0, 0, 0]
+
+
+def test_a_run_that_has_asked_nothing_yet_sits_nowhere() -> None:
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        idle = [endpoint.model() for _ in range(3)]
+        assert set(endpoint.runs.values()) == {0}
+        idle[0].leave()
+
+    entered(replicated(server(A), server(B)), body)
+
+
+@given(
+    name=st.sampled_from(ARMS),
+    seed=st.integers(0, 10_000),
+    ahead=st.sampled_from([0, 1, 3]),
+    sticky=st.booleans(),
+    dies=st.integers(0, 60),
+    who=st.sampled_from(["small", "large", "both"]),
+)
+@BOUNDED
+def test_the_chain_is_the_same_whenever_a_replica_dies(
+    name: str, seed: int, ahead: int, sticky: bool, dies: int, who: str
+) -> None:
+    tried = arm(name, seed, sticky=sticky)
+    plain, _ = run(tried.run(ahead))
+    events: list[Event] = []
+
+    async def mortal() -> tuple[Chain, str]:
+        servers = {
+            role: [Mortal(url, again.small if role == "small" else again.large, dies=death) for url, death in where]
+            for role, where in (
+                ("small", ((A, dies / 4 if who != "large" else 1e9), (B, 1e9))),
+                ("large", ((A, dies / 4 if who != "small" else 1e9), (B, 1e9))),
+            )
+        }
+        async with replicated(*servers["small"]) as small, replicated(*servers["large"]) as large:
+            ours, theirs = (Budgeted(each.model(observe=events.append), tried.budget.left) for each in (small, large))
+            return await reason(build(name, ours, theirs, seed), PROBLEM, ahead=ahead, observe=events.append)
+
+    again = arm(name, seed, sticky=sticky)
+    (chain, end), _ = run(mortal())
+    assert (chain, end) == plain
+    assert again.small.open == again.large.open == 0
+    moved = [event for event in events if isinstance(event, Moved)]
+    assert len(moved) == len({event.role for event in moved})
+    for move in moved:
+        assert (move.url, move.to, move.cause) == (A, B, f"{A} is dead")
+    assert tuple(event.step for event in events if isinstance(event, Committed)) == chain.steps
+
+
+def test_a_write_that_breaks_off_is_repeated_whole_and_its_tokens_are_waste() -> None:
+    first, second = server(A, dies=1.35), server(B)
+    for one in (first, second):
+        one.scripted.pace = 0.1
+    events: list[Event] = []
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        step = await endpoint.model(observe=events.append).write(PROBLEM)
+        assert step.text == "The large one says 0.\n\n"
+
+    seconds = entered(replicated(first, second), body)
+    assert seconds == pytest.approx(1.35 + 1.0 + 6 * 0.1)
+    calls = [event for event in events if isinstance(event, Called)]
+    assert [(call.url, call.fate, call.written) for call in calls] == [(A, "cancelled", 3), (B, "done", 6)]
+    assert Ledger.of(events).large.discarded == 9  # nothing was committed here
+
+
+def test_verbs_that_fail_together_move_the_run_once() -> None:
+    servers = server(A, dies=0.5), server(B), server(C)
+    events: list[Event] = []
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        model = endpoint.model(observe=events.append)
+        steps = await asyncio.gather(*(model.write(PROBLEM) for _ in range(4)))
+        assert len(set(steps)) == 1
+        assert endpoint.runs == {A: 0, B: 1, C: 0}
+
+    entered(replicated(*servers), body)
+    assert [one.asked for one in servers] == [4, 4, 0]
+    assert [event for event in events if isinstance(event, Moved)] == [Moved("large", A, B, f"{A} is dead")]
+
+
+def test_one_that_failed_is_left_alone_and_then_tried_by_one_run_at_a_time() -> None:
+    first, second = server(A, dies=10, revives=100), server(B)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        async def where(at: float) -> str:
+            """Where a run that begins at that second does its first work."""
+            await asyncio.sleep(at - asyncio.get_running_loop().time())
+            before = first.asked
+            await endpoint.model().write(PROBLEM)
+            return A if first.asked > before else B
+
+        assert await where(0) == A
+        model = endpoint.model()
+        await asyncio.sleep(9)
+        await model.write(PROBLEM)  # It sits at the first one when that dies.
+        assert list(endpoint.down) == [A]
+        begun = first.looks
+        assert [await where(at) for at in (15, 30)] == [B, B]
+        assert first.looks == begun
+        assert set(await asyncio.gather(where(45), where(45), where(45))) == {B}
+        assert first.looks == begun + 1
+        assert await where(60) == B
+        assert first.looks == begun + 1
+        assert await where(101) == A
+        assert not endpoint.down
+        await model.write(PROBLEM)
+        assert endpoint.runs[B] == 1  # It does not go back.
+
+    entered(replicated(first, second), body)
+    assert first.entered == 0
+
+
+def test_when_all_have_failed_the_error_names_every_url_with_its_cause() -> None:
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        await asyncio.sleep(5)
+        model = endpoint.model()
+        with pytest.raises(EndpointUnavailable) as caught:
+            await model.write(PROBLEM)
+        assert str(caught.value) == (
+            f"the small model at {A}, {B}: no replica is left: {A}: {A} is dead; {B}: {B} is dead"
+        )
+        assert caught.value.role == "small"
+        await asyncio.sleep(5)
+        assert (await model.write(PROBLEM)).text  # The last resort is tried, rested or not.
+
+    entered(replicated(server(A, "small", dies=4), server(B, "small", dies=3, revives=8)), body)
+
+
+def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_later() -> None:
+    late, early = server(A, dies=0, revives=20), server(B)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        assert endpoint.down == {A: f"{A} is dead"}
+        assert (endpoint.name, endpoint.vocabulary, endpoint.template) == ("model", "words", early.template)
+        for at, asked in ((0, 0), (25, 0), (35, 1)):
+            await asyncio.sleep(at - asyncio.get_running_loop().time())
+            await endpoint.model().write(PROBLEM)
+            assert late.asked == asked
+        assert not endpoint.down
+        assert (late.entered, late.looks) == (1, 2)
+
+    entered(replicated(late, early), body)
+    assert (late.entered, early.entered) == (0, 0)
+
+
+def test_no_replica_at_all_is_an_error_that_names_them() -> None:
+    servers = server(A, dies=0), server(B, dies=0)
+    with pytest.raises(EndpointUnavailable, match=rf"{A}: {A} is dead; {B}: {B} is dead"):
+        entered(replicated(*servers), never)
+
+
+async def never(endpoint: ReplicatedEndpoint) -> None:
+    raise AssertionError("entered")
+
+
+@pytest.mark.parametrize(
+    ("other", "complaint"),
+    [
+        ({"name": "else"}, f"the large model at {B}: serves 'else', and its replica at {A} 'model'"),
+        ({"vocabulary": "else"}, f"the large model at {B}: has another vocabulary than its replica at {A}"),
+        ({"template": Template("else", "")}, f"the large model at {B}: has another chat template .* at {A}"),
+    ],
+)
+def test_a_replica_that_serves_something_else_is_refused(other: dict[str, Any], complaint: str) -> None:
+    servers = server(A), server(B, **other)
+    with pytest.raises(EndpointRejected, match=complaint):
+        entered(replicated(*servers), never)
+    assert [one.entered for one in servers] == [0, 0]
+
+
+def test_one_that_comes_back_as_something_else_is_never_used_again() -> None:
+    changed, steady = server(A, dies=5, revives=6), server(B)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        model = endpoint.model()
+        await asyncio.sleep(4.5)
+        await model.write(PROBLEM)
+        changed.name, asked = "else", changed.asked
+        for _ in range(3):
+            await asyncio.sleep(50)
+            await endpoint.model().write(PROBLEM)
+        assert changed.asked == asked
+        assert "serves 'else'" in endpoint.down[A]
+
+    entered(replicated(changed, steady), body)
+    assert changed.entered == 0
+
+
+def test_what_another_server_would_refuse_as_well_moves_nobody() -> None:
+    servers = server(A), server(B)
+    full = ContextTooLong("full", role="large", url=A)
+    servers[0].scripted.fails = lambda verb, chain: full
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        with pytest.raises(ContextTooLong):
+            await endpoint.model().write(PROBLEM)
+        assert not endpoint.down
+
+    entered(replicated(*servers), body)
+    assert servers[1].asked == 0
+
+
+def test_a_cancelled_verb_is_no_failure() -> None:
+    servers = server(A), server(B)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        writing = asyncio.create_task(endpoint.model().write(PROBLEM))
+        await asyncio.sleep(0.5)
+        writing.cancel()
+        await asyncio.wait([writing])
+        assert not endpoint.down
+
+    entered(replicated(*servers), body)
+
+
+def test_counting_outlives_a_server_and_takes_no_place() -> None:
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        await asyncio.sleep(2)
+        assert await endpoint.count(PROBLEM.messages) == 5
+        assert set(endpoint.runs.values()) == {0}
+        assert list(endpoint.down) == [A]
+
+    entered(replicated(server(A, dies=1), server(B)), body)
+
+
+def test_together_they_can_what_each_can() -> None:
+    servers = server(A, room=100), server(B, room=90, can=replace(CAPABLE, forced=False, metrics=False, version="0.31"))
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        assert endpoint.room == 90
+        assert await endpoint.capabilities() == replace(CAPABLE, forced=False, metrics=False, version=None)
+
+    entered(replicated(*servers), body)
+
+
+def test_their_queues_add_up_where_they_are_shown() -> None:
+    servers = server(A, queue=Queue(3, 1)), server(B), server(C, queue=Queue(2, 5))
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        assert await endpoint.queue() == Queue(5, 6)
+
+    entered(replicated(*servers), body)
+
+    async def silent(endpoint: ReplicatedEndpoint) -> None:
+        assert await endpoint.queue() is None
+
+    entered(replicated(server(A), server(B)), silent)
+
+
+def test_one_url_is_an_endpoint_and_several_are_replicas() -> None:
+    assert isinstance(connect(Endpoint(role="large", url=A)), VllmEndpoint)
+    several = connect(Endpoint.model_validate({"role": "large", "url": f"{A}/v1, {B}"}))
+    assert isinstance(several, ReplicatedEndpoint)
+    assert list(several.runs) == [A, B]
+
+
+async def test_on_sockets_a_stream_that_breaks_goes_on_at_the_next_server() -> None:
+    script = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>")
+    first = FakeVllm(script)
+    second = replace(first, faults=deque(), requests=[])  # They share their token ids.
+    events: list[Event] = []
+    async with first.serve("large", retries=0) as one, second.serve("large") as two:
+        settings = one.model_copy(update={"replicas": (two.url,)})
+        async with connect(settings) as endpoint:
+            model = endpoint.model(observe=events.append)
+            chain = PROBLEM.extend(await model.write(PROBLEM))
+            first.faults.append(Break(after=2))
+            chain = chain.extend(await model.write(chain))
+            chain = chain.extend(await model.write(chain))
+    assert chain.text == "So one.\n\nThen two.\n\nDone</think>"
+    calls = [event for event in events if isinstance(event, Called)]
+    assert [(call.url, call.fate) for call in calls] == [
+        (one.url, "done"),
+        (one.url, "failed"),
+        (two.url, "done"),
+        (two.url, "done"),
+    ]
+    assert all(token.id >= 0 for step in chain.steps for token in step.tokens)
+
+
+async def test_on_sockets_servers_of_different_vocabularies_are_refused() -> None:
+    async with FakeVllm().serve() as one, FakeVllm(spelling=1000).serve() as two:
+        with pytest.raises(EndpointRejected, match="has another vocabulary"):
+            async with connect(one.model_copy(update={"replicas": (two.url,)})):
+                raise AssertionError("entered")
+
+
+def test_a_step_is_not_lost_between_two_servers() -> None:
+    """A model on one server goes on from what a model on another one wrote, ids and all."""
+    servers = server(A, dies=3.5), server(B)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        model = endpoint.model()
+        chain = PROBLEM
+        written: list[Step] = []
+        while not chain.finished:
+            written.append(await model.write(chain))
+            chain = chain.extend(written[-1])
+        assert "".join(step.text for step in written).count("The large one says") == 4
+
+    assert entered(replicated(*servers), body) == 3.5 + 1.0
