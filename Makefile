@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench lock clean
+.PHONY: help install demo test check bench mutate lock clean
 
 PYTHON ?= python3
 RUN := .venv/bin
@@ -30,6 +30,9 @@ check: $(STAMP) ## format, lint, types, layers, spelling
 
 bench: $(STAMP) ## the table in the README, measured again
 	$(RUN)/python -m stepspec.evals.bench
+
+mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours
+	$(RUN)/python tests/mutate.py
 
 lock: ## write what .venv holds now to requirements/lock.txt
 	$(PIP) list --format=freeze --exclude-editable --exclude pip --exclude torch > requirements/lock.txt

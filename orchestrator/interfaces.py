@@ -31,8 +31,9 @@ class Model(Protocol):
 
         The end of the thinking block always ends a step, whose stop is then "end". *until* sees the partial step
         after every token and may end it there; that token is part of the step. With *top*, every token tells that many
-        of the likeliest ones of its place, 20 at most. Cancelling the call closes the request, which is how the server
-        learns to stop.
+        of the likeliest ones of its place, 20 at most, and its own log-probability; without, the model's sampling says
+        whether it tells that: whoever reads it asks for a *top* of 1. Cancelling the call closes the request, which is
+        how the server learns to stop. An *opening* that is longer than *limit* is cut to it.
         """
         ...
 

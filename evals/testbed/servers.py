@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ...orchestrator.chain import Role
+from ...orchestrator.endpoints import Endpoint
 from ...orchestrator.errors import ConfigurationError
 from ...orchestrator.serving import Served, Server, launch
 from .profiles import pace
@@ -17,6 +19,7 @@ from .progress import starting
 
 MODELS = Path(__file__).parent / "models"
 PAIR = ("large", "small")
+SCORERS = frozenset({"large"})  # their servers open /inference/v1/generate, which scoring only a suffix needs
 CONTEXT = 2048  # tokens, the most that the models were made for
 
 FLAGS: Mapping[str, Any] = {
@@ -42,6 +45,10 @@ ENVIRONMENT: Mapping[str, str] = {
     "TRANSFORMERS_OFFLINE": "1",
 }
 
+# With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. As zeros it at least is JSON;
+# otherwise, glibc gives away whatever bits were there, and every other reply fails over a number that is none.
+ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
+
 
 def miniature_servers(
     profile: str = "paced",
@@ -49,16 +56,22 @@ def miniature_servers(
     *,
     models: Path = MODELS,
     context: int = CONTEXT,
-    scale_out: bool = False,
 ) -> tuple[Server, ...]:
     """
     Describe the servers of *roles*: "large", "small", "small-other"; each serves ``testbed-<role>``.
 
-    *context* is in tokens. *scale_out* opens ``/inference/v1/generate``, which scoring only a suffix needs. Raise
-    ConfigurationError for an unknown profile and for a model that is not there.
+    *context* is in tokens. Raise ConfigurationError for an unknown profile and for a model that is not there.
     """
-    extra = {"max-model-len": context, "enable-scale-out": scale_out}
-    return tuple(_server(profile, role, models / role, extra) for role in roles)
+    return tuple(
+        _server(profile, role, models / role, {"max-model-len": context, "enable-scale-out": role in SCORERS})
+        for role in roles
+    )
+
+
+def endpoint(served: Served, role: Role) -> Endpoint:
+    """Return the settings of the endpoint that a server of the pair is, for *role*."""
+    suffix_scoring = served.name in SCORERS
+    return Endpoint(role=role, url=served.base_url, model=served.served_name, suffix_scoring=suffix_scoring)
 
 
 @asynccontextmanager
@@ -68,12 +81,11 @@ async def running(
     *,
     console: Console,
     models: Path = MODELS,
-    scale_out: bool = False,
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left."""
-    servers = miniature_servers(profile, roles, models=models, scale_out=scale_out)
+    servers = miniature_servers(profile, roles, models=models)
     async with AsyncExitStack() as stack:
         with starting(console) as tell:
             launching = launch(servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=tell)
@@ -87,12 +99,13 @@ def _server(profile: str, role: str, model: Path, extra: Mapping[str, Any]) -> S
     at = pace(profile, role)
     paced = {"hf-overrides": json.dumps(at.overrides())} if at else {}
     plugins = {"VLLM_PLUGINS": "stepspec_paced" if at else ""}
+    zeros: Mapping[str, str] = ZEROS if role in SCORERS else {}
     return Server(
         name=role,
         model=model,
         served_name=f"testbed-{role}",
         args=tuple(_arguments({**FLAGS, **extra, **paced})),
-        env={**ENVIRONMENT, **plugins},
+        env={**ENVIRONMENT, **plugins, **zeros},
     )
 
 

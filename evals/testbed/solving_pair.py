@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from rich.console import Console
 
 from ...api import Solver
-from ...orchestrator.endpoints import Endpoint, Sampling
+from ...orchestrator.endpoints import Sampling
 from ..arms import Arm, measure
-from .servers import running
+from .servers import endpoint, running
 from .tasks import fresh
 
 
@@ -20,7 +20,7 @@ async def pair_solver(
 ) -> AsyncGenerator[Solver]:
     """Start the pair and yield a greedy solver over it, warmed up by each arm on some *problems* of *seed*."""
     async with running(profile, console=console) as served:
-        small, large = (Endpoint(role=role, url=served[role].base_url) for role in ("small", "large"))
+        small, large = endpoint(served["small"], "small"), endpoint(served["large"], "large")
         async with Solver(small, large, sampling=Sampling()) as solver:
             await measure(solver, warm_up, fresh(problems, seed))
             yield solver

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ...orchestrator.serving import Served
-from .servers import MODELS, PAIR, running
+from .servers import MODELS, PAIR, SCORERS, running
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -22,7 +22,6 @@ async def up(
     *,
     json_output: bool = False,
     models: Path = MODELS,
-    scale_out: bool = False,
     log_dir: Path | None = None,
 ) -> None:
     """
@@ -34,10 +33,10 @@ async def up(
     console = Console(stderr=True)
 
     async def stay() -> None:
-        async with running(
-            profile, roles, console=console, models=models, scale_out=scale_out, log_dir=log_dir
-        ) as served:
+        async with running(profile, roles, console=console, models=models, log_dir=log_dir) as served:
             print(as_json(served) if json_output else as_text(served), flush=True)
+            for name in SCORERS & served.keys():
+                console.print(f"{name} can score suffixes: suffix_scoring = true in its settings.", style="dim")
             console.print("Ctrl-C stops them.", style="dim")
             await asyncio.Event().wait()
 
@@ -45,10 +44,16 @@ async def up(
 
 
 def as_json(served: Mapping[str, Served]) -> str:
-    """Return one line: by role, the base URL, the model's name, the process id and the log."""
+    """Return one line: by role, the base URL, the model's name, the endpoint's options, the process id and the log."""
     return json.dumps(
         {
-            name: {"base_url": one.base_url, "model": one.served_name, "pid": one.pid, "log": str(one.log)}
+            name: {
+                "base_url": one.base_url,
+                "model": one.served_name,
+                "suffix_scoring": name in SCORERS,
+                "pid": one.pid,
+                "log": str(one.log),
+            }
             for name, one in served.items()
         }
     )

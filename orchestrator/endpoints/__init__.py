@@ -1,7 +1,24 @@
 """The vLLM client: settings, and models that write, score and ask over HTTP."""
 
-from .settings import Deadlines, Endpoint, Sampling
+from .critic import VllmCritic
+from .model import VllmModel
+from .replicas import AnyEndpoint, ReplicatedEndpoint, ReplicatedModel, connect
+from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from .template import Template, learn
-from .vllm import VllmEndpoint, VllmModel
+from .vllm import VllmEndpoint
 
-__all__ = ["Deadlines", "Endpoint", "Sampling", "Template", "VllmEndpoint", "VllmModel", "learn"]
+__all__ = [
+    "AnyEndpoint",
+    "CriticEndpoint",
+    "Deadlines",
+    "Endpoint",
+    "ReplicatedEndpoint",
+    "ReplicatedModel",
+    "Sampling",
+    "Template",
+    "VllmCritic",
+    "VllmEndpoint",
+    "VllmModel",
+    "connect",
+    "learn",
+]

@@ -16,7 +16,7 @@ from tenacity import wait_random_exponential as random_exponential
 
 from ..errors import EndpointError, EndpointUnavailable, MalformedReply
 from .failures import Call, failed, pause, repeatable
-from .settings import Endpoint
+from .settings import Address
 from .sse import BROKEN, Events
 from .wire import Body, Reply
 
@@ -31,7 +31,7 @@ class Connection:
     endpoint's settings say and as long as its deadlines let it.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Address) -> None:
         self.endpoint = endpoint
         self._client = AsyncOpenAI(
             base_url=endpoint.v1,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from random import randrange
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -12,7 +13,7 @@ from rich.text import Text
 from ..chain import Chain, Role, Step
 from ..errors import StepspecError
 from ..events import Called, Event
-from .probe import Capabilities
+from .probe import LONG, Capabilities
 from .settings import Endpoint
 from .vllm import VllmEndpoint
 
@@ -38,7 +39,9 @@ ROWS = (
     *("server", "model", "vLLM", "context", "thinks", "speculative decoding"),
     *(name.replace("_", " ") for name in COSTS),
     *("probability of digits", "first token", "each further token"),
+    *("suffix scoring", f"scoring a step after {LONG} tokens"),
 )
+CURE = "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring = true"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,8 @@ class Examined:
     One endpoint. If it cannot be used, *problem* says why, and there is nothing else.
 
     *faithful*: the chat template's text gives the template's ids. *digits* is the probability that the model, asked to
-    grade a step, puts on digits. *first* and *between* are the seconds to a first token and from token to token.
+    grade a step, puts on digits. *first* and *between* are the seconds to a first token and from token to token;
+    *scoring* those to score a step after `LONG` tokens that the server knows, 0 where it cannot.
     """
 
     role: Role
@@ -62,35 +66,50 @@ class Examined:
     first: float = 0.0
     between: float = 0.0
     can: Capabilities | None = None
+    scoring: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Both endpoints, whether they share their token ids, and in words what to know before using them."""
+    """
+    Both endpoints, whether they share their token ids, and in words what to know before using them.
+
+    Of an endpoint with replicas it is the first that can be used; *others* are the further ones.
+    """
 
     small: Examined
     large: Examined
     same_vocabulary: bool
     notes: tuple[str, ...]
+    others: tuple[Examined, ...] = ()
 
 
 async def diagnose(small: Endpoint, large: Endpoint, *, question: str = QUESTION, opening: str = OPENING) -> Diagnosis:
-    """Examine both endpoints at the same time. A server that cannot be used is a finding, not an error."""
-    examined = await asyncio.gather(*(_examine(endpoint, question, opening) for endpoint in (small, large)))
-    return conclude(*examined)
+    """Examine all servers of both endpoints at once. One that cannot be used is a finding, not an error."""
+    servers = [server for endpoint in (small, large) for server in endpoint.each]
+    examined = await asyncio.gather(*(_examine(server, question, opening) for server in servers))
+    first = [
+        min((one for one in examined if one.role == endpoint.role), key=lambda one: bool(one.problem))
+        for endpoint in (small, large)
+    ]
+    return conclude(*first, *(one for one in examined if not any(one is each for each in first)))
 
 
-def conclude(small: Examined, large: Examined) -> Diagnosis:
-    """Draw the conclusions from what was found at each endpoint."""
+def conclude(small: Examined, large: Examined, *others: Examined) -> Diagnosis:
+    """Draw the conclusions from what was found at each endpoint, and at the *others*, their replicas."""
     same = bool(small.vocabulary) and small.vocabulary == large.vocabulary
-    return Diagnosis(small, large, same, (*_notes(small), *_notes(large), *_notes_on_pair(small, large, same)))
+    notes = [*_notes(small), *_notes(large), *_notes_on_pair(small, large, same)]
+    for other in others:
+        notes += _notes_on_replica(other, small if other.role == "small" else large)
+    return Diagnosis(small, large, same, tuple(notes), others)
 
 
 def render(diagnosis: Diagnosis) -> RenderableType:
     """Lay out a diagnosis for a terminal."""
-    table = Table("", "small", "large", box=None, pad_edge=False)
-    for name, small, large in zip(ROWS, _cells(diagnosis.small), _cells(diagnosis.large), strict=True):
-        table.add_row(name, small, large)
+    shown = (diagnosis.small, diagnosis.large, *diagnosis.others)
+    table = Table("", *(one.role for one in shown), box=None, pad_edge=False)
+    for name, *cells in zip(ROWS, *map(_cells, shown), strict=True):
+        table.add_row(name, *cells)
     table.add_row("one vocabulary", _mark(diagnosis.same_vocabulary), "")
     return Group(table, "", *(f"- {note}" for note in diagnosis.notes or ("Nothing is missing.",)))
 
@@ -110,6 +129,8 @@ def _cells(examined: Examined) -> list[RenderableType]:
         f"{examined.digits:.1%}",
         f"{examined.first * 1000:.0f} ms",
         f"{examined.between * 1000:.1f} ms",
+        {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[can.suffix_scoring],
+        f"{examined.scoring * 1000:.0f} ms" if examined.scoring else "-",
     ]
 
 
@@ -123,6 +144,7 @@ async def _examine(settings: Endpoint, question: str, opening: str) -> Examined:
             can = await endpoint.capabilities()
             grades = await endpoint.model().ask(PROBLEM.extend(STEP), question, "0123456789", opening=opening)
             first, between = await _speed(endpoint)  # last, when the server is warm
+            scores = can.prompt_logprobs and can.suffix_scoring is not False
             return Examined(
                 role=settings.role,
                 url=settings.url,
@@ -135,6 +157,7 @@ async def _examine(settings: Endpoint, question: str, opening: str) -> Examined:
                 first=first,
                 between=between,
                 can=can,
+                scoring=await _scoring(endpoint) if scores else 0.0,
             )
     except StepspecError as exc:
         return Examined(settings.role, settings.url, problem=str(exc))
@@ -147,6 +170,18 @@ async def _speed(endpoint: VllmEndpoint) -> tuple[float, float]:
     called = next(event for event in events if isinstance(event, Called))
     first = called.first or 0.0
     return first, (called.seconds - first) / max(1, called.written - 1)
+
+
+async def _scoring(endpoint: VllmEndpoint) -> float:
+    """Score a step that the server has never seen, after a chain that it has; return the seconds."""
+    events: list[Event] = []
+    model = endpoint.model(observe=events.append)
+    step = len(await endpoint.encoder.encode(STEP.text))
+    chain = PROBLEM.extend(replace(STEP, text=STEP.text * max(1, min(LONG, endpoint.room // 2) // step)))
+    await model.score(chain, STEP.text)
+    events.clear()
+    await model.score(chain, f"{randrange(10**9)} is a number.\n\n")
+    return sum(event.seconds for event in events if isinstance(event, Called))
 
 
 def _notes(examined: Examined) -> list[str]:
@@ -164,14 +199,39 @@ def _notes(examined: Examined) -> list[str]:
     return notes
 
 
+def _notes_on_scoring(large: Examined, suffix_scoring: bool | None) -> list[str]:
+    if suffix_scoring is None:
+        scoring, first = f"{large.scoring * 1000:.0f} ms", f"{large.first * 1000:.0f} ms"
+        return [
+            f"large: suffix scoring is off: to score a step it reads the whole chain again, {scoring} after {LONG} "
+            f"tokens (a first token takes {first}): {CURE}"
+        ]
+    if not suffix_scoring:
+        return [f"large: suffix scoring is set, but the server does not do it, or wrongly: {CURE}, or set it to false"]
+    return []
+
+
 def _lacks(examined: Examined, name: str) -> bool:
     return getattr(examined.can, name) is False
+
+
+def _notes_on_replica(other: Examined, first: Examined) -> list[str]:
+    """Say of a replica what is not said of the *first* one already."""
+    named = f"{other.role} at {other.url}"
+    if other.problem:
+        return [f"{named}: {other.problem}"]
+    if (other.model, other.vocabulary) != (first.model, first.vocabulary):
+        return [f"{named}: it does not serve what {first.url} does, and is refused"]
+    known = _notes(first)
+    return [note.replace(other.role, named, 1) for note in _notes(other) if note not in known]
 
 
 def _notes_on_pair(small: Examined, large: Examined, same: bool) -> list[str]:
     notes: list[str] = []
     if small.problem or large.problem:
         return notes
+    if large.can and large.can.prompt_logprobs:
+        notes += _notes_on_scoring(large, large.can.suffix_scoring)
     if not same:
         notes.append("the vocabularies differ: every step is encoded anew for the other model, one request each")
     if large.digits < 0.5:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict
 from hashlib import blake2b
 from itertools import groupby, takewhile
@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 from ..chain import Chain, Message, Step, Token
 from ..errors import MalformedReply, MissingCapability
 from .client import Connection
+from .settings import Endpoint
 from .template import CONVERSATIONS, Messages, Template, cut
 from .wire import Body, spell
 
@@ -19,6 +20,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 TEXTS, CONVERSATIONS_KEPT = 8192, 256  # how many are remembered
+MARK = "\0"  # a token of its own wherever any byte is one
 
 PROBE = (
     "The quick brown fox; don't stop: 0123456789 3.14159 1,000,000 ... \n\n\n    def f(x):\n\treturn x**2 != -1  # ok?"
@@ -64,6 +66,7 @@ class Encoder:
         self.encode = Memo(self._encode, TEXTS)
         self.spelt = Memo(self._spell, TEXTS)
         self.prefix = Memo(self._prefix, CONVERSATIONS_KEPT)
+        self._pieces: dict[int, str] = {}
 
     async def learn(self) -> None:
         """Learn the vocabulary and the chat template. Raise `MissingCapability` if that one cannot be learnt."""
@@ -89,6 +92,22 @@ class Encoder:
         """Turn ids into text, special tokens included."""
         body = {"model": self._model, "tokens": ids}
         return str((await self._connection.post(self._call, "/detokenize", body))["prompt"])
+
+    async def pieces(self, ids: Collection[int]) -> dict[int, str]:
+        """Spell every one of *ids* by itself; half a character is spelt as a replacement character."""
+        new = [number for number in dict.fromkeys(ids) if number not in self._pieces]
+        self._pieces |= zip(new, await self._spell_each(new), strict=True)
+        return {number: self._pieces[number] for number in ids}
+
+    async def _spell_each(self, ids: Sequence[int]) -> list[str]:
+        """Decode *ids* in one request, apart from each other, if a mark can be put between them."""
+        mark = await self.encode(MARK) if len(ids) > 1 else ()
+        if len(mark) == 1:
+            decoded = await self.decode([*mark, *(each for number in ids for each in (number, *mark))])
+            parts = decoded.split(MARK)[1:-1]
+            if len(parts) == len(ids):
+                return parts
+        return [await self.decode([number]) for number in ids]
 
     async def _step(self, step: Step) -> Sequence[int]:
         if step.vocabulary != self.vocabulary or not step.tokens:
@@ -116,8 +135,9 @@ class Encoder:
 
     async def _spell(self, text: str) -> tuple[Token, ...]:
         ids = await self.encode(text)
-        pieces = [await self.decode([number]) for number in ids]
-        return tuple([Token(part, id=number) for part, number in spell(text, ids, pieces)]) if ids else ()
+        pieces = await self.pieces(ids)
+        spelt = spell(text, ids, [pieces[number] for number in ids]) if ids else ()
+        return tuple([Token(part, id=number) for part, number in spelt])
 
     async def _prefix(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         ids = await self._render([asdict(message) for message in messages], True)
@@ -125,8 +145,9 @@ class Encoder:
 
     async def _render(self, messages: Messages, generate: bool) -> list[int]:
         body: Body = {"messages": messages, "add_generation_prompt": generate}
-        if self._connection.endpoint.template:
-            body["chat_template_kwargs"] = self._connection.endpoint.template
+        endpoint = self._connection.endpoint
+        if isinstance(endpoint, Endpoint) and endpoint.template:
+            body["chat_template_kwargs"] = endpoint.template
         return list((await self._tokenize(body))["tokens"])
 
     async def _tokenize(self, body: Body) -> Any:

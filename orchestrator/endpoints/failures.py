@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import orjson
 
-from ..chain import Role
+from ..chain import Party
 from ..errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable
 
 E = TypeVar("E", bound=EndpointError)
@@ -20,7 +20,7 @@ _TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", 
 class Call:
     """Who is asked and for what, so that an error can say it."""
 
-    role: Role
+    role: Party
     url: str
     verb: str
 

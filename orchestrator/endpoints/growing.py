@@ -19,24 +19,35 @@ class GrowingStep:
     Takes tokens until one completes a stop string or reaches the limit.
 
     A token that reaches beyond the stop string is cut there: its id becomes -1, and the rest of its text is left out. A
-    stop string has to be written as a whole: what *opening* ends in does not count.
+    stop string has to be written as a whole: what *opening* ends in does not count. Of what a token tells about its
+    place, the *top* likeliest ones are kept. An opening that is longer than the limit is cut to it.
     """
 
     def __init__(
-        self, author: Role, vocabulary: str, *, stops: Sequence[str], limit: int, opening: Sequence[Token] = ()
+        self,
+        author: Role,
+        vocabulary: str,
+        *,
+        stops: Sequence[str],
+        limit: int,
+        opening: Sequence[Token] = (),
+        top: int = 0,
     ) -> None:
         self._author: Role = author
         self._vocabulary = vocabulary
         self._stops = (*stops, THINK_END)
         self._reach = max(map(len, self._stops)) - 1
-        self._tokens = list(opening)
-        self._text = "".join(token.text for token in opening)
+        self._top = top
+        self._tokens = list(opening[:limit])
+        self._text = "".join(token.text for token in self._tokens)
         self._written_from = len(self._text)
         self._room = limit - len(self._tokens)
         self._cut = False
 
     def add(self, token: Token) -> Stop | None:
         """Append *token*; say why the step ends with it, if it does."""
+        if len(token.top) > self._top:
+            token = replace(token, top=token.top[: self._top])
         before = len(self._text)
         text = self._text + token.text
         end = ends_in(text, self._stops, max(self._written_from, before - self._reach))

@@ -22,10 +22,14 @@ class Kept:
     """
 
     def __init__(
-        self, open_request: Callable[[], AbstractAsyncContextManager[Arrivals]], stop: Sequence[str], limit: int
+        self,
+        open_request: Callable[[], AbstractAsyncContextManager[Arrivals]],
+        stop: Sequence[str],
+        limit: int,
+        top: int = 0,
     ) -> None:
         self._open = open_request
-        self._stop, self._limit = tuple(stop), limit
+        self._stop, self._limit, self._top = tuple(stop), limit, top
         self._expected: Chain | None = None
         self._unread: deque[Token | Stop | Exception] = deque()
         self._tail = ""
@@ -34,9 +38,9 @@ class Kept:
         self._news = asyncio.Event()
         self._pump = asyncio.create_task(self._run())
 
-    def continues(self, chain: Chain, stop: Sequence[str], limit: int) -> bool:
-        """Say whether *chain* ends where the last write did, and whether there is or will be a step to read."""
-        expected = not self.reading and chain == self._expected and tuple(stop) == self._stop
+    def continues(self, chain: Chain, stop: Sequence[str], limit: int, top: int = 0) -> bool:
+        """Say whether *chain* ends where the last write did, and there is or will be a step that tells as much."""
+        expected = not self.reading and chain == self._expected and tuple(stop) == self._stop and top <= self._top
         return expected and (not self._over or self._waits(limit))
 
     async def write(self, chain: Chain, growing: GrowingStep, until: Callable[[Step], bool] | None, limit: int) -> Step:

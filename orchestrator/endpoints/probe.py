@@ -6,18 +6,20 @@ Every question is a request of a few tokens. What cannot be found out is None.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
 
 from ..errors import EndpointError, MalformedReply
-from . import wire
+from . import scoring, wire
 from .client import Connection
 from .encoder import PROBE, Encoder
 
 LONG = 400  # tokens; more than the largest block by which vLLM caches a prefix (128, on CPUs)
 RETRIES = 1  # After a request that breaks it, vLLM may reset the connection that the next one is sent on.
+TRIES = 8  # Memory that nobody has written to may hold what JSON has no words for; see scoring.UNSPEAKABLE.
+NEAR = 0.1  # nats; what the order of additions may change in half precision
 HITS = "vllm:prefix_cache_hits"
 SPECULATION = "vllm:spec_decode_num_drafts"
 
@@ -31,6 +33,7 @@ class Capabilities:
     ``allowed_token_ids``. *chosen_logprobs*: tells the probability of any token asked for. *prompt_logprobs*: scores a
     given text. *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: says how much of a prompt that
     was. *metrics*: shows ``/metrics``. *speculation*: lets a method draft tokens for the model (speculative decoding).
+    *suffix_scoring*: scores the end of a cached text as it scores it within the whole; None where that is not allowed.
     """
 
     version: str | None
@@ -43,13 +46,20 @@ class Capabilities:
     cached_tokens: bool | None
     metrics: bool
     speculation: bool | None
+    suffix_scoring: bool | None = None
 
 
-async def probe(connection: Connection, model: str, encoder: Encoder) -> Capabilities:
-    """Try one capability after the other. A refused request shows that there is none; nothing is raised."""
+async def probe(connection: Connection, model: str, encoder: Encoder, *, suffix_scoring: bool = False) -> Capabilities:
+    """
+    Try one capability after the other. A refused request shows that there is none; nothing is raised.
+
+    *suffix_scoring* is tried only where the settings allow it: a server that was not made for it may not survive it.
+    """
     prompt = (await encoder.encode(PROBE))[: encoder.room - 8]
     digits = await encoder.encode("0123456789")
-    return await _Probe(connection, model, prompt, digits, min(LONG, encoder.room - 8)).run()
+    probing = _Probe(connection, model, prompt, digits, min(LONG, encoder.room - 8))
+    found = await probing.run()
+    return replace(found, suffix_scoring=await probing.suffix_scoring()) if suffix_scoring else found
 
 
 class _Probe:
@@ -111,6 +121,21 @@ class _Probe:
         after = await self._hits()
         return (after > before if before is not None and after is not None else None), False
 
+    async def suffix_scoring(self) -> bool:
+        """Score the last token of the long prompt, which is cached by now, alone and within the whole prompt."""
+        prompt = self._long[
+            : len(self._long) // 2 * 2
+        ]  # Even: a whole number of blocks never ends before the last one.
+        start, last = len(prompt) - 1, str(prompt[-1])
+        for _ in range(TRIES):
+            reply = await self._post(scoring.suffix(self._model, prompt, 0), scoring.GENERATE)
+            rows = scoring.computed_rows(reply, prompt, start)
+            if rows is not None:
+                whole = await self._post(scoring.whole(self._model, prompt, 0))
+                difference = scoring.rows(self._call, whole, start)[0][last]["logprob"] - rows[0][last]["logprob"]
+                return bool(abs(difference) < NEAR)
+        return False
+
     async def _hits(self) -> float | None:
         lines = [line for line in (await self._metrics()).splitlines() if line.startswith(HITS)]
         return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
@@ -130,9 +155,9 @@ class _Probe:
         choices: list[dict[str, Any]] = reply.get("choices") or [{}]
         return choices[0]
 
-    async def _post(self, body: wire.Body) -> wire.Reply:
+    async def _post(self, body: wire.Body, path: str = "/v1/completions") -> wire.Reply:
         try:
-            return await self._connection.post(self._call, "/v1/completions", body, retries=RETRIES)
+            return await self._connection.post(self._call, path, body, retries=RETRIES)
         except EndpointError:
             return {}
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from ..chain import Role, Step, Stop, Token
+from ..chain import Party, Step, Stop, Token
 from ..errors import EndpointUnavailable, MalformedReply
 from ..events import Called, Fate, Observer, Verb
 from .client import Connection
@@ -23,7 +23,7 @@ from .wire import Body, chunk
 class Tally:
     """Counts what one request cost, and tells the observer when it is over, whatever became of it."""
 
-    role: Role
+    role: Party
     verb: Verb
     observe: Observer
     clock: Callable[[], float]
@@ -31,6 +31,7 @@ class Tally:
     cached: int = 0
     written: int = 0
     first: float | None = None
+    url: str = ""
     started: float = field(init=False)
 
     def __enter__(self) -> Self:
@@ -42,11 +43,8 @@ class Tally:
     ) -> None:
         fate: Fate = "done" if exc is None else "failed" if isinstance(exc, Exception) else "cancelled"
         seconds = self.clock() - self.started
-        self.observe(
-            Called(
-                self.role, self.verb, fate, self.started, seconds, self.first, self.prompt, self.cached, self.written
-            )
-        )
+        counts = self.prompt, self.cached, self.written
+        self.observe(Called(self.role, self.verb, fate, self.started, seconds, self.first, *counts, self.url))
 
     def add(self, written: int, prompt: int = 0, cached: int = 0) -> None:
         """Count *written* tokens that have just arrived; *prompt* and *cached*, if known, are the whole request's."""

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit, urlunsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
 
-from ..chain import Role
+from ..chain import DELIMITER, Party, Role
 from ..events import Verb
 
 
@@ -24,7 +33,11 @@ def _base_url(url: str) -> str:
 
 
 class Deadlines(BaseModel):
-    """How long to wait, in seconds: for a connection, the first token, the next token, and the whole request."""
+    """
+    How long to wait, in seconds: for a connection, the first token, the next token, and the whole request.
+
+    *rest* is how long a replica that failed is left alone.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,20 +45,19 @@ class Deadlines(BaseModel):
     first: PositiveFloat = 120.0
     between: PositiveFloat = 30.0
     total: PositiveFloat = 600.0
+    rest: PositiveFloat = 30.0
 
 
-class Endpoint(BaseModel):
+class Address(BaseModel, frozen=True, extra="forbid"):
     """
     One served model: where it is, and how hard it may be worked.
 
     *url* is given with or without ``/v1``. *model* is the served name; without one, the first that the server lists.
     *requests_per_second* limits how many requests are begun. *retries* is how often a request is repeated that failed
-    before its first token. *template* is passed on to the chat template (``chat_template_kwargs``).
+    before its first token.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    role: Role
+    role: Party
     url: Annotated[str, AfterValidator(_base_url)]
     model: str | None = Field(default=None, min_length=1)
     api_key: SecretStr | None = None
@@ -53,7 +65,6 @@ class Endpoint(BaseModel):
     requests_per_second: PositiveFloat | None = None
     retries: int = Field(default=3, ge=0)
     deadlines: Deadlines = Deadlines()
-    template: dict[str, Any] = {}
 
     @property
     def v1(self) -> str:
@@ -61,12 +72,67 @@ class Endpoint(BaseModel):
         return f"{self.url}/v1"
 
 
+class Endpoint(Address, frozen=True):
+    """
+    A model that writes. *template* is passed on to the chat template (``chat_template_kwargs``).
+
+    *replicas* are the URLs of more servers of the same model; a *url* may also be several, with commas between them.
+
+    *suffix_scoring* scores a text for the price of the text, where otherwise the whole chain before it is read again.
+    Switch it on only for a vLLM that was started with ``--enable-scale-out --enable-prompt-tokens-details``, on a CPU
+    with ``MALLOC_PERTURB_=255`` in its environment as well: it passes sampling parameters on that vLLM does not check,
+    and an unknown version might not survive them.
+    """
+
+    role: Role
+    replicas: tuple[Annotated[str, AfterValidator(_base_url)], ...] = ()
+    template: dict[str, Any] = {}
+    suffix_scoring: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _part(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or "," not in str(cast("dict[str, Any]", given).get("url")):
+            return cast("Any", given)
+        fields = cast("dict[str, Any]", given)
+        first, *others = str(fields["url"]).split(",")
+        return {**fields, "url": first, "replicas": (*others, *fields.get("replicas", ()))}
+
+    @model_validator(mode="after")
+    def _differ(self) -> Self:
+        if len(set(self.urls)) < len(self.urls):
+            raise ValueError(f"a URL is given twice: {', '.join(self.urls)}")
+        return self
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url, *self.replicas)
+
+    @property
+    def each(self) -> tuple[Endpoint, ...]:
+        """The servers one by one."""
+        return tuple([self.model_copy(update={"url": url, "replicas": ()}) for url in self.urls])
+
+
+class CriticEndpoint(Address, frozen=True):
+    """
+    A reward model.
+
+    *delimiter* is what it was trained to see behind every step, and where it gives its reward: a blank line for most,
+    ``<extra_0>`` for Qwen2.5-Math-PRM.
+    """
+
+    role: Literal["critic"] = "critic"
+    delimiter: str = Field(default=DELIMITER, min_length=1)
+
+
 class Sampling(BaseModel):
     """
     How a model chooses its tokens. Every value is sent, so that none of the server's own defaults applies.
 
     A *temperature* of 0 is greedy. *logprobs* asks for the log-probability of every written token and for the ranks up
-    to that number (0: log-probabilities only; None: neither).
+    to that number (0: log-probabilities only; None: neither). What a policy asks for by `Model.write`'s *top* is told
+    in any case.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -80,6 +146,10 @@ class Sampling(BaseModel):
     repetition_penalty: float = Field(default=1.0, gt=0)
     seed: int = 0
     logprobs: int | None = Field(default=0, ge=0, le=20)
+
+    def telling(self, top: int) -> Sampling:
+        """Ask also for the *top* likeliest tokens of every place; 0 asks for nothing more."""
+        return self.model_copy(update={"logprobs": max(top, self.logprobs or 0)}) if top else self
 
     def seed_for(self, role: Role, verb: Verb, steps: int, tokens: int) -> int:
         """Derive a request's seed: requests at different places of a chain differ, and runs repeat."""

@@ -19,6 +19,7 @@ Reply: TypeAlias = Mapping[str, Any]
 
 MOST_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); the reader matches the rest.
 MOST_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
+FLOOR = -9999.0  # what vLLM sends for minus infinity, which JSON has no number for
 GREEDY = Sampling()
 
 
@@ -58,14 +59,9 @@ def writing(
     return body
 
 
-def scoring(model: str, prompt: Sequence[int]) -> Body:
-    """Ask for the log-probability and the rank of every token of *prompt*."""
-    return completion(model, prompt, GREEDY, 1) | {"prompt_logprobs": 0}
-
-
-def asking(model: str, prompt: Sequence[int], choices: Sequence[int], *, by_id: bool) -> Body:
+def asking(model: str, prompt: Sequence[int] | Sequence[Sequence[int]], choices: Sequence[int], *, by_id: bool) -> Body:
     """
-    Ask for one token out of *choices*, with the log-probabilities of all of them.
+    Ask for one token out of *choices*, with the log-probabilities of all of them; of several prompts, for one each.
 
     Without *by_id*, ask for the most probable tokens of the vocabulary instead, which every server understands.
     """
@@ -74,7 +70,7 @@ def asking(model: str, prompt: Sequence[int], choices: Sequence[int], *, by_id: 
     return completion(model, prompt, GREEDY, 1) | forced | wanted
 
 
-def completion(model: str, prompt: Sequence[int], sampling: Sampling, limit: int) -> Body:
+def completion(model: str, prompt: Sequence[int] | Sequence[Sequence[int]], sampling: Sampling, limit: int) -> Body:
     """Ask for *limit* tokens, with every sampling parameter said, so that the server's own defaults do not count."""
     return {
         "model": model,
@@ -133,16 +129,31 @@ def _tokens(choice: Reply, logprobs: int | None, *, matched: bool) -> tuple[Toke
     spelt = spell(text, ids, known["tokens"], cut=matched)
     return tuple(
         [
-            Token(part, value, _rank(value, top, logprobs), number)
+            Token(part, floored(value), _rank(value, top, logprobs), number, _top(top, logprobs))
             for (part, number), value, top in zip(spelt, values, tops, strict=True)
         ]
     )
 
 
-def _rank(value: float, top: Mapping[str, float], known: int) -> int:
+def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> int:
     """Count up to the token among the *known* most probable ones; 0 if it comes after all of them."""
+    if value is None or not top:
+        return 0
     above = sum(other > value for other in top.values()) if known else 0
     return above + 1 if above < known else 0
+
+
+def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
+    """Sort the *known* most probable ones; vLLM adds the token that was written if it is not among them."""
+    if not top or not known:
+        return ()
+    best = sorted(top.items(), key=lambda item: item[1], reverse=True)[:known]
+    return tuple([Token(text, floored(value), rank) for rank, (text, value) in enumerate(best, 1)])
+
+
+def floored(logprob: float | None) -> float:
+    """Replace what is no finite number, which a trace could not hold either; None is a token that vLLM lost."""
+    return FLOOR if logprob is None else max(logprob, FLOOR)
 
 
 def spell(text: str, ids: Sequence[int], pieces: Sequence[str], *, cut: bool = False) -> list[tuple[str, int]]:
@@ -169,26 +180,10 @@ def spell(text: str, ids: Sequence[int], pieces: Sequence[str], *, cut: bool = F
     return [*parts, *[("", number) for number in empty], (text[at:], -1 if cut else last)]
 
 
-def scores(call: Call, reply: Reply, spans: Sequence[tuple[str, Sequence[int]]], start: int) -> list[tuple[Token, ...]]:
-    """Read what the server made of each span's text and ids, the first of which stands at *start* of the prompt."""
+def chances(call: Call, reply: Reply, choices: Mapping[str, int], place: int = 0) -> dict[str, float]:
+    """Read the probability of every one of the *choices* that the server names, given the prompt at *place*."""
     try:
-        rows = reply["choices"][0]["prompt_logprobs"]
-        read: list[tuple[Token, ...]] = []
-        for text, ids in spans:
-            found = [rows[start + at][str(number)] for at, number in enumerate(ids)]
-            spelt = spell(text, ids, [row["decoded_token"] for row in found])
-            pairs = zip(spelt, found, strict=True)
-            read.append(tuple([Token(part, row["logprob"], row["rank"], number) for (part, number), row in pairs]))
-            start += len(ids)
-        return read
-    except (LookupError, TypeError) as exc:
-        raise call.error(MalformedReply, "the prompt's log-probabilities are missing or are not vLLM's") from exc
-
-
-def chances(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
-    """Read the probability of every one of the *choices* that the server says something about."""
-    try:
-        top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
+        top = reply["choices"][place]["logprobs"]["top_logprobs"][0]
         keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
         return {choice: exp(top[key]) for choice, key in keys.items() if key in top}
     except (LookupError, TypeError) as exc:

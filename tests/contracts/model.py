@@ -100,8 +100,14 @@ class ModelContract:
         assert step.text.startswith("Wait,")
         assert "".join(token.text for token in step.tokens) == step.text
         assert len(step.tokens) <= SHORT
-        short = await subject.model.write(subject.chain, opening="Wait,", limit=1)
-        assert (short.text, short.stop) == ("Wait,", "length")
+
+    async def test_an_opening_is_cut_to_the_limit(self, subject: Subject) -> None:
+        for limit in (1, 2):
+            short = await subject.model.write(subject.chain, opening="Wait, what is this?", limit=limit)
+            assert len(short.tokens) == limit
+            assert "".join(token.text for token in short.tokens) == short.text
+            assert short.stop == "length"
+            assert "Wait, what is this?".startswith(short.text)
 
     async def test_going_on_after_a_cut_goes_on_from_the_text(self, subject: Subject) -> None:
         step = await subject.model.write(subject.chain, limit=SHORT)
@@ -130,6 +136,21 @@ class ModelContract:
         if [token.text for token in tokens] == [token.text for token in step.tokens]:
             written = [token.logprob for token in step.tokens]
             assert [token.logprob for token in tokens] == pytest.approx(written, abs=1e-3)
+
+    async def test_tokens_tell_the_likeliest_of_their_places_if_asked(self, subject: Subject) -> None:
+        plain = await subject.model.write(subject.chain, limit=SHORT)
+        told = await subject.model.write(subject.chain, limit=SHORT, top=3)
+        (scored,) = await subject.model.score(subject.chain, plain.text, top=3)
+        assert all(token.top == () for token in plain.tokens)
+        assert [(token.text, token.id) for token in told.tokens] == [(token.text, token.id) for token in plain.tokens]
+        for token in (*told.tokens, *scored):
+            assert 1 <= len(token.top) <= 3
+            logprobs = [rival.logprob for rival in token.top]
+            assert logprobs == sorted(logprobs, reverse=True)
+            assert token.logprob <= logprobs[0] + 1e-6
+            assert (token.rank in range(1, len(token.top) + 1)) == (token.logprob >= logprobs[-1] - 1e-6)
+        for token in told.tokens:  # The model is greedy.
+            assert token.top[0].logprob == pytest.approx(token.logprob)
 
     async def test_choices_have_probabilities_of_the_whole_vocabulary(self, subject: Subject) -> None:
         chain = await think(subject, 1)

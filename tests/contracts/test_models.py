@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
 import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Chain
-from stepspec.orchestrator.endpoints import VllmEndpoint
+from stepspec.orchestrator.endpoints import VllmEndpoint, connect
 from stepspec.orchestrator.events import Event
 
 from ..fakes import ScriptedModel, counting
@@ -60,3 +62,15 @@ class TestVllmModel(ModelContract):
         server = FakeVllm(SCRIPT, chunk=chunk, digits={"7": -0.7, "9": -1.4})
         async with server.serve() as endpoint, VllmEndpoint(endpoint) as vllm:
             yield Subject(vllm.model(observe=events.append), PROBLEM, events)
+
+
+class TestReplicatedModel(ModelContract):
+    @pytest.fixture
+    async def subject(self) -> AsyncGenerator[Subject]:
+        events: list[Event] = []
+        first = FakeVllm(SCRIPT, digits={"7": -0.7, "9": -1.4})
+        second = replace(first, faults=deque(), requests=[])
+        async with first.serve() as one, second.serve() as two:
+            settings = one.model_copy(update={"replicas": (two.url,)})
+            async with connect(settings) as endpoint:
+                yield Subject(endpoint.model(observe=events.append), PROBLEM, events)

@@ -12,6 +12,7 @@ import pytest
 from jinja2 import Environment
 
 from stepspec.evals.testbed import servers
+from stepspec.evals.testbed.servers import endpoint as endpoint_of
 from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, wire
@@ -129,6 +130,63 @@ async def test_a_text_scores_as_it_was_written(pair: Pair) -> None:
     assert {token.rank for token in tokens} == {1}
 
 
+async def test_the_likeliest_tokens_of_a_place_are_those_of_writing_and_of_scoring(pair: Pair) -> None:
+    async with connected(pair.large) as endpoint:
+        model = endpoint.model()
+        step = await model.write(PROBLEM, limit=64, top=5)
+        (tokens,) = await model.score(PROBLEM, step.text, top=5)
+    for written, scored in zip(step.tokens, tokens, strict=True):
+        assert len(written.top) == len(scored.top) == 5
+        assert written.top[0].text == written.text
+        assert scored.top[0].id == written.id
+        assert [rival.logprob for rival in written.top] == pytest.approx(
+            [rival.logprob for rival in scored.top], abs=1e-3
+        )
+
+
+@pytest.mark.parametrize("top", [0, 3])
+async def test_a_suffix_scores_as_it_does_within_the_whole(pair: Pair, top: int) -> None:
+    events: list[Called] = []
+    settings = endpoint_of(pair.large, "large")
+    assert settings.suffix_scoring
+    async with VllmEndpoint(settings) as endpoint, connected(pair.large) as plain:
+        model, whole = endpoint.model(observe=events.append), plain.model()  # type: ignore[arg-type]
+        chain = PROBLEM.extend(Step(f"Scored with {top}: naïve 🙂.\n\n", "small"))
+        for number in range(6):
+            text = f"On day {number} there are {17 * number + top}.\n\n"
+            (suffix,) = await model.score(chain, text, top=top)
+            (expected,) = await whole.score(chain, text, top=top)
+            assert [(token.text, token.id, token.rank) for token in suffix] == [
+                (token.text, token.id, token.rank) for token in expected
+            ]
+            for one, other in zip(suffix, expected, strict=True):
+                assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
+                assert [rival.id for rival in one.top] == [rival.id for rival in other.top]
+                assert [rival.text for rival in one.top] == [rival.text for rival in other.top]
+            chain = chain.extend(Step(text, "small"))
+    assert [event.verb for event in events] == ["score"] * len(events)
+    assert len(events) <= 6 + 2  # Where the chain ends with a block of the cache, it is read in full.
+    assert 0 < events[-1].cached < events[-1].prompt
+    await idle(pair.large)
+
+
+async def test_questions_of_one_moment_are_answered_as_they_are_alone(pair: Pair) -> None:
+    events: list[Called] = []
+    async with connected(pair.large) as endpoint:
+        await endpoint.capabilities()
+        model = endpoint.model(observe=events.append)  # type: ignore[arg-type]
+        steps = [await model.write(PROBLEM, limit=64), await model.write(PROBLEM, limit=4)]
+        chains = [PROBLEM.extend(step) for step in steps]
+        alone = [await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening) for chain in chains]
+        events.clear()
+        asking = [model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening) for chain in chains]
+        together = await asyncio.gather(*asking)
+    for one, other in zip(alone, together, strict=True):
+        assert other == pytest.approx(one, abs=1e-3)
+    assert [event.prompt for event in events] == sorted((event.prompt for event in events), reverse=True)
+    assert all(0 < event.cached < event.prompt for event in events)
+
+
 async def test_what_was_read_once_is_read_from_the_cache(pair: Pair) -> None:
     events: list[Called] = []
     async with connected(pair.large) as endpoint:
@@ -153,7 +211,7 @@ async def test_a_chain_crosses_between_vocabularies_as_text(small_other: Pair) -
 
 async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     small = Endpoint(role="small", url=pair.small.base_url)
-    large = Endpoint(role="large", url=pair.large.base_url)
+    large = endpoint_of(pair.large, "large")
     diagnosis = await diagnose(small, large, question=GRADE.text, opening=GRADE.opening)
     assert diagnosis.same_vocabulary
     for examined in (diagnosis.small, diagnosis.large):
@@ -165,5 +223,7 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
             (can.token_ids, can.stop_included, can.forced, can.chosen_logprobs, can.prompt_logprobs, can.metrics)
         )
         assert (can.prefix_cache, can.cached_tokens, examined.faithful) == (True, True, True)
+        assert examined.scoring > 0
+        assert can.suffix_scoring is (True if examined.role == "large" else None)
     assert 0 < diagnosis.large.digits <= 1
     assert render(diagnosis)

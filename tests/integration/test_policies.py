@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from stepspec import Sampling, Solver
+from stepspec.evals.arms import Task
 from stepspec.evals.confound import READINGS, cases, rates
 from stepspec.evals.profile import profile, training_problems
 from stepspec.evals.testbed.problems import generate
 from stepspec.evals.testbed.tasks import fresh
+from stepspec.policies import METHODS
 
 from .conftest import Pair
 
@@ -46,6 +48,19 @@ async def test_a_method_solves_and_both_models_have_their_share(
     kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
     assert {step.author for step in kept} == {"small", "large"}
     assert one_by_one.thinking == solutions[0].thinking
+
+
+@pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.needs_critic])
+async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: str) -> None:
+    tasks = fresh(20, 2)
+    async with solver(pair) as solving:
+
+        async def solve(task: Task, ahead: int, hedge: float) -> tuple[str, str]:
+            solution = await solving.solve(task.problem, policy=policy, ahead=ahead, hedge=hedge)
+            return solution.thinking, solution.text
+
+        one_by_one = await asyncio.gather(*(solve(task, 0, 0.0) for task in tasks))
+        assert await asyncio.gather(*(solve(task, 3, 1.0) for task in tasks)) == one_by_one
 
 
 async def test_a_relay_leaves_no_large_token_unused(pair: Pair) -> None:

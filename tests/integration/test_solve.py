@@ -49,14 +49,6 @@ async def test_specreason_solves_and_both_models_have_their_share(pair: Pair) ->
         assert solution.ledger.large.judging > 0
 
 
-async def test_lookahead_changes_nothing_but_the_time(pair: Pair) -> None:
-    async with solver(pair) as solving:
-        for task in fresh(6, 2):
-            one_by_one, ahead = [await solving.solve(task.problem, ahead=depth) for depth in (0, 3)]
-            assert one_by_one.thinking == ahead.thinking
-            assert one_by_one.text == ahead.text
-
-
 async def test_a_trace_replays_to_the_same_chain(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     async with solver(pair) as solving:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.testbed.servers import miniature_servers
+from stepspec.evals.testbed.servers import endpoint, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.serving import Served
 
 ROLES = ("large", "small", "small-other")
+OPEN = "--enable-scale-out"
 
 
 @pytest.fixture
@@ -33,12 +35,21 @@ def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
     for flag, value in (("model", str(models / "small")), ("port", "8001"), ("max-model-len", "1024")):
         assert command[command.index(f"--{flag}") + 1] == value
     assert "--enforce-eager" in command
-    assert "--enable-scale-out" not in command
+    assert OPEN not in command
     assert "True" not in command
 
 
-def test_scale_out_is_an_option(models: Path) -> None:
-    assert all("--enable-scale-out" in server.args for server in miniature_servers(models=models, scale_out=True))
+def test_the_large_server_scores_suffixes_and_its_endpoint_knows(models: Path, tmp_path: Path) -> None:
+    opened = {server.name for server in miniature_servers("off", ROLES, models=models) if OPEN in server.args}
+    served = [Served(role, "http://127.0.0.1:1/v1", f"testbed-{role}", 1, tmp_path) for role in ROLES]
+    told = {one.name for one in served if endpoint(one, "small").suffix_scoring}
+    assert opened == told == {"large"}
+    assert [server.env.get("MALLOC_PERTURB_") for server in miniature_servers("off", ROLES, models=models)] == [
+        "255",
+        None,
+        None,
+    ]
+    assert (endpoint(served[0], "large").role, endpoint(served[0], "large").model) == ("large", "testbed-large")
 
 
 def test_a_paced_server_is_told_its_pace_and_loads_the_plugin(models: Path) -> None:

@@ -55,7 +55,9 @@ async def test_a_signal_stops_the_servers_and_is_no_error(
     await asyncio.gather(module.up(), stand.signal(number))
     assert stand.gone
     large, small = (stand.served[name].base_url for name in ("large", "small"))
-    assert capsys.readouterr().out == f"large  {large}\nsmall  {small}\n"
+    told = capsys.readouterr()
+    assert told.out == f"large  {large}\nsmall  {small}\n"
+    assert "large can score suffixes: suffix_scoring = true" in told.err
 
 
 async def test_prints_one_line_of_json_with_every_server(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +66,13 @@ async def test_prints_one_line_of_json_with_every_server(stand: Stand, capsys: p
     assert out.count("\n") == 1
     one = stand.served["small-other"]
     assert json.loads(out) == {
-        "small-other": {"base_url": one.base_url, "model": "toy-small-other", "pid": one.pid, "log": str(one.log)}
+        "small-other": {
+            "base_url": one.base_url,
+            "model": "toy-small-other",
+            "suffix_scoring": False,
+            "pid": one.pid,
+            "log": str(one.log),
+        }
     }
 
 

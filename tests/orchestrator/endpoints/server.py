@@ -19,6 +19,8 @@ from stepspec.orchestrator.endpoints import Endpoint
 IM_START, IM_END, THINK, THINK_END = "<|im_start|>", "<|im_end|>", "<think>", "</think>"
 SPECIAL = (IM_START, IM_END, THINK, THINK_END)
 ROOM = 4096
+GENERATE = "/inference/v1/generate"
+GARBAGE = {"-3": {"logprob": 3e38, "rank": -7, "decoded_token": None}, "9": {"logprob": -1.0, "rank": 0}}
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class FakeVllm:
 
     *faults* befall the coming completions one by one. With a *gate*, every token waits for a permit. *spelling* shifts
     all ids, which makes another vocabulary. *lacks* are request fields that are ignored.
+
+    Every token is its place's likeliest, the *rivals* come next; but the *unlikely* ones come after those. *digits* are
+    the log-probabilities of a judge's answers, *asked* other ones for prompts that contain the key. With a *block*, it
+    caches prompts in blocks of so many tokens and tells so; then *scale_out* opens vLLM's own route to it, whose rows
+    of a cached prefix are *garbage* (V1 runner) or left out (V2).
     """
 
     script: Sequence[str | bytes] = ()
@@ -59,6 +66,12 @@ class FakeVllm:
     chunk: int = 1
     spelling: int = 0
     digits: dict[str, float] = field(default_factory=dict[str, float])
+    asked: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    rivals: tuple[str, ...] = ()
+    unlikely: frozenset[str] = frozenset()
+    block: int = 0
+    scale_out: bool = False
+    garbage: bool = True
     lacks: frozenset[str] = frozenset()
     key: str = ""
     names: tuple[str, ...] = ("fake",)
@@ -66,6 +79,7 @@ class FakeVllm:
     sent: int = 0
     left: asyncio.Event = field(default_factory=asyncio.Event)  # a client went away before the end
     _ids: dict[bytes, int] = field(default_factory=dict[bytes, int])
+    _read: list[list[int]] = field(default_factory=list[list[int]])
 
     # What it knows of tokens
 
@@ -121,12 +135,14 @@ class FakeVllm:
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         body = {key: value for key, value in (await request.json()).items() if key not in self.lacks}
-        self.requests.append(("/v1/completions", body))
+        self.requests.append((request.path, body))
         fault = self.faults.popleft() if self.faults else None
         if not self.opens(request):
             fault = Refuse(401, "Unauthorized")
         elif body["model"] not in self.names:
             fault = Refuse(404, f"The model `{body['model']}` does not exist.")
+        elif request.path == GENERATE and not self.scale_out:
+            fault = Refuse(403, "Scale-out endpoints are disabled.")
         if isinstance(fault, Refuse):
             error = {"error": {"message": fault.message, "code": fault.status}}
             return web.json_response(error, status=fault.status, headers=dict(fault.headers))
@@ -135,7 +151,7 @@ class FakeVllm:
                 return await self.stream(request, body, fault)
             if fault:
                 await self.fail(request, fault)
-            return web.json_response(self.answer(body))
+            return web.json_response(self.score(body) if request.path == GENERATE else self.answer(body))
         except (asyncio.CancelledError, ConnectionError):
             self.left.set()
             raise
@@ -187,10 +203,12 @@ class FakeVllm:
         return made
 
     def choice(self, tokens: list[tuple[str, str, int]], body: dict[str, Any]) -> dict[str, Any]:
+        count = body.get("logprobs") or 0
+        rows = [self.row(number, count) for _, _, number in tokens]
         known = {
             "tokens": [whole for _, whole, _ in tokens],
             "token_logprobs": [logprob(number - self.spelling) for _, _, number in tokens],
-            "top_logprobs": [{whole: logprob(number - self.spelling)} for _, whole, number in tokens],
+            "top_logprobs": [{each["decoded_token"]: each["logprob"] for each in row.values()} for row in rows],
         }
         return {
             "text": "".join(shown for shown, _, _ in tokens),
@@ -200,21 +218,62 @@ class FakeVllm:
         }
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": 1}
-        choice: dict[str, Any] = {"text": "", "finish_reason": "length"}
-        if "prompt_logprobs" in body:
-            choice["prompt_logprobs"] = [None, *(self.row(number) for number in body["prompt"][1:])]
-        if "allowed_token_ids" in body:
-            wanted = body.get("logprob_token_ids", [])
-            known = {f"token_id:{self.id(digit.encode())}": value for digit, value in self.digits.items()}
-            if wanted:
-                known = {f"token_id:{number}": known.get(f"token_id:{number}", -9999.0) for number in wanted}
-            choice["logprobs"] = {"top_logprobs": [known]}
-        return {"choices": [choice], "usage": usage}
+        given = body["prompt"]
+        prompts: list[list[int]] = given if isinstance(given[0], list) else [given]
+        choices: list[dict[str, Any]] = []
+        cached = 0
+        for prompt in prompts:
+            choice: dict[str, Any] = {"text": "", "finish_reason": "length"}
+            if "prompt_logprobs" in body:
+                count = body["prompt_logprobs"]
+                choice["prompt_logprobs"] = [None, *(self.row(number, count) for number in prompt[1:])]
+            if "allowed_token_ids" in body:
+                choice["logprobs"] = {"top_logprobs": [self.grades(prompt, body.get("logprob_token_ids", []))]}
+            choices.append(choice)
+            cached = self.cache(prompt)
+        return {"choices": choices, "usage": self.usage(prompts, cached if "prompt_logprobs" not in body else 0)}
 
-    def row(self, number: int) -> dict[str, Any]:
-        value = logprob(number - self.spelling)
-        return {str(number): {"logprob": value, "rank": 1, "decoded_token": self.decode([number])}}
+    def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
+        text = self.decode(prompt)
+        digits = next((grades for key, grades in self.asked.items() if key in text), self.digits)
+        known = {f"token_id:{self.id(digit.encode())}": value for digit, value in digits.items()}
+        return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
+
+    def score(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Score what is not cached, as vLLM does when it is told to read its cache nevertheless."""
+        prompt, params = body["token_ids"], body["sampling_params"]
+        assert (params["detokenize"], params["skip_reading_prefix_cache"]) == (False, False)
+        cached = self.cache(prompt)
+        rows = [self.row(number, params["prompt_logprobs"]) for number in prompt[cached + 1 :]]
+        for row in rows:
+            for known in row.values():
+                known["decoded_token"] = None
+        left_out = [GARBAGE] * cached if self.garbage else []
+        return {"prompt_logprobs": [None, *left_out, *rows], "usage": self.usage([prompt], cached)}
+
+    def usage(self, prompts: list[list[int]], cached: int) -> dict[str, Any]:
+        told = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block else {}
+        return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": len(prompts), **told}
+
+    def cache(self, prompt: list[int]) -> int:
+        """Return how much of *prompt* was cached, in whole blocks; now it is."""
+        shared = max([common(prompt[:-1], other) for other in self._read], default=0)
+        self._read.append(prompt)
+        return shared // self.block * self.block if self.block else 0
+
+    def row(self, number: int, count: int) -> dict[str, Any]:
+        """What is known of token *number* and of the *count* likeliest of its place; it comes first, as in vLLM."""
+        value, text = logprob(number - self.spelling), self.decode([number])
+        rank = len(self.rivals) + 1 if text in self.unlikely else 1
+        above = [value + 0.5 * (len(self.rivals) - at) for at in range(len(self.rivals))]
+        below = [value - 0.5 * (at + 1) for at in range(len(self.rivals))]
+        others = zip(self.rivals, above if rank > 1 else below, strict=True)
+        row = {str(number): {"logprob": value, "rank": rank, "decoded_token": text}}
+        for place, (rival, worth) in enumerate(others, 1 if rank > 1 else 2):
+            if place <= count:
+                known = {"logprob": worth, "rank": place, "decoded_token": rival}
+                row[str(self.id(rival.encode()))] = known
+        return row
 
     # How a test meets it
 
@@ -226,6 +285,7 @@ class FakeVllm:
         app.router.add_post("/detokenize", self.detokenize)
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/v1/completions", self.complete)
+        app.router.add_post(GENERATE, self.complete)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -239,6 +299,10 @@ class FakeVllm:
 
 def event(reply: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(reply) + b"\n\n"
+
+
+def common(one: list[int], other: list[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def characters(text: bytes) -> list[bytes]:

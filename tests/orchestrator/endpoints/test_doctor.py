@@ -14,9 +14,9 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.doctor import COSTS, Diagnosis, Examined, conclude, diagnose, render
 from stepspec.orchestrator.endpoints.probe import Capabilities
 
-from .server import FakeVllm
+from .server import GENERATE, FakeVllm
 
-ALL = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False)
+ALL = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False, suffix_scoring=True)
 GOOD = Examined("large", "http://l", "", "big", 4096, "v", True, True, 0.97, 0.1, 0.03, ALL)
 FAST = replace(GOOD, role="small", url="http://s", model="tiny", between=0.006)
 
@@ -64,6 +64,54 @@ def test_what_does_not_fit_is_said(change: dict[str, Any], note: str) -> None:
     assert note in said
 
 
+@pytest.mark.parametrize(
+    ("found", "mark", "note"),
+    [
+        (True, "on", None),
+        (None, "off", "reads the whole chain again, 145 ms after 400 tokens (a first token takes 100 ms): start vLLM"),
+        (False, "refused", "suffix scoring is set, but the server does not do it"),
+    ],
+)
+def test_what_scoring_costs_is_said(found: bool | None, mark: str, note: str | None) -> None:
+    large = replace(GOOD, can=without("suffix_scoring", found), scoring=0.145)
+    diagnosis = conclude(FAST, large)
+    assert len(diagnosis.notes) == (note is not None)
+    assert (note or "") in "".join(diagnosis.notes)
+    (row,) = [line for line in shown(diagnosis).splitlines() if line.startswith("suffix scoring")]
+    assert row.split()[-1] == mark
+    assert "145 ms" in shown(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "scale_out", "found"), [(False, True, None), (True, True, True), (True, False, False)]
+)
+async def test_suffix_scoring_is_tried_only_where_it_is_allowed(
+    allowed: bool, scale_out: bool, found: bool | None
+) -> None:
+    server = FakeVllm(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, block=16, scale_out=scale_out)
+    async with server.serve("small") as small, server.serve("large", suffix_scoring=allowed) as large:
+        diagnosis = await diagnose(small, large)
+    assert diagnosis.large.can is not None
+    assert diagnosis.large.can.suffix_scoring is found
+    assert any(path == GENERATE for path, _ in server.requests) is allowed
+    assert (diagnosis.large.scoring > 0) is (found is not False)
+
+
+async def test_a_server_that_scores_suffixes_wrongly_is_found_out() -> None:
+    class Wrong(FakeVllm):
+        def score(self, body: dict[str, Any]) -> dict[str, Any]:
+            reply = super().score(body)
+            for known in reply["prompt_logprobs"][-1].values():
+                known["logprob"] -= 1
+            return reply
+
+    server = Wrong(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, block=16, scale_out=True)
+    async with server.serve("small") as small, server.serve("large", suffix_scoring=True) as large:
+        diagnosis = await diagnose(small, large)
+    assert diagnosis.large.can is not None
+    assert diagnosis.large.can.suffix_scoring is False
+
+
 async def test_a_server_that_is_not_there_is_a_finding() -> None:
     endpoints = (Endpoint(role=role, url="http://127.0.0.1:9", retries=0) for role in ("small", "large"))
     diagnosis = await diagnose(*endpoints)
@@ -72,6 +120,28 @@ async def test_a_server_that_is_not_there_is_a_finding() -> None:
     assert not diagnosis.same_vocabulary
     assert "cannot be used" in shown(diagnosis)
     assert orjson.loads(orjson.dumps(asdict(diagnosis)))["small"]["problem"]
+
+
+def test_replicas_are_shown_and_only_what_is_new_is_said_of_them() -> None:
+    dead = Examined("large", "http://dead", problem="no connection")
+    same, lacking = replace(GOOD, url="http://same"), replace(GOOD, url="http://lacking", can=without("metrics", False))
+    diagnosis = conclude(FAST, GOOD, same, lacking, dead, replace(GOOD, url="http://else", model="else"))
+    assert diagnosis.notes == (
+        f"large at http://lacking: no metrics: {COSTS['metrics']}",
+        "large at http://dead: no connection",
+        "large at http://else: it does not serve what http://l does, and is refused",
+    )
+    assert all(one.url in shown(diagnosis) for one in diagnosis.others)
+
+
+async def test_of_several_replicas_the_first_that_can_be_used_speaks_for_the_others() -> None:
+    server = FakeVllm(("So", "</think>"), digits={"9": -0.1})
+    async with server.serve("small") as small, server.serve("large") as up:
+        large = up.model_copy(update={"url": "http://127.0.0.1:9", "replicas": (up.url,), "retries": 0})
+        diagnosis = await diagnose(small, large)
+    assert (diagnosis.large.url, diagnosis.large.problem) == (up.url, "")
+    assert [other.url for other in diagnosis.others] == ["http://127.0.0.1:9"]
+    assert any(note.startswith("large at http://127.0.0.1:9: ") for note in diagnosis.notes)
 
 
 async def test_a_server_that_knows_few_fields_is_found_out() -> None:

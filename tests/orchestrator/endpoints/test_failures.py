@@ -156,10 +156,11 @@ async def test_a_server_that_falls_silent_is_left(
 async def test_an_answer_that_does_not_come(meet: Meet) -> None:
     server = FakeVllm(digits={"7": -0.1})
     async with meet(server) as met:
+        await met.model.score(PROBLEM, "So")  # Its words are known then: only the score itself can be late.
         connection = met.endpoint.connection
-        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": Deadlines(total=0.01)})
+        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": Deadlines(total=0.1)})
         server.faults.append(Stall(after=0))
-        with pytest.raises(EndpointUnavailable, match=r"no answer after 0.01 s"):
+        with pytest.raises(EndpointUnavailable, match=r"no answer after 0.1 s"):
             await met.model.score(PROBLEM, "So")
         await server.left.wait()
 

@@ -43,6 +43,16 @@ def test_it_ends_at_the_limit_at_the_latest(pieces: list[str], limit: int) -> No
     assert stop is not None or len(pieces) < limit
 
 
+def test_an_opening_is_cut_to_the_limit_and_tokens_keep_what_was_asked_for() -> None:
+    rivals = (Token("b"), Token("c"))
+    growing = GrowingStep("small", "v", stops=(), limit=2, opening=[Token("x"), Token("y"), Token("z")])
+    assert growing.end("length").text == "xy"
+    growing = GrowingStep("small", "v", stops=(), limit=2, top=1)
+    for token in (Token("a", top=rivals), Token("d")):
+        growing.add(token)
+    assert growing.end("length").tokens == (Token("a", top=rivals[:1]), Token("d"))
+
+
 def test_the_first_of_two_stop_strings_counts() -> None:
     assert ends_in("a; b\n\n", ("\n\n", ";")) == 2
     assert ends_in("a", ("\n\n",)) == -1

@@ -137,6 +137,22 @@ async def test_another_way_of_writing_opens_another_request(meet: Meet, changed:
         assert requests(server) == 2
 
 
+@pytest.mark.parametrize(("first", "second", "opened"), [(2, 0, 1), (2, 1, 1), (2, 2, 1), (0, 1, 2), (1, 2, 2)])
+async def test_it_goes_on_if_it_tells_enough(meet: Meet, first: int, second: int, opened: int) -> None:
+    server = FakeVllm(SCRIPT, rivals=("x", "y", "z"))
+    async with meet(server) as met:
+        plain = [await met.model.write(PROBLEM, top=first)]
+        plain.append(await met.model.write(PROBLEM.extend(plain[0]), top=second))
+        server.requests.clear()
+        async with kept_open():
+            step = await met.model.write(PROBLEM, top=first)
+            following = await met.model.write(PROBLEM.extend(step), top=second)
+            assert requests(server) == opened
+    assert [[(t.text, t.logprob, t.top) for t in s.tokens] for s in (step, following)] == [
+        [(t.text, t.logprob, t.top) for t in s.tokens] for s in plain
+    ]
+
+
 async def test_unread_tokens_are_counted_when_it_is_closed(meet: Meet) -> None:
     server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(5))
     async with meet(server) as met:

@@ -26,6 +26,35 @@ def test_a_url_that_leads_nowhere_is_refused(given: str) -> None:
         Endpoint(role="small", url=given)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"url": "http://a/v1, http://b/,http://c"},
+        {"url": "http://a", "replicas": ["http://b/v1", "http://c"]},
+        {"url": "http://a,http://b", "replicas": ["http://c"]},
+    ],
+)
+def test_replicas_are_more_urls_however_they_are_given(given: dict[str, object]) -> None:
+    endpoint = Endpoint.model_validate({"role": "small", "model": "m", **given})
+    assert endpoint.urls == ("http://a", "http://b", "http://c")
+    assert endpoint.url == "http://a"
+    assert [each.urls for each in endpoint.each] == [("http://a",), ("http://b",), ("http://c",)]
+    assert {each.model for each in endpoint.each} == {"m"}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"url": "http://a,http://a/v1"}, "a URL is given twice: http://a, http://a"),
+        ({"url": "http://a,"}, "'' is not the URL of a server"),
+        ({"url": "http://a", "replicas": ["b"]}, "'b' is not the URL of a server"),
+    ],
+)
+def test_replicas_that_are_none_are_refused(given: dict[str, object], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        Endpoint.model_validate({"role": "small", **given})
+
+
 def test_unknown_settings_and_impossible_limits_are_refused() -> None:
     for wrong in ({"retry": 3}, {"requests_per_second": 0}, {"max_concurrency": 0}, {"retries": -1}, {"model": ""}):
         with pytest.raises(ValidationError):

@@ -86,7 +86,29 @@ def test_an_error_in_the_stream_is_raised() -> None:
 def test_a_rank_is_known_as_far_as_the_list_of_the_best_goes(known: int, rank: int) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -0.5, "a": -1.0}]}
     (token,) = wire.chunk(CALL, line(logprobs=logprobs), known).tokens
-    assert token == Token("a", -1.0, rank, 5)
+    assert (token.text, token.logprob, token.rank, token.id) == ("a", -1.0, rank, 5)
+
+
+@pytest.mark.parametrize(
+    ("top", "known", "rivals"),
+    [
+        ({"a": -1.0}, 0, ()),
+        ({"a": -1.0, "b": -0.5}, 1, (Token("b", -0.5, 1),)),
+        ({"a": -1.0, "b": -0.5, "c": -9999.0}, 2, (Token("b", -0.5, 1), Token("a", -1.0, 2))),
+        ({"a": -1.0, "b": -0.5, "c": -0.25}, 2, (Token("c", -0.25, 1), Token("b", -0.5, 2))),
+    ],
+)
+def test_the_likeliest_come_best_first(top: dict[str, float], known: int, rivals: tuple[Token, ...]) -> None:
+    logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [top]}
+    (token,) = wire.chunk(CALL, line(logprobs=logprobs), known).tokens
+    assert token.top == rivals
+    assert token.rank == next((rival.rank for rival in rivals if rival.text == "a"), 0)
+
+
+def test_a_log_probability_that_was_lost_is_the_least() -> None:
+    logprobs = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}
+    (token,) = wire.chunk(CALL, line(logprobs=logprobs), 2).tokens
+    assert token == Token("a", wire.FLOOR, 0, 5)
 
 
 def test_the_usage_comes_last() -> None:

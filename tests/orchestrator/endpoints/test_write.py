@@ -117,6 +117,8 @@ async def test_an_opening_is_part_of_the_prompt_of_the_step_and_of_the_limit(mee
     async with meet(server) as met:
         step = await met.model.write(PROBLEM, opening="So", limit=3)
         whole = await met.model.write(PROBLEM, opening="So", limit=2)
+        less = await met.model.write(PROBLEM, opening="So", limit=1)
+    assert (less.text, len(less.tokens), less.stop) == ("S", 1, "length")
     assert texts(step) == ["S", "o", " one"]
     assert [token.id for token in step.tokens[:2]] == server.encode("So")
     assert step.stop == "length"

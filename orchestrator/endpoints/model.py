@@ -1,0 +1,211 @@
+"""A model served by vLLM, as one run sees it: it writes, scores and asks on an endpoint that other runs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from ..chain import DELIMITER, THINK_END, Chain, Role, Step, Token
+from ..errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
+from ..events import Observer, Verb
+from ..interfaces import KEPT_OPEN
+from . import scoring, wire
+from .failures import Call
+from .growing import GrowingStep
+from .kept import Kept
+from .reading import Arrivals, Tally, generate, grow
+from .settings import Sampling
+
+if TYPE_CHECKING:
+    from .vllm import VllmEndpoint
+
+
+class VllmModel:
+    """A `Model` of one run: its sampling, its observer and its clock, on an endpoint that it shares with other runs."""
+
+    def __init__(
+        self, endpoint: VllmEndpoint, sampling: Sampling, observe: Observer, clock: Callable[[], float]
+    ) -> None:
+        self._endpoint, self._sampling = endpoint, sampling
+        self._observe, self._clock = observe, clock
+        self._kept: WeakKeyDictionary[AsyncExitStack, Kept] = WeakKeyDictionary()
+
+    @property
+    def role(self) -> Role:
+        return self._endpoint.role
+
+    async def write(
+        self,
+        chain: Chain,
+        *,
+        stop: Sequence[str] = (DELIMITER,),
+        limit: int = 512,
+        until: Callable[[Step], bool] | None = None,
+        opening: str = "",
+        top: int = 0,
+    ) -> Step:
+        """
+        Write the next step as `Model.write` says; *opening* counts towards *limit*.
+
+        Raise `ContextTooLong` if the chain leaves no room for a token, `ConfigurationError` for too large a *top*.
+        """
+        encoder, stack, sampling = self._endpoint.encoder, KEPT_OPEN.get(), self._sampling.telling(_told(top))
+        begun = await encoder.spelt(opening)
+        growing = GrowingStep(self.role, encoder.vocabulary, stops=stop, limit=limit, opening=begun, top=top)
+        kept = self._kept.get(stack) if stack else None
+        if kept and not opening and kept.continues(chain, stop, limit, top):
+            return await kept.write(chain, growing, until, limit)
+        if kept and not kept.reading:
+            await kept.close()
+        if len(begun) >= limit:
+            return growing.end("length")
+        prompt = [*await encoder.chain(chain), *await encoder.encode(opening)]
+        if stack is None or (kept and kept.reading):
+            stops, most = (THINK_END, *stop), limit - len(begun)
+            async with self._generate(chain, prompt, sampling, stops, most) as arrivals:
+                return await grow(growing, arrivals.take, until)
+        opened = partial(self._generate, chain, prompt, sampling, (), encoder.room)
+        kept = Kept(opened, stop, limit, sampling.logprobs or 0)
+        self._kept[stack] = kept
+        stack.push_async_callback(kept.close)
+        return await kept.write(chain, growing, until, limit)
+
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        """
+        Read *spans* as `Model.score` says.
+
+        The server reads the whole chain again, prefix cache or not, unless the endpoint allows `suffix_scoring`. Raise
+        `ConfigurationError` for too large a *top*, and if the server refuses to score a suffix.
+        """
+        encoder, top = self._endpoint.encoder, _told(top)
+        before = await encoder.chain(chain)
+        encoded = [(span, await encoder.encode(span)) for span in spans]
+        prompt = [*before, *(number for _, ids in encoded for number in ids)]
+        rows = await self._suffix(prompt, len(before), top) if self._endpoint.settings.suffix_scoring else None
+        if rows is None:
+            reply = await self._post("score", prompt, scoring.whole(self._endpoint.name, prompt, top))
+            rows = scoring.rows(self._call("score"), reply, len(before))
+        return scoring.scores(self._call("score"), rows, encoded, top)
+
+    async def _suffix(self, prompt: Sequence[int], start: int, top: int) -> Sequence[scoring.Row] | None:
+        """Score *prompt* from token *start* on; None if the server did not compute all of it, or could not tell."""
+        body = scoring.suffix(self._endpoint.name, prompt, top)
+        try:
+            reply = await self._post("score", prompt, body, path=scoring.GENERATE, retries=0)
+        except EndpointRejected as exc:
+            if isinstance(exc, ContextTooLong):
+                raise
+            if scoring.UNSPEAKABLE in exc.cause:
+                return None
+            raise ConfigurationError(
+                f"suffix_scoring is set, but {exc}; start vLLM with --enable-scale-out --enable-prompt-tokens-details"
+            ) from exc
+        except EndpointUnavailable:
+            return None  # Whether it has failed for good, the whole will show.
+        rows = scoring.computed_rows(reply, prompt, start)
+        if rows is None:
+            return None
+        return scoring.spelled(rows, await self._endpoint.encoder.pieces({int(key) for row in rows for key in row}))
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        """
+        Ask as `Model.ask` says; `Template.ask` is the layout of the question.
+
+        Raise `ConfigurationError` if a choice is not one token of this model. A server that cannot report on chosen
+        tokens tells about its 20 most probable ones: a choice that is not among them has the probability 0.
+        """
+        encoder, endpoint = self._endpoint.encoder, self._endpoint
+        numbers = await self._numbers(choices)
+        prompt = [*await encoder.chain(chain), *await encoder.encode(encoder.template.ask(question, opening))]
+        if endpoint.by_id is not False:
+            found = await self._ask_by_id(prompt, numbers)
+            if found is not None:
+                return found
+        reply = await self._post("ask", prompt, wire.asking(endpoint.name, prompt, list(numbers.values()), by_id=False))
+        return dict.fromkeys(choices, 0.0) | wire.chances(self._call("ask"), reply, numbers)
+
+    async def _ask_by_id(self, prompt: Sequence[int], numbers: Mapping[str, int]) -> dict[str, float] | None:
+        """Ask about the choices' own tokens; None if the server cannot tell, which is remembered."""
+        endpoint, ids = self._endpoint, list(numbers.values())
+        if endpoint.by_id:
+            found = await self._ask_together(prompt, numbers)
+        else:
+            try:
+                reply = await self._post("ask", prompt, wire.asking(endpoint.name, prompt, ids, by_id=True), retries=0)
+            except EndpointUnavailable as exc:
+                if exc.cause.startswith("HTTP 500"):  # what vLLM answers while it speculates itself
+                    endpoint.by_id = False
+                return None
+            found = wire.chances(self._call("ask"), reply, numbers)
+        endpoint.by_id = len(found) == len(numbers)
+        return found if endpoint.by_id else None
+
+    async def _ask_together(self, prompt: Sequence[int], numbers: Mapping[str, int]) -> dict[str, float]:
+        """Ask in one request with everybody who asks this server about the same choices at the same moment."""
+        call = self._call("ask")
+        self._room(call, prompt)
+        with self._tally("ask", len(prompt)) as tally:
+            answer = await self._endpoint.together.ask(prompt, list(numbers.values()))
+            tally.add(1, len(prompt), answer.cached)
+        return wire.chances(call, answer.reply, numbers, answer.place)
+
+    async def _numbers(self, choices: Sequence[str]) -> dict[str, int]:
+        encoded = {choice: await self._endpoint.encoder.encode(choice) for choice in choices}
+        wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
+        if wrong or not encoded:
+            names = ", ".join(map(repr, wrong)) or "none given"
+            raise ConfigurationError(f"choices have to be single tokens of the {self.role} model: {names}")
+        return {choice: ids[0] for choice, ids in encoded.items()}
+
+    def _generate(
+        self, chain: Chain, prompt: Sequence[int], sampling: Sampling, stop: Sequence[str], limit: int
+    ) -> AbstractAsyncContextManager[Arrivals]:
+        endpoint, call = self._endpoint, self._call("write")
+        limit = min(limit, self._room(call, prompt))
+        seed = sampling.seed_for(self.role, "write", len(chain.steps), chain.tokens)
+        body = wire.writing(endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop)
+        return generate(endpoint.connection, call, body, self._tally("write", len(prompt)))
+
+    async def _post(
+        self,
+        verb: Verb,
+        prompt: Sequence[int],
+        body: wire.Body,
+        *,
+        path: str = "/v1/completions",
+        retries: int | None = None,
+    ) -> wire.Reply:
+        call = self._call(verb)
+        self._room(call, prompt)
+        with self._tally(verb, len(prompt)) as tally:
+            reply = await self._endpoint.connection.post(call, path, body, retries=retries)
+            read, cached, written = wire.usage(reply)
+            tally.add(written, read, cached)
+            return reply
+
+    def _room(self, call: Call, prompt: Sequence[int]) -> int:
+        """Count the tokens that may follow *prompt*. Raise `ContextTooLong` if there is room for none."""
+        room = self._endpoint.encoder.room
+        if len(prompt) >= room:
+            raise call.error(ContextTooLong, f"the prompt has {len(prompt)} tokens, and the model takes {room} in all")
+        return room - len(prompt)
+
+    def _tally(self, verb: Verb, prompt: int) -> Tally:
+        return Tally(self.role, verb, self._observe, self._clock, prompt, url=self._endpoint.settings.url)
+
+    def _call(self, verb: Verb) -> Call:
+        return self._endpoint.connection.call(verb)
+
+
+def _told(top: int) -> int:
+    """Return *top* if a server tells of so many tokens of a place. Raise `ConfigurationError`."""
+    if 0 <= top <= wire.MOST_LOGPROBS:
+        return top
+    raise ConfigurationError(
+        f"top={top}: a server tells of 0 to {wire.MOST_LOGPROBS} tokens of a place, unless its --max-logprobs says more"
+    )

@@ -1,0 +1,141 @@
+"""Scoring a suffix for the price of the suffix, and what happens where that cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stepspec.orchestrator.chain import THINK_END, Chain, Step
+from stepspec.orchestrator.endpoints import scoring
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
+
+from .conftest import Meet
+from .server import GENERATE, FakeVllm, Refuse
+from .test_wire import CALL
+
+PROBLEM = Chain.of("What is 1 + 1?")
+STEP = Step("So one plus.\n\n", "small")
+SPANS = ("Then two é", "", THINK_END)
+BLOCK = 4
+
+
+def caching(**settings: object) -> FakeVllm:
+    return replace(FakeVllm(block=BLOCK, scale_out=True, rivals=("x", "y"), unlikely=frozenset("w")), **settings)  # type: ignore[arg-type]
+
+
+def paths(server: FakeVllm) -> list[str]:
+    return [path for path, _ in server.requests if path in (GENERATE, "/v1/completions")]
+
+
+@pytest.mark.parametrize("garbage", [True, False])
+@pytest.mark.parametrize("top", [0, 2])
+async def test_a_suffix_scores_as_it_does_within_the_whole(meet: Meet, garbage: bool, top: int) -> None:
+    server = caching(garbage=garbage)
+    async with meet(server, suffix_scoring=True) as met:
+        await met.model.score(PROBLEM, STEP.text)
+        suffix = await met.model.score(PROBLEM.extend(STEP), *SPANS, top=top)
+        first, second = met.calls
+    async with meet(server) as met:
+        assert await met.model.score(PROBLEM.extend(STEP), *SPANS, top=top) == suffix
+    assert paths(server) == [GENERATE, GENERATE, "/v1/completions"]
+    assert (first.verb, second.verb) == ("score", "score")
+    assert first.cached < first.prompt - len(STEP.text) - 1
+    assert second.cached > first.prompt - BLOCK
+
+
+async def test_only_who_asked_for_it_is_sent_such_a_request(meet: Meet) -> None:
+    server = caching()
+    async with meet(server) as met:
+        for _ in range(2):
+            await met.model.score(PROBLEM, "So")
+    assert paths(server) == ["/v1/completions"] * 2
+
+
+@pytest.mark.parametrize("garbage", [True, False])
+async def test_what_was_read_before_is_read_again_in_full(meet: Meet, garbage: bool) -> None:
+    server = caching(garbage=garbage)
+    async with meet(server, suffix_scoring=True) as met:
+        first = await met.model.score(PROBLEM, "So one plus one")
+        assert await met.model.score(PROBLEM, "So one plus one") == first
+    assert paths(server) == [GENERATE, GENERATE, "/v1/completions"]
+    assert [(call.fate, call.cached > 0) for call in met.calls] == [("done", False), ("done", True), ("done", False)]
+
+
+async def test_a_server_that_does_not_tell_what_it_had_cached_is_not_believed(meet: Meet) -> None:
+    server = caching(block=0)
+    async with meet(server, suffix_scoring=True) as met:
+        (tokens,) = await met.model.score(PROBLEM, "So")
+    assert [token.text for token in tokens] == ["S", "o"]
+    assert paths(server) == [GENERATE, "/v1/completions"]
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_memory_that_has_no_words_in_json_fails_once_and_is_scored_in_full(meet: Meet, status: int) -> None:
+    server = caching()
+    async with meet(server, suffix_scoring=True) as met:
+        server.faults.append(Refuse(status, "Out of range float values are not JSON compliant"))
+        (tokens,) = await met.model.score(PROBLEM, "So")
+        assert len(tokens) == 2
+        server.faults.extend([Refuse(500), Refuse(500)])
+        met.endpoint.connection.endpoint = met.endpoint.settings.model_copy(update={"retries": 0})
+        with pytest.raises(EndpointUnavailable):
+            await met.model.score(PROBLEM, "So")
+    assert [call.fate for call in met.calls] == ["failed", "done", "failed", "failed"]
+
+
+async def test_a_chain_without_room_is_no_wrong_setting(meet: Meet) -> None:
+    server = caching()
+    async with meet(server, suffix_scoring=True) as met:
+        server.faults.append(Refuse(400, "This model's maximum context length is 4096 tokens."))
+        with pytest.raises(ContextTooLong):
+            await met.model.score(PROBLEM, "So")
+
+
+async def test_a_server_without_the_route_is_a_wrong_setting(meet: Meet) -> None:
+    async with meet(caching(scale_out=False), suffix_scoring=True) as met:
+        with pytest.raises(ConfigurationError, match=r"suffix_scoring is set, but .*--enable-scale-out"):
+            await met.model.score(PROBLEM, "So")
+
+
+def reply(cached: int | None, rows: int, *, garbage: int = 0) -> dict[str, object]:
+    """Score a prompt of the tokens 0, 1, 2, ...; the first *garbage* rows are wrong."""
+    details = None if cached is None else {"cached_tokens": cached}
+    made = [{"77" if at < garbage else str(at): {"rank": 1}} for at in range(10 - rows, 10)]
+    return {"usage": {"prompt_tokens_details": details}, "prompt_logprobs": [None, *made]}
+
+
+@pytest.mark.parametrize(
+    ("cached", "rows", "start", "found"),
+    [
+        (0, 9, 6, 4),
+        (5, 9, 6, 4),
+        (6, 9, 6, None),  # the row of token 6 is made by token 5, which was cached
+        (None, 9, 6, None),
+        (5, 4, 6, 4),  # the V2 runner leaves the others out
+        (5, 3, 6, None),
+        (0, 9, 10, 0),
+    ],
+)
+def test_rows_of_a_cached_prefix_are_not_believed(cached: int | None, rows: int, start: int, found: int | None) -> None:
+    taken = scoring.computed_rows(reply(cached, rows), range(10), start)
+    assert (None if taken is None else len(taken)) == found
+    if taken:
+        assert list(taken[0]) == [str(start)]
+
+
+def test_rows_that_are_not_about_the_prompt_are_not_believed() -> None:
+    assert scoring.computed_rows(reply(0, 9, garbage=7), range(10), 6) is None
+    assert scoring.computed_rows({}, range(10), 6) is None
+
+
+@pytest.mark.parametrize("broken", [{}, {"choices": []}, {"choices": [{"prompt_logprobs": None}]}])
+def test_a_reply_without_rows_is_malformed(broken: dict[str, object]) -> None:
+    with pytest.raises(MalformedReply):
+        scoring.rows(CALL, broken, 0)
+
+
+@pytest.mark.parametrize("rows", [[], [{}], [{"5": {"logprob": -1.0}}]])
+def test_rows_without_the_tokens_are_malformed(rows: list[dict[str, dict[str, float]]]) -> None:
+    with pytest.raises(MalformedReply):
+        scoring.scores(CALL, rows, [("a", [5])], 0)
