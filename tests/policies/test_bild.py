@@ -1,7 +1,8 @@
 """BiLD: where the small model falls back, where it is rolled back, and what of a run stands; worked by hand."""
 
 from collections.abc import Callable, Sequence
-from math import log
+from dataclasses import replace
+from math import exp, log
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,28 @@ def alone(role: Role, seed: int) -> str:
     while not chain.finished:
         chain = chain.extend(run(model.write(chain))[0])
     return chain.text
+
+
+def test_a_token_at_the_threshold_is_sure() -> None:
+    small, large = pair(TEXT, TEXT)
+    small.logprob = lambda before, token: log(0.5)
+    draft, verdict = judged(BiLD(small, large, fallback=exp(log(0.5))))
+    assert (len(draft.tokens), isinstance(verdict, Accept)) == (10, True)
+
+
+def test_a_token_of_unknown_rank_is_not_the_large_models_own_choice() -> None:
+    small, large = pair(TEXT, TEXT)
+    large.logprob = doubting(" three", logprob=-6.0)
+    assert isinstance(judged(BiLD(small, large))[1], Accept)  # It is: rank 1.
+
+    class Forgetful(ScriptedModel):
+        async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+            read = await super().score(chain, *spans, top=top)
+            return [tuple(replace(token, rank=0) for token in span) for span in read]
+
+    forgetful = Forgetful("large", large.script, logprob=large.logprob)
+    verdict = judged(BiLD(small, forgetful))[1]
+    assert verdict == Rollback(len("one two"), reason="rollback", score=6.0)
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -1,11 +1,13 @@
 """Policies are found by name, and wrong names, options and values are told apart from right ones."""
 
+from dataclasses import FrozenInstanceError, fields
 from typing import Any
 
 import pytest
 
 from stepspec import policies
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.interfaces import foreseeable
 from stepspec.policies import METHODS, Solo, SpecReason, make, options
 
 from ..fakes import ScriptedModel, counting
@@ -21,6 +23,19 @@ def test_every_policy_can_be_made_with_its_defaults(name: str) -> None:
     assert made.answerer is (SMALL if name in ("small", "relay") else LARGE)
     defaults = {key: option.default for key, option in options(name).items()}
     assert made == make(name, SMALL, LARGE, critic=CRITIC, **defaults)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_policies_are_values(name: str) -> None:
+    made: Any = make(name, SMALL, LARGE, critic=CRITIC)
+    with pytest.raises(FrozenInstanceError):
+        setattr(made, fields(made)[0].name, LARGE)
+    assert not hasattr(made, "__dict__")  # a place to keep anything in
+
+
+def test_a_policy_says_whether_its_repair_depends_on_the_chain_alone() -> None:
+    told = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
+    assert told == {"specreason", "bild", "cascade", "reflective", "reward"}
 
 
 def test_options_are_those_of_the_policy_without_its_models() -> None:
