@@ -25,7 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ..orchestrator.errors import ConfigurationError
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, Arm, Result, measure, summarise
 from .samples import Samples
-from .tables import SMALL_PRINT, table
+from .tables import SMALL_PRINT, markdown, table
 from .testbed.servers import MODELS
 from .testbed.solving_pair import pair_solver
 from .testbed.tasks import fresh
@@ -97,6 +97,7 @@ def main(
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
     fresh_start: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
     output: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("build/bench.json"),
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown too.")] = False,
 ) -> None:
     """Measure the miniature pair and compare with the bars."""
     arms = _chosen(arm, baselines=baselines)
@@ -107,6 +108,8 @@ def main(
     output.write_bytes(orjson.dumps(_report(results, profile), option=orjson.OPT_INDENT_2))
     console = Console(width=150)
     console.print(table(results))
+    if as_markdown:
+        print(markdown(results))
     by_name = {result.name: result for result in results}
     console.print(
         f"SpecReason over sequential: {by_name[SHIPPED.name].seconds / by_name[SEQUENTIAL.name].seconds:.2f}"

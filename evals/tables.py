@@ -8,28 +8,39 @@ from rich.table import Table
 
 from .arms import Result
 
+COLUMNS = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste", "judging")
+
 
 def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
     """One row per arm, with or without the 95% intervals; the small print says what the columns mean."""
-    columns = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste", "judging")
     made = Table(box=None, padding=(0, 1, 0, 0))
-    for column in columns:
+    for column in COLUMNS:
         made.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for r in results:
-        (low, high), (least, most) = r.accuracy_interval, r.ratio_to_large_interval
-        made.add_row(
-            r.name,
-            str(r.n),
-            f"{r.accuracy:.1%}" + (f" [{low:.1%}, {high:.1%}]" if intervals else ""),
-            f"{r.seconds:.2f}",
-            f"{r.ratio_to_large:.2f}" + (f" [{least:.2f}, {most:.2f}]" if intervals else ""),
-            f"{r.ratio_to_floor:.2f}",
-            f"{r.share_large_tokens:.0%}",
-            "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
-            f"{r.waste:.0%}",
-            f"{r.judge_tokens:.0f}" if r.judge_tokens else "",
-        )
+    for result in results:
+        made.add_row(*_row(result, intervals=intervals))
     return made
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """The same table for a document."""
+    rows = (COLUMNS, tuple("---" if not column else "--:" for column in COLUMNS), *map(_row, results))
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(r: Result, *, intervals: bool = True) -> tuple[str, ...]:
+    (low, high), (least, most) = r.accuracy_interval, r.ratio_to_large_interval
+    return (
+        r.name,
+        str(r.n),
+        f"{r.accuracy:.1%}" + (f" [{low:.1%}, {high:.1%}]" if intervals else ""),
+        f"{r.seconds:.2f}",
+        f"{r.ratio_to_large:.2f}" + (f" [{least:.2f}, {most:.2f}]" if intervals else ""),
+        f"{r.ratio_to_floor:.2f}",
+        f"{r.share_large_tokens:.0%}",
+        "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
+        f"{r.waste:.0%}",
+        f"{r.judge_tokens:.0f}" if r.judge_tokens else "",
+    )
 
 
 SMALL_PRINT = (

@@ -8,6 +8,7 @@ import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Sample, bootstrap_ratio, summarise, wilson
 from stepspec.evals.bench import missed
+from stepspec.evals.tables import COLUMNS, markdown, table
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.ledger import Account, Ledger
 
@@ -46,6 +47,15 @@ def test_arms_are_compared_on_the_same_problems() -> None:
     assert (shipped.accept_rate, large.accept_rate) == (0.8, None)
     assert (shipped.judge_tokens, large.judge_tokens) == (50, 0)
     assert (small.accuracy, shipped.accuracy, shipped.n) == (0.0, 1.0, 4)
+
+
+def test_the_tables_show_every_arm_alike() -> None:
+    results = summarise(samples(), ARMS)
+    head, rule, *rows = markdown(results).splitlines()
+    assert head.count("|") == rule.count("|") == rows[0].count("|") == len(COLUMNS) + 1
+    assert [row.split(" | ")[0] for row in rows] == [f"| {arm.name}" for arm in ARMS]
+    assert "| 0.50 [" in rows[2]
+    assert len(table(results).rows) == len(ARMS)
 
 
 def test_intervals_hold_their_value_and_narrow_with_the_sample() -> None:
