@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
+from ...orchestrator.errors import ConfigurationError
+
 Kind: TypeAlias = Literal["add", "sub", "double", "halve"]
 Split: TypeAlias = Literal["train", "test"]
 
@@ -37,11 +39,22 @@ LIMIT = 99
 
 @dataclass(frozen=True, slots=True)
 class Difficulty:
-    """*steps* is the least and the greatest number of deeds, *operand* of what is added or taken away."""
+    """
+    *steps* is the least and the greatest number of deeds, *operand* of what is added or taken away, and *doubling* the
+    share of doublings and halvings. Raise `ConfigurationError` for what no problem can have.
+    """
 
     steps: tuple[int, int] = (3, 6)
     operand: tuple[int, int] = (2, 9)
     doubling: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps[0] <= self.steps[1] <= len(DAYS):
+            raise ConfigurationError(f"steps {self.steps}: from 1 to {len(DAYS)}, the lesser first")
+        if not 1 <= self.operand[0] <= self.operand[1] <= LIMIT // 2:  # so that one of sum and difference is possible
+            raise ConfigurationError(f"operand {self.operand}: from 1 to {LIMIT // 2}, the lesser first")
+        if not 0 <= self.doubling < 1:  # an odd number above half of the limit can be neither doubled nor halved
+            raise ConfigurationError(f"doubling {self.doubling}: at least 0 and less than 1")
 
 
 DEFAULT = Difficulty()

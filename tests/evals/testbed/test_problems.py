@@ -4,6 +4,7 @@ import random
 import re
 from collections.abc import Callable
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -36,6 +37,7 @@ from stepspec.evals.testbed.problems import (
 )
 from stepspec.orchestrator import chain
 from stepspec.orchestrator.answer import extract
+from stepspec.orchestrator.errors import ConfigurationError
 
 from ...orchestrator.arms import BOUNDED
 
@@ -250,3 +252,24 @@ def test_the_halves_share_no_problem_and_an_eighth_is_for_testing() -> None:
 def test_numbers_stay_whole_and_between_1_and_99(deed: Deed, value: int, possible: bool, words: str) -> None:
     assert deed.possible(value) is possible
     assert equation(deed, value) == words
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"steps": (0, 3)},
+        {"steps": (4, 3)},
+        {"steps": (3, 8)},
+        {"operand": (0, 5)},
+        {"operand": (2, 50)},
+        {"doubling": 1.0},
+    ],
+)
+def test_a_difficulty_that_no_problem_can_have_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        Difficulty(**wrong)
+
+
+def test_the_hardest_difficulty_still_has_problems() -> None:
+    hardest = Difficulty(steps=(7, 7), operand=(49, 49), doubling=0.99)
+    assert all(len(draw(random.Random(seed), hardest).deeds) == 7 for seed in range(50))
