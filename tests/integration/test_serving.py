@@ -62,12 +62,9 @@ async def test_prompts_are_cached_in_small_blocks(pair: Pair) -> None:
     assert second["prompt_tokens"] - second["prompt_tokens_details"]["cached_tokens"] <= 32
 
 
-async def test_a_pass_takes_its_time_only_if_it_is_paced(pair: Pair, paced_pair: Pair) -> None:
-    large, small = await seconds(paced_pair.large), await seconds(paced_pair.small)
-    assert large >= TOKENS * 0.030
-    assert small >= TOKENS * 0.006
-    assert large > 2 * small
-    assert large > 2 * await seconds(pair.large)
+async def test_a_paced_pass_takes_its_time(paced_pair: Pair) -> None:
+    assert await seconds(paced_pair.large) >= TOKENS * 0.030
+    assert await seconds(paced_pair.small) >= TOKENS * 0.006
 
 
 async def test_up_prints_where_it_is_and_leaves_nothing_behind(tmp_path: Path) -> None:
