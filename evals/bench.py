@@ -33,6 +33,7 @@ from .testbed.tasks import fresh
 BASELINES = (LARGE, SMALL, SEQUENTIAL, SHIPPED)
 OTHERS = (
     Arm("SpecReason, hedged", "specreason", hedge=0.9),
+    Arm("SpecReason, greedy", "specreason", {"read": "greedy"}),
     Arm("random, p = 0.9", "random", {"p": 0.9}),
     Arm("speculative thinking", "speculative-thinking"),
     Arm("BiLD, tokens", "bild"),

@@ -21,9 +21,10 @@ class SpecReason:
     """
     Accept a small step when its grade, 0 to 9, reaches *threshold*.
 
-    The defaults are the paper's: threshold 7 (section 4.1) and the grade that the judge would write ("greedy";
-    "expected" is the mean over its probabilities). A judge that puts less than *sure* of its probability on digits has
-    not understood, which is no approval. First steps reserved for the large model (section 5.3) are `Led`'s.
+    The threshold is the paper's (section 4.1). *read* the grade as the mean over the digits' probabilities ("expected",
+    as the authors' code can) or as the digit that the judge would write ("greedy", their default): the mean costs the
+    same and also hears a judge who hesitates. One that puts less than *sure* of its probability on digits has not
+    understood, which is no approval. First steps reserved for the large model (section 5.3) are `Led`'s.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -31,7 +32,7 @@ class SpecReason:
     small: Model
     large: Model
     threshold: float = 7
-    read: Literal["greedy", "expected"] = "greedy"
+    read: Literal["greedy", "expected"] = "expected"
     sure: float = 0.05
 
     @property

@@ -41,7 +41,7 @@ def test_a_policy_says_whether_its_repair_depends_on_the_chain_alone() -> None:
 def test_options_are_those_of_the_policy_without_its_models() -> None:
     assert {key: option.default for key, option in options("specreason").items()} == {
         "threshold": 7,
-        "read": "greedy",
+        "read": "expected",
         "sure": 0.05,
     }
     assert options("large") == options("small") == {}

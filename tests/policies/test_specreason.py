@@ -89,7 +89,7 @@ def test_a_grade_that_reaches_the_threshold_is_enough(grade: str, threshold: flo
 def test_the_likeliest_grade_and_the_mean_grade_may_disagree(
     grades: Mapping[str, float], greedy: Verdict, expected: Verdict
 ) -> None:
-    assert verdict(grades) == greedy
+    assert verdict(grades, read="greedy") == greedy
     assert verdict(grades, read="expected") == expected
 
 
@@ -133,6 +133,6 @@ def test_the_large_model_repairs_the_chain_without_the_draft_and_answers() -> No
     assert policy.answerer is large
 
 
-def test_the_defaults_are_the_papers() -> None:
+def test_the_threshold_is_the_papers_and_the_grade_the_mean() -> None:
     small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
-    assert SpecReason(small, large) == SpecReason(small, large, threshold=7, read="greedy")
+    assert SpecReason(small, large) == SpecReason(small, large, threshold=7, read="expected")
