@@ -20,12 +20,12 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..orchestrator.errors import ConfigurationError
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, Arm, Result, measure, summarise
 from .samples import Samples
 from .tables import SMALL_PRINT, markdown, table
+from .testbed.progress import counting
 from .testbed.servers import MODELS
 from .testbed.solving_pair import pair_solver
 from .testbed.tasks import fresh
@@ -75,10 +75,9 @@ def _good(result: Result, large: Result) -> bool:
 
 async def bench(arms: Sequence[Arm], problems: int, profile: str, samples: Samples, console: Console) -> list[Result]:
     """Run the *arms* on the same fresh problems, one at a time, interleaved; what *samples* have is not run again."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     tasks = fresh(problems, SEED)
     async with pair_solver(profile, console, tuple(arms), SEED + 1, problems=2) as solver:
-        with samples, Progress(*columns, console=console) as progress:
+        with samples, counting(console) as progress:
             bar = progress.add_task("measuring", total=problems * len(arms), completed=len(samples.done))
 
             def keep(number: int, sample: Any) -> None:

@@ -22,7 +22,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..orchestrator import Accept, Chain, Model, Step
@@ -31,6 +30,7 @@ from ..policies import Reflective
 from .arms import wilson
 from .testbed.corruptions import corrupt
 from .testbed.problems import Problem, State, advance, begin, expected, generate
+from .testbed.progress import counting
 from .testbed.servers import running
 
 Kind: TypeAlias = Literal["right", "wrong result", "wrong step"]
@@ -157,11 +157,10 @@ def table(rates: Sequence[Rate]) -> Table:
 async def confound(problems: int, accept: Rule, console: Console) -> list[Rate]:
     """Start the miniature large model and measure it on fresh problems."""
     drafts = cases(islice(generate(SEED, "test"), problems), SEED)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     async with running("off", ("large",), console=console) as served:
         settings = Endpoint(role="large", url=served["large"].base_url)
         async with VllmEndpoint(settings) as endpoint:
-            with Progress(*columns, console=console) as progress:
+            with counting(console) as progress:
                 bar = progress.add_task("reading", total=len(drafts) * len(READINGS))
                 large = endpoint.model()
                 return await rates(large, drafts, accept=accept, on_verdict=lambda: progress.advance(bar))

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 Role: TypeAlias = Literal["small", "large"]
-Party: TypeAlias = Literal[
-    "small", "large", "critic"
-]  # who may be called: both roles, and a critic, who writes nothing
+Party: TypeAlias = Literal["small", "large", "critic"]  # who may be called; a critic writes nothing
 Speaker: TypeAlias = Literal["system", "user", "assistant"]
 Stop: TypeAlias = Literal["delimiter", "length", "until", "end"]
 

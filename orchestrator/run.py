@@ -48,26 +48,25 @@ class _EarlyAnswer:
     """
     The answer, begun as a bet as soon as a draft ends the thinking, while what it rests on is still being judged.
 
-    An observer of the loop's events. There is one bet at a time, and it is cancelled when a draft under it falls.
+    It sees the loop's events, each with what is committed by then. There is one bet at a time, and it is cancelled when
+    a draft under it falls.
     """
 
-    def __init__(
-        self, chain: Chain, write: Callable[[Chain], Coroutine[Any, Any, Step]], bets: Callable[[], bool]
-    ) -> None:
-        self._chain, self._write, self._bets = chain, write, bets
+    def __init__(self, write: Callable[[Chain], Coroutine[Any, Any, Step]], bets: Callable[[], bool]) -> None:
+        self._write, self._bets = write, bets
         self._outside = copy_context()  # events come from the lookahead's tasks, whose streams are not the answer's
         self._drafts: dict[int, Step] = {}
         self._fallen = False
         self._bet: tuple[Chain, asyncio.Task[Step]] | None = None
         self._dropped: list[asyncio.Task[Step]] = []
 
-    def __call__(self, event: Event) -> None:
+    def see(self, event: Event, committed: Chain) -> None:
         match event:
             case Drafted(index, draft) if not self._fallen:
                 self._drafts[index] = draft
                 if draft.stop == "end" and self._bets():
                     steps = (self._drafts[place] for place in sorted(self._drafts))
-                    chain = replace(self._chain, steps=(*self._chain.steps, *steps))
+                    chain = replace(committed, steps=(*committed.steps, *steps))
                     self._drop()
                     self._bet = chain, asyncio.create_task(self._write(chain), context=self._outside.copy())
             case Judged(verdict=Rollback()):
@@ -76,9 +75,8 @@ class _EarlyAnswer:
             case Repaired():
                 self._fallen = False
                 self._drafts.clear()
-            case Committed(index, step):
+            case Committed(index):
                 self._drafts.pop(index, None)
-                self._chain = self._chain.extend(step)
             case _:
                 pass
 
@@ -121,7 +119,7 @@ class _Run:
         if isinstance(event, Committed):
             self.chain = self.chain.extend(event.step)
         if self.early is not None:
-            self.early(event)
+            self.early.see(event, self.chain)
         self.observe(event)
 
     async def close(self) -> None:
@@ -135,7 +133,7 @@ class _Run:
         async def write(chain: Chain) -> Step:
             return await write_answer(policy.answerer, chain, limit=self.budget.for_answer)
 
-        self.early = _EarlyAnswer(self.chain, write, lambda: self.thinks and self.ahead.depth() > 0)
+        self.early = _EarlyAnswer(write, lambda: self.thinks and self.ahead.depth() > 0)
         seconds = self.budget.thinking_seconds
         deadline = None if seconds is None else self.began + seconds
         try:

@@ -1,4 +1,4 @@
-"""One line on the terminal while servers start."""
+"""What the terminal shows while servers start and while problems are gone through."""
 
 from __future__ import annotations
 
@@ -6,8 +6,16 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 from ...orchestrator.serving import Progress
+
+
+def counting(console: Console) -> Bars:
+    """Bars that count, with the time left."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Bars(*columns, console=console)
 
 
 @contextmanager

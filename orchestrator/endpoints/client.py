@@ -14,7 +14,7 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, AsyncStream,
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity import wait_random_exponential as random_exponential
 
-from ..errors import EndpointError, EndpointUnavailable, MalformedReply
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
 from .failures import Call, failed, pause, repeatable
 from .settings import Address
 from .sse import BROKEN, Events
@@ -64,6 +64,14 @@ class Connection:
         call = self.call("connect")
         listed: list[Reply] = _object(call, await self.get(call, "/v1/models")).get("data") or []
         return [model["id"] for model in sorted(listed, key=lambda model: bool(model.get("parent")))]
+
+    async def chosen(self) -> str:
+        """Return the model to talk to: the one that the settings name, or the first. Raise `EndpointRejected`."""
+        wanted, served = self.endpoint.model, await self.served()
+        if served and wanted in (None, *served):
+            return wanted or served[0]
+        message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
+        raise self.call("connect").error(EndpointRejected, message)
 
     @asynccontextmanager
     async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:

@@ -42,7 +42,7 @@ class VllmCritic:
     async def __aenter__(self) -> Self:
         self.connection = Connection(self.settings)
         try:
-            self.name = self._choose(await self.connection.served())
+            self.name = await self.connection.chosen()
             await self._learn()
         except BaseException:
             await self.connection.close()
@@ -78,13 +78,6 @@ class VllmCritic:
             raise call.error(EndpointRejected, cure) from exc
         logits, squashed = [values(call, reply) for reply in found]
         self.logits = logits != squashed or not all(0 <= value <= 1 for value in logits)
-
-    def _choose(self, served: Sequence[str]) -> str:
-        wanted = self.settings.model
-        if served and wanted in (None, *served):
-            return wanted or served[0]
-        message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
-        raise self.connection.call("connect").error(EndpointRejected, message)
 
 
 class ServedCritic:

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from ..chain import Message, Role
-from ..errors import EndpointError, EndpointRejected
+from ..errors import EndpointError
 from ..events import Observer
 from . import wire
 from .client import Connection
@@ -39,7 +39,7 @@ class VllmEndpoint:
     async def __aenter__(self) -> Self:
         self.connection = Connection(self.settings)
         try:
-            self.name = self._choose(await self.connection.served())
+            self.name = await self.connection.chosen()
             self.encoder = Encoder(self.connection, self.name)
             await self.encoder.learn()
         except BaseException:
@@ -105,10 +105,3 @@ class VllmEndpoint:
         """Send *prompts* in one request; each is answered by one of the *choices*."""
         body = wire.asking(self.name, prompts if len(prompts) > 1 else prompts[0], choices, by_id=True)
         return await self.connection.post(self.connection.call("ask"), "/v1/completions", body)
-
-    def _choose(self, served: Sequence[str]) -> str:
-        wanted = self.settings.model
-        if served and wanted in (None, *served):
-            return wanted or served[0]
-        message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
-        raise self.connection.call("connect").error(EndpointRejected, message)

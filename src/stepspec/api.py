@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -160,10 +160,11 @@ class Solver:
         plan: bool | None = None,
     ) -> Policy:
         """Build a policy over both models, for one run that begins now; what is not given comes from the settings."""
-        return self._policy(self._models(budget, sampling, observe), name, options, lead, plan)
+        return self._policy(self._models(budget, sampling, observe, _Stopwatch()), name, options, lead, plan)
 
-    def _models(self, budget: Budget | None, sampling: Sampling | None, observe: Observer) -> _Models:
-        clock = _Stopwatch()
+    def _models(
+        self, budget: Budget | None, sampling: Sampling | None, observe: Observer, clock: Callable[[], float]
+    ) -> _Models:
         small, large = (
             endpoint.model(sampling or self.settings.sampling, observe=observe, clock=clock)
             for endpoint in (self.small, self.large)
@@ -217,14 +218,15 @@ class Solver:
         """
         name, chain = policy or self.settings.policy, Chain.of(problem)
         budget = await self._fit(budget or self.settings.budget.budget(), chain)
-        recorder = trace.Recorder(_Stopwatch())
+        clock = _Stopwatch()
+        recorder = trace.Recorder(clock)
 
         def watch(event: Event) -> None:
             recorder(event)
             self.load.observe(event)
             observe(event)
 
-        models = self._models(budget, sampling, watch)
+        models = self._models(budget, sampling, watch, clock)
         watch(Started(chain.messages, name, self._names()))
         try:
             outcome = await run(
@@ -235,7 +237,7 @@ class Solver:
                 observe=watch,
                 fallback=self._policy(models, "large", {}) if name != "small" else None,
                 thinks=self.large.template.thinks,
-                watch=self._watch(models, budget, early_exit, give_up) if self.large.template.thinks else None,
+                watch=self._watch(models, budget, early_exit, give_up),
             )
         finally:
             models.leave()
@@ -243,13 +245,13 @@ class Solver:
                 trace.write(trace_to, recorder.moments)
         return _solution(outcome, recorder.moments)
 
-    def _watch(self, models: _Models, budget: Budget, early_exit: bool | None, give_up: bool | None) -> Watch:
+    def _watch(self, models: _Models, budget: Budget, early_exit: bool | None, give_up: bool | None) -> Watch | None:
         watches: list[Watch] = []
         if self.settings.early_exit if early_exit is None else early_exit:
             watches.append(TrialAnswer(models.large))
         if self.settings.give_up if give_up is None else give_up:
             watches.append(GiveUp(budget.tokens - budget.for_answer))
-        return AnyOf(tuple(watches))
+        return AnyOf(tuple(watches)) if watches and self.large.template.thinks else None
 
     def _names(self) -> tuple[tuple[Party, str], ...]:
         models: tuple[tuple[Party, str], ...] = (("small", self.small.name), ("large", self.large.name))

@@ -15,7 +15,6 @@ from typing import Annotated, Any, TypeVar
 import orjson
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -26,6 +25,7 @@ from .evals import profile as profiling
 from .evals.tables import SMALL_PRINT, table
 from .evals.testbed import demo as demonstration
 from .evals.testbed import up as testbed
+from .evals.testbed.progress import counting
 from .evals.testbed.solving_pair import pair_solver
 from .orchestrator.endpoints import ReplicatedEndpoint
 from .orchestrator.endpoints.doctor import diagnose, render
@@ -306,9 +306,8 @@ def profile_pair(
 async def _profile(
     pair: AbstractAsyncContextManager[Solver], problems: list[str], least: int
 ) -> tuple[profiling.PairProfile, str]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     async with pair as solver:
-        with Progress(*columns, console=stderr) as progress:
+        with counting(stderr) as progress:
             bar = progress.add_task("solving and reading", total=len(problems))
             found = await profiling.profile(solver, problems, least=least, on_problem=lambda: progress.advance(bar))
         names = f"{solver.large.name} with {solver.small.name}"
