@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import cycle
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,20 @@ from ...orchestrator.endpoints.template import Messages, Template, learn
 from ...prompts import load
 from . import tokenizer as vocabulary
 from .corruptions import corrupt, stumbling
-from .problems import Problem, State, advance, begin, draw, expected, final_answer, generate, paragraphs, right
+from .problems import (
+    DEFAULT,
+    Difficulty,
+    Problem,
+    State,
+    advance,
+    begin,
+    draw,
+    expected,
+    final_answer,
+    generate,
+    paragraphs,
+    right,
+)
 
 IGNORED = -100
 TRUNK = 0
@@ -224,16 +238,20 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 def batches(
     writer: Writer, *, seed: int, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = (),
-    mistaken: float = 0.25,
+    mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (DEFAULT,),
 ) -> Iterator[Batch]:  # fmt: skip
-    """Yield batches for ever, the same for the same *seed*; rows that are too long are left out."""
+    """
+    Yield batches for ever, the same for the same *seed*; rows that are too long are left out.
+
+    Fresh problems come from the *difficulties* in turn, and a share of *mistaken* rows is about one of the *mistakes*.
+    """
     rng = random.Random(f"rows {seed}")
-    source = generate(seed, "train")
+    sources = cycle([generate(seed, "train", difficulty) for difficulty in difficulties])
     while True:
         batch: list[Row] = []
         while len(batch) < rows:
             mistake = rng.choice(mistakes) if mistakes and rng.random() < mistaken else None
-            problem = mistake.problem if mistake is not None else next(source)
+            problem = mistake.problem if mistake is not None else next(next(sources))
             row = writer.row(rng, problem, branches, mistake)
             if len(row.ids) <= length:
                 batch.append(row)

@@ -40,13 +40,15 @@ LIMIT = 99
 @dataclass(frozen=True, slots=True)
 class Difficulty:
     """
-    *steps* is the least and the greatest number of deeds, *operand* of what is added or taken away, and *doubling* the
-    share of doublings and halvings. Raise `ConfigurationError` for what no problem can have.
+    *steps* is the least and the greatest number of deeds, *operand* of what is added or taken away, *start* of what
+    there is at first, and *doubling* the share of doublings and halvings. Raise `ConfigurationError` for what no
+    problem can have.
     """
 
     steps: tuple[int, int] = (3, 6)
     operand: tuple[int, int] = (2, 9)
     doubling: float = 0.2
+    start: tuple[int, int] = (2, 60)
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps[0] <= self.steps[1] <= len(DAYS):
@@ -55,9 +57,12 @@ class Difficulty:
             raise ConfigurationError(f"operand {self.operand}: from 1 to {LIMIT // 2}, the lesser first")
         if not 0 <= self.doubling < 1:  # an odd number above half of the limit can be neither doubled nor halved
             raise ConfigurationError(f"doubling {self.doubling}: at least 0 and less than 1")
+        if not 1 <= self.start[0] <= self.start[1] <= LIMIT:
+            raise ConfigurationError(f"start {self.start}: from 1 to {LIMIT}, the lesser first")
 
 
 DEFAULT = Difficulty()
+FEW = Difficulty(start=(2, 12))  # single digits are rare otherwise
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +169,7 @@ def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Itera
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     """Draw one problem of either half."""
-    person, item, start = rng.choice(list(PEOPLE)), rng.choice(ITEMS), rng.randint(2, 60)
+    person, item, start = rng.choice(list(PEOPLE)), rng.choice(ITEMS), rng.randint(*difficulty.start)
     deeds: list[Deed] = []
     value = start
     for _ in range(rng.randint(*difficulty.steps)):

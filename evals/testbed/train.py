@@ -21,13 +21,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from .data import IGNORED, PADDING, TRUNK, USUAL, Batch, Mistake, Stumbles, Writer, batches, first_mistake
-from .problems import generate
+from .problems import DEFAULT, FEW, Difficulty, generate
 from .report import Loaded
 from .solving import solve
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
 from .tokenizer import train as train_tokenizer
 
 Say = Callable[[str], None]
+Pools = Callable[[int, tuple[Difficulty, ...]], Sequence[Mistake]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Phase:
     """
     Some *steps* of AdamW, the *rate* warmed up and then cosine; with *branches*, judging is taught as well.
 
-    *mistaken* is the share of rows about a mistake that a small model really made on one of *pool* problems. With
-    *until*, the phase ends at the first greedy accuracy of at least that on problems that nobody trains on, measured
-    every few steps.
+    *mistaken* is the share of rows about a mistake that a small model really made on one of *pool* problems. Those and
+    all others are of the *difficulties* in turn. With *until*, the phase ends at the first greedy accuracy of at least
+    that on problems that nobody trains on, measured every few steps.
     """
 
     steps: int
@@ -49,6 +50,7 @@ class Phase:
     mistaken: float = 0.0
     pool: int = 2400
     until: float | None = None
+    difficulties: tuple[Difficulty, ...] = (DEFAULT,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,7 @@ class Recipe:
         return any(phase.branches for phase in self.phases)
 
 
+SUMS = Stumbles(rate=0.5, sums=0.85)
 LARGE_PHASES = (
     Phase(700, 2e-3),  # to solve
     Phase(600, 1.5e-3),
@@ -75,8 +78,11 @@ LARGE_PHASES = (
     Phase(1800, 1.2e-3, rows=24, length=304, stumbles=Stumbles(rate=0.5, sums=0.75), mistaken=0.3),
     Phase(800, 6e-4, rows=16, length=544, branches=4, mistaken=0.25),  # to say so when asked
     # Both once more, on more of the mistakes that are really made: nearly all of them are sums that are off by one.
-    Phase(900, 1e-3, rows=24, length=304, stumbles=Stumbles(rate=0.5, sums=0.85), mistaken=0.5, pool=6000),
+    Phase(900, 1e-3, rows=24, length=304, stumbles=SUMS, mistaken=0.5, pool=6000),
     Phase(500, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000),
+    # And with more of the smallest sums: what still passed was 2 + 3 = 6 and its like.
+    Phase(1000, 1e-3, rows=24, length=304, stumbles=SUMS, mistaken=0.5, pool=6000, difficulties=(DEFAULT, FEW)),
+    Phase(600, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000, difficulties=(DEFAULT, FEW)),
 )
 ENOUGH = 0.62
 RECIPES = (
@@ -165,7 +171,7 @@ class Trainer:
         self.marker = Marker(self.model)
         self.losses = torch.compile(losses, dynamic=False) if compile else losses
 
-    def learn(self, mistakes: Callable[[int], Sequence[Mistake]], done: Path | None = None) -> None:
+    def learn(self, mistakes: Pools, done: Path | None = None) -> None:
         """
         Go through all phases; *mistakes* are asked for where a phase is about them.
 
@@ -179,8 +185,9 @@ class Trainer:
                 rows=phase.rows,
                 length=phase.length,
                 branches=phase.branches,
-                mistakes=mistakes(phase.pool) if phase.mistaken else (),
+                mistakes=mistakes(phase.pool, phase.difficulties) if phase.mistaken else (),
                 mistaken=phase.mistaken,
+                difficulties=phase.difficulties,
             )
             self.go_through(phase, source)
             if done is not None:
@@ -270,9 +277,11 @@ class Trainer:
         self.tokenizer.save_pretrained(self.folder)
 
 
-def mistakes_of(model: Qwen3ForCausalLM, writer: Writer, count: int, seed: int = 77) -> list[Mistake]:
+def mistakes_of(
+    model: Qwen3ForCausalLM, writer: Writer, count: int, difficulty: Difficulty = DEFAULT, seed: int = 77
+) -> list[Mistake]:
     """Let a model solve *count* training problems, greedily and by lot, and collect its first wrong steps."""
-    source = generate(seed, "train")
+    source = generate(seed, "train", difficulty)
     found: list[Mistake] = []
     for temperature in (0.0, 0.8):
         problems = [next(source) for _ in range(count // 2)]
@@ -297,7 +306,13 @@ def train_all(folder: Path, work: Path, say: Say, *, only: str | None = None, th
             trainer.save(torch.float16)
 
 
-def _small_mistakes(folder: Path, pool: int) -> list[Mistake]:
+def _small_mistakes(folder: Path, pool: int, difficulties: tuple[Difficulty, ...]) -> list[Mistake]:
     """The mistakes of both small models: a judge that has only seen those of one misses those of the other."""
     pupils = [Loaded.of(recipe.name, folder) for recipe in RECIPES if not recipe.judges]
-    return [mistake for pupil in pupils for mistake in mistakes_of(pupil.model, pupil.writer, pool)]
+    each = pool // len(difficulties)
+    return [
+        mistake
+        for pupil in pupils
+        for difficulty in difficulties
+        for mistake in mistakes_of(pupil.model, pupil.writer, each, difficulty)
+    ]

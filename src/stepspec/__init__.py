@@ -1,9 +1,10 @@
 """Reasoning-step-level speculation over two vLLM endpoints."""
 
-from .api import Solution, SolvedStep, Solver, asolve, solve
+from .api import Solver, asolve, solve
 from .orchestrator import Budget, Chain, Ledger, Message, Step
 from .orchestrator.endpoints import Endpoint, Sampling
 from .orchestrator.errors import StepspecError
+from .orchestrator.solution import Solution, SolvedStep
 
 __all__ = [
     "Budget",

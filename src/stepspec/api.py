@@ -7,68 +7,27 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 from . import policies
 from . import settings as configuration
 from .orchestrator import trace
 from .orchestrator.budget import Budget, Budgeted
-from .orchestrator.chain import Chain, Message, Party, Role, Rollback
+from .orchestrator.chain import Chain, Message, Party, Role
 from .orchestrator.endpoints import CriticEndpoint, Endpoint, ReplicatedModel, Sampling, VllmCritic, connect
 from .orchestrator.endpoints.queue import polled
 from .orchestrator.errors import ConfigurationError, ContextTooLong
-from .orchestrator.events import Committed, Degraded, Event, Judged, Lost, Observer, Started
+from .orchestrator.events import Event, Observer, Started
 from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
 from .orchestrator.interfaces import Critic, Model, Policy
-from .orchestrator.ledger import Ledger
 from .orchestrator.load import Load
 from .orchestrator.lookahead import Ahead
-from .orchestrator.run import FinishReason, Outcome, run
+from .orchestrator.run import run
+from .orchestrator.solution import Solution
 from .settings import Adapting, Limits, Settings
-
-StepFate: TypeAlias = Literal["kept", "rejected", "lost"]
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take beside the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth beginning
-
-
-@dataclass(frozen=True, slots=True)
-class SolvedStep:
-    """
-    One step that was written, and what became of it.
-
-    *fate* is "kept", "rejected" (the verdict) or "lost" (a bet on a rejected step). *grade* is the verdict's score,
-    where it has one; *reason* says why a step was rejected, or for what the step that it repairs was. *at* is in
-    seconds since the run began.
-    """
-
-    index: int
-    author: Role
-    text: str
-    grade: float | None
-    fate: StepFate
-    reason: str
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Solution:
-    r"""
-    What became of a problem.
-
-    *answer* is what the last ``\boxed{}`` of *text* holds, or its last line; *text* is all that was written after the
-    thinking, *thinking* the committed steps. *finish_reason* is "stop", or what cut the run short: "length" (tokens or
-    steps), "time", "repetition", "context". *degraded* names models that failed on the way. *seconds* is wall time.
-    """
-
-    answer: str
-    text: str
-    thinking: str
-    steps: tuple[SolvedStep, ...]
-    ledger: Ledger
-    finish_reason: FinishReason
-    seconds: float
-    degraded: tuple[Role, ...] = ()
 
 
 class Solver:
@@ -243,7 +202,7 @@ class Solver:
             models.leave()
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
-        return _solution(outcome, recorder.moments)
+        return Solution.of(outcome, recorder.moments)
 
     def _watch(self, models: _Models, budget: Budget, early_exit: bool | None, give_up: bool | None) -> Watch | None:
         watches: list[Watch] = []
@@ -376,30 +335,3 @@ class _Stopwatch:
 
     def __call__(self) -> float:
         return self._loop.time() - self._began
-
-
-def _solution(outcome: Outcome, moments: Sequence[trace.Moment]) -> Solution:
-    events = [moment.event for moment in moments]
-    return Solution(
-        answer=outcome.answer,
-        text=outcome.text,
-        thinking=outcome.chain.text,
-        steps=tuple(step for moment in moments if (step := solved_step(moment)) is not None),
-        ledger=Ledger.of(events),
-        finish_reason=outcome.reason,
-        seconds=moments[-1].at,
-        degraded=tuple(event.role for event in events if isinstance(event, Degraded)),
-    )
-
-
-def solved_step(moment: trace.Moment) -> SolvedStep | None:
-    """What *moment* says about the fate of a step; None if nothing."""
-    match moment.event:
-        case Committed(index=index, step=step, score=score):
-            return SolvedStep(index, step.author, step.text, score, "kept", step.note, moment.at)
-        case Judged(index=index, draft=step, verdict=Rollback() as rollback):
-            return SolvedStep(index, step.author, step.text, rollback.score, "rejected", rollback.reason, moment.at)
-        case Lost(index=index, draft=step):
-            return SolvedStep(index, step.author, step.text, None, "lost", "", moment.at)
-        case _:
-            return None

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from . import policies
-from .api import Solution, Solver
+from .api import Solver
 from .display import Narrator, summary
 from .evals import profile as profiling
 from .evals.tables import SMALL_PRINT, table
@@ -31,6 +31,7 @@ from .orchestrator.endpoints import ReplicatedEndpoint
 from .orchestrator.endpoints.doctor import diagnose, render
 from .orchestrator.errors import ConfigurationError, StepspecError
 from .orchestrator.events import Event, Observer
+from .orchestrator.solution import Solution
 from .prompts import load
 
 T = TypeVar("T")

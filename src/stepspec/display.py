@@ -7,8 +7,8 @@ import time
 from rich.console import Console
 from rich.text import Text
 
-from .api import Solution, SolvedStep, solved_step
 from .orchestrator.events import Degraded, Event, Moved
+from .orchestrator.solution import Solution, SolvedStep, solved_step
 from .orchestrator.trace import Moment
 
 COLOURS = {"small": "green", "large": "blue"}
