@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from .chain import THINK_END, Chain, Step
 from .interfaces import Model
 
@@ -16,9 +18,82 @@ def close(chain: Chain, author: Model) -> Chain:
     return chain.extend(Step(closing, author.role, "end", note="closed"))
 
 
-async def write_answer(author: Model, chain: Chain, *, limit: int) -> Step:
-    """Let *author* write what follows the thinking, at most *limit* tokens."""
-    return await author.write(close(chain, author), stop=(), limit=limit)
+class Telling:
+    """
+    Tells an answer in pieces while it is written; they join to what `said` makes of the whole.
+
+    Nothing is told before the answer is `certain`, for it may be a bet, and nothing that was told is taken back: where
+    a model begins again, as another replica does, it has to go on from *partial*.
+    """
+
+    def __init__(self, tell: Callable[[str], None], stops: Sequence[str] = ()) -> None:
+        self._tell, self._stops = tell, stops
+        self._certain = self.restarted = False
+        self._told = ""
+        self.partial: Step | None = None
+
+    def see(self, partial: Step) -> bool:
+        """Look at the *partial* answer after every token; return whether to end the write, which began again."""
+        self.restarted = self._told != "" and self.partial is not None and _shorter(partial, self.partial)
+        if not self.restarted:
+            self.partial = partial
+            self.grown(partial.text)
+        return self.restarted
+
+    def certain(self) -> None:
+        """Tell what there is, and from now on every piece as it comes."""
+        self._certain = True
+        if self.partial is not None:
+            self.grown(self.partial.text)
+
+    def grown(self, text: str) -> None:
+        """Tell what is new in *text*, of which there is more to come."""
+        self._say(said(text, self._stops, whole=False))
+
+    def end(self, text: str) -> None:
+        """Tell the rest of *text*."""
+        self._say(said(text, self._stops))
+
+    def _say(self, text: str) -> None:
+        if self._certain and len(text) > len(self._told):
+            self._tell(text[len(self._told) :])
+            self._told = text
+
+
+def _shorter(one: Step, other: Step) -> bool:
+    return len(one.tokens) < len(other.tokens)
+
+
+def said(text: str, stops: Sequence[str] = (), *, whole: bool = True) -> str:
+    """
+    What *text*, written after the thinking, says: up to the first of the *stops*, without marker and blank edges.
+
+    Of a text that is not yet *whole*, only what no further token can change.
+    """
+    ends = [at for stop in stops if (at := text.find(stop)) >= 0]
+    if ends:
+        text = text[: min(ends)]
+    elif not whole:
+        text = text[: len(text) - max(_begun(text, mark) for mark in (THINK_END, *stops))]
+    return text.replace(THINK_END, "").strip()
+
+
+def _begun(text: str, mark: str) -> int:
+    """How many of the last characters of *text* may be the beginning of *mark*."""
+    return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
+
+
+async def write_answer(
+    author: Model, chain: Chain, *, limit: int, stop: Sequence[str] = (), telling: Telling | None = None
+) -> Step:
+    """Let *author* write what follows the thinking: at most *limit* tokens, or until it wrote a *stop* string."""
+    closed = close(chain, author)
+    until = telling.see if telling is not None else None
+    step = await author.write(closed, stop=stop, limit=limit, until=until)
+    while telling is not None and telling.restarted and telling.partial is not None:
+        telling.restarted = False
+        step = await author.write(closed, stop=stop, limit=limit, until=until, opening=telling.partial.text)
+    return step
 
 
 def extract(text: str) -> str:

@@ -87,6 +87,13 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
+class Answering:
+    """A further piece of the final answer, for good; the pieces join to the text of the solution."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
     """The final answer was written after the thinking."""
 
@@ -121,6 +128,17 @@ class Finished:
 
 
 Event: TypeAlias = (
-    Started | Called | Drafted | Judged | Lost | Repaired | Committed | Answered | Degraded | Moved | Finished
+    Started
+    | Called
+    | Drafted
+    | Judged
+    | Lost
+    | Repaired
+    | Committed
+    | Answering
+    | Answered
+    | Degraded
+    | Moved
+    | Finished
 )
 Observer: TypeAlias = Callable[[Event], None]

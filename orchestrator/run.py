@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from .answer import extract, write_answer
+from .answer import Telling, extract, said, write_answer
 from .budget import Budget
-from .chain import THINK_END, Chain, Rollback, Step
+from .chain import Chain, Rollback, Step
 from .errors import ContextTooLong, EndpointUnavailable
-from .events import Answered, Committed, Degraded, Drafted, Event, Finished, Judged, Observer, Repaired
+from .events import Answered, Answering, Committed, Degraded, Drafted, Event, Finished, Judged, Observer, Repaired
 from .hooks import Watch
-from .interfaces import Policy
+from .interfaces import Model, Policy
 from .lookahead import Ahead
 from .reason import End, reason
 from .tasks import to_the_end
@@ -49,15 +49,21 @@ class _EarlyAnswer:
     The answer, begun as a bet as soon as a draft ends the thinking, while what it rests on is still being judged.
 
     It sees the loop's events, each with what is committed by then. There is one bet at a time, and it is cancelled when
-    a draft under it falls.
+    a draft under it falls. *telling* makes whoever tells one answer in pieces.
     """
 
-    def __init__(self, write: Callable[[Chain], Coroutine[Any, Any, Step]], bets: Callable[[], bool]) -> None:
-        self._write, self._bets = write, bets
+    def __init__(
+        self,
+        write: Callable[[Chain, Telling], Coroutine[Any, Any, Step]],
+        telling: Callable[[], Telling],
+        bets: Callable[[], bool],
+    ) -> None:
+        self._write, self._telling, self._bets = write, telling, bets
         self._outside = copy_context()  # events come from the lookahead's tasks, whose streams are not the answer's
         self._drafts: dict[int, Step] = {}
         self._fallen = False
-        self._bet: tuple[Chain, asyncio.Task[Step]] | None = None
+        self._bet: tuple[Chain, asyncio.Task[Step], Telling] | None = None
+        self._taken: Telling | None = None
         self._dropped: list[asyncio.Task[Step]] = []
 
     def see(self, event: Event, committed: Chain) -> None:
@@ -68,7 +74,9 @@ class _EarlyAnswer:
                     steps = (self._drafts[place] for place in sorted(self._drafts))
                     chain = replace(committed, steps=(*committed.steps, *steps))
                     self._drop()
-                    self._bet = chain, asyncio.create_task(self._write(chain), context=self._outside.copy())
+                    telling = self._telling()
+                    writing = asyncio.create_task(self._write(chain, telling), context=self._outside.copy())
+                    self._bet = chain, writing, telling
             case Judged(verdict=Rollback()):
                 self._fallen = True
                 self._drop()
@@ -81,10 +89,23 @@ class _EarlyAnswer:
                 pass
 
     async def take(self, chain: Chain) -> Step:
-        """Return the answer to *chain*: the bet's, or one that is written now."""
+        """Return the answer to *chain*, telling it in pieces: the bet's, or one that is written now."""
         if self._bet is None or self._bet[0] != chain:
-            return await self._write(chain)
-        return await self._bet[1]
+            self._taken = telling = self._telling()
+            telling.certain()
+            step = await self._write(chain, telling)
+        else:
+            _, writing, telling = self._bet
+            self._taken = telling
+            telling.certain()
+            step = await writing
+        telling.end(step.text)
+        return step
+
+    @property
+    def partial(self) -> Step | None:
+        """What there is of the answer that was taken, should no time be left for the rest."""
+        return self._taken.partial if self._taken is not None else None
 
     async def close(self) -> None:
         """Cancel what was not taken, and wait until it is gone."""
@@ -113,7 +134,16 @@ class _Run:
     began: float
     thinks: bool
     watch: Watch | None
+    answerer: Model | None
+    stop: Sequence[str]
     early: _EarlyAnswer | None = None
+
+    def __post_init__(self) -> None:
+        self.aloud = self.telling()  # of a model that answers as it reasons
+        self.aloud.certain()
+
+    def telling(self) -> Telling:
+        return Telling(lambda text: self(Answering(text)), self.stop)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
@@ -121,6 +151,8 @@ class _Run:
         if self.early is not None:
             self.early.see(event, self.chain)
         self.observe(event)
+        if isinstance(event, Committed) and not self.thinks:
+            self.aloud.grown(self.chain.text)
 
     async def close(self) -> None:
         if self.early is not None:
@@ -130,10 +162,12 @@ class _Run:
         if self.early is not None:
             await self.early.close()
 
-        async def write(chain: Chain) -> Step:
-            return await write_answer(policy.answerer, chain, limit=self.budget.for_answer)
+        author = self.answerer or policy.answerer
 
-        self.early = _EarlyAnswer(write, lambda: self.thinks and self.ahead.depth() > 0)
+        async def write(chain: Chain, telling: Telling) -> Step:
+            return await write_answer(author, chain, limit=self.budget.for_answer, stop=self.stop, telling=telling)
+
+        self.early = _EarlyAnswer(write, self.telling, lambda: self.thinks and self.ahead.depth() > 0)
         seconds = self.budget.thinking_seconds
         deadline = None if seconds is None else self.began + seconds
         try:
@@ -150,8 +184,8 @@ class _Run:
             return "context"
         return _REASONS[end]
 
-    async def answer(self) -> Step | FinishReason:
-        """Write the answer; without time or context left for it, say which."""
+    async def answer(self) -> tuple[Step | None, FinishReason]:
+        """Write the answer; say what cut it short, if anything did."""
         deadline = None if self.budget.seconds is None else self.began + self.budget.seconds
         timeout = asyncio.timeout_at(deadline)
         try:
@@ -161,11 +195,14 @@ class _Run:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            return "time"
+            partial = self.early.partial if self.early is not None else None
+            if partial is not None:
+                self(Answered(partial))
+            return partial, "time"
         except ContextTooLong:
-            return "context"
+            return None, "context"
         self(Answered(step))
-        return step
+        return step, "length" if step.stop == "length" else "stop"
 
 
 async def run(
@@ -178,16 +215,19 @@ async def run(
     fallback: Policy | None = None,
     thinks: bool = True,
     watch: Watch | None = None,
+    answerer: Model | None = None,
+    stop: Sequence[str] = (),
 ) -> Outcome:
     """
-    Think with *policy* and let its answerer answer; models that do not *think* (no thinking block) answer as they
-    reason.
+    Think with *policy* and let its answerer answer, or *answerer*; models that do not *think* (no thinking block)
+    answer as they reason.
 
-    *watch* may end the thinking early. If the small model fails for good, *fallback* goes on from what is committed.
-    Any other failure passes through.
+    The answer is told in pieces and ends before the first of the *stop* strings; what there is of it when the time is
+    up counts. *watch* may end the thinking early. If the small model fails for good, *fallback* goes on from what is
+    committed. Any other failure passes through.
     """
     began = asyncio.get_running_loop().time()
-    going = _Run(chain, budget, Ahead.of(ahead), observe, began, thinks, watch)
+    going = _Run(chain, budget, Ahead.of(ahead), observe, began, thinks, watch, answerer, stop)
     try:
         try:
             why = await going.think(policy)
@@ -196,15 +236,15 @@ async def run(
                 raise
             observe(Degraded("small", str(exc)))
             why = await going.think(fallback)
-        if not thinks:
-            text = going.chain.text
+        if thinks:
+            written, cut = await going.answer()
+            text = written.text if written is not None else ""
+            why = cut if why == "stop" else why
         else:
-            written = await going.answer()
-            text, cut = (written.text, written.stop == "length") if isinstance(written, Step) else ("", False)
-            if why == "stop":
-                why = "length" if cut else "stop" if isinstance(written, Step) else written
+            text = going.chain.text
+            going.aloud.end(text)
     finally:
         await to_the_end(going.close())
-    outcome = Outcome(going.chain, text.replace(THINK_END, "").strip(), why)
+    outcome = Outcome(going.chain, said(text, stop), why)
     observe(Finished(why, outcome.answer, asyncio.get_running_loop().time() - began))
     return outcome

@@ -27,9 +27,14 @@ class VllmModel:
     """A `Model` of one run: its sampling, its observer and its clock, on an endpoint that it shares with other runs."""
 
     def __init__(
-        self, endpoint: VllmEndpoint, sampling: Sampling, observe: Observer, clock: Callable[[], float]
+        self,
+        endpoint: VllmEndpoint,
+        sampling: Sampling,
+        observe: Observer,
+        clock: Callable[[], float],
+        format: wire.Format | None = None,
     ) -> None:
-        self._endpoint, self._sampling = endpoint, sampling
+        self._endpoint, self._sampling, self._format = endpoint, sampling, format
         self._observe, self._clock = observe, clock
         self._kept: WeakKeyDictionary[AsyncExitStack, Kept] = WeakKeyDictionary()
 
@@ -168,7 +173,7 @@ class VllmModel:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, self._room(call, prompt))
         seed = sampling.seed_for(self.role, "write", len(chain.steps), chain.tokens)
-        body = wire.writing(endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop)
+        body = wire.writing(endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop, format=self._format)
         return generate(endpoint.connection, call, body, self._tally("write", len(prompt)))
 
     async def _post(

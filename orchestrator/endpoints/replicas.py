@@ -24,7 +24,7 @@ from .queue import Queue
 from .settings import Endpoint, Sampling
 from .template import Template
 from .vllm import VllmEndpoint
-from .wire import GREEDY
+from .wire import GREEDY, Format
 
 T = TypeVar("T")
 Messages = tuple[Message, ...]
@@ -63,6 +63,7 @@ class AnyEndpoint(Protocol):
         *,
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
+        format: Format | None = None,
     ) -> Model: ...
 
     async def __aenter__(self) -> Self: ...
@@ -171,11 +172,13 @@ class ReplicatedEndpoint:
         *,
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
+        format: Format | None = None,
     ) -> ReplicatedModel:
         """Make the model of one run, as `VllmEndpoint.model` does; the run should `ReplicatedModel.leave` it."""
         began = time.perf_counter()
         clock = clock or (lambda: time.perf_counter() - began)
-        return ReplicatedModel(_Seat(self, observe), lambda at: at.model(sampling, observe=observe, clock=clock))
+        seat = _Seat(self, observe)
+        return ReplicatedModel(seat, lambda at: at.model(sampling, observe=observe, clock=clock, format=format))
 
     def choose(self, failed: Mapping[str, str]) -> _Replica:
         """

@@ -87,10 +87,15 @@ class VllmEndpoint:
         *,
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
+        format: wire.Format | None = None,
     ) -> VllmModel:
-        """Make the model of one run. *clock* returns the seconds since the run began; by default it begins now."""
+        """
+        Make the model of one run. *clock* returns the seconds since the run began; by default it begins now.
+
+        With a *format*, everything that this model writes is JSON.
+        """
         began = time.perf_counter()
-        return VllmModel(self, sampling, observe, clock or (lambda: time.perf_counter() - began))
+        return VllmModel(self, sampling, observe, clock or (lambda: time.perf_counter() - began), format)
 
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do, once."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import orjson
 
@@ -16,6 +16,7 @@ from .settings import Sampling
 
 Body: TypeAlias = dict[str, Any]
 Reply: TypeAlias = Mapping[str, Any]
+Format: TypeAlias = Literal["json"] | Mapping[str, Any]  # any JSON object, or what a JSON schema describes
 
 MOST_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); the reader matches the rest.
 MOST_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
@@ -40,9 +41,16 @@ class Chunk:
 
 
 def writing(
-    model: str, prompt: Sequence[int], sampling: Sampling, *, seed: int, limit: int, stop: Iterable[str]
+    model: str,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    *,
+    seed: int,
+    limit: int,
+    stop: Iterable[str],
+    format: Format | None = None,
 ) -> Body:
-    """Ask for a stream of at most *limit* tokens that ends after a *stop* string."""
+    """Ask for a stream of at most *limit* tokens that ends after a *stop* string, in a *format* if one is given."""
     body = completion(model, prompt, sampling, limit) | {
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -56,6 +64,8 @@ def writing(
         body["seed"] = seed
     if sampling.logprobs is not None:
         body["logprobs"] = sampling.logprobs
+    if format is not None:
+        body["structured_outputs"] = {"json_object": True} if format == "json" else {"json": format}
     return body
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+import orjson
+
 from . import policies
 from . import settings as configuration
 from .orchestrator import trace
@@ -16,7 +18,8 @@ from .orchestrator.budget import Budget, Budgeted
 from .orchestrator.chain import Chain, Message, Party, Role
 from .orchestrator.endpoints import CriticEndpoint, Endpoint, ReplicatedModel, Sampling, VllmCritic, connect
 from .orchestrator.endpoints.queue import polled
-from .orchestrator.errors import ConfigurationError, ContextTooLong
+from .orchestrator.endpoints.wire import Format
+from .orchestrator.errors import ConfigurationError, ContextTooLong, MalformedReply
 from .orchestrator.events import Event, Observer, Started
 from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
 from .orchestrator.interfaces import Critic, Model, Policy
@@ -122,14 +125,18 @@ class Solver:
         return self._policy(self._models(budget, sampling, observe, _Stopwatch()), name, options, lead, plan)
 
     def _models(
-        self, budget: Budget | None, sampling: Sampling | None, observe: Observer, clock: Callable[[], float]
+        self,
+        budget: Budget | None,
+        sampling: Sampling | None,
+        observe: Observer,
+        clock: Callable[[], float],
+        format: Format | None = None,
     ) -> _Models:
-        small, large = (
-            endpoint.model(sampling or self.settings.sampling, observe=observe, clock=clock)
-            for endpoint in (self.small, self.large)
-        )
+        sampling = sampling or self.settings.sampling
+        small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
+        formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
         critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
-        return _Models(small, large, critic, budget or self.settings.budget.budget())
+        return _Models(small, large, critic, budget or self.settings.budget.budget(), formatting)
 
     def _policy(
         self,
@@ -165,17 +172,23 @@ class Solver:
         give_up: bool | None = None,
         sampling: Sampling | None = None,
         budget: Budget | None = None,
+        stop: Sequence[str] = (),
+        format: Format | None = None,
         observe: Observer = lambda event: None,
         trace_to: Path | None = None,
     ) -> Solution:
         """
         Solve one *problem*: a text, or a conversation whose last turn poses it.
 
-        What is not given comes from the settings. *observe* sees every event as it happens; *trace_to* receives the
+        The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON schema, the large
+        model writes it so; raise `MalformedReply` if its server does not see to that. What is not given comes from the
+        settings. *observe* sees every event as it happens; *trace_to* receives the
         trace, also of a run that fails. If the small model fails for good, the large one goes on alone, and the
         solution says so; raise an `EndpointError` if the large one does.
         """
         name, chain = policy or self.settings.policy, Chain.of(problem)
+        if format is not None and not self.thinks:
+            raise ConfigurationError("a format needs models that think in a block of its own before they answer")
         budget = await self._fit(budget or self.settings.budget.budget(), chain)
         clock = _Stopwatch()
         recorder = trace.Recorder(clock)
@@ -185,7 +198,7 @@ class Solver:
             self.load.observe(event)
             observe(event)
 
-        models = self._models(budget, sampling, watch, clock)
+        models = self._models(budget, sampling, watch, clock, format)
         watch(Started(chain.messages, name, self._names()))
         try:
             outcome = await run(
@@ -195,14 +208,35 @@ class Solver:
                 ahead=self._ahead(ahead, hedge, load),
                 observe=watch,
                 fallback=self._policy(models, "large", {}) if name != "small" else None,
-                thinks=self.large.template.thinks,
+                thinks=self.thinks,
                 watch=self._watch(models, budget, early_exit, give_up),
+                answerer=models.formatting and Budgeted(models.formatting, budget.left),
+                stop=stop,
             )
+            if format is not None and outcome.reason == "stop":
+                self._check_json(outcome.text)
         finally:
             models.leave()
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
         return Solution.of(outcome, recorder.moments)
+
+    def _check_json(self, text: str) -> None:
+        """Raise `MalformedReply` if *text* is no JSON: some servers accept a format and ignore it."""
+        try:
+            orjson.loads(text)
+        except ValueError as exc:
+            raise MalformedReply(
+                f"it was asked for JSON and wrote {text[:80]!r}: serve it with structured outputs enabled",
+                role="large",
+                url=self.large.settings.url,
+                verb="write",
+            ) from exc
+
+    @property
+    def thinks(self) -> bool:
+        """Whether the models reason in a block of its own before they answer; known once entered."""
+        return self.large.template.thinks
 
     def _watch(self, models: _Models, budget: Budget, early_exit: bool | None, give_up: bool | None) -> Watch | None:
         watches: list[Watch] = []
@@ -210,7 +244,7 @@ class Solver:
             watches.append(TrialAnswer(models.large))
         if self.settings.give_up if give_up is None else give_up:
             watches.append(GiveUp(budget.tokens - budget.for_answer))
-        return AnyOf(tuple(watches)) if watches and self.large.template.thinks else None
+        return AnyOf(tuple(watches)) if watches and self.thinks else None
 
     def _names(self) -> tuple[tuple[Party, str], ...]:
         models: tuple[tuple[Party, str], ...] = (("small", self.small.name), ("large", self.large.name))
@@ -319,9 +353,10 @@ class _Models:
     large: Model
     critic: Critic | None
     budget: Budget
+    formatting: Model | None = None  # the large one, when it answers in a format
 
     def leave(self) -> None:
-        for model in (self.small, self.large):
+        for model in (self.small, self.large, self.formatting):
             if isinstance(model, ReplicatedModel):
                 model.leave()
 

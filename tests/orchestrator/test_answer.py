@@ -1,9 +1,11 @@
 """How the thinking is closed, and what of a text is its answer."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.answer import close, extract, write_answer
+from stepspec.orchestrator import Chain, Step, Token
+from stepspec.orchestrator.answer import Telling, close, extract, said, write_answer
 from stepspec.orchestrator.chain import THINK_END
 
 from ..fakes import ScriptedModel, counting, run
@@ -68,3 +70,71 @@ def test_the_answer_is_cut_where_its_share_ends() -> None:
     author = ScriptedModel("large", counting("large", 3))
     step, _ = run(write_answer(author, Chain.of("Why?"), limit=3))
     assert (len(step.tokens), step.stop) == (3, "length")
+
+
+PIECES = st.lists(
+    st.sampled_from(["a", "b", " ", "\n", "ab", "</", "think>", THINK_END, "stop", "st", "\n\n"]), max_size=9
+)
+STOPS = st.lists(st.sampled_from(["stop", "ab", "\n\n", "b a"]), max_size=2).map(tuple)
+
+
+def grown(pieces: list[str], stops: tuple[str, ...]) -> list[Step]:
+    """The partial answers that a model shows, up to a stop string, which ends the write."""
+    steps, text = list[Step](), ""
+    for piece in pieces:
+        text += piece
+        steps.append(Step(text, "large", "until", tuple(map(Token, pieces[: len(steps) + 1]))))
+        if any(stop in text for stop in stops):
+            break
+    return steps
+
+
+@given(PIECES, STOPS, st.integers(0, 9))
+def test_the_pieces_of_an_answer_join_to_what_it_says_and_are_never_taken_back(
+    pieces: list[str], stops: tuple[str, ...], from_then: int
+) -> None:
+    told: list[str] = []
+    telling = Telling(told.append, stops)
+    steps = grown(pieces, stops)
+    for place, step in enumerate(steps):
+        if place == from_then:
+            telling.certain()
+        assert not telling.see(step)
+        assert place >= from_then or not told
+    telling.certain()
+    whole = steps[-1].text if steps else ""
+    telling.end(whole)
+    assert "".join(told) == said(whole, stops)
+    assert all(told)
+
+
+def test_what_may_become_a_stop_string_or_the_end_of_thinking_is_held_back() -> None:
+    told: list[str] = []
+    telling = Telling(told.append, ("Problem:",))
+    telling.certain()
+    for text in ("\n\n4", "\n\n42.", "\n\n42. Pro", "\n\n42. Probably", "\n\n42. Probably </thi"):
+        telling.see(Step(text, "large", tokens=tuple(map(Token, text))))
+    assert told == ["4", "2.", " Probably"]
+
+
+def test_an_answer_ends_before_its_stop_string() -> None:
+    large = ScriptedModel("large", counting("large", 3), answer="\n\nIt is 42. Next problem")
+    told: list[str] = []
+    telling = Telling(told.append, (" Next",))
+    telling.certain()
+    step, _ = run(write_answer(large, PROBLEM, limit=99, stop=(" Next",), telling=telling))
+    assert (step.text, step.stop) == ("\n\nIt is 42. Next", "delimiter")
+    assert "".join(told) == said(step.text, (" Next",)) == "It is 42."
+
+
+def test_a_model_that_begins_again_goes_on_from_what_was_told() -> None:
+    """As another replica does, when the first one died in the middle of the answer."""
+    other = ScriptedModel("large", counting("large", 3), answer="\n\nSo it is certainly 42.")
+    told: list[str] = []
+    telling = Telling(told.append)
+    telling.certain()
+    telling.see(Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is")))))
+    step, _ = run(write_answer(other, PROBLEM, limit=99, telling=telling))
+    assert step.text == "\n\nSo it is certainly 42."
+    telling.end(step.text)
+    assert "".join(told) == "So it is certainly 42."

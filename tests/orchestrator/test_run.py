@@ -1,6 +1,7 @@
 """One run from the problem to its answer: how it ends, what it tells, and what it survives."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from stepspec.orchestrator import Budget, Chain, Ledger, Step
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
-from stepspec.orchestrator.events import Answered, Committed, Degraded, Event, Finished
+from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Event, Finished
 from stepspec.orchestrator.hooks import GiveUp, Watch
 from stepspec.orchestrator.interfaces import KEPT_OPEN
 from stepspec.orchestrator.run import Outcome
@@ -32,12 +33,26 @@ class Case:
         self.events: list[Event] = []
 
     def run(
-        self, *, fallback: bool = True, thinks: bool = True, ahead: int = 1, watch: Watch | None = None
+        self,
+        *,
+        fallback: bool = True,
+        thinks: bool = True,
+        ahead: int = 1,
+        watch: Watch | None = None,
+        answerer: ScriptedModel | None = None,
+        stop: Sequence[str] = (),
     ) -> tuple[Outcome, float]:
-        return run(self.solve(fallback=fallback, thinks=thinks, ahead=ahead, watch=watch))
+        return run(self.solve(fallback=fallback, thinks=thinks, ahead=ahead, watch=watch, answerer=answerer, stop=stop))
 
     async def solve(
-        self, *, fallback: bool = True, thinks: bool = True, ahead: int = 1, watch: Watch | None = None
+        self,
+        *,
+        fallback: bool = True,
+        thinks: bool = True,
+        ahead: int = 1,
+        watch: Watch | None = None,
+        answerer: ScriptedModel | None = None,
+        stop: Sequence[str] = (),
     ) -> Outcome:
         models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
         policy, alone = (make(name, *models) for name in ("specreason", "large"))
@@ -50,7 +65,13 @@ class Case:
             fallback=alone if fallback else None,
             thinks=thinks,
             watch=watch,
+            answerer=answerer,
+            stop=stop,
         )
+
+    @property
+    def told(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Answering)]
 
 
 def test_a_run_thinks_and_answers_and_tells_so() -> None:
@@ -72,13 +93,13 @@ def test_the_answer_is_a_bet_that_needs_lookahead(ahead: int, seconds: float) ->
 def test_an_early_answer_is_no_part_of_the_streams_that_the_lookahead_closes() -> None:
     seen: list[object] = []
 
-    class Answering(ScriptedModel):
+    class Seeing(ScriptedModel):
         async def write(self, chain: Chain, **how: Any) -> Step:
             seen.append(KEPT_OPEN.get())
             return await super().write(chain, **how)
 
     case = Case()
-    case.large = Answering("large", counting("large", 4), log=case.small.log)
+    case.large = Seeing("large", counting("large", 4), log=case.small.log)
     assert case.run(ahead=9)[0].answer == "42"
     assert seen == [None]
 
@@ -232,3 +253,52 @@ def test_the_end_of_thinking_is_no_part_of_the_text() -> None:
     case.large.answer = f"\n\n{THINK_END}So it is \\boxed{{7}}."
     outcome, _ = case.run()
     assert THINK_END not in outcome.text
+    assert "".join(case.told) == outcome.text
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 9])
+@pytest.mark.parametrize("wrong", [None, 2])
+def test_the_answer_is_told_in_pieces_once_everything_under_it_stands(ahead: int, wrong: int | None) -> None:
+    case = Case()
+    case.large.judge = lambda chain, _: {"2" if chain.text.count("small") == wrong == len(chain.steps) else "9": 1}
+    case.large.pace = 0.25
+    outcome, _ = case.run(ahead=ahead)
+    assert "".join(case.told) == outcome.text
+    assert len(case.told) > 1 or ahead  # a bet may be complete by the time that it is won
+    first = next(place for place, event in enumerate(case.events) if isinstance(event, Answering))
+    assert not [event for event in case.events[first:] if isinstance(event, Committed)]
+    assert isinstance(case.events[-2], Answered)
+
+
+@pytest.mark.parametrize("ahead", [0, 9])
+def test_an_answer_stops_before_a_stop_string_that_the_thinking_may_contain(ahead: int) -> None:
+    case = Case()
+    outcome, _ = case.run(ahead=ahead, stop=("is", "small"))
+    assert (outcome.text, outcome.reason, len(outcome.chain.steps)) == ("So it", "stop", 4)
+    assert "".join(case.told) == "So it"
+
+
+def test_another_model_may_be_the_one_that_answers() -> None:
+    case = Case()
+    other = ScriptedModel("large", counting("large", 4), answer="\n\n{}")
+    outcome, _ = case.run(answerer=other)
+    assert outcome.text == "{}"
+
+
+def test_what_there_is_of_an_answer_counts_when_the_time_is_up() -> None:
+    case = Case(Budget(seconds=8.0))
+    case.small.latency = lambda chain: 0.25
+    case.large.pace = 0.6
+    outcome, seconds = case.run(ahead=0)
+    assert (outcome.text, outcome.reason, seconds) == ("So it", "time", 8.0)
+    assert "".join(case.told) == "So it"
+    assert [event.step.text for event in case.events if isinstance(event, Answered)] == ["\n\nSo it"]
+    assert case.large.open == 0
+
+
+def test_models_without_a_thinking_block_tell_their_steps_as_they_are_committed() -> None:
+    case = Case()
+    case.small.script = lambda said: "First.\n\n" if not said else "So it is \\boxed{7}."
+    outcome, _ = case.run(thinks=False)
+    assert case.told == ["First.", "\n\nSo it is \\boxed{7}."]
+    assert "".join(case.told) == outcome.text

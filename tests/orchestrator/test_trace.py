@@ -15,6 +15,7 @@ from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import (
     Answered,
+    Answering,
     Called,
     Committed,
     Degraded,
@@ -68,6 +69,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     Lost: st.builds(Lost, NUMBERS, STEPS),
     Repaired: st.builds(Repaired, NUMBERS, STEPS, ROLLBACKS),
     Committed: st.builds(Committed, NUMBERS, STEPS, SCORES),
+    Answering: st.builds(Answering, st.text()),
     Answered: st.builds(Answered, STEPS),
     Degraded: st.builds(Degraded, ROLES, st.text()),
     Moved: st.builds(Moved, ROLES, st.text(), st.text(), st.text()),

@@ -12,6 +12,7 @@ from stepspec.orchestrator.chain import DELIMITER, Chain, Message, Role, Step, T
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.queue import Queue
+from stepspec.orchestrator.endpoints.wire import Format
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Event, Observer
 
@@ -115,6 +116,7 @@ class MortalEndpoint:
         *,
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
+        format: Format | None = None,
     ) -> MortalModel:
         def tell(event: Event) -> None:
             observe(replace(event, url=self.server.url) if isinstance(event, Called) else event)
