@@ -1,0 +1,118 @@
+"""The promise of a calibration: valid where it can be checked exactly, and honest about what it cannot say."""
+
+from itertools import product
+from math import ceil, comb, log
+
+import pytest
+
+from stepspec.evals.calibration import Paired, chosen, fixed_sequence, needed, p_value
+from stepspec.evals.coverage import KINDS, Population, simulate
+
+
+def chance(n: int, lost: int, gained: int, p_lost: float, p_gained: float) -> float:
+    rest = n - lost - gained
+    ways = comb(n, lost) * comb(n - lost, gained)
+    return ways * p_lost**lost * p_gained**gained * (1 - p_lost - p_gained) ** rest
+
+
+@pytest.mark.parametrize("n", [1, 7, 24])
+@pytest.mark.parametrize("limit", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("level", [0.05, 0.2])
+def test_a_loss_at_the_limit_or_above_passes_no_more_often_than_the_level(n: int, limit: float, level: float) -> None:
+    passing = [
+        (lost, gained)
+        for lost, gained in product(range(n + 1), repeat=2)
+        if lost + gained <= n and p_value(Paired(n, lost, gained), limit, level) <= level
+    ]
+    for gained, more in product((0.0, 0.05, 0.2, 0.34), (0.0, 0.01, 0.2)):
+        lost = limit + gained + more
+        if lost + gained <= 1:
+            assert sum(chance(n, *seen, lost, gained) for seen in passing) <= level + 1e-12
+
+
+def test_the_test_can_pass_at_all() -> None:
+    """Else the one above would prove nothing."""
+    assert p_value(Paired(100, 0, 0), 0.1) < 0.001
+    assert p_value(Paired(2000, 100, 100), 0.05) < 0.01
+    assert p_value(Paired(100, 12, 0), 0.1) > 0.5
+
+
+def test_more_losses_are_worse_and_more_gains_are_no_worse() -> None:
+    values = [p_value(Paired(500, lost, 20), 0.05) for lost in range(0, 60, 5)]
+    assert values == sorted(values)
+    gains = [p_value(Paired(2000, 120, gained), 0.05) for gained in (0, 60, 120, 240)]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_no_problems_promise_nothing() -> None:
+    assert p_value(Paired(0, 0, 0), 0.5) == 1
+
+
+@pytest.mark.parametrize("counts", [(3, 2, 2), (3, -1, 0)])
+def test_outcomes_have_to_add_up(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="problems"):
+        Paired(*counts)
+
+
+def test_outcomes_are_counted_problem_by_problem() -> None:
+    paired = Paired.of([True, True, False, False], [True, False, True, False])
+    assert (paired, paired.loss) == (Paired(4, 1, 1), 0)
+    with pytest.raises(ValueError, match="argument 2"):
+        Paired.of([True], [])
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.05])
+def test_how_many_problems_a_promise_takes_at_least(limit: float) -> None:
+    least = ceil(log(0.025) / log(1 - limit))
+    assert needed(limit, 0.05) == least
+    assert p_value(Paired(least, 0, 0), limit) <= 0.05 < p_value(Paired(least - 1, 0, 0), limit)
+
+
+def test_how_many_problems_it_takes_with_losses_and_when_none_would_do() -> None:
+    seen = Paired(100, 1, 0)
+    found = needed(0.03, 0.05, seen)
+    assert found is not None
+    assert p_value(Paired(found, ceil(found / 100), 0), 0.03) <= 0.05
+    assert found > (needed(0.03, 0.05) or 0)
+    assert needed(0.03, 0.05, Paired(100, 3, 0)) is None
+    assert needed(0.03, 0.05, Paired(100, 3, 3)) is not None
+
+
+def test_thresholds_are_tried_from_the_strictest_until_one_fails() -> None:
+    outcomes = {9.0: 0, 8.0: 1, 7.0: 60, 6.0: 0}
+    asked: list[float] = []
+
+    def outcome(threshold: float) -> Paired:
+        asked.append(threshold)
+        return Paired(1000, outcomes[threshold], 0)
+
+    tested = fixed_sequence(tuple(outcomes), outcome, 0.02, 0.05)
+    assert asked == [9, 8, 7]
+    assert [each.holds for each in tested] == [True, True, False]
+    best = chosen(tested)
+    assert best is not None
+    assert best.threshold == 8
+    assert chosen(tested[2:]) is None
+    assert chosen([]) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_simulation_breaks_few_promises_and_would_notice_broken_ones(kind: str) -> None:
+    row = simulate(kind, 400, 0.02, 60, seed=3)
+    assert row.broken_interval[0] <= 0.05
+    assert simulate(kind, 400, 0.02, 60, seed=3) == row
+
+
+def test_trusting_what_was_observed_breaks_half_of_the_promises_at_the_edge() -> None:
+    assert simulate("at the edge", 400, 0.02, 200).naively > 0.3
+
+
+def test_a_sample_is_paired_and_of_its_population() -> None:
+    import numpy as np
+
+    population = Population(np.array([0.1, 0.2]), np.array([0.05, 0.05]))
+    strict, loose = population.sample(np.random.default_rng(0), 20_000)
+    assert strict.lost <= loose.lost
+    assert strict.loss == pytest.approx(0.05, abs=0.01)
+    assert loose.loss == pytest.approx(0.15, abs=0.01)
+    assert [population.best(limit) for limit in (0.01, 0.06, 0.5)] == [-1, 0, 1]
