@@ -1,8 +1,9 @@
 """The vLLM client: settings, and models that write, score and ask over HTTP."""
 
 from .critic import VllmCritic
+from .interfaces import AnyEndpoint
 from .model import VllmModel
-from .replicas import AnyEndpoint, ReplicatedEndpoint, ReplicatedModel, connect
+from .replicas import ReplicatedEndpoint, ReplicatedModel, connect
 from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from .template import Template, learn
 from .vllm import VllmEndpoint

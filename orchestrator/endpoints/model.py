@@ -34,7 +34,8 @@ class VllmModel:
         clock: Callable[[], float],
         format: wire.Format | None = None,
     ) -> None:
-        self._endpoint, self._sampling, self._format = endpoint, sampling, format
+        self._endpoint, self._sampling = endpoint, sampling
+        self._format: wire.Format | None = format
         self._observe, self._clock = observe, clock
         self._kept: WeakKeyDictionary[AsyncExitStack, Kept] = WeakKeyDictionary()
 

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
-from weakref import WeakSet
+from typing import Any, Self, TypeVar
 
 from ..chain import DELIMITER, Chain, Message, Role, Step, Token
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, StepspecError
-from ..events import Moved, Observer
+from ..errors import EndpointRejected, EndpointUnavailable
+from ..events import Observer
 from ..interfaces import Model
+from .interfaces import AnyEndpoint
 from .probe import Capabilities
 from .queue import Queue
+from .seat import Replica, Seat
 from .settings import Endpoint, Sampling
 from .template import Template
 from .vllm import VllmEndpoint
@@ -28,49 +29,6 @@ from .wire import GREEDY, Format
 
 T = TypeVar("T")
 Messages = tuple[Message, ...]
-
-
-class AnyEndpoint(Protocol):
-    """One served model, at one URL (`VllmEndpoint`) or at several (`ReplicatedEndpoint`)."""
-
-    @property
-    def settings(self) -> Endpoint: ...
-
-    @property
-    def role(self) -> Role: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def template(self) -> Template: ...
-
-    @property
-    def vocabulary(self) -> str: ...
-
-    @property
-    def room(self) -> int: ...
-
-    async def count(self, messages: Messages) -> int: ...
-
-    async def queue(self) -> Queue | None: ...
-
-    async def capabilities(self) -> Capabilities: ...
-
-    def model(
-        self,
-        sampling: Sampling = GREEDY,
-        *,
-        observe: Observer = lambda event: None,
-        clock: Callable[[], float] | None = None,
-        format: Format | None = None,
-    ) -> Model: ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
 
 
 def connect(settings: Endpoint) -> AnyEndpoint:
@@ -90,7 +48,7 @@ class ReplicatedEndpoint:
     def __init__(self, settings: Endpoint, make: Callable[[Endpoint], AnyEndpoint] = VllmEndpoint) -> None:
         self.settings = settings
         self._make = make
-        self._replicas = tuple([_Replica(each) for each in settings.each])
+        self._replicas = tuple([Replica(each) for each in settings.each])
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -145,7 +103,7 @@ class ReplicatedEndpoint:
 
     async def count(self, messages: Messages) -> int:
         """Count the tokens that a chain about *messages* begins with."""
-        seat = _Seat(self, lambda event: None)
+        seat = Seat(self, lambda event: None)
         try:
             return await seat.call(lambda endpoint: endpoint.count(messages))
         finally:
@@ -177,10 +135,10 @@ class ReplicatedEndpoint:
         """Make the model of one run, as `VllmEndpoint.model` does; the run should `ReplicatedModel.leave` it."""
         began = time.perf_counter()
         clock = clock or (lambda: time.perf_counter() - began)
-        seat = _Seat(self, observe)
+        seat = Seat(self, observe)
         return ReplicatedModel(seat, lambda at: at.model(sampling, observe=observe, clock=clock, format=format))
 
-    def choose(self, failed: Mapping[str, str]) -> _Replica:
+    def choose(self, failed: Mapping[str, str]) -> Replica:
         """
         Choose the replica with the fewest runs among those that have not *failed* this call, if possible a rested one.
 
@@ -194,7 +152,7 @@ class ReplicatedEndpoint:
             chosen.rest()
         return chosen
 
-    async def reach(self, replica: _Replica) -> AnyEndpoint:
+    async def reach(self, replica: Replica) -> AnyEndpoint:
         """Return the endpoint of *replica*, made sure of if it was down. Raise what entering raises."""
         async with replica.entering:
             if replica.endpoint is None or replica.cause:
@@ -205,7 +163,7 @@ class ReplicatedEndpoint:
     def _entered(self) -> list[AnyEndpoint]:
         return [replica.endpoint for replica in self._replicas if replica.endpoint is not None]
 
-    async def _enter(self, replica: _Replica) -> AnyEndpoint:
+    async def _enter(self, replica: Replica) -> AnyEndpoint:
         """Look at *replica* with a new connection, which is kept if there was none."""
         async with AsyncExitStack() as stack:
             fresh = await stack.enter_async_context(self._make(replica.settings))
@@ -226,7 +184,7 @@ class ReplicatedEndpoint:
 class ReplicatedModel:
     """A `Model` of one run, on whichever replica the run sits at."""
 
-    def __init__(self, seat: _Seat, make: Callable[[AnyEndpoint], Model]) -> None:
+    def __init__(self, seat: Seat, make: Callable[[AnyEndpoint], Model]) -> None:
         self._seat, self._make = seat, make
         self._made: dict[str, Model] = {}
 
@@ -265,94 +223,6 @@ class ReplicatedModel:
         if url not in self._made:
             self._made[url] = self._make(at)
         return self._made[url]
-
-
-class _Seat:
-    """Where one run sits. Its verbs may be called at the same time; a replica's failure moves all of them, once."""
-
-    def __init__(self, endpoint: ReplicatedEndpoint, observe: Observer) -> None:
-        self._endpoint, self._observe = endpoint, observe
-        self._at: _Replica | None = None
-        self._moving = asyncio.Lock()
-
-    @property
-    def role(self) -> Role:
-        return self._endpoint.role
-
-    async def call(self, verb: Callable[[AnyEndpoint], Awaitable[T]]) -> T:
-        """Do *verb* where the run sits, or at the next replica. Raise `EndpointUnavailable` if it fails at all."""
-        failed: dict[str, str] = {}
-        while True:
-            replica, endpoint = await self._sit(failed)
-            try:
-                result = await verb(endpoint)
-            except EndpointUnavailable as exc:
-                failed[replica.url] = replica.failed(exc)
-            else:
-                replica.worked()
-                return result
-
-    def leave(self) -> None:
-        if self._at is not None:
-            self._at.runs.discard(self)
-        self._at = None
-
-    async def _sit(self, failed: dict[str, str]) -> tuple[_Replica, AnyEndpoint]:
-        """Stay where the run sits unless that has *failed*; otherwise move, and note there what fails on the way."""
-        async with self._moving:
-            while self._at is None or self._at.url in failed or self._at.endpoint is None:
-                chosen = self._endpoint.choose(failed)
-                try:
-                    await self._endpoint.reach(chosen)
-                except StepspecError as exc:
-                    failed[chosen.url] = chosen.failed(exc)
-                else:
-                    self._move(chosen, failed)
-            return self._at, self._at.endpoint
-
-    def _move(self, to: _Replica, failed: Mapping[str, str]) -> None:
-        left = self._at
-        self.leave()
-        self._at = to
-        to.runs.add(self)
-        if left is not None:
-            self._observe(Moved(self.role, left.url, to.url, failed[left.url]))
-
-
-@dataclass(eq=False)
-class _Replica:
-    """
-    One server. *endpoint* is None until it was up for the first time.
-
-    *cause* tells why it failed, "" if it works; until the second *rests* of the loop's clock new runs leave it alone.
-    """
-
-    settings: Endpoint
-    endpoint: AnyEndpoint | None = None
-    cause: str = ""
-    rests: float = 0.0
-    runs: WeakSet[_Seat] = field(default_factory=lambda: WeakSet[_Seat]())
-    entering: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def url(self) -> str:
-        return self.settings.url
-
-    @property
-    def rested(self) -> bool:
-        return not self.cause or asyncio.get_running_loop().time() >= self.rests
-
-    def failed(self, exc: StepspecError) -> str:
-        """Begin to rest; return why."""
-        self.cause = (exc.cause if isinstance(exc, EndpointError) else str(exc)) or "failed"
-        self.rest()
-        return self.cause
-
-    def rest(self) -> None:
-        self.rests = asyncio.get_running_loop().time() + self.settings.deadlines.rest
-
-    def worked(self) -> None:
-        self.cause = ""
 
 
 def _same(fresh: AnyEndpoint, known: AnyEndpoint) -> None:

@@ -1,0 +1,59 @@
+"""What an endpoint is to those who need not know how many servers stand behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Protocol, Self
+
+from ..chain import Message, Role
+from ..events import Observer
+from ..interfaces import Model
+from .probe import Capabilities
+from .queue import Queue
+from .settings import Endpoint, Sampling
+from .template import Template
+from .wire import GREEDY, Format
+
+
+class AnyEndpoint(Protocol):
+    """One served model, at one URL (`VllmEndpoint`) or at several (`ReplicatedEndpoint`)."""
+
+    @property
+    def settings(self) -> Endpoint: ...
+
+    @property
+    def role(self) -> Role: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def template(self) -> Template: ...
+
+    @property
+    def vocabulary(self) -> str: ...
+
+    @property
+    def room(self) -> int: ...
+
+    async def count(self, messages: tuple[Message, ...]) -> int: ...
+
+    async def queue(self) -> Queue | None: ...
+
+    async def capabilities(self) -> Capabilities: ...
+
+    def model(
+        self,
+        sampling: Sampling = GREEDY,
+        *,
+        observe: Observer = lambda event: None,
+        clock: Callable[[], float] | None = None,
+        format: Format | None = None,
+    ) -> Model: ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
