@@ -32,7 +32,7 @@ POLICIES = {
 }
 LOOP = " ".join(f"tests/orchestrator/test_{name}.py" for name in ("lookahead", "steps", "deadline", "kept_open", "run"))
 CORE = {
-    "budget": ("orchestrator/budget.py", f"tests/orchestrator/test_budget.py {LOOP}"),
+    "budget": ("orchestrator/budget.py", "tests/orchestrator/test_budget.py tests/orchestrator/test_run.py"),
     "reason": ("orchestrator/reason.py", f"{LOOP} tests/orchestrator/test_reason.py"),
     "lookahead": ("orchestrator/lookahead.py", f"{LOOP} tests/orchestrator/test_reason.py"),
     "run": ("orchestrator/run.py", "tests/orchestrator/test_run.py tests/test_public_api.py"),
