@@ -45,7 +45,7 @@ CONFIG = """
 module-path = "{module}"
 timeout = 120.0
 excluded-modules = []
-test-command = "{python} -m pytest -x -q -p no:cacheprovider {tests}"
+test-command = ""
 
 [cosmic-ray.distributor]
 name = "local"
@@ -79,7 +79,7 @@ def mutate(name: str) -> tuple[int, list[str]]:
     """Try every mutant of one session; return how many there were and the patches of those that survived."""
     module, tests = SESSIONS[name]
     config, session = WORK / f"{name}.toml", WORK / f"{name}.sqlite"
-    config.write_text(CONFIG.format(module=module, tests=tests, python=sys.executable), encoding="utf-8")
+    config.write_text(CONFIG.format(module=module), encoding="utf-8")
     kept = WORK / f"{name}.py"
     if session.is_file():
         shutil.copy2(kept, TREE / module)  # An interrupted mutant is still in its place.
@@ -87,7 +87,9 @@ def mutate(name: str) -> tuple[int, list[str]]:
         shutil.copy2(TREE / module, kept)
         cosmic_ray("cosmic_ray.cli", "init", str(config), str(session))
         cosmic_ray("cosmic_ray.tools.filters.operators_filter", str(session), str(config))
-    cosmic_ray("cosmic_ray.cli", "exec", str(config), str(session))
+    environment = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
+    command = (sys.executable, str(ROOT / "tests" / "forked.py"), str(session), tests)
+    subprocess.run(command, cwd=TREE, env=environment, check=True)
     with sqlite3.connect(session) as results:
         tried = results.execute(
             "select diff, test_outcome from work_results where worker_outcome = 'NORMAL'"
