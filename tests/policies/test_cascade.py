@@ -23,6 +23,8 @@ def pair(small: Mapping[str, float], large: Mapping[str, float]) -> tuple[Script
     ("small", "large", "verdict"),
     [
         ({"Yes": 0.9}, {}, Accept(0.9)),
+        ({"Yes": 0.97}, {}, Accept(0.97)),
+        ({"Yes": 0.1, "No": 0.9}, {}, Rollback(reason="small check", score=0.1)),
         ({"Yes": 0.05, "No": 0.95}, {}, Rollback(reason="small check", score=0.05)),
         ({"Yes": 0.89, "No": 0.11}, {"Yes": 0.5}, Accept(0.5)),
         ({"Yes": 0.89, "No": 0.11}, {"Yes": 0.49, "No": 0.3}, Rollback(reason="large check", score=0.49)),
