@@ -27,12 +27,14 @@ class Ahead:
 
     *depth* returns how many drafts may be made beyond the one to be committed next; 0 works on demand: one draft, then
     its verdict. A repair is begun before the verdict (a hedge) where the draft's tokens had a mean probability of
-    *hedge* at most: 0 never, 1 always. *calm* says whether hedges are welcome at the moment.
+    *hedge* at most: 0 never, 1 always. *calm* says whether hedges are welcome at the moment. No bet is made beyond a
+    draft that does not *carry* one.
     """
 
     depth: Callable[[], int] = lambda: 0
     hedge: float = 0.0
     calm: Callable[[], bool] = lambda: True
+    carries: Callable[[Step], bool] = lambda draft: True
 
     @classmethod
     def of(cls, ahead: int | Ahead) -> Ahead:
@@ -125,24 +127,24 @@ class Lookahead:
         return task
 
     async def _bet(self, chain: Chain) -> None:
-        first = len(chain.steps)
+        first, carried = len(chain.steps), True
         try:
             while not (chain.finished or self._spent(chain)):
-                await self._turn(len(chain.steps) - first)
+                await self._turn(len(chain.steps) - first, carried=carried)
                 draft = await self._policy.draft(chain)
                 index = len(chain.steps)
                 self._observe(Drafted(index, draft))
                 self._pending.put_nowait((index, draft, self._start(self._verify(index, chain, draft))))
-                chain = chain.extend(draft)
+                chain, carried = chain.extend(draft), self._ahead.carries(draft)
             raise EOFError("nothing is left to draft: the chain is finished or its budget spent")
         except (Exception, asyncio.CancelledError) as exc:
             self._pending.put_nowait(exc)  # A lost bet's failure is nobody's; a won one's raises in next().
 
-    async def _turn(self, number: int) -> None:
-        """Wait until draft *number* may be made."""
+    async def _turn(self, number: int, *, carried: bool) -> None:
+        """Wait until draft *number* may be made; if the one before does not carry it, until that one is committed."""
         depth = self._ahead.depth()
         KEPT_OPEN.set(self._kept_open if depth else None)
-        while number >= self._asked + depth:
+        while number >= self._asked + depth * carried:
             self._wanted.clear()
             await self._wanted.wait()
             depth = self._ahead.depth()
