@@ -54,3 +54,11 @@ def test_the_large_model_writes_what_was_refused_and_the_answer() -> None:
     assert {(step.author, step.note) for step in chain.steps} == {("small", ""), ("large", "lot")}
     assert policy.answerer is large
     assert run(Lot(small, large, p=0).verify(PROBLEM, chain.steps[0]))[0] == Rollback(reason="lot")
+
+
+def test_a_lot_that_is_just_as_high_as_told_is_not_drawn() -> None:
+    """So that a *p* of 0 accepts nothing at all."""
+    draft = Step("It is.\n\n", "small")
+    drawn = Lot(*pair()).drawn(PROBLEM.extend(draft))
+    assert run(Lot(*pair(), p=drawn).verify(PROBLEM, draft))[0] == Rollback(reason="lot")
+    assert run(Lot(*pair(), p=drawn + 1e-9).verify(PROBLEM, draft))[0] == Accept()
