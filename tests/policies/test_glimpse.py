@@ -1,6 +1,7 @@
 """GlimpRouter: one token of the small model says who writes the step, in the request that may write it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from math import log
 
 import pytest
@@ -9,6 +10,7 @@ from stepspec.orchestrator import Accept, Rollback, Step, Token, reason
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import Glimpse
+from stepspec.policies.scores import entropy
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
@@ -64,6 +66,13 @@ def test_an_entropy_that_reaches_the_threshold_is_enough(threshold: float, verdi
     assert type(ruling) is type(verdict)
     assert ruling.score == pytest.approx(verdict.score)
     assert len(draft.tokens) == (6 if isinstance(verdict, Accept) else 1)
+
+
+def test_an_entropy_that_is_just_the_threshold_is_enough_for_both_looks() -> None:
+    policy = Glimpse(*pair([0], rivals=4), threshold=entropy(equal(4)))
+    draft = run(policy.draft(PROBLEM))[0]
+    assert (len(draft.tokens), draft.stop) == (1, "until")
+    assert isinstance(run(policy.verify(PROBLEM, replace(draft, stop="delimiter")))[0], Rollback)
 
 
 def test_no_more_rivals_are_looked_at_than_asked_for() -> None:

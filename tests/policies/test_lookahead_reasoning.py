@@ -59,6 +59,7 @@ def test_what_differs_only_in_case_and_white_space_is_accepted_without_asking(dr
         ({"Yes": 0.75, "No": 0.25}, Accept(0.75)),
         ({"Yes": 0.25, "No": 0.75}, Rollback(reason="another meaning", score=0.25)),
         ({"Yes": 0.5, "No": 0.5}, Rollback(reason="another meaning", score=0.5)),
+        ({"Yes": 0.05, "Well": 0.9}, Accept(0.05)),
         ({"Yes": 0.03125, "Well": 0.9}, Rollback(reason="another meaning", score=0.03125)),
         ({}, Rollback(reason="another meaning", score=0.0)),
     ],
