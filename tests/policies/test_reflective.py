@@ -235,3 +235,9 @@ def test_the_defaults_are_those_that_are_stated() -> None:
     assert Reflective(small, large) == Reflective(
         small, large, alpha=0.3, accept="match", prompt="reflect", top=20, epsilon=0.09, delta=0.3
     )
+
+
+def test_a_draft_without_tokens_is_accepted_for_sure() -> None:
+    """As where the small model ends its turn at once: there is nothing to object to."""
+    ruling, _ = verdict({}, {}, draft=Step("", "small", "end"))
+    assert ruling == Accept(1.0)
