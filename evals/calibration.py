@@ -87,7 +87,8 @@ def _at_most(difference: int, n: int, lost: Shares, gained: Shares) -> Shares:
     chance: Shares = np.multiply(
         binom.pmf(count, n, gained[:, None]), binom.cdf(difference + count, n - count, given[:, None])
     )
-    return np.sum(chance, axis=1)
+    summed: Shares = np.sum(chance, axis=1)
+    return summed
 
 
 def needed(limit: float, level: float, seen: Paired | None = None) -> int | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -104,7 +105,7 @@ def simulate(
     for _ in range(populations):
         population = KINDS[kind](rng, limit)
         seen = population.sample(rng, n)
-        found = chosen(fixed_sequence(range(THRESHOLDS), lambda k, seen=seen: seen[int(k)], limit, level))
+        found = chosen(fixed_sequence(range(THRESHOLDS), partial(_seen, seen), limit, level))
         place = int(found.threshold) if found else -1
         trusted = next((k for k in range(THRESHOLDS) if seen[k].loss > limit), THRESHOLDS) - 1
         broken += bool(place >= 0 and population.loss[place] > limit)
@@ -115,6 +116,10 @@ def simulate(
     interval = wilson(broken, populations)
     shares = (naively / populations, near / populations, none / populations)
     return Row(kind, n, limit, populations, interval.value, (interval.low, interval.high), *shares)
+
+
+def _seen(samples: list[Paired], place: float) -> Paired:
+    return samples[int(place)]
 
 
 def main(

@@ -60,7 +60,7 @@ def surprise(one: Histogram, other: Histogram) -> float:
     if freedom < 1:
         return 0.0
     spread = 2 / (9 * freedom)
-    return ((statistic / freedom) ** (1 / 3) - (1 - spread)) / math.sqrt(spread)
+    return (math.cbrt(statistic / freedom) - (1 - spread)) / math.sqrt(spread)
 
 
 @dataclass(frozen=True, slots=True)

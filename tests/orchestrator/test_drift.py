@@ -7,7 +7,7 @@ import pytest
 from stepspec.orchestrator import Accept, Rollback, Step
 from stepspec.orchestrator.drift import LEAST, Drift, GradeWatch, Histogram, grades, surprise
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import Committed, Judged
+from stepspec.orchestrator.events import Committed, Event, Judged
 
 STEP = Step("So.\n\n", "small")
 
@@ -76,7 +76,7 @@ def test_other_bins_cannot_be_compared() -> None:
 
 def test_a_watch_counts_the_scores_of_all_verdicts() -> None:
     watch = GradeWatch(Histogram((5.0,), (100, 900)))
-    events = [
+    events: list[Event] = [
         Judged(0, STEP, Accept(9.0)),
         Judged(1, STEP, Rollback(reason="grade", score=2.0)),
         Judged(1, STEP, Rollback(reason="no grade")),
