@@ -7,51 +7,42 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import Any
 
 from ..api import Solver
 from ..orchestrator.chain import Role
-from ..orchestrator.events import Called, Event
-from ..orchestrator.ledger import Ledger
+from ..orchestrator.endpoints.acceptance import Acceptance
+from ..orchestrator.events import Event
+from .drafting import ByRole, between, drafted, together
+from .trial import Arm, Sample, Task, solve_once
+
+__all__ = [
+    "LARGE",
+    "SEQUENTIAL",
+    "SHIPPED",
+    "SMALL",
+    "Arm",
+    "Interval",
+    "Result",
+    "Sample",
+    "Task",
+    "bootstrap_ratio",
+    "by_problem",
+    "measure",
+    "share",
+    "summarise",
+    "token_seconds",
+    "turns",
+    "wilson",
+]
 
 RESAMPLES = 2000
 Z = 1.96  # both intervals are at 95%
-
-
-@dataclass(frozen=True, slots=True)
-class Arm:
-    """One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at."""
-
-    name: str
-    policy: str
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    ahead: int = 2
-    hedge: float = 0.0
 
 
 LARGE = Arm("large alone", "large")
 SMALL = Arm("small alone", "small")
 SEQUENTIAL = Arm("SpecReason, sequential", "specreason", ahead=0)
 SHIPPED = Arm("SpecReason", "specreason")
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """One problem and its true answer."""
-
-    problem: str
-    answer: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One problem solved by one arm. *pace* is seconds a token by role, where a request wrote several."""
-
-    arm: str
-    correct: bool
-    seconds: float
-    ledger: Ledger
-    pace: Mapping[Role, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +62,7 @@ class Result:
     The ratios compare sums of wall time over the same problems: to the large model alone, and to the floor, which is
     the time to write every kept token on the model that wrote it. *accept_rate* counts drafts, *waste* written
     tokens, *judge_tokens* those read or written to judge one problem, without what was in a prefix cache.
+    *speculation* is what the servers accepted of the tokens that they drafted themselves.
     """
 
     name: str
@@ -80,11 +72,12 @@ class Result:
     seconds: float
     ratio_to_large: float
     ratio_to_large_interval: tuple[float, float]
-    ratio_to_floor: float
+    ratio_to_floor: float | None
     share_large_tokens: float
     accept_rate: float | None
     waste: float
     judge_tokens: float
+    speculation: ByRole = field(default_factory=dict[Role, Acceptance])
 
 
 async def measure(
@@ -103,8 +96,7 @@ async def measure(
     """
     samples: list[Sample] = []
     for number, task in enumerate(tasks):
-        turn = number % len(arms)
-        for arm in (*arms[turn:], *arms[:turn]):
+        for arm in turns(arms, number):
             if done and (number, arm.name) in done:
                 samples.append(done[number, arm.name])
                 continue
@@ -114,63 +106,52 @@ async def measure(
     return samples
 
 
+def turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
+    """Return *arms* in the order in which they solve problem *number*: each begins equally often."""
+    turn = number % len(arms)
+    return (*arms[turn:], *arms[:turn])
+
+
 async def _sample(solver: Solver, arm: Arm, task: Task, extra: Callable[[Event], None] | None) -> Sample:
-    events: list[Event] = []
-
-    def observe(event: Event) -> None:
-        events.append(event)
-        if extra is not None:
-            extra(event)
-
-    solution = await solver.solve(
-        task.problem,
-        policy=arm.policy,
-        options=arm.options,
-        ahead=arm.ahead,
-        hedge=arm.hedge,
-        load="ignore",
-        observe=observe,
-    )
-    return Sample(arm.name, solution.answer == task.answer, solution.seconds, solution.ledger, _pace(events))
+    before = await drafted(solver)
+    solved = await solve_once(solver, arm, task.problem, observe=extra)
+    right = solved.solution is not None and solved.solution.answer == task.answer
+    return solved.sample(arm, correct=right, speculation=between(before, await drafted(solver)))
 
 
-def _pace(events: Sequence[Event]) -> dict[Role, float]:
-    """Seconds from one token to the next, by role, over the requests that wrote several."""
-    pace: dict[Role, float] = {}
-    roles: tuple[Role, ...] = ("small", "large")
-    for role in roles:
-        calls = [e for e in events if isinstance(e, Called) and e.role == role and e.verb == "write"]
-        gaps = [(call.seconds - call.first, call.written - 1) for call in calls if call.first is not None]
-        tokens = sum(count for _, count in gaps if count > 0)
-        if tokens:
-            pace[role] = sum(seconds for seconds, count in gaps if count > 0) / tokens
-    return pace
+def summarise(samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 1) -> list[Result]:
+    """
+    Compare *arms*, the large model alone among them, on the problems that all of them solved.
 
-
-def summarise(samples: Sequence[Sample], arms: Sequence[Arm]) -> list[Result]:
-    """Compare *arms*, the large model alone among them, on the problems that all of them solved."""
+    With *repeats* of every problem, which come one after the other, what is drawn for an interval is the problem.
+    """
     by_arm = {arm.name: [s for s in samples if s.arm == arm.name] for arm in arms}
     pace = token_seconds(by_arm)
     large = [s.seconds for s in by_arm[LARGE.name]]
-    return [_result(arm.name, by_arm[arm.name], large, pace) for arm in arms]
+    return [_result(arm.name, by_arm[arm.name], large, pace, repeats) for arm in arms]
 
 
 def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
     """What a token costs each model when it writes alone: the median over the problems of the solo arms."""
     solo: tuple[tuple[Role, Arm], ...] = (("small", SMALL), ("large", LARGE))
-    return {role: median(s.pace[role] for s in by_arm[arm.name] if role in s.pace) for role, arm in solo}
+    paces: dict[Role, list[float]] = {
+        role: [s.pace[role] for s in by_arm.get(arm.name, ()) if role in s.pace] for role, arm in solo
+    }
+    return {role: median(known) for role, known in paces.items() if known}
 
 
-def _result(name: str, samples: Sequence[Sample], large: Sequence[float], pace: Mapping[Role, float]) -> Result:
+def _result(
+    name: str, samples: Sequence[Sample], large: Sequence[float], pace: Mapping[Role, float], repeats: int
+) -> Result:
     ledgers = [s.ledger for s in samples]
     seconds = [s.seconds for s in samples]
-    accuracy = wilson(sum(s.correct for s in samples), len(samples))
-    ratio = bootstrap_ratio(seconds, large)
-    floor = sum(ledger.small.kept * pace["small"] + ledger.large.kept * pace["large"] for ledger in ledgers)
+    accuracy = share([s.correct for s in samples], repeats)
+    ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(large, repeats))
     kept_large, kept_small = sum(x.large.kept for x in ledgers), sum(x.small.kept for x in ledgers)
+    floor = _floor(kept_small, kept_large, pace)
     written = sum(x.large.written + x.small.written for x in ledgers)
     drafts = sum(x.drafts for x in ledgers)
-    judged = any(x.large.judging or x.small.judging for x in ledgers)
+    judging = [x.large.judging + x.small.judging + x.critic.judging for x in ledgers]
     return Result(
         name=name,
         n=len(samples),
@@ -179,12 +160,40 @@ def _result(name: str, samples: Sequence[Sample], large: Sequence[float], pace: 
         seconds=fmean(seconds),
         ratio_to_large=ratio.value,
         ratio_to_large_interval=(ratio.low, ratio.high),
-        ratio_to_floor=sum(seconds) / floor,
-        share_large_tokens=kept_large / (kept_large + kept_small),
-        accept_rate=sum(x.accepted for x in ledgers) / drafts if judged else None,
-        waste=sum(x.large.discarded + x.small.discarded for x in ledgers) / written,
-        judge_tokens=fmean(x.large.judging + x.small.judging for x in ledgers),
+        ratio_to_floor=sum(seconds) / floor if floor else None,
+        share_large_tokens=kept_large / max(1, kept_large + kept_small),
+        accept_rate=sum(x.accepted for x in ledgers) / drafts if drafts and any(judging) else None,
+        waste=sum(x.large.discarded + x.small.discarded for x in ledgers) / max(1, written),
+        judge_tokens=fmean(judging),
+        speculation=together(s.speculation for s in samples),
     )
+
+
+def _floor(small: int, large: int, pace: Mapping[Role, float]) -> float | None:
+    """Seconds to write so many tokens on each model; None where nothing says how fast one of them is."""
+    if (small and "small" not in pace) or (large and "large" not in pace):
+        return None
+    return small * pace.get("small", 0.0) + large * pace.get("large", 0.0)
+
+
+def by_problem(values: Sequence[float], repeats: int) -> list[float]:
+    """Add up the *repeats* of every problem."""
+    return [sum(values[at : at + repeats]) for at in range(0, len(values), repeats)]
+
+
+def share(values: Sequence[float], repeats: int = 1) -> Interval:
+    """
+    The mean of *values*, which are 0 or 1, with Wilson's interval.
+
+    Of several samples a problem, the bootstrap's over the problems; or, where all problems are alike and it would have
+    no width, Wilson's as if each had been sampled once.
+    """
+    problems = len(values) // repeats
+    once = wilson(sum(values) / repeats, problems)
+    if repeats == 1:
+        return once
+    drawn = bootstrap_ratio(by_problem(values, repeats), [repeats] * problems)
+    return drawn if drawn.low < drawn.high else once
 
 
 def wilson(successes: float, n: int) -> Interval:
@@ -201,6 +210,8 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int
     ratios: list[float] = []
     for _ in range(RESAMPLES):
         drawn = rng.choices(range(n), k=n)
-        ratios.append(sum(ours[i] for i in drawn) / sum(theirs[i] for i in drawn))
+        if total := sum(theirs[i] for i in drawn):  # A problem that is too long takes no time at all.
+            ratios.append(sum(ours[i] for i in drawn) / total)
     ratios.sort()
-    return Interval(sum(ours) / sum(theirs), ratios[int(0.025 * RESAMPLES)], ratios[int(0.975 * RESAMPLES) - 1])
+    low, high = ratios[int(0.025 * len(ratios))], ratios[int(0.975 * len(ratios)) - 1]
+    return Interval(sum(ours) / sum(theirs), low, high)

@@ -6,28 +6,43 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from ..orchestrator.chain import Role
 from .arms import Result
 
+ROLES: tuple[Role, ...] = ("large", "small")
 COLUMNS = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste", "judging")
 
 
 def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
     """One row per arm, with or without the 95% intervals; the small print says what the columns mean."""
     made = Table(box=None, padding=(0, 1, 0, 0))
-    for column in COLUMNS:
+    speculating = _speculating(results)
+    for column in _columns(speculating):
         made.add_column(column, justify="right" if column else "left", no_wrap=True)
     for result in results:
-        made.add_row(*_row(result, intervals=intervals))
+        made.add_row(*_row(result, speculating, intervals=intervals))
     return made
 
 
 def markdown(results: Sequence[Result]) -> str:
     """The same table for a document."""
-    rows = (COLUMNS, tuple("---" if not column else "--:" for column in COLUMNS), *map(_row, results))
+    speculating = _speculating(results)
+    columns = _columns(speculating)
+    rule = tuple("---" if not column else "--:" for column in columns)
+    rows = (columns, rule, *(_row(result, speculating) for result in results))
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _row(r: Result, *, intervals: bool = True) -> tuple[str, ...]:
+def _speculating(results: Sequence[Result]) -> tuple[Role, ...]:
+    """The roles whose servers drafted tokens for some arm: a column for each."""
+    return tuple(role for role in ROLES if any(role in result.speculation for result in results))
+
+
+def _columns(speculating: Sequence[Role]) -> tuple[str, ...]:
+    return (*COLUMNS, *(f"tokens of {role}" for role in speculating))
+
+
+def _row(r: Result, speculating: Sequence[Role], *, intervals: bool = True) -> tuple[str, ...]:
     (low, high), (least, most) = r.accuracy_interval, r.ratio_to_large_interval
     return (
         r.name,
@@ -35,11 +50,12 @@ def _row(r: Result, *, intervals: bool = True) -> tuple[str, ...]:
         f"{r.accuracy:.1%}" + (f" [{low:.1%}, {high:.1%}]" if intervals else ""),
         f"{r.seconds:.2f}",
         f"{r.ratio_to_large:.2f}" + (f" [{least:.2f}, {most:.2f}]" if intervals else ""),
-        f"{r.ratio_to_floor:.2f}",
+        "" if r.ratio_to_floor is None else f"{r.ratio_to_floor:.2f}",
         f"{r.share_large_tokens:.0%}",
         "" if r.accept_rate is None else f"{r.accept_rate:.0%}",
         f"{r.waste:.0%}",
         f"{r.judge_tokens:.0f}" if r.judge_tokens else "",
+        *(str(r.speculation[role]) if role in r.speculation else "" for role in speculating),
     )
 
 

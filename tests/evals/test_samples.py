@@ -8,6 +8,7 @@ import pytest
 
 from stepspec.evals.arms import SHIPPED, SMALL
 from stepspec.evals.samples import Samples
+from stepspec.orchestrator.errors import ConfigurationError
 
 from .test_arms import sample
 
@@ -47,3 +48,47 @@ def test_samples_of_something_else_are_not_taken(tmp_path: Path) -> None:
     assert Samples(path, ABOUT, fresh=True).done == {}
     path.write_bytes(b"notes")
     assert Samples(path, ABOUT).done == {}
+
+
+def test_what_is_on_disk_is_never_taken_away_by_going_on(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    keep(path)
+    before = path.read_bytes()
+    path.write_bytes(before + b'{"task": 3, "ar')
+    with Samples(path, ABOUT) as again:
+        assert path.read_bytes() == before
+        again.add(3, sample(SMALL.name, 3.0))
+        assert path.read_bytes().startswith(before)
+    assert set(Samples(path, ABOUT).done) == {(n, SMALL.name) for n in range(4)}
+
+
+def test_a_file_has_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    with Samples(path, ABOUT) as samples:
+        other = Samples(path, ABOUT)
+        with pytest.raises(ConfigurationError, match="is being written by another run"), other:
+            pass
+        samples.add(0, sample(SMALL.name, 1.0))
+    with other:  # which had read the file before that was added
+        assert set(other.done) == {(0, SMALL.name)}
+    assert len(Samples(path, ABOUT).done) == 1
+
+
+@pytest.mark.parametrize("line", [b"{", b"{}", b"[]", b'{"task": 1, "arm": "x"}'])
+def test_a_whole_line_that_is_no_sample_is_refused_by_its_number(tmp_path: Path, line: bytes) -> None:
+    path = tmp_path / "samples.jsonl"
+    keep(path)
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    with pytest.raises(ConfigurationError, match=r"samples\.jsonl, line 5: not a sample"):
+        Samples(path, ABOUT)
+
+
+def test_a_file_says_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    assert Samples.about(path) is None
+    keep(path)
+    assert Samples.about(path) == ABOUT
+    path.write_bytes(path.read_bytes()[:5])
+    assert Samples.about(path) is None
+    path.write_bytes(b"somebody's notes\n")
+    assert Samples.about(path) == {}

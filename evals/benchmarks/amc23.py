@@ -1,0 +1,20 @@
+"""
+AMC 2023: problems of the AMC 12 whose answers are numbers, put without their choices.
+
+Dataset: math-ai/amc23, test, 40 problems.
+Licence: none stated; the problems are the Mathematical Association of America's.
+Metric: the same number; what is no plain number goes to math-verify.
+Prompt: eval.boxed.
+"""
+
+from __future__ import annotations
+
+from ..arms import Task
+from .benchmark import Benchmark, Row
+
+
+def read(row: Row, seed: int) -> Task:
+    return Task(row["question"], str(row["answer"]), name=str(row.get("url") or row.get("id") or ""))
+
+
+AMC23 = Benchmark("amc23", "none stated", "number", ("question", "answer"), read, source="math-ai/amc23")

@@ -1,0 +1,43 @@
+"""What a benchmark is: where its problems come from, how they are put, and how answers are graded. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ...prompts import Prompt, load
+from ..answers import Metric
+from ..arms import Task
+
+Row: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """
+    A set of problems with their true answers.
+
+    *source*, *subset* and *split* name the data set on the Hugging Face hub; one without a source is *made* here, from
+    a seed and a number of problems. *read* makes a task of a row, which has at least these *columns*, and the seed.
+    *prompt* names the template that every problem is put into, for all arms alike; without one it stands alone.
+    """
+
+    name: str
+    licence: str
+    metric: Metric
+    columns: tuple[str, ...]
+    read: Callable[[Row, int], Task]
+    source: str = ""
+    subset: str | None = None
+    split: str = "test"
+    prompt: str | None = "eval.boxed"
+    made: Callable[[int, int], list[Task]] | None = None
+
+    @property
+    def template(self) -> Prompt | None:
+        return load(self.prompt) if self.prompt else None
+
+    def put(self, problem: str) -> str:
+        """The text that a model gets to read for *problem*."""
+        return self.template.text.replace("{problem}", problem) if self.template else problem

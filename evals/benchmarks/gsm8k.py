@@ -1,0 +1,21 @@
+"""
+GSM8K: word problems of primary school, two to eight steps of arithmetic each.
+
+Dataset: openai/gsm8k, main, test, 1,319 problems, by Cobbe et al. 2021, arXiv:2110.14168.
+Licence: MIT.
+Metric: the same number; what is no plain number goes to math-verify.
+Prompt: eval.boxed.
+"""
+
+from __future__ import annotations
+
+from ..answers import HASHES
+from ..arms import Task
+from .benchmark import Benchmark, Row
+
+
+def read(row: Row, seed: int) -> Task:
+    return Task(row["question"], row["answer"].rpartition(HASHES)[2].strip(), reference=row["answer"])
+
+
+GSM8K = Benchmark("gsm8k", "MIT", "number", ("question", "answer"), read, source="openai/gsm8k", subset="main")

@@ -1,0 +1,157 @@
+"""The command ``calibrate``: the loosest threshold whose loss is at most so much, with a confidence."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import TaskID
+
+from ..api import Solver
+from ..orchestrator.errors import ConfigurationError
+from .arms import Task
+from .benchmarks import Benchmark, find, load, own
+from .calibrating import Calibrated, Calibration, Knob, Trials
+from .calibration import needed
+from .grading import Graders, require
+from .promise import SEEDS_APART, Promise, attempts, half, knob
+from .testbed.progress import counting
+from .testbed.solving_pair import pair_solver
+
+EXAMPLES = """
+Examples:
+
+  stepspec calibrate gsm8k --policy specreason --max-loss 0.01 --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec calibrate problems.jsonl --policy bild --option rollback --values 1,2,4,8
+
+  stepspec calibrate arithmetic --testbed --count 400 --max-loss 0.02 --output policy.toml
+
+  STEPSPEC_CONFIG=policy.toml stepspec serve --small ... --large ...
+"""
+
+stdout, stderr = Console(), Console(stderr=True)
+
+
+def calibrate(
+    benchmark: Annotated[str, typer.Argument(help="A benchmark's name, or a JSONL or Parquet file of problems.")],
+    policy: Annotated[str, typer.Option("--policy", "-p", help="The method.")] = "specreason",
+    max_loss: Annotated[float, typer.Option(help="The most that may be lost, as a share of all problems.")] = 0.01,
+    confidence: Annotated[float, typer.Option(help="Of the promise.")] = 0.95,
+    small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
+    large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
+    testbed: Annotated[bool, typer.Option("--testbed", help="The miniature pair, on this CPU.")] = False,
+    profile: Annotated[str, typer.Option(help="How the miniature models' passes are paced.")] = "off",
+    option: Annotated[str | None, typer.Option(help="What makes the method looser, if not what is known to.")] = None,
+    values: Annotated[str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")] = None,
+    data: Annotated[Path | None, typer.Option(help="A file with the benchmark's columns, instead of the hub.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="How many problems at most.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the problems that are made, and of the sampling.")] = 0,
+    at_once: Annotated[int, typer.Option(min=1, help="Problems solved at the same time.")] = 8,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the policy file.")] = Path(
+        "policy.toml"
+    ),
+    work: Annotated[Path | None, typer.Option(help="Keeps what was tried; OUTPUT.trials.jsonl unless given.")] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run tried.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """
+    Find the loosest threshold whose loss against the large model alone is at most --max-loss, at --confidence.
+
+    Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the other half. Started
+    again, it goes on where it was cut short. The policy file is a settings file: name it in STEPSPEC_CONFIG.
+    """
+    if not 0 < max_loss < 1 or not 0 < confidence < 1:
+        raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
+    file = Path(benchmark) if Path(benchmark).suffix in (".jsonl", ".parquet") else None
+    chosen = own(file) if file else find(benchmark)
+    turned = knob(policy, option, _numbers(values) if values else None)
+    tasks = problems(chosen, data or file, seed, count)
+    least = needed(max_loss, 1 - confidence)
+    if least is not None and len(tasks) < least:
+        stderr.print(
+            f"{len(tasks)} problems cannot carry this promise: it takes {least:,} even if none is lost", style="yellow"
+        )
+    require(chosen.metric)
+    about = {
+        "benchmark": chosen.name, "policy": policy, "option": turned.option, "seed": seed, "testbed": testbed,
+        "problems": [task.problem for task in tasks][:3], "count": len(tasks), "small": small, "large": large,
+    }  # fmt: skip
+    trials = Trials(work or output.with_suffix(".trials.jsonl"), about, fresh=fresh)
+    solving = pair_solver(profile, stderr, (), seed, problems=0) if testbed else Solver(small, large)
+
+    async def main() -> Promise:
+        async with solving as solver, Graders() as graders:
+            calibrated = await _calibrated(
+                solver, tasks, chosen, policy, turned, graders, trials, max_loss, confidence, at_once
+            )
+            fixed = solver.settings.options if policy == solver.settings.policy else {}
+            return Promise(policy, turned, f"{chosen.name}, calibration half", calibrated, fixed)
+
+    try:
+        promise = asyncio.run(main())
+    except KeyboardInterrupt:
+        stderr.print("interrupted: the same command goes on from here", style="yellow")
+        raise typer.Exit(130) from None
+    if json:
+        stdout.print_json(orjson.dumps(dataclasses.asdict(promise)).decode())
+    else:
+        stdout.print(promise.table())
+        stdout.print(promise.said(), highlight=False)
+    if promise.calibrated.found is None:
+        sys.exit(1)
+    output.write_text(promise.toml(), encoding="utf-8")
+    stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
+
+
+async def _calibrated(
+    solver: Solver,
+    tasks: list[Task],
+    benchmark: Benchmark,
+    policy: str,
+    turned: Knob,
+    graders: Graders,
+    trials: Trials,
+    max_loss: float,
+    confidence: float,
+    at_once: int,
+) -> Calibrated:
+    with trials, counting(stderr) as progress:
+        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=len(tasks))}
+
+        def tell(value: float | None, ran: bool) -> None:
+            if value not in bars:
+                bars[value] = progress.add_task(f"{turned.option} {value:g}", total=len(tasks))
+            progress.advance(bars[value])
+
+        attempt = attempts(solver, tasks, benchmark, policy, turned, graders)
+        level = 1 - confidence
+        calibration = Calibration(attempt, len(tasks), turned, max_loss, level, trials, at_once=at_once, tell=tell)
+        return await calibration.run()
+
+
+def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
+    """The half of *benchmark* that is for calibration; of one that is made, as many as are wanted of other seeds."""
+    if benchmark.made is not None and data is None:
+        return load(benchmark, seed=seed + SEEDS_APART, limit=count)
+    tasks = [task for task in load(benchmark, data, seed=seed) if half(task.problem) == "calibration"]
+    if not tasks:
+        raise ConfigurationError(f"no problem of {benchmark.name} is in its calibration half: it has too few")
+    return tasks[:count]
+
+
+def _numbers(values: str) -> list[float]:
+    try:
+        return [float(value) for value in values.split(",")]
+    except ValueError as exc:
+        raise ConfigurationError(f"--values {values!r}: write numbers with commas between them, as in 9,8,7") from exc
+
+
+if __name__ == "__main__":
+    typer.run(calibrate)

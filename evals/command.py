@@ -1,0 +1,185 @@
+"""The command ``stepspec eval``."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from ..api import Solver
+from ..orchestrator.errors import ConfigurationError, StepspecError
+from . import provenance
+from .benchmarks import Benchmark, find, load, own
+from .choosing import arms
+from .evaluation import Evaluation, evaluate
+from .grading import SECONDS, require
+from .running import Plan
+from .summary import SMALL_PRINT, Standing, table
+from .testbed.solving_pair import pair_solver
+from .trial import Arm, Task
+
+WIDTH = 170
+FILES = (".jsonl", ".parquet")
+EXAMPLES = """
+Examples:
+
+  stepspec eval math500 --policy specreason --policy bild --random specreason --limit 100 --small ... --large ...
+
+  stepspec eval arithmetic --testbed --policy specreason:threshold=8 --policy reflective --policy calibrated.toml
+
+  stepspec eval problems.jsonl --samples 4 --temperature 0.6 --small ... --large ...
+"""
+
+stdout, stderr = Console(), Console(stderr=True)
+
+
+def command(
+    benchmark: Annotated[
+        str, typer.Argument(help="math500, gsm8k, aime24, aime25, amc23, gpqa_diamond, arithmetic; or a file.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy", "-p", help="A method with its options, or a policy file.", metavar="NAME[:OPTION=VALUE,...]"
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="large, which is always measured, or small; both unless given.")
+    ] = None,
+    random: Annotated[
+        list[str] | None,
+        typer.Option(help="Add a control: steps are accepted by lot, as often as this method accepts them."),
+    ] = None,
+    small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
+    large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
+    critic: Annotated[str | None, typer.Option(help="Base URL of the reward model's server.", metavar="URL")] = None,
+    testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair and measure that.")] = False,
+    profile: Annotated[str, typer.Option(help="How the miniature models' passes are paced.")] = "paced",
+    data: Annotated[
+        Path | None, typer.Option(help="Take the problems from this JSONL or Parquet file, not from the hub.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--half", help="report: leave out what `calibrate` uses; calibration: only that.", metavar="HALF"),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the samples, the order of choices, and problems that are made.")] = 0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the settings' unless given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Budget of a run, the same for all arms.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Budget of a run's wall time.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Runs that go on at the same time.")] = 1,
+    graders: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 2,
+    grading_seconds: Annotated[
+        float, typer.Option(min=0.1, help="The longest that an answer is graded for.")
+    ] = SECONDS,
+    output: Annotated[
+        Path | None, typer.Option(help="The run folder; runs/BENCHMARK unless given. Interrupted, a run goes on there.")
+    ] = None,
+    traces: Annotated[bool, typer.Option("--traces", help="Keep every run's trace in the folder as well.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the folder has.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """
+    Measure methods on a benchmark, next to each model alone: same servers, same problems, same budgets, interleaved.
+
+    Endpoints and sampling may also come from STEPSPEC_* variables and from stepspec.toml.
+    """
+    chosen, source = _chosen(benchmark, data)
+    require(chosen.metric)
+    competing = arms(policy or ["specreason"], baseline or ["large", "small"], random or [])
+    every = _tasks(chosen, source, seed, None, part)
+    tasks = every[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
+    pair = pair_solver(profile, stderr, (), seed, problems=0) if testbed else Solver(small, large, critic=critic)
+    budget = {name: value for name, value in (("tokens", max_tokens), ("seconds", max_seconds)) if value is not None}
+
+    async def work() -> list[Standing]:
+        async with pair as solver:
+            plan = _plan(solver, chosen, tasks, competing, samples, seed, temperature, budget, concurrency)
+            folder = output or Path("runs") / chosen.name
+            evaluation = Evaluation(
+                chosen,
+                plan,
+                folder,
+                provenance.digest(every),
+                half=part,
+                profile=profile if testbed else None,
+                traces=traces,
+                fresh=fresh,
+                graders=graders,
+                patience=grading_seconds,
+            )
+            return await evaluate(solver, evaluation, stderr)
+
+    _show(_wait(work()), as_json=json)
+
+
+def _chosen(name: str, data: Path | None) -> tuple[Benchmark, Path | None]:
+    """The benchmark called *name*, or one of the caller's own, and the file to take it from."""
+    path = Path(name)
+    if path.suffix not in FILES:
+        return find(name), data
+    if data is not None:
+        raise ConfigurationError(f"{name} is a file already: leave --data out")
+    return own(path), path
+
+
+def _tasks(benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None) -> tuple[Task, ...]:
+    if part not in (None, "report", "calibration"):
+        raise ConfigurationError(f"--half {part!r}: it is report or calibration")
+    if part is not None and benchmark.made is not None and data is None:
+        raise ConfigurationError(f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out")
+    tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
+    if part is None:
+        return tasks
+    from .promise import half  # which brings scipy
+
+    return tuple(task for task in tasks if half(task.problem) == part)
+
+
+def _plan(
+    solver: Solver, benchmark: Benchmark, tasks: tuple[Task, ...], competing: tuple[Arm, ...],
+    samples: int, seed: int, temperature: float | None, budget: dict[str, Any], concurrency: int,
+) -> Plan:  # fmt: skip
+    settings = solver.settings
+    changed = {} if temperature is None else {"temperature": temperature}
+    sampling = type(settings.sampling).model_validate({**settings.sampling.model_dump(), **changed})
+    if samples > 1 and not sampling.temperature:
+        raise ConfigurationError(
+            f"--samples {samples} at temperature 0 are the same one {samples} times: set --temperature"
+        )
+    limits = type(settings.budget).model_validate({**settings.budget.model_dump(), **budget}).budget()
+    return Plan(tasks, competing, benchmark.metric, sampling, limits, samples, seed, concurrency)
+
+
+def _wait(work: Any) -> list[Standing]:
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        stderr.print("interrupted: the same command goes on from here", style="yellow")
+        raise typer.Exit(130) from None
+
+
+def _show(standings: list[Standing], *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.buffer.write(orjson.dumps([asdict(standing) for standing in standings]) + b"\n")
+        return
+    Console(width=max(stdout.width, WIDTH)).print(table(standings))  # Cells that are cut off say nothing.
+    stdout.print(SMALL_PRINT, style="dim")
+
+
+def alone(benchmark: str) -> None:
+    """Run the command for one *benchmark*, as ``python -m stepspec.evals.NAME`` does."""
+    sys.argv.insert(1, benchmark)
+    try:
+        typer.run(command)
+    except StepspecError as exc:
+        stderr.print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
+        sys.exit(2 if isinstance(exc, ConfigurationError) else 1)

@@ -1,0 +1,137 @@
+"""Where figures come from: the code, the machine, the libraries, the servers, the prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from hashlib import blake2b
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+
+from .. import prompts
+from ..api import Solver
+from ..orchestrator.endpoints import Endpoint
+from ..orchestrator.endpoints.client import Connection
+from ..orchestrator.errors import EndpointError
+from .trial import Task
+
+LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
+CONFIGURED = re.compile(r'(\w+)="([^"]*)"')
+METRIC = re.compile(r"(\S+?)(?:\{.*\})? (\S+)")
+FLAGS = "vllm:cache_config_info{"  # the one metric by which vLLM tells its settings, as labels
+COUNTED = ("vllm:prefix_cache_", "vllm:spec_decode_", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+SECONDS = 10.0
+
+
+def here() -> dict[str, Any]:
+    """The program: when and how it was begun, its commit if it runs from a clone, versions, the machine."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "commit": commit(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "versions": {name: version for name in LIBRARIES if (version := _version(name))},
+    }
+
+
+def commit(file: Path = Path(__file__)) -> str | None:
+    """The commit of the clone that *file* is in, with a plus if tracked files were changed since; None if none."""
+    folder = file.resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ("git", "--no-optional-locks", "-C", str(folder), *arguments)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout.strip()
+
+    try:
+        if not git("ls-files", file.name):  # a clone of something else, in which we are only installed
+            return None
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def prompt_hashes() -> dict[str, str]:
+    """The hash of every prompt that any method or benchmark uses."""
+    names = sorted(file.name.removesuffix(".txt") for file in files(prompts).iterdir() if file.name.endswith(".txt"))
+    return {name: prompts.load(name).sha256 for name in names}
+
+
+def digest(tasks: tuple[Task, ...]) -> str:
+    """A hash of the problems as they are put, and of their answers."""
+    made = blake2b(digest_size=16)
+    for task in tasks:
+        made.update(orjson.dumps([task.problem, task.answer]))
+    return made.hexdigest()
+
+
+async def servers(solver: Solver) -> list[dict[str, Any]]:
+    """What the servers of both models tell about themselves."""
+    each = [settings for endpoint in (solver.small, solver.large) for settings in endpoint.settings.each]
+    return list(await asyncio.gather(*map(_server, each)))
+
+
+async def _server(settings: Endpoint) -> dict[str, Any]:
+    connection = Connection(settings)
+    try:
+        version, models, metrics = [await _fetch(connection, path) for path in ("/version", "/v1/models", "/metrics")]
+    finally:
+        await connection.close()
+    lines = metrics.decode(errors="replace").splitlines()
+    return {
+        "role": settings.role,
+        "url": settings.url,
+        "version": _json(version).get("version"),
+        "models": _json(models).get("data"),
+        "cache": dict(CONFIGURED.findall(next((line for line in lines if line.startswith(FLAGS)), ""))),
+        "counters": counters(lines),
+    }
+
+
+def counters(lines: list[str]) -> Mapping[str, float]:
+    """The counters of caches, speculation and tokens, added up over their labels; only what has been counted."""
+    sums: dict[str, float] = {}
+    for name, value in filter(None, map(_counter, lines)):
+        sums[name] = sums.get(name, 0.0) + value
+    return sums
+
+
+def _counter(line: str) -> tuple[str, float] | None:
+    found = METRIC.fullmatch(line)
+    if found is None or not found[1].startswith(COUNTED) or found[1].endswith("_created"):
+        return None
+    return found[1], float(found[2])
+
+
+async def _fetch(connection: Connection, path: str) -> bytes:
+    try:
+        async with asyncio.timeout(SECONDS):
+            return await connection.get(connection.call("describe"), path, retries=0)
+    except (EndpointError, TimeoutError):
+        return b""
+
+
+def _json(body: bytes) -> dict[str, Any]:
+    try:
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}

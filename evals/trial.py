@@ -1,0 +1,196 @@
+"""One problem solved once by one arm, and what is kept of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from ..api import Solver
+from ..orchestrator.budget import Budget
+from ..orchestrator.chain import Role
+from ..orchestrator.endpoints import Sampling
+from ..orchestrator.endpoints.acceptance import Acceptance
+from ..orchestrator.errors import ContextTooLong
+from ..orchestrator.events import Called, Event
+from ..orchestrator.ledger import Account, Ledger
+from ..orchestrator.solution import Solution, SolvedStep, StepFate
+
+Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed"]
+
+CUT = frozenset({"length", "time", "context"})  # the reasons for which a run ends before it is done
+FAILED = "failed"
+NOTHING = Ledger(Account("small"), Account("large"))
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """
+    One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at.
+
+    *lead*, *plan*, *early_exit* and *give_up* are those of `Settings`. An arm that is *like* another one is its
+    control: its policy's *p* is the accept rate that the other one has had.
+    """
+
+    name: str
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    ahead: int = 2
+    hedge: float = 0.0
+    lead: int = 0
+    plan: bool = False
+    early_exit: bool = False
+    give_up: bool = False
+    like: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One problem and its true answer; *name* is the data set's own, *reference* its worked solution, if it has one."""
+
+    problem: str
+    answer: str
+    name: str = ""
+    reference: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A step that was written, without its text; the fields are those of `SolvedStep`."""
+
+    author: Role
+    fate: StepFate
+    grade: float | None
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """
+    One problem solved by one arm.
+
+    *pace* is seconds a token by role, where a request wrote several. *finish* is why the run ended, or "failed" if it
+    could not begin; *graded* is whether the grader came to an end. *answer* is what was written after the thinking.
+    *repeat* counts the samples of the same problem, *seed* is that of this one's sampling, and *options* are those of
+    the policy where they are not the arm's. *speculation* is what the servers of the roles accepted of the tokens that
+    they drafted themselves, where they do.
+    """
+
+    arm: str
+    correct: bool
+    seconds: float
+    ledger: Ledger
+    pace: Mapping[Role, float]
+    finish: str = "stop"
+    graded: bool = True
+    answer: str = ""
+    name: str = ""
+    repeat: int = 0
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    steps: tuple[Written, ...] = ()
+    degraded: bool = False
+    speculation: Mapping[Role, Acceptance] = field(default_factory=dict[Role, Acceptance])
+
+    @property
+    def outcome(self) -> Outcome:
+        """
+        What became of the problem. A run that was cut short is "truncated", whatever it answered in the end.
+
+        It does answer, from the tokens that are kept for that, and is *correct* if the answer is.
+        """
+        if self.finish == FAILED:
+            return "failed"
+        if self.finish in CUT:
+            return "truncated"
+        return "ungraded" if not self.graded else "right" if self.correct else "wrong"
+
+    @property
+    def first(self) -> float | None:
+        """Seconds until the first step was committed."""
+        return min((step.at for step in self.steps if step.fate == "kept"), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """What came of solving a task once, before it is graded; no *solution* if the problem is too long."""
+
+    solution: Solution | None
+    pace: Mapping[Role, float]
+
+    def sample(self, arm: Arm, *, correct: bool, graded: bool = True, **more: Any) -> Sample:
+        if self.solution is None:
+            return Sample(arm.name, False, 0.0, NOTHING, {}, FAILED, **more)
+        return Sample(
+            arm.name,
+            correct,
+            self.solution.seconds,
+            self.solution.ledger,
+            self.pace,
+            self.solution.finish_reason,
+            graded,
+            self.solution.text,
+            steps=tuple(map(_written, self.solution.steps)),
+            degraded=bool(self.solution.degraded),
+            **more,
+        )
+
+
+def _written(step: SolvedStep) -> Written:
+    return Written(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
+
+
+async def solve_once(
+    solver: Solver,
+    arm: Arm,
+    problem: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    sampling: Sampling | None = None,
+    budget: Budget | None = None,
+    observe: Callable[[Event], None] | None = None,
+    trace_to: Path | None = None,
+) -> Solved:
+    """Solve *problem* as *arm* does, with its own *options* if none are given."""
+    events: list[Event] = []
+
+    def watch(event: Event) -> None:
+        events.append(event)
+        if observe is not None:
+            observe(event)
+
+    try:
+        solution = await solver.solve(
+            problem,
+            policy=arm.policy,
+            options=arm.options if options is None else options,
+            ahead=arm.ahead,
+            hedge=arm.hedge,
+            lead=arm.lead,
+            plan=arm.plan,
+            early_exit=arm.early_exit,
+            give_up=arm.give_up,
+            load="ignore",  # an arm must not be slowed down by what another one did
+            sampling=sampling,
+            budget=budget,
+            observe=watch,
+            trace_to=trace_to,
+        )
+    except ContextTooLong:
+        return Solved(None, {})
+    return Solved(solution, _pace(events))
+
+
+def _pace(events: Sequence[Event]) -> dict[Role, float]:
+    """Seconds from one token to the next, by role, over the requests that wrote several."""
+    pace: dict[Role, float] = {}
+    roles: tuple[Role, ...] = ("small", "large")
+    for role in roles:
+        calls = [e for e in events if isinstance(e, Called) and e.role == role and e.verb == "write"]
+        gaps = [(call.seconds - call.first, call.written - 1) for call in calls if call.first is not None]
+        tokens = sum(count for _, count in gaps if count > 0)
+        if tokens:
+            pace[role] = sum(seconds for seconds, count in gaps if count > 0) / tokens
+    return pace

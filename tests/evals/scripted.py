@@ -1,0 +1,85 @@
+"""A solver that answers what it is told to, for what is around it to be tested."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from stepspec import Sampling, Solution, Solver
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.ledger import Account, Ledger
+from stepspec.orchestrator.run import FinishReason
+from stepspec.orchestrator.solution import SolvedStep
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run was asked for."""
+
+    problem: str
+    policy: str
+    options: Mapping[str, Any]
+    sampling: Sampling
+    budget: Budget
+    ahead: int
+
+
+def solution(
+    answer: str,
+    *,
+    reason: FinishReason = "stop",
+    seconds: float = 1.0,
+    drafts: int = 10,
+    accepted: int = 8,
+    small: int = 30,
+    large: int = 10,
+) -> Solution:
+    ledger = Ledger(
+        Account("small", kept=small, discarded=5), Account("large", kept=large, judging=7), drafts, accepted
+    )
+    steps = (
+        SolvedStep(0, "small", "a", 8.0, "kept", "", 0.25),
+        SolvedStep(1, "small", "b", 2.0, "rejected", "grade", 0.5),
+    )
+    return Solution(answer, rf"\boxed{{{answer}}}" if answer else "", r"\boxed{99}", steps, ledger, reason, seconds)
+
+
+@dataclass
+class ScriptedSolver:
+    """
+    Answers as *script* says, which may raise; *asked* tells the runs in the order in which they began.
+
+    A run waits for a permit of the *gate*, if there is one; *most* is how many waited at the same time.
+    """
+
+    script: Callable[[Asked], Solution]
+    gate: asyncio.Semaphore | None = None
+    asked: list[Asked] = field(default_factory=list[Asked])
+    open: int = 0
+    most: int = 0
+
+    async def solve(self, problem: str, **choices: Any) -> Solution:
+        asked = Asked(problem, *(choices[name] for name in ("policy", "options", "sampling", "budget", "ahead")))
+        self.asked.append(asked)
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            if self.gate is not None:
+                await self.gate.acquire()
+            await asyncio.sleep(0)
+            if choices["trace_to"] is not None:
+                _touch(choices["trace_to"])
+            return self.script(asked)
+        finally:
+            self.open -= 1
+
+    @property
+    def solver(self) -> Solver:
+        return cast("Solver", self)
+
+
+def _touch(path: Path) -> None:
+    path.write_text("")

@@ -1,0 +1,79 @@
+"""What a text answers, and what is right without any algebra."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from stepspec.evals.answers import Metric, given, number, plainly
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "answer"),
+    [
+        (r"So \boxed{3}, no: \boxed{\frac{1}{2}}.", "math", r"\frac{1}{2}"),
+        (r"It is \boxed{7} and \boxed{8", "number", "7"),
+        ("We get 12 crates, 1,080 bottles.", "number", "1,080"),
+        ("90 * 12 = <<90*12=1080>>1080\n#### 1,080", "number", "1,080"),
+        ("It costs $-3.50 today", "number", "$-3.50"),
+        ("The answer is (C).", "choice", "C"),
+        ("The answer is A rise in B, so the correct choice: D", "choice", "D"),
+        ("Both are wrong.\n\n**B**", "choice", "B"),
+        ("A rise in temperature", "choice", ""),
+        ("Thinking.\n\n5 apples \n", "exact", "5 apples"),
+        ("x is $\\frac{3}{4}$", "math", "x is $\\frac{3}{4}$"),
+        ("", "math", ""),
+        ("  \n", "exact", ""),
+        ("no digits at all", "number", ""),
+    ],
+)
+def test_the_last_thing_that_looks_like_an_answer_is_the_answer(text: str, metric: Metric, answer: str) -> None:
+    assert given(text, metric) in (answer, answer.replace("$-", "-"))
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("18", 18),
+        (r"\$1,234.50", Fraction("1234.5")),
+        ("50\\%", 50),
+        (r"18\text{ eggs}", 18),
+        (r"\frac{1}{2}", Fraction(1, 2)),
+        (r"-\dfrac{6}{4}", Fraction(-3, 2)),
+        ("3/4", Fraction(3, 4)),
+        ("033", 33),
+        ("90^\\circ", 90),
+        (".5", Fraction(1, 2)),
+        ("11,\\!111,\\!111", 11111111),
+        ("27.0", 27),
+        ("1/0", None),
+        ("2,5", None),
+        ("x = 3", None),
+        ("3 and 4", None),
+        ("", None),
+    ],
+)
+def test_numbers_are_read_whatever_they_are_dressed_in(text: str, value: Fraction | int | None) -> None:
+    assert number(text) == value
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "metric", "same"),
+    [
+        ("", "5", "number", False),
+        ("1,080", "1080", "number", True),
+        ("1081", "1080", "number", False),
+        ("x = 5", "5", "number", None),
+        (r"\frac{1}{2}", "0.5", "math", None),
+        (r"\frac{1}{2}", r"\frac{1}{2}", "math", True),
+        ("(C) 42 metres", "C", "choice", True),
+        (r"\text{(C)}", "C", "choice", True),
+        ("CD", "C", "choice", False),
+        ("B", "C", "choice", False),
+        ("7", "7", "exact", True),
+        ("7.0", "7", "exact", False),
+    ],
+)
+def test_what_takes_no_algebra_is_decided_at_once(answer: str, gold: str, metric: Metric, same: bool | None) -> None:
+    assert plainly(answer, gold, metric) is same

@@ -1,0 +1,146 @@
+"""Benchmarks: problems as they are put, answers as they are graded, and clear words where there is no data."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from stepspec.evals.answers import LETTERS
+from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, find, load, own
+from stepspec.orchestrator.errors import ConfigurationError
+
+DATA = Path(__file__).parent / "data"
+
+
+def write(path: Path, *rows: dict[str, Any]) -> Path:
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    return path
+
+
+def question(number: int = 1) -> dict[str, Any]:
+    wrong = {f"Incorrect Answer {at}": f"wrong {at}" for at in (1, 2, 3)}
+    return {"Question": f"What is it, {number}?", "Correct Answer": "right", **wrong}
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
+def test_every_benchmark_says_in_its_head_where_it_comes_from_and_how_it_is_graded(benchmark: Benchmark) -> None:
+    head = inspect.getdoc(sys.modules[benchmark.read.__module__]) or ""
+    assert [word for word in ("Dataset: ", "Licence: ", "Metric: ", "Prompt: ") if word not in head] == []
+    assert benchmark.licence.partition(" ")[0] in head
+    assert benchmark.source in head
+    assert (benchmark.prompt or "none") in head
+
+
+def test_problems_are_put_into_the_template_and_stand_alone_without() -> None:
+    math, *_ = load(find("math500"), DATA / "math500.jsonl")
+    assert math.problem.startswith("Add $\\frac{1}{3}$")
+    assert math.problem.endswith(r"end with the final answer in \boxed{}.")
+    assert (math.answer, math.name) == (r"\frac{1}{2}", "own/1")
+    crates, pens = load(find("GSM8K"), DATA / "gsm8k.jsonl")
+    assert (crates.answer, pens.answer) == ("1,080", "5")
+    assert load(find("arithmetic"), limit=1)[0].problem.endswith("now?")
+
+
+def test_problems_that_are_made_are_the_same_for_the_same_seed_however_many() -> None:
+    few, many = (load(find("arithmetic"), seed=3, limit=count) for count in (5, 9))
+    assert few == many[:5]
+    assert load(find("arithmetic"), seed=4, limit=5) != few
+
+
+def test_choices_are_shuffled_by_the_seed_and_the_right_letter_goes_with_them(tmp_path: Path) -> None:
+    path = write(tmp_path / "gpqa.jsonl", *map(question, range(200)))
+    tasks = load(find("gpqa-diamond"), path, seed=1)
+    for task in tasks:
+        assert re.search(rf"^\({task.answer}\) right$", task.problem, re.MULTILINE)
+        assert task.problem.count("wrong") == 3
+    assert set(Counter(task.answer for task in tasks)) == set(LETTERS)
+    assert max(Counter(task.answer for task in tasks).values()) < 80
+    assert load(find("gpqa-diamond"), path, seed=1) == tasks
+    assert load(find("gpqa-diamond"), path, seed=2) != tasks
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "answer"),
+    [
+        ("aime24", {"problem": "p", "answer": "033"}, "033"),
+        ("aime25", {"problem": "p", "answer": 70}, "70"),
+        ("amc23", {"question": "p", "answer": 27.0}, "27.0"),
+        ("arithmetic", {"problem": "p", "answer": 5}, "5"),
+    ],
+)
+def test_answers_may_be_numbers_in_the_data(tmp_path: Path, name: str, row: dict[str, Any], answer: str) -> None:
+    (task,) = load(find(name), write(tmp_path / "rows.jsonl", row))
+    assert task.answer == answer
+
+
+def test_anybodys_own_problems_are_a_benchmark(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", {"problem": "What is 1 + 1?", "answer": 2, "id": 9})
+    (task,) = load(own(path), path)
+    assert (own(path).name, task.answer, task.name) == ("mine", "2", "9")
+
+
+def test_a_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
+    if importlib.util.find_spec("pyarrow") is None:
+        pytest.skip("without pyarrow")
+    rows = [orjson.loads(line) for line in (DATA / "gsm8k.jsonl").read_bytes().splitlines()]
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    assert load(find("gsm8k"), tmp_path / "x.parquet") == load(find("gsm8k"), DATA / "gsm8k.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (
+            b'{"question": "q"}\n',
+            r"row 1: no column 'answer'; gsm8k needs 'question', 'answer', and there are 'question'",
+        ),
+        (b'{"question": "q", "answer": "#### 1"}\n{"quest', r"line 2: not JSON .* one JSON object on a line"),
+        (b"[1]\n", "line 1: not a JSON object"),
+        (b"\n", "no problems in"),
+    ],
+)
+def test_a_file_that_will_not_do_is_refused_by_its_line(tmp_path: Path, content: bytes, complaint: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=complaint):
+        load(find("gsm8k"), path)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no data at .*nowhere\.jsonl"):
+        load(find("gsm8k"), tmp_path / "nowhere.jsonl")
+
+
+def test_an_unknown_name_is_refused_with_a_guess() -> None:
+    with pytest.raises(ConfigurationError, match=r"did you mean 'math500'\?; there are math500, gsm8k"):
+        find("math-50")
+
+
+def test_without_a_network_the_error_says_what_to_pass(tmp_path: Path) -> None:
+    if importlib.util.find_spec("datasets") is None:
+        pytest.skip("without datasets")
+    code = "from stepspec.evals.benchmarks import find, load; load(find('math500'))"
+    offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
+    run = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 1
+    said = run.stderr.splitlines()[-1]
+    assert "ConfigurationError: cannot load HuggingFaceH4/MATH-500 from the Hugging Face hub: " in said
+    assert "pass --data FILE, a JSONL or Parquet file with the columns 'problem', 'answer'" in said
+
+
+def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigurationError, match=r"needs datasets: pip install 'stepspec\[evals\]'"):
+        load(find("gsm8k"))

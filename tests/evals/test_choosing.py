@@ -1,0 +1,66 @@
+"""Arms are named on the command line; what is not there is refused with a word on what is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepspec.evals.arms import LARGE, SMALL
+from stepspec.evals.choosing import arm, arms
+from stepspec.evals.trial import Arm
+from stepspec.orchestrator.errors import ConfigurationError
+
+
+def test_a_method_is_named_with_its_options_and_those_of_the_solver() -> None:
+    assert arm("specreason") == Arm("specreason", "specreason")
+    spec = "specreason:threshold=8.5, read=greedy,ahead=0,plan=true"
+    assert arm(spec) == Arm(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, plan=True)
+
+
+def test_a_policy_file_is_an_arm_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "careful.toml"
+    path.write_text('policy = "bild"\nahead = 1\n[options]\nscale = "step"\n[small]\nurl = "http://h:1"\n')
+    assert arm(str(path)) == Arm("careful", "bild", {"scale": "step"}, ahead=1)
+
+
+def test_the_large_model_alone_is_always_there_and_controls_follow_their_method() -> None:
+    found = arms(["specreason", "bild"], ["large"], ["bild"])
+    assert found == (
+        LARGE,
+        Arm("specreason", "specreason"),
+        Arm("bild", "bild"),
+        Arm("random like bild", "random", like="bild"),
+    )
+    assert arms([], ["small"], []) == (LARGE, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "baselines", "controls", "complaint"),
+    [
+        (["specraeson"], [], [], "did you mean 'specreason'"),
+        (["specreason:limit=8"], [], [], "no option 'limit'; there are threshold"),
+        (["specreason:threshold"], [], [], "write options as NAME=VALUE"),
+        (["specreason:ahead=x"], [], [], "ahead: Input should be a valid integer"),
+        (["specreason", "specreason"], [], [], "'specreason' is there twice"),
+        (["specreason"], ["medium"], [], "no such baseline: 'medium'; there are large and small"),
+        (["specreason"], [], ["bild"], "not one of the methods of this run, which are 'specreason'"),
+        (["nowhere.toml"], [], [], "no policy file at nowhere.toml"),
+    ],
+)
+def test_what_does_not_exist_is_refused(
+    chosen: list[str], baselines: list[str], controls: list[str], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        arms(chosen, baselines, controls)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("ahead = 1", "names no policy"), ("policy = ", "no policy file"), ('policy = "bild"\n[options]\nx = 1', "'x'")],
+)
+def test_a_policy_file_that_is_none_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=complaint):
+        arm(str(path))

@@ -1,0 +1,169 @@
+"""One evaluation over servers that are real but for their models: its folder, and what goes on in it later."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from rich.console import Console
+
+from stepspec import Budget, Sampling, Solver
+from stepspec.evals import provenance
+from stepspec.evals.benchmarks import find
+from stepspec.evals.choosing import arms
+from stepspec.evals.evaluation import Evaluation, evaluate
+from stepspec.evals.running import Plan
+from stepspec.evals.trial import Task
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.trace import read, replay
+
+from ..orchestrator.endpoints.server import FakeVllm, Refuse
+
+TASKS = (Task("What is 1 + 1?", "2", "first"), Task("What is 1 + 2?", "3", "second"))
+SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
+QUIET = Console(quiet=True)
+
+
+def evaluation(folder: Path, **changed: Any) -> Evaluation:
+    competing = arms(["specreason"], ["large", "small"], ["specreason"])
+    plan = Plan(TASKS, competing, "exact", Sampling(), Budget(256))
+    return replace(Evaluation(find("arithmetic"), plan, folder, provenance.digest(TASKS)), **changed)
+
+
+@asynccontextmanager
+async def solving() -> AsyncGenerator[tuple[Solver, FakeVllm]]:
+    small = FakeVllm(SCRIPT, digits={"9": -0.1})
+    large = replace(small, requests=[])
+    async with small.serve("small") as s, large.serve("large", retries=0) as one, Solver(s, one) as solver:
+        yield solver, large
+
+
+async def test_a_run_folder_says_what_was_measured_with_what_and_what_came_of_it(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    async with solving() as (solver, _):
+        standings = await evaluate(solver, evaluation(folder, traces=True), QUIET)
+    assert [s.result.name for s in standings] == [
+        "large alone", "small alone", "specreason", "random like specreason", "oracle (bound)",
+    ]  # fmt: skip
+    assert {(s.result.n, s.result.accuracy) for s in standings} == {(2, 0.5)}
+    record = orjson.loads((folder / "run.json").read_bytes())
+    (session,) = record["sessions"]
+    assert record["about"]["problems"] == provenance.digest(TASKS)
+    assert record["about"]["models"] == {"small": "fake", "large": "fake"}
+    assert record["benchmark"]["licence"] == "Apache-2.0"
+    assert [server["role"] for server in session["servers"]] == ["small", "large"]
+    assert all(server["models"][0]["id"] == "fake" for server in session["servers"])
+    assert session["prompts"] == provenance.prompt_hashes()
+    assert {"date", "command", "commit", "python", "versions", "ended", "counters"} <= session.keys()
+    lines = (folder / "samples.jsonl").read_bytes().splitlines()
+    assert len(lines) == 1 + 4 * len(TASKS)
+    assert orjson.loads(lines[1])["outcome"] == "right"
+    problems = [orjson.loads(line) for line in (folder / "problems.jsonl").read_bytes().splitlines()]
+    assert [(p["number"], p["name"], p["answer"]) for p in problems] == [(0, "first", "2"), (1, "second", "3")]
+    traces = sorted(path.name for path in (folder / "traces").iterdir())
+    assert len(traces) == 8
+    chain = replay(moment.event for moment in read(folder / "traces" / "00000-specreason.jsonl"))
+    assert chain.text.endswith(r"\boxed{2}")
+    report = orjson.loads((folder / "summary.json").read_bytes())
+    assert [arm["result"]["name"] for arm in report["arms"]] == [s.result.name for s in standings]
+
+
+async def test_the_same_evaluation_goes_on_and_another_one_is_kept_out(tmp_path: Path) -> None:
+    async with solving() as (solver, large):
+        first = await evaluate(solver, evaluation(tmp_path), QUIET)
+        asked = len(large.requests)
+        again = await evaluate(solver, evaluation(tmp_path), QUIET)
+        writes = [path for path, _ in large.requests[asked:] if path == "/v1/completions"]
+        assert again == first
+        assert writes == []  # nor is there anything to warm up for
+        other = evaluation(tmp_path, plan=replace(evaluation(tmp_path).plan, seed=1))
+        with pytest.raises(ConfigurationError, match=r"holds another run \(other: seed\).*--output.*--fresh"):
+            await evaluate(solver, other, QUIET)
+        await evaluate(solver, replace(other, fresh=True), QUIET)
+    assert len(orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]) == 1
+
+
+async def test_a_server_that_goes_away_leaves_what_was_measured_and_the_next_session_adds_the_rest(
+    tmp_path: Path,
+) -> None:
+    console = Console(width=300)
+    async with solving() as (solver, large):
+        only = replace(evaluation(tmp_path).plan, tasks=TASKS[:1])
+        await evaluate(solver, evaluation(tmp_path, plan=only), QUIET)
+        large.faults.extend([None] * 10 + [Refuse(500, "dead")] * 99)
+        with console.capture() as captured, pytest.raises(EndpointUnavailable, match="dead"):
+            await evaluate(solver, evaluation(tmp_path), console)
+        large.faults.clear()
+        standings = await evaluate(solver, evaluation(tmp_path), QUIET)
+    assert "the same command goes on from there" in captured.get()
+    assert {s.result.n for s in standings} == {2}
+    sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
+    assert [("ended" in session) for session in sessions] == [True, False, True]
+    assert sessions[1]["resumed"] == 4
+
+
+async def test_wrong_options_fail_before_any_problem(tmp_path: Path) -> None:
+    plan = replace(evaluation(tmp_path).plan, arms=arms(["specreason:threshold=x"], ["large"], []))
+    async with solving() as (solver, large):
+        asked = len(large.requests)
+        with pytest.raises(ConfigurationError, match="threshold"):
+            await evaluate(solver, evaluation(tmp_path, plan=plan), QUIET)
+        assert len(large.requests) == asked
+    assert not (tmp_path / "samples.jsonl").exists()
+
+
+async def test_problems_that_are_all_too_long_are_said_to_be(tmp_path: Path) -> None:
+    plan = replace(evaluation(tmp_path).plan, tasks=(Task("one " * 2000, "1"),))
+    async with solving() as (solver, _):
+        with pytest.raises(ConfigurationError, match="no problem fits into the models' contexts"):
+            await evaluate(solver, evaluation(tmp_path, plan=plan), QUIET)
+    lines = (tmp_path / "samples.jsonl").read_bytes().splitlines()
+    assert {orjson.loads(line)["outcome"] for line in lines[1:]} == {"failed"}
+
+
+def test_the_commit_is_that_of_the_clone_with_a_plus_if_it_was_changed(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        named = ("-c", "user.name=nobody", "-c", "user.email=nobody@nowhere.invalid")
+        run = subprocess.run(["git", *named, *words], cwd=tmp_path, capture_output=True, text=True, check=True)
+        return run.stdout.strip()
+
+    ours, others = tmp_path / "ours.py", tmp_path / "others.py"
+    for file in (ours, others):
+        file.write_text("1")
+    assert provenance.commit(ours) is None
+    git("init", "--quiet")
+    git("add", "ours.py")
+    git("commit", "--quiet", "--message", "one")
+    assert provenance.commit(others) is None
+    assert provenance.commit(ours) == git("rev-parse", "HEAD")
+    ours.write_text("2")
+    assert provenance.commit(ours) == git("rev-parse", "HEAD") + "+"
+
+
+def test_counters_are_added_up_over_their_labels() -> None:
+    lines = [
+        'vllm:prefix_cache_hits_total{engine="0"} 5.0',
+        'vllm:prefix_cache_hits_total{engine="1"} 7.0',
+        'vllm:prefix_cache_hits_created{engine="0"} 1.7e9',
+        "vllm:generation_tokens_total 3",
+        'vllm:e2e_request_latency_seconds_sum{engine="0"} 9.5',
+        "# HELP vllm:prefix_cache_hits_total hits",
+        "",
+    ]
+    assert provenance.counters(lines) == {"vllm:prefix_cache_hits_total": 12.0, "vllm:generation_tokens_total": 3.0}
+
+
+def test_the_digest_tells_problems_and_answers_apart() -> None:
+    digests = {
+        provenance.digest(TASKS),
+        provenance.digest(TASKS[::-1]),
+        provenance.digest((TASKS[0], replace(TASKS[1], answer="4"))),
+    }
+    assert len(digests) == 3
+    assert provenance.digest((replace(TASKS[0], name="other"), TASKS[1])) in digests

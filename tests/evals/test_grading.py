@@ -1,0 +1,159 @@
+"""Grading by algebra: right where it is right, and no expression takes anything down but itself."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from stepspec.evals import grading
+from stepspec.evals.agreement import agreement
+from stepspec.evals.answers import Metric
+from stepspec.evals.benchmarks import find, load
+from stepspec.evals.grading import LIBRARY, SCRIPT, Graders, Mark, require
+from stepspec.orchestrator.errors import ConfigurationError
+
+pytest.importorskip(LIBRARY)
+
+DATA = Path(__file__).parent / "data"
+ENDLESS = r"9^{9^{9^{9}}}"  # which nobody has ever written down
+DEADLINE = 120  # seconds, after which a test has failed
+
+
+GRADED: tuple[tuple[str, str, Metric, Mark], ...] = (
+    (r"So it is \boxed{0.5}.", r"\frac{1}{2}", "math", "right"),
+    (r"\boxed{(3, \pi/2)}", r"\left( 3, \frac{\pi}{2} \right)", "math", "right"),
+    (r"\boxed{x = \frac{10}{2}}", "5", "number", "right"),
+    (r"\boxed{2\sqrt{2}}", r"\sqrt{8}", "math", "right"),
+    (r"\boxed{\{2, 1\}}", r"\{1, 2\}", "math", "right"),
+    (r"\boxed{\text{Evelyn}}", r"\text{evelyn}", "math", "right"),
+    (r"The value is $\frac{3}{4}$.", "0.75", "math", "right"),
+    (r"\boxed{0.51}", r"\frac{1}{2}", "math", "wrong"),
+    (r"\boxed{[1, 2)}", "(1, 2]", "math", "wrong"),
+    (r"\boxed{\frac{}{}}", "5", "math", "wrong"),
+    ("", "5", "math", "wrong"),
+)
+
+
+async def test_answers_are_right_that_mean_the_same() -> None:
+    async with Graders(1) as graders:
+        grades = [await graders.grade(text, gold, metric) for text, gold, metric, _ in GRADED]
+    assert dict(zip(GRADED, grades, strict=True)) == {case: case[-1] for case in GRADED}
+
+
+async def test_an_endless_expression_costs_its_own_sample_and_nothing_else() -> None:
+    async with Graders(1, seconds=1) as graders:
+        answers = [r"\boxed{0.5}", rf"\boxed{{{ENDLESS}}}", r"\boxed{\frac{2}{4}}"]
+        async with asyncio.timeout(DEADLINE):
+            grades = await asyncio.gather(*(graders.grade(text, r"\frac{1}{2}", "math") for text in answers))
+    assert grades == ["right", "ungraded", "right"]
+
+
+async def test_a_grader_that_dies_costs_one_sample() -> None:
+    async with Graders(1) as graders:
+        assert await graders.same(r"\boxed{0.5}", r"\frac{1}{2}") is True
+        process = graders._workers[0]._process  # pyright: ignore[reportPrivateUsage]
+        assert process is not None
+        process.kill()
+        await process.wait()
+        assert await graders.same(r"\boxed{0.5}", r"\frac{1}{2}") is None
+        assert await graders.same(r"\boxed{0.5}", r"\frac{1}{2}") is True
+
+
+async def test_cancelling_a_grade_leaves_no_process_that_goes_on_thinking() -> None:
+    async with Graders(1, seconds=DEADLINE) as graders:
+        assert await graders.same(r"\boxed{1}", "2") is False
+        process = graders._workers[0]._process  # pyright: ignore[reportPrivateUsage]
+        assert process is not None
+        grading = asyncio.create_task(graders.same(rf"\boxed{{{ENDLESS}}}", "7"))
+        await asyncio.sleep(0)
+        grading.cancel()
+        await asyncio.wait([grading], timeout=DEADLINE)
+        assert grading.cancelled()
+        assert process.returncode == -signal.SIGKILL
+        assert await graders.same(r"\boxed{0.5}", r"\frac{1}{2}") is True
+
+
+async def test_a_grader_stops_itself_even_if_nobody_is_left_to_do_so() -> None:
+    process = await asyncio.create_subprocess_exec(
+        *SCRIPT, "0.5", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    asked = orjson.dumps({"gold": "7", "answer": rf"\boxed{{{ENDLESS}}}"}) + b"\n"
+    async with asyncio.timeout(DEADLINE):
+        await process.communicate(asked)
+    assert process.returncode == -signal.SIGPROF
+
+
+async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    mute = "import sys, time; print('ready', flush=True); time.sleep(3600)"
+    monkeypatch.setattr(grading, "SCRIPT", (sys.executable, "-c", mute))
+    async with asyncio.timeout(DEADLINE), Graders(1, seconds=0.01) as graders:
+        assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "ungraded"
+
+
+async def test_a_grader_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading, "SCRIPT", (sys.executable, "-c", "raise SystemExit('broken')"))
+    async with Graders(1) as graders:
+        with pytest.raises(ConfigurationError, match="the grader does not start"):
+            await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math")
+
+
+@pytest.mark.parametrize("name", ["math500", "gsm8k", "arithmetic"])
+async def test_a_benchmarks_own_solutions_are_right_and_those_of_others_are_not(name: str) -> None:
+    benchmark, path = find(name), DATA / f"{name}.jsonl"
+    tasks = load(benchmark, path if path.exists() else None, limit=5)
+    found = await agreement(tasks, benchmark.metric, workers=1, seconds=DEADLINE)
+    assert found.agreed == len(tasks) == sum(map(bool, found.algebra))
+    assert found.exceptions() == found.mistaken() == []
+
+
+async def test_what_does_not_agree_is_listed_with_the_reason() -> None:
+    tasks = load(find("math500"), DATA / "math500.jsonl")
+    wrong = [*tasks[:2], type(tasks[2])("", "(-2,3)", "own/3", tasks[2].reference)]
+    found = await agreement(wrong, "math", workers=1, seconds=DEADLINE)
+    assert found.exceptions() == ["own/3: the solution gives '(-2,2)', the answer is '(-2,3)'"]
+
+
+def check(*arguments: str) -> tuple[int, list[str]]:
+    """Run the command; return its exit code and what it printed."""
+    words = [sys.executable, "-m", "stepspec.evals.grading", *arguments]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
+    assert "Traceback" not in run.stderr
+    return run.returncode, (run.stdout or run.stderr).splitlines()
+
+
+def test_the_command_says_how_many_agree_and_how_many_do_if_swapped() -> None:
+    code, printed = check("math500", "--data", str(DATA / "math500.jsonl"), "--workers", "1")
+    assert code == 0
+    assert printed[0].startswith("3 of 3 solutions agree with the answer, in ")
+    assert printed[1].startswith("2 of them took no algebra; by algebra alone 3 agree, in ")
+    assert printed[2:] == ["against the next problem's answer: 0 agree, of which 0 have the same answer"]
+
+
+def test_the_command_lists_the_exceptions_and_fails(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_bytes((DATA / "math500.jsonl").read_bytes().replace(b'"answer": "(-2,2)"', b'"answer": "(-2,3)"'))
+    code, printed = check("math500", "--data", str(path), "--workers", "1")
+    assert code == 1
+    assert printed[0].startswith("2 of 3 solutions agree")
+    assert printed[2] == "  own/3: the solution gives '(-2,2)', the answer is '(-2,3)'"
+
+
+def test_the_command_needs_solutions_to_compare(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"question": "q", "answer": "1"}\n')
+    code, printed = check("amc23", "--data", str(path))
+    assert code == 2
+    assert printed[-1] == "error: amc23 comes without worked solutions: there is nothing to compare"
+
+
+def test_a_missing_library_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grading, "LIBRARY", "no_such_library")
+    require("exact")
+    with pytest.raises(ConfigurationError, match=r"pip install 'stepspec\[evals\]'"):
+        require("math")

@@ -1,0 +1,61 @@
+"""The bench of the service measures what it says."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+import pytest
+
+from stepspec.evals.arrivals import Arrival, Watch, drifts
+from stepspec.evals.instant import InstantEngine
+from stepspec.evals.overhead import cost, serving
+from stepspec.orchestrator.chain import Accept, Rollback, Step, Verdict
+from stepspec.orchestrator.events import Called, Committed, Drafted, Event, Judged, Repaired, Started
+from stepspec.orchestrator.service.visit import Visit
+
+VISIT = Visit("v", "POST", "/v1/chat/completions", {})
+DRAFT = Step("a", "small")
+
+
+async def test_models_that_answer_at_once_solve_in_as_many_steps_as_asked() -> None:
+    solution = await InstantEngine(steps=5).solve("What is 6 x 7?")
+    assert [(step.author, step.fate) for step in solution.steps] == [("small", "kept")] * 5
+    assert solution.finish_reason == "stop"
+
+
+async def test_every_stream_of_the_clients_comes_to_its_end() -> None:
+    engine = InstantEngine(steps=3)
+    async with serving(engine.offer()) as base:
+        measured = await cost(engine, base, concurrent=2, requests=6, steps=3)
+    assert (measured.concurrent, measured.requests) == (2, 6)
+    assert min(measured.library, measured.service, measured.alone, measured.waited) > 0
+
+
+@pytest.mark.parametrize(
+    ("verdict", "verified"),
+    [(Accept(9.0), 13.0), (Rollback(reason="grade"), 17.0), (Rollback(keep=1, reason="rollback"), 13.0)],
+)
+def test_the_first_step_is_verified_when_it_is_accepted_in_part_or_repaired(verdict: Verdict, verified: float) -> None:
+    watch = Watch()
+    happened: list[tuple[float, Event]] = [
+        (10.0, Started((), "specreason")),
+        (12.0, Drafted(0, DRAFT)),
+        (12.5, Drafted(1, DRAFT)),
+        (12.9, Judged(1, DRAFT, Accept())),
+        (13.0, Judged(0, DRAFT, verdict)),
+        (17.0, Repaired(0, DRAFT, Rollback())),
+        (18.0, Committed(0, DRAFT)),
+        (18.5, Committed(1, DRAFT)),
+        (19.0, Called("small", "write", "done", 0.5, 8.0)),
+        (19.1, Called("large", "ask", "done", 2.0, 1.0)),
+    ]
+    for at, event in happened:
+        with patch("stepspec.evals.arrivals.time.perf_counter", lambda at=at: at):
+            watch.sees(VISIT, 0, event)
+    assert watch.upstream == verified - 10.5
+    assert watch.commits == [18.0, 18.5]
+
+
+def test_gaps_are_compared_one_by_one() -> None:
+    one = Arrival(first=1.3, upstream=1.0, gaps=(0.5, 0.25), commits=(0.25, 0.25))
+    assert (one.ratio, drifts([one, one])) == (1.3, [0.25, 0.0, 0.25, 0.0])

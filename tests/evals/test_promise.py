@@ -1,0 +1,96 @@
+"""What a calibration tells people, and the settings file that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import settings
+from stepspec.evals import calibration
+from stepspec.evals.arms import Task
+from stepspec.evals.benchmarks import find, own
+from stepspec.evals.calibrate import problems
+from stepspec.evals.calibrating import KNOBS, Calibrated
+from stepspec.evals.promise import Promise, half, knob
+from stepspec.orchestrator.drift import Histogram
+from stepspec.orchestrator.errors import ConfigurationError
+
+
+def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> Calibrated:
+    rows = [
+        calibration.Tested(value, calibration.Paired(n, lost, gained), 0.01, holds)
+        for value, lost, gained, holds in outcomes
+    ]
+    return Calibrated(0.02, 0.05, tuple(rows), Histogram((5.0, 8.5), (10, 20, 70)))
+
+
+def promise(calibrated: Calibrated, **more: Any) -> Promise:
+    return Promise("specreason", KNOBS["specreason"], "gsm8k, calibration half", calibrated, more)
+
+
+def test_the_settings_file_is_one_that_a_solver_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = promise(found((9, 0, 0, True), (8.5, 1, 0, True), (8, 30, 0, False)), read="greedy")
+    (tmp_path / "policy.toml").write_text(made.toml())
+    monkeypatch.setenv("STEPSPEC_CONFIG", str(tmp_path / "policy.toml"))
+    loaded = settings.load()
+    assert (loaded.policy, loaded.options) == ("specreason", {"read": "greedy", "threshold": 8.5})
+    assert loaded.calibration is not None
+    assert (loaded.calibration.value, loaded.calibration.max_loss, loaded.calibration.confidence) == (8.5, 0.02, 0.95)
+    assert (loaded.calibration.problems, loaded.calibration.lost) == (500, 1)
+    assert loaded.calibration.grades() == Histogram((5.0, 8.5), (10, 20, 70))
+
+
+def test_a_promise_is_one_sentence() -> None:
+    said = promise(found((9, 0, 0, True))).said()
+    assert said.startswith("With threshold = 9, specreason loses at most 2.0% ")
+    assert "95% confidence" in said
+
+
+def test_without_a_promise_there_is_no_file_and_it_says_what_it_would_take() -> None:
+    made = promise(found((9, 1, 0, False), n=100))
+    assert "At these rates" in made.said()
+    assert "with nothing lost at all 183" in made.said()
+    with pytest.raises(ConfigurationError, match="No threshold of specreason can be promised"):
+        made.toml()
+
+
+def test_a_loss_that_no_sample_can_talk_away_is_called_that() -> None:
+    assert "Nor would more problems" in promise(found((9, 30, 0, False))).said()
+
+
+def test_every_problem_has_its_half_for_good() -> None:
+    halves = [half(f"What is {n} + {n}?") for n in range(400)]
+    assert 150 < halves.count("calibration") < 250
+    assert halves == [half(f"What is {n} + {n}?") for n in range(400)]
+
+
+def test_only_the_calibration_half_of_a_file_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f'{{"problem": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))
+    tasks = problems(own(path), path, seed=0, count=None)
+    assert 0 < len(tasks) < 40
+    assert {half(task.problem) for task in tasks} == {"calibration"}
+    assert problems(own(path), path, seed=0, count=3) == tasks[:3]
+
+
+def test_made_problems_are_others_than_those_reported_on() -> None:
+    arithmetic = find("arithmetic")
+    assert arithmetic.made is not None
+    reported: list[Task] = arithmetic.made(0, 200)
+    mine = problems(arithmetic, None, seed=0, count=200)
+    assert len(mine) == 200
+    assert not {task.problem for task in reported} & {task.problem for task in mine}
+
+
+def test_what_is_turned_can_be_named() -> None:
+    assert knob("specreason") == KNOBS["specreason"]
+    assert knob("specreason", values=[8, 7]).values == (8, 7)
+    assert knob("specreason", values=[8, 7]).compared
+    assert knob("bild", "fallback", [0.9, 0.5]).option == "fallback"
+    assert not knob("bild", "fallback", [0.9, 0.5]).compared
+    with pytest.raises(ConfigurationError, match=r"what makes 'relay' looser is not known.*known: specreason"):
+        knob("relay")
+    with pytest.raises(ConfigurationError, match="needs --values"):
+        knob("bild", "fallback")
