@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import NoReturn, TypeVar, cast
 
 import httpx2
@@ -21,6 +23,9 @@ from .sse import BROKEN, Events
 from .wire import Body, Reply
 
 T = TypeVar("T")
+
+CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
+"""Headers that every request of a run carries besides, for whoever began the run to set: ``traceparent``, say."""
 
 
 class Connection:
@@ -121,13 +126,15 @@ class Connection:
         async with self._starts:
             try:
                 if body is None:
-                    unread = await self._client.get(url, cast_to=object, stream=True, stream_cls=_Unread)
+                    unread = await self._client.get(
+                        url, cast_to=object, options={"headers": {**CARRIED.get()}}, stream=True, stream_cls=_Unread
+                    )
                 else:
                     unread = await self._client.post(
                         url,
                         cast_to=object,
                         content=orjson.dumps(body),
-                        options={"headers": {"Content-Type": "application/json"}},
+                        options={"headers": {"Content-Type": "application/json", **CARRIED.get()}},
                         stream=True,
                         stream_cls=_Unread,
                     )

@@ -1,0 +1,185 @@
+"""
+Measure what the service adds: its time per step, and how soon a verified step reaches the client.
+
+``python -m stepspec.evals.overhead`` prints both. The first is measured over models that answer at once, in one
+process, with the clients in another; the second on the miniature pair at its pace, where the bar is that the first
+verified step arrives within 1.3 times what its draft and grade took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import platform
+import sys
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ..orchestrator.chain import Message
+from ..orchestrator.service.app import Service
+from ..orchestrator.service.interfaces import Engine, Offer
+from ..orchestrator.service.server import Server, listen
+from ..orchestrator.service.settings import ServiceSettings
+from ..orchestrator.service.witness import Witness
+from .arrivals import BAR, Arrival, arrivals, drifts
+from .instant import InstantEngine
+from .testbed.progress import counting
+
+STEPS = 32
+CONCURRENT = (1, 16, 64)
+PROBLEM = "What is 6 x 7?"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """
+    What requests of *steps* steps took with so many at the same time. Milliseconds per step of one request.
+
+    *library* and *service* are processor time of the process that solves, without and with the service; *waited* is a
+    client's wall time in the median, and *alone* that of the library without a service.
+    """
+
+    concurrent: int
+    requests: int
+    steps: int
+    library: float
+    service: float
+    alone: float
+    waited: float
+
+    @property
+    def added(self) -> float:
+        return self.service - self.library
+
+
+@asynccontextmanager
+async def serving(offer: Offer, witnesses: Sequence[Witness] = ()) -> AsyncGenerator[str]:
+    """Serve *offer* at a free port; yield the base URL."""
+    settings = ServiceSettings(port=0, max_running=256, health_every=3600)
+    service = Service(offer, settings, witnesses)
+    server = Server(service, settings, lambda message: None)
+    with listen(settings.host, settings.port) as listening:
+        host, port = listening.getsockname()[:2]
+        running = asyncio.create_task(server.serve([listening]))
+        try:
+            yield f"http://{host}:{port}"
+        finally:
+            server.should_exit = True
+            await running
+
+
+async def cost(engine: InstantEngine, base: str, concurrent: int, requests: int, steps: int) -> Cost:
+    """Solve *requests* problems without and then with the service."""
+    alone: list[float] = []
+    free = asyncio.Semaphore(concurrent)
+
+    async def solve() -> None:
+        async with free:
+            began = time.perf_counter()
+            await engine.solve([Message("user", PROBLEM)])
+            alone.append(time.perf_counter() - began)
+
+    before = time.process_time()
+    await asyncio.gather(*(solve() for _ in range(requests)))
+    library = time.process_time() - before
+    before = time.process_time()
+    waited = await _clients(base, concurrent, requests)
+    service = time.process_time() - before
+    per_step = 1000 / steps
+    return Cost(
+        concurrent,
+        requests,
+        steps,
+        library / requests * per_step,
+        service / requests * per_step,
+        median(alone) * per_step,
+        median(waited) * per_step,
+    )
+
+
+async def _clients(base: str, concurrent: int, requests: int) -> list[float]:
+    """Let clients in a process of their own ask for streams; return how long each took."""
+    command = (sys.executable, "-m", "stepspec.evals.clients", base, str(concurrent), str(requests))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the clients failed with exit code {process.returncode}")
+    seconds: list[float] = orjson.loads(printed)
+    return seconds
+
+
+async def costs(requests: int, console: Console) -> list[Cost]:
+    """Measure with each number of requests at the same time."""
+    engine = InstantEngine(STEPS)
+    _: Engine = engine
+    measured: list[Cost] = []
+    async with serving(engine.offer()) as base:
+        with counting(console) as progress:
+            bar = progress.add_task("service time", total=len(CONCURRENT) + 1)
+            await cost(engine, base, 4, 16, STEPS)  # warms up
+            progress.advance(bar)
+            for concurrent in CONCURRENT:
+                measured.append(await cost(engine, base, concurrent, max(requests, 4 * concurrent), STEPS))
+                progress.advance(bar)
+    return measured
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=8, help="Requests for each number at the same time.")] = 200,
+    problems: Annotated[int, typer.Option(min=0, help="Problems on the paced pair; 0: leave it out.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Measure what the service adds to a step, and how soon the first one arrives."""
+    console, errors = Console(width=120), Console(stderr=True)
+    measured = asyncio.run(costs(requests, errors))
+    arrived = asyncio.run(arrivals(problems, errors, serving)) if problems else []
+    if json:
+        print(orjson.dumps(_report(measured, arrived)).decode())
+    else:
+        _print(console, measured, arrived)
+    if arrived and median(one.ratio for one in arrived) > BAR:
+        raise typer.Exit(1)
+
+
+def _report(measured: Sequence[Cost], arrived: Sequence[Arrival]) -> dict[str, Any]:
+    return {
+        "date": str(datetime.date.today()),
+        "machine": platform.machine(),
+        "costs": [asdict(one) | {"added": one.added} for one in measured],
+        "arrivals": [asdict(one) | {"ratio": one.ratio} for one in arrived],
+    }
+
+
+def _print(console: Console, measured: Sequence[Cost], arrived: Sequence[Arrival]) -> None:
+    table = Table(title=f"milliseconds per step, requests of {STEPS} steps, models that answer at once")
+    for heading in ("at once", "requests", "library cpu", "with service", "added", "library wall", "client wall"):
+        table.add_column(heading, justify="right")
+    for one in measured:
+        figures = (one.library, one.service, one.added, one.alone, one.waited)
+        table.add_row(str(one.concurrent), str(one.requests), *(f"{figure:.3f}" for figure in figures))
+    console.print(table)
+    if arrived:
+        ratios = sorted(one.ratio for one in arrived)
+        gaps = sorted(drifts(arrived))
+        console.print(
+            f"first verified step at the client over its draft and grade upstream, {len(arrived)} problems on the "
+            f"paced miniature pair: median {median(ratios):.2f}, worst {ratios[-1]:.2f} (bar {BAR})"
+        )
+        console.print(
+            f"gaps between chunks against gaps between commits, {len(gaps)} of them: median difference "
+            f"{median(gaps) * 1000:.1f} ms, 95th percentile {gaps[int(len(gaps) * 0.95)] * 1000:.1f} ms"
+        )
+    console.print(f"{datetime.date.today()}, {platform.machine()}: python -m stepspec.evals.overhead", style="dim")
+
+
+if __name__ == "__main__":
+    typer.run(main)

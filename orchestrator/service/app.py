@@ -1,0 +1,84 @@
+"""The application: routes, refusals and the door, put together over what is served."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+
+from . import live, openapi, routes, upkeep
+from .door import Door
+from .errors import Refusal
+from .interfaces import Offer
+from .metrics import Metrics
+from .parts import Parts
+from .settings import ServiceSettings
+from .visit import visit_of
+from .witness import Witness, Witnesses
+
+TOLD = ("X-Request-Id", "x-stepspec-version", "x-stepspec-overhead-ms", "Retry-After", "x-should-retry")
+
+
+class Service:
+    """One service: the `app` that a server runs, and the `parts` that it may want to close."""
+
+    def __init__(self, offer: Offer, settings: ServiceSettings, witnesses: Sequence[Witness] = ()) -> None:
+        watching: list[Witness] = [*witnesses]
+        witness = Witnesses(watching)
+        self.parts = parts = Parts.of(offer, settings, witness)
+        metrics = Metrics(parts.gate, offer.version)
+        watching.append(metrics)
+
+        @asynccontextmanager
+        async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+            async with parts.open():
+                yield
+
+        self.app = app = FastAPI(
+            title="stepspec",
+            version=offer.version,
+            lifespan=lifespan,
+            docs_url=None,  # Both pages would load scripts from elsewhere.
+            redoc_url=None,
+            root_path=settings.root_path,
+        )
+        app.openapi = openapi.describing(app, parts.catalogue, locked=bool(settings.keys))  # type: ignore[method-assign]
+        for router in (routes.router(parts), live.router(parts), upkeep.router(parts, metrics.scrape)):
+            app.include_router(router)
+        app.add_exception_handler(Refusal, _refused)
+        app.add_exception_handler(HTTPException, _refused)
+        app.add_middleware(
+            Door,
+            settings=settings,
+            version=offer.version,
+            begins=witness.begins,
+            ends=witness.ends,
+            failed=witness.failed,
+        )
+        if settings.cors_origins:
+            app.add_middleware(
+                CORSMiddleware,
+                allow_origins=list(settings.cors_origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=list(TOLD),
+            )
+
+
+async def _refused(request: Request, exc: Exception) -> Response:
+    refusal = exc if isinstance(exc, Refusal) else _of_http(request, exc)
+    visit_of(request).refusal = refusal
+    return Response(refusal.body, refusal.status, refusal.all_headers, "application/json")
+
+
+def _of_http(request: Request, exc: Exception) -> Refusal:
+    assert isinstance(exc, HTTPException)
+    path = request.scope["path"]
+    if exc.status_code == 404:
+        return Refusal(404, f"there is nothing at {path}; /openapi.json lists what there is", code="not_found")
+    message = f"{request.method} is not for {path}" if exc.status_code == 405 else exc.detail
+    return Refusal(exc.status_code, message, code="method_not_allowed", headers=exc.headers)

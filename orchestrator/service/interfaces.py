@@ -1,0 +1,71 @@
+"""What the service serves, given to it by argument: it knows no policy and no solver by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ..budget import Budget
+from ..chain import Message
+from ..endpoints import AnyEndpoint, Sampling
+from ..endpoints.wire import Format
+from ..events import Observer
+from ..solution import Solution
+
+
+class Engine(Protocol):
+    """Solves problems with two served models, many at the same time."""
+
+    @property
+    def small(self) -> AnyEndpoint: ...
+
+    @property
+    def large(self) -> AnyEndpoint: ...
+
+    async def solve(
+        self,
+        problem: str | Sequence[Message],
+        *,
+        policy: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        ahead: int | None = None,
+        hedge: float | None = None,
+        load: Any = None,
+        lead: int | None = None,
+        plan: bool | None = None,
+        early_exit: bool | None = None,
+        give_up: bool | None = None,
+        sampling: Sampling | None = None,
+        budget: Budget | None = None,
+        stop: Sequence[str] = (),
+        format: Format | None = None,
+        observe: Observer = ...,
+    ) -> Solution:
+        """Solve one *problem*; cancelling the call closes every request of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One method as clients choose it: what it is *about*, and its *options* with their defaults."""
+
+    about: str
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """
+    What is served: the *engine*, its *methods* by name, and what applies to requests that do not say.
+
+    *policy* is the default method, and *options* are those configured for it.
+    """
+
+    engine: Engine
+    methods: Mapping[str, Method]
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    sampling: Sampling = field(default_factory=Sampling)
+    budget: Budget = field(default_factory=Budget)
+    version: str = "0"

@@ -1,0 +1,82 @@
+"""The page, and what it asks for: a run whose every event is told, as lines of a trace."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import HTMLResponse, Response
+
+from ..events import Drafted
+from ..trace import Moment, dump
+from . import openapi, orders, reply
+from .attended import EVENT_STREAM, Line
+from .catalogue import Raw
+from .errors import bad
+from .feed import Item, Solved
+from .orders import Order
+from .parts import Parts
+from .reply import json_response
+from .runs import VERIFIED, Runs, prime
+from .schemas import LiveRequest
+from .visit import Visit, visit_of
+
+
+def router(parts: Parts) -> APIRouter:
+    """Make the routes over *parts*."""
+    routes = APIRouter()
+
+    @routes.get("/", **openapi.PAGE)
+    async def page() -> Response:
+        """The page on which a run can be watched."""
+        from .page import html  # read from disk when somebody looks at it
+
+        return HTMLResponse(html())
+
+    @routes.get("/live/methods", **openapi.LIVE_METHODS)
+    async def methods() -> Response:
+        """List the methods with their options, the default, and the names of the served models."""
+        offer = parts.offer
+        listed = [
+            {"name": name, "about": one.about, "options": dict(one.options)} for name, one in offer.methods.items()
+        ]
+        served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
+        return json_response({"default": offer.policy, "methods": listed, "models": served})
+
+    @routes.post("/live", **openapi.LIVE)
+    async def live(request: Request) -> Response:
+        """Run a problem, telling every event as it happens, and its solution at the end."""
+        visit = visit_of(request)
+        asked = orders.read(LiveRequest, await request.body())
+        visit.model, visit.stream = parts.catalogue.label(asked.model), True
+        method = parts.catalogue.find(asked.model)
+        if isinstance(method, Raw):
+            raise bad(f"{asked.model!r} is a served model, and only methods have events to tell", "model")
+        return parts.attended(visit, Live(parts, visit, orders.of_live(asked, method, parts.offer, parts.settings)))
+
+    return routes
+
+
+class Live:
+    """Tells one run, event by event."""
+
+    def __init__(self, parts: Parts, visit: Visit, order: Order) -> None:
+        self._runs = Runs(parts, visit, [order])
+
+    async def __call__(self, line: Line) -> None:
+        """Answer on *line*. Raise `Refusal` while nothing was sent; later failures end the stream."""
+        try:
+            async with self._runs.begun(stream=True) as feed:
+                first = await prime(feed, self._runs.keep_alive, (Drafted, *VERIFIED))
+                await line.start(EVENT_STREAM)
+                await line.send(b"".join(map(self._told, first)))
+                while self._runs.going:
+                    news = await feed.next(self._runs.keep_alive)
+                    await line.send(b"".join(map(self._told, news)) if news else reply.KEEP_ALIVE)
+                await line.end()
+        except Exception as exc:
+            await self._runs.fail(exc, line, b"event: error\ndata: %b\n\n")
+
+    def _told(self, item: Item) -> bytes:
+        self._runs.take(item)
+        if isinstance(item, Solved):
+            return b"event: solution\n" + reply.event(reply.solution(item.solution))
+        return b"data: " + dump(Moment(item.at, item.event)) + b"\n"

@@ -1,0 +1,108 @@
+"""Metrics in Prometheus' text format, in a registry of their own. Labels take few values, whatever clients send."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from ..chain import Role
+from ..events import Called, Event
+from ..solution import Solution
+from .gate import Gate
+from .visit import Visit
+
+SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
+MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
+PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"})
+
+
+class Metrics:
+    """A `Witness` that counts."""
+
+    def __init__(self, gate: Gate, version: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        asked = ("endpoint", "model")
+
+        def histogram(name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"stepspec_{name}", about, labels, buckets=buckets, registry=registry)
+
+        def counter(name: str, about: str, *labels: str) -> Counter:
+            return Counter(f"stepspec_{name}", about, labels, registry=registry)
+
+        self._requests = counter("requests", "Requests that were answered, by HTTP status.", *asked, "status")
+        self._seconds = histogram("request_seconds", "From a request to the end of its answer.", SECONDS, *asked)
+        self._first = histogram(
+            "first_step_seconds", "From a request to its first verified step.", SECONDS, "endpoint", "model"
+        )
+        self._queued = histogram("queue_seconds", "What a request waited for a place.", SECONDS)
+        self._overhead = histogram("overhead_seconds", "The service's own part of a request.", MILLISECONDS, *asked)
+        self._refused = counter("refusals", "Requests that got no answer, or only a part.", "endpoint", "code")
+        self._steps = counter("steps", "Steps that were written, by what became of them.", "model", "author", "fate")
+        self._tokens = counter("tokens", "Tokens by what became of them.", "model", "role", "fate")
+        self._prompt = counter("prompt_tokens", "Prompt tokens sent to a server.", "model", "role", "cached")
+        self._waste = histogram("waste_ratio", "Discarded tokens over written ones, per run.", RATIOS, "model", "role")
+        self._accepted = histogram("accept_ratio", "Accepted drafts over judged ones, per run.", RATIOS, "model")
+        self._ended = counter("runs", "Runs that came to an end, by why.", "model", "reason")
+        self._upstream = histogram("upstream_seconds", "Requests to a served model.", SECONDS, "role", "verb")
+        self._failed = counter("upstream_errors", "Requests to a served model that failed.", "role", "verb")
+        self._up = Gauge("stepspec_upstream_up", "Whether a server of the role is up.", ["role"], registry=registry)
+        running = Gauge("stepspec_requests_running", "Requests that are being worked on.", registry=registry)
+        waiting = Gauge("stepspec_requests_waiting", "Requests that wait for a place.", registry=registry)
+        running.set_function(lambda: gate.running)
+        waiting.set_function(lambda: gate.waiting)
+        Info("stepspec", "The version.", registry=registry).info({"version": version})
+
+    def scrape(self) -> tuple[bytes, str]:
+        """The metrics as text, and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def begins(self, visit: Visit) -> None:
+        pass
+
+    def sees(self, visit: Visit, index: int, event: Event) -> None:
+        if not isinstance(event, Called):
+            return
+        self._upstream.labels(event.role, event.verb).observe(event.seconds)
+        if event.fate == "failed":
+            self._failed.labels(event.role, event.verb).inc()
+
+    def solved(self, visit: Visit, index: int, solution: Solution) -> None:
+        model = visit.model
+        self._ended.labels(model, solution.finish_reason).inc()
+        for step in solution.steps:
+            self._steps.labels(model, step.author, step.fate).inc()
+        for account in (solution.ledger.small, solution.ledger.large, solution.ledger.critic):
+            for fate, tokens in (
+                ("kept", account.kept),
+                ("discarded", account.discarded),
+                ("judging", account.judging),
+            ):
+                self._tokens.labels(model, account.role, fate).inc(tokens)
+            self._prompt.labels(model, account.role, "true").inc(account.cached)
+            self._prompt.labels(model, account.role, "false").inc(account.prompt - account.cached)
+            if account.written:
+                self._waste.labels(model, account.role).observe(account.waste)
+        if solution.ledger.accept_rate is not None:
+            self._accepted.labels(model).observe(solution.ledger.accept_rate)
+
+    def failed(self, visit: Visit, exc: Exception) -> None:
+        pass
+
+    def ends(self, visit: Visit) -> None:
+        endpoint = visit.path if visit.path in PATHS else "other"
+        self._requests.labels(endpoint, visit.model, str(visit.status)).inc()
+        if visit.refusal is not None:
+            self._refused.labels(endpoint, visit.refusal.code or str(visit.refusal.status)).inc()
+        if endpoint == "other":
+            return
+        self._seconds.labels(endpoint, visit.model).observe(visit.seconds)
+        if visit.first_step is not None:
+            self._first.labels(endpoint, visit.model).observe(visit.first_step)
+        if visit.begun is not None:
+            self._queued.observe(visit.queued)
+        if visit.upstream is not None:
+            self._overhead.labels(endpoint, visit.model).observe(visit.overhead)
+
+    def looked(self, role: Role, up: bool) -> None:
+        self._up.labels(role).set(up)

@@ -1,0 +1,218 @@
+"""From a request to what the engine is asked to do. Pure: it decides, others do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
+
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from ..budget import Budget
+from ..chain import Message, Speaker
+from ..endpoints import Sampling
+from ..endpoints.wire import Format
+from .catalogue import near
+from .errors import Refusal, bad, place
+from .interfaces import Offer
+from .schemas import CURES, ChatRequest, Effort, LiveRequest, Part, SchemaJson, Turn, Wishes
+from .settings import ServiceSettings
+
+B = TypeVar("B", bound=Part)
+
+MOST_STOPS = 4  # OpenAI's limit, and vLLM's
+EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0}
+"""The share of the tokens for thinking that a request gets; the answer keeps its room."""
+
+SPEAKERS: Mapping[str, Speaker] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+SAMPLED = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One run that was asked for: the *problem*, and what is chosen for it as the engine's own arguments."""
+
+    problem: tuple[Message, ...]
+    method: str
+    sampling: Sampling
+    budget: Budget
+    chosen: Mapping[str, Any]
+
+    def within(self, seconds: float) -> Order:
+        """The same, over in so many seconds at the latest."""
+        own = self.budget.seconds
+        return replace(self, budget=replace(self.budget, seconds=seconds if own is None else min(own, seconds)))
+
+    def seeded(self, number: int) -> Order:
+        """The same with another seed for each *number* from 1 on."""
+        seed = self.sampling.seed + number
+        return replace(self, sampling=self.sampling.model_copy(update={"seed": seed})) if number else self
+
+
+def read(kind: type[B], body: Mapping[str, Any] | bytes) -> B:
+    """Make a request of what was sent. Raise `Refusal`, which names the parameter and says what would do."""
+    try:
+        return kind.model_validate(body if isinstance(body, Mapping) else parse(body))
+    except ValidationError as exc:
+        raise _explain(kind, exc) from exc
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """Read a JSON object. Raise `Refusal`."""
+    try:
+        given = orjson.loads(body)
+    except orjson.JSONDecodeError as exc:
+        raise bad(f"the body is not JSON: {exc}", code="invalid_json") from exc
+    if not isinstance(given, dict):
+        raise bad("the body has to be a JSON object", code="invalid_json")
+    return given  # pyright: ignore[reportUnknownVariableType]
+
+
+def _explain(kind: type[BaseModel], exc: ValidationError) -> Refusal:
+    error = min(exc.errors(), key=lambda each: (each["type"] != "extra_forbidden", each["loc"][-1:] == ("str",)))
+    where = [part for part in error["loc"] if part != "str" and not str(part).startswith("list[")]
+    words = error["msg"].removeprefix("Value error, ")
+    param = place(where)
+    name = next((part for part in reversed(where) if isinstance(part, str)), "")
+    if error["type"] == "missing":
+        return bad(f"{param} is missing", param, "missing")
+    if name in CURES:
+        verb = "is not known here" if error["type"] == "extra_forbidden" else "cannot be honoured"
+        return bad(f"{param} {verb}: {CURES[name]}", param, "unsupported_parameter")
+    if error["type"] == "extra_forbidden":
+        hint = near(name, _fields(kind, where[:-1]))
+        return bad(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
+    return bad(f"{param}: {words}", param, "invalid_value")
+
+
+def _fields(kind: type[BaseModel], where: Sequence[int | str]) -> list[str]:
+    if where[:1] == ["stepspec"]:
+        return [*Wishes.model_fields, *[one.name for one in fields(Budget)]]
+    return [*Turn.model_fields] if where[:1] == ["messages"] else [*kind.model_fields]
+
+
+def of_chat(request: ChatRequest, method: str, offer: Offer, settings: ServiceSettings) -> tuple[Order, ...]:
+    """One order for each of the ``n`` choices. Raise `Refusal`."""
+    sampling, many = _sampling(request, offer.sampling), request.n or 1
+    if many > settings.max_choices:
+        raise bad(f"n={many}: at most {settings.max_choices} choices are made at once", "n", "invalid_value")
+    if many > 1 and sampling.temperature == 0:
+        raise bad("n above 1 with temperature 0 would be the same answer several times", "n", "invalid_value")
+    if request.stream_options is not None and not request.stream:
+        raise bad("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
+    order = _order(
+        request.messages,
+        method,
+        request.stepspec,
+        offer,
+        settings,
+        sampling=sampling,
+        budget=_budget(request, offer.budget, settings),
+        stop=_stops(request.stop),
+        format=_format(request),
+    )
+    return tuple([order.seeded(number) for number in range(many)])
+
+
+def of_live(request: LiveRequest, method: str, offer: Offer, settings: ServiceSettings) -> Order:
+    """The run that the page asks for. Raise `Refusal`."""
+    if (request.messages is None) == (request.problem is None):
+        raise bad("give either messages or problem", "messages", "invalid_value")
+    turns = request.messages or [Turn(role="user", content=request.problem or "")]
+    budget = _wished(offer.budget, request.stepspec)
+    sampling = offer.sampling.model_copy(update={"seed": random.getrandbits(31)})
+    return _order(turns, method, request.stepspec, offer, settings, sampling=sampling, budget=budget)
+
+
+def _order(
+    turns: Sequence[Turn],
+    method: str,
+    wishes: Wishes,
+    offer: Offer,
+    settings: ServiceSettings,
+    *,
+    sampling: Sampling,
+    budget: Budget,
+    stop: tuple[str, ...] = (),
+    format: Format | None = None,
+) -> Order:
+    if len(turns) > settings.max_messages:
+        raise bad(f"{len(turns)} messages: at most {settings.max_messages} are taken", "messages", "invalid_value")
+    if turns[-1].role == "assistant":
+        raise bad("the last message is the assistant's: end with what it is to answer", "messages", "invalid_value")
+    known = offer.methods[method].options
+    for name in wishes.options:
+        if name not in known:
+            raise bad(
+                f"{method!r} has no option {name!r}{near(name, known)}; its options: {', '.join(known) or 'none'}",
+                f"stepspec.options.{name}",
+                "unknown_parameter",
+            )
+    configured: Mapping[str, Any] = offer.options if method == offer.policy else {}
+    chosen = wishes.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
+    return Order(
+        tuple([Message(SPEAKERS[turn.role], turn.text) for turn in turns]),
+        method,
+        sampling,
+        budget,
+        chosen | {"options": {**configured, **wishes.options}, "stop": stop, "format": format},
+    )
+
+
+def _sampling(request: ChatRequest, configured: Sampling) -> Sampling:
+    """Without a seed every request draws its own, as everywhere; the configured one would always repeat itself."""
+    asked = {name: value for name in SAMPLED if (value := getattr(request, name)) is not None}
+    seed = random.getrandbits(31) if request.seed is None else request.seed
+    return configured.model_copy(update=asked | {"seed": seed})
+
+
+def _budget(request: ChatRequest, configured: Budget, settings: ServiceSettings) -> Budget:
+    if None not in (request.max_tokens, request.max_completion_tokens) and (
+        request.max_tokens != request.max_completion_tokens
+    ):
+        raise bad("max_tokens and max_completion_tokens differ: send one of them", "max_tokens", "invalid_value")
+    asked = request.max_completion_tokens or request.max_tokens
+    if asked == 1:
+        name = "max_tokens" if request.max_tokens else "max_completion_tokens"
+        raise bad(f"{name}=1 has no room to think and to answer: at least 2", name, "invalid_value")
+    budget = replace(configured, tokens=asked, answer=None) if asked else configured
+    budget = _wished(budget, request.stepspec)
+    if settings.max_tokens is not None and budget.tokens > settings.max_tokens:
+        budget = replace(budget, tokens=settings.max_tokens, answer=None)
+    if request.reasoning_effort is None:
+        return budget
+    answer = budget.for_answer
+    thinking = max(1, int((budget.tokens - answer) * EFFORT[request.reasoning_effort]))
+    return replace(budget, tokens=answer + thinking, answer=answer)
+
+
+def _wished(budget: Budget, wishes: Wishes) -> Budget:
+    asked = wishes.budget.model_dump(exclude_none=True)
+    if "tokens" in asked and "answer" not in asked:
+        asked["answer"] = None
+    wished = {one.name: getattr(budget, one.name) for one in fields(Budget)} | asked
+    if wished["answer"] is not None and wished["answer"] >= wished["tokens"]:
+        message = f"{wished['answer']} tokens for the answer leave none of {wished['tokens']} to think"
+        raise bad(message, "stepspec.budget.answer", "invalid_value")
+    return Budget(**wished)
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > MOST_STOPS:
+        raise bad(f"{len(stops)} stop strings: at most {MOST_STOPS}", "stop", "invalid_value")
+    if "" in stops:
+        raise bad("a stop string is empty", "stop", "invalid_value")
+    return stops
+
+
+def _format(request: ChatRequest) -> Format | None:
+    match request.response_format:
+        case SchemaJson(json_schema=named):
+            return named.rules
+        case asked:
+            return "json" if asked is not None and asked.type == "json_object" else None

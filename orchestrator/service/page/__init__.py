@@ -1,0 +1,79 @@
+"""The page that shows who thinks: one document without any external resource, live or about one trace."""
+
+from __future__ import annotations
+
+import re
+from base64 import b64encode
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from ...errors import ConfigurationError
+from ...events import Started
+from ...trace import parse
+
+__all__ = ["allowed", "html", "script", "style"]
+
+FOLDER = Path(__file__).parent
+# Each after those that it imports: they become one script, in which every name is there only once.
+MODULES = (
+    "element", "trace", "reduce", "ledger", "threshold", "spans",
+    "theme", "announce", "chain", "timeline", "summary", "slider", "form", "live", "page",
+)  # fmt: skip
+_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
+_EXPORT = re.compile(r"^export ", re.MULTILINE)
+
+
+def html(trace: bytes | None = None) -> str:
+    """
+    Return the page: live, for the service that serves it, or about *trace*, the bytes of a trace file.
+
+    Raise `ConfigurationError` for bytes that are no trace.
+    """
+    if trace is None:
+        return _page(connect="'self'", composer="", trace="")
+    lines = _checked(trace).replace("<", "\\u003c")  # In JSON it stands in strings only, so it says the same.
+    embedded = f'<script type="application/jsonl" id="trace">{lines}</script>'
+    return _page(connect="'none'", composer="hidden", trace=embedded)
+
+
+def _checked(trace: bytes) -> str:
+    lines = [line for line in trace.splitlines() if line.strip()]
+    events = [parse(line).event for line in lines]
+    if not events or not isinstance(events[0], Started):
+        raise ConfigurationError(
+            "not a trace: it does not begin with the event Started; `stepspec solve --trace FILE` writes one"
+        )
+    return b"\n".join(lines).decode()
+
+
+def _page(*, connect: str, composer: str, trace: str) -> str:
+    looks, does = style(), script(MODULES)
+    security = (
+        f"default-src 'none'; script-src {allowed(does)}; style-src {allowed(looks)}; connect-src {connect}; "
+        "img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+    )
+    places = {"security": security, "style": looks, "script": does, "composer": composer, "trace": trace}
+    return re.sub(r"{{(\w+)}}", lambda place: places[place[1]], _read("page.html"))
+
+
+def allowed(inline: str) -> str:
+    """The source by which a Content-Security-Policy allows this *inline* text, and no other."""
+    return f"'sha256-{b64encode(sha256(inline.encode()).digest()).decode()}'"
+
+
+@cache
+def style() -> str:
+    """The style sheets, for any document that is to look like this one."""
+    return f"\n{_read('look.css')}{_read('parts.css')}"
+
+
+@cache
+def script(modules: tuple[str, ...]) -> str:
+    """Join *modules*, each after those that it imports, into one script."""
+    return "\n" + "\n".join(_EXPORT.sub("", _IMPORT.sub("", _read(f"{name}.js"))) for name in modules)
+
+
+@cache
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")

@@ -1,0 +1,135 @@
+// The chain: every draft in the order in which it was written, and what became of it.
+
+import { badge, h, keyed, plural, score, seconds } from "./element.js";
+import { THINK_END } from "./trace.js";
+
+const FATES = {
+  drafted: "draft, not yet judged",
+  accepted: "accepted, waits its turn",
+  kept: "verified",
+  rejected: "rejected",
+  lost: "lost bet",
+  unused: "not used",
+};
+
+const REASONS = {
+  stop: "The thinking came to its end.",
+  length: "Cut short: the budget of tokens or steps was spent.",
+  time: "Cut short: the time was up.",
+  repetition: "Cut short: the chain went round in circles.",
+  hopeless: "Cut short: thinking on looked hopeless.",
+  context: "Cut short: a model's context was full.",
+};
+
+export const finishReason = (reason) => REASONS[reason] ?? `Ended: ${reason}.`;
+
+export function showChain(list, view) {
+  const label = view.policy === "specreason" ? "grade" : "score";
+  const notices = view.notices.map((notice) => ({ ...notice, key: `n${notice.number}` }));
+  const items = view.drafts.flatMap((draft, place) => [...notices.filter((one) => one.after === place), draft]);
+  items.push(...notices.filter((one) => one.after >= view.drafts.length));
+  keyed(
+    list,
+    items,
+    (item) => item.key ?? `d${item.number}`,
+    (item) => (item.key ? noticeRow(item) : draftRow(item, label)),
+  );
+}
+
+export function showProblem(container, messages) {
+  keyed(
+    container,
+    messages,
+    (message) => messages.indexOf(message),
+    ({ role, content }) =>
+      h(
+        "div",
+        { class: "message" },
+        messages.length > 1 && h("span", { class: "speaker" }, role),
+        h("p", { class: "text" }, content),
+      ),
+  );
+}
+
+function noticeRow({ at, text, cause }) {
+  return h(
+    "li",
+    { class: "notice" },
+    h("p", {}, h("strong", {}, text), ` ${cause} `, h("span", { class: "number" }, seconds(at))),
+  );
+}
+
+function draftRow(draft, label) {
+  const attributes = {
+    class: "step",
+    "data-fate": draft.fate,
+    "data-author": draft.author,
+    "data-draft": draft.number,
+  };
+  const repair = draft.repair && writtenBlock({ ...draft.repair, fate: "repair" }, repairMeta(draft.repair));
+  return h("li", attributes, writtenBlock(draft, draftMeta(draft, label)), repair);
+}
+
+function writtenBlock(step, meta) {
+  const colour = step.fate === "kept" || step.fate === "repair";
+  return h(
+    "div",
+    { class: "written", "data-author": step.author, "data-fate": step.fate, "data-solid": colour },
+    badge(step.author),
+    h("div", {}, h("p", { class: "meta" }, meta), stepText(step)),
+  );
+}
+
+function stepText(step) {
+  const text = step.text.replaceAll(THINK_END, "").trim();
+  if (!text)
+    return h("p", { class: "text blank" }, step.text.includes(THINK_END) ? "(closes the thinking)" : "(blank)");
+  if (step.fate !== "rejected") return h("p", { class: "text" }, text);
+  const kept = step.kept ? step.text.slice(0, step.kept.characters) : "";
+  const struck = step.text.slice(kept.length).replaceAll(THINK_END, "").trimEnd();
+  return h(
+    "p",
+    { class: "text" },
+    kept && h("span", { class: "stood", "data-author": step.author }, kept.trimStart()),
+    h("del", {}, kept ? struck : struck.trimStart()),
+  );
+}
+
+const part = (text, kind = "") => h("span", { class: kind }, text);
+
+function draftMeta(draft, label) {
+  const { verdict } = draft;
+  const partly = draft.fate === "rejected" && draft.kept;
+  return [
+    part(`${draft.index + 1}`, "place"),
+    part(draft.author, "author"),
+    part(partly ? "kept in part" : FATES[draft.fate], "fate"),
+    Number.isFinite(verdict?.score) && part(`${label} ${score(verdict.score)}`, "grade"),
+    verdict?.reason && verdict.reason !== label && part(verdict.reason, "reason"),
+    part("", "flip"),
+    part(`${plural(draft.tokens, "token")}, ${seconds(draft.kept?.at ?? verdict?.at ?? draft.at)}`, "number"),
+  ];
+}
+
+function repairMeta(repair) {
+  return [
+    part(`${repair.index + 1}`, "place"),
+    part(repair.author, "author"),
+    part(repair.kept === null ? "repair, not committed" : "repair", "fate"),
+    part(`${plural(repair.tokens, "token")}, ${seconds(repair.at)}`, "number"),
+  ];
+}
+
+export function showAnswer(container, view) {
+  const { answer, finished } = view;
+  const text = answer?.text ?? "";
+  const said = finished?.answer ?? "";
+  container.replaceChildren(
+    ...[
+      said && h("p", { class: "said" }, answer?.author && badge(answer.author), h("span", {}, said)),
+      text && ![said, `\\boxed{${said}}`].includes(text) && h("p", { class: "text" }, text),
+      !said && !text && h("p", { class: "text blank" }, "There is no answer."),
+      finished && h("p", { class: "meta" }, part(finishReason(finished.reason)), part(seconds(finished.seconds))),
+    ].filter(Boolean),
+  );
+}

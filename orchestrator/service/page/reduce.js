@@ -1,0 +1,117 @@
+// What a run looks like after each of its events: a pure function, whether the events come live or from a file.
+
+import { THINK_END } from "./trace.js";
+
+export const EMPTY = Object.freeze({
+  at: 0,
+  messages: [],
+  policy: "",
+  models: {},
+  drafts: [], // every step that was ever written, in the order in which they appeared
+  calls: [],
+  notices: [],
+  kept: { small: 0, large: 0 }, // tokens in the chain and the answer, by author
+  answer: null,
+  finished: null,
+});
+
+export function reduce(view, event) {
+  const next = REDUCERS[event.event];
+  const seen = { ...view, at: Math.max(view.at, event.at) };
+  return next ? next(seen, event) : seen;
+}
+
+// JSON has no infinities: a trace has them as words.
+const number = (value) => (value === null || value === undefined ? null : Number(value));
+
+const written = (step) => ({
+  text: step.text,
+  author: step.author,
+  tokens: step.tokens.length,
+  ends: step.stop === "end",
+});
+
+const changed = (list, place, patch) => list.with(place, { ...list[place], ...patch });
+
+const waits = (draft) => ["drafted", "accepted", "rejected"].includes(draft.fate) && draft.kept === null;
+
+function draftAs(view, index, step, at) {
+  const draft = { number: view.drafts.length, index, ...written(step), at };
+  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null };
+}
+
+const spoken = (text) => text.replaceAll(THINK_END, "").trim();
+
+const REDUCERS = {
+  Started: (view, { messages, policy, models }) => ({ ...view, messages, policy, models: Object.fromEntries(models) }),
+
+  Called: (view, call) => ({ ...view, calls: [...view.calls, { ...call, first: number(call.first) }] }),
+
+  Drafted: (view, { index, draft, at }) => ({ ...view, drafts: [...view.drafts, draftAs(view, index, draft, at)] }),
+
+  Judged(view, { index, draft, verdict, at }) {
+    const place = view.drafts.findLastIndex((one) => one.index === index && one.text === draft.text && !one.verdict);
+    if (place < 0) return view;
+    const kind = "keep" in verdict ? "rollback" : "accept";
+    const known = { kind, score: number(verdict.score), reason: verdict.reason ?? "", at };
+    const fate = kind === "accept" ? "accepted" : "rejected";
+    return { ...view, drafts: changed(view.drafts, place, { verdict: known, fate }) };
+  },
+
+  Lost(view, { index, draft, at }) {
+    const place = view.drafts.findLastIndex((one) => one.index === index && one.text === draft.text && waits(one));
+    return place < 0 ? view : { ...view, drafts: changed(view.drafts, place, { fate: "lost", lostAt: at }) };
+  },
+
+  Repaired(view, { index, step, rollback, at }) {
+    const before = index - (rollback.keep ? 1 : 0);
+    const place = view.drafts.findLastIndex((one) => one.index === before && one.fate === "rejected" && !one.repair);
+    if (place < 0) return view;
+    const repair = { index, ...written(step), at, kept: null };
+    return { ...view, drafts: changed(view.drafts, place, { repair }) };
+  },
+
+  Committed(view, { index, step, at }) {
+    const kept = { ...view.kept, [step.author]: view.kept[step.author] + step.tokens.length };
+    return { ...view, kept, drafts: committed(view, index, step, at) };
+  },
+
+  Answering: (view, { text }) => ({
+    ...view,
+    answer: { author: null, ...view.answer, text: (view.answer?.text ?? "") + text },
+  }),
+
+  Answered(view, { step, at }) {
+    const kept = { ...view.kept, [step.author]: view.kept[step.author] + step.tokens.length };
+    const text = view.answer?.text || spoken(step.text);
+    return { ...view, kept, answer: { ...written(step), text, at } };
+  },
+
+  Degraded: (view, { role, cause, at }) =>
+    noticed(view, at, `The ${role} model failed; the run goes on without it.`, cause),
+
+  Moved: (view, { role, url, to, cause, at }) =>
+    noticed(view, at, `The ${role} model at ${url} failed; the run goes on at ${to}.`, cause),
+
+  Finished(view, { reason, answer, seconds }) {
+    const drafts = view.drafts.map((one) => (waits(one) && one.fate !== "rejected" ? { ...one, fate: "unused" } : one));
+    return { ...view, drafts, finished: { reason, answer, seconds } };
+  },
+};
+
+function noticed(view, at, text, cause) {
+  const notice = { number: view.notices.length, after: view.drafts.length, at, text, cause };
+  return { ...view, notices: [...view.notices, notice] };
+}
+
+function committed(view, index, step, at) {
+  const repaired = view.drafts.findLastIndex((one) => one.repair?.index === index && one.repair.kept === null);
+  if (repaired >= 0 && view.drafts[repaired].repair.text === step.text) {
+    return changed(view.drafts, repaired, { repair: { ...view.drafts[repaired].repair, kept: at } });
+  }
+  const place = view.drafts.findLastIndex((one) => one.index === index && waits(one) && one.text.startsWith(step.text));
+  const kept = { at, characters: step.text.length };
+  if (place < 0) return [...view.drafts, { ...draftAs(view, index, step, at), fate: "kept", kept }];
+  const fate = view.drafts[place].fate === "rejected" ? "rejected" : "kept";
+  return changed(view.drafts, place, { fate, kept });
+}

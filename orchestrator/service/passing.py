@@ -1,0 +1,94 @@
+"""Requests for a served model by its own name: handed to its server as they are, and its answer back, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import orjson
+
+from ..endpoints import AnyEndpoint, ReplicatedEndpoint
+from . import reply
+from .attended import EVENT_STREAM, Line
+from .catalogue import Raw
+from .errors import Refusal
+from .visit import Visit
+
+RETURNED = ("Content-Type", "Retry-After", "x-should-retry")
+
+
+class Passing:
+    """Passes requests on to both models' servers, over connections that are kept."""
+
+    def __init__(self, http: aiohttp.ClientSession, small: AnyEndpoint, large: AnyEndpoint) -> None:
+        self._http = http
+        self._endpoints = {"small": small, "large": large}
+        self._turns = itertools.count()
+
+    async def __call__(
+        self, raw: Raw, path: str, given: Mapping[str, Any], body: bytes, visit: Visit, line: Line, seconds: float
+    ) -> None:
+        """Send *body* to the server of *raw*, and answer on *line* with what it says. Raise `Refusal`."""
+        endpoint = self._endpoints[raw.role]
+        if given["model"] != raw.name:
+            body = orjson.dumps({**given, "model": raw.name})
+        failures: list[str] = []
+        for url in self._urls(endpoint):
+            try:
+                async with self._open(endpoint, f"{url}{path}", body, visit, seconds) as response:
+                    visit.upstream = visit.seconds - (visit.begun or 0.0)
+                    await _forward(response, line, endpoint.settings.deadlines.between)
+                    visit.upstream = visit.seconds - (visit.begun or 0.0)
+                    return
+            except TimeoutError:
+                if line.open:
+                    raise
+                raise Refusal(
+                    504, f"the {raw.role} model did not answer in time", code="deadline", retry=False
+                ) from None
+            except aiohttp.ClientError as exc:
+                if line.open:
+                    raise
+                failures.append(f"{url}: {exc}")
+        message = f"the {raw.role} model's server cannot be reached: {'; '.join(failures)}"
+        raise Refusal(503, message, code="upstream_unavailable")
+
+    def _urls(self, endpoint: AnyEndpoint) -> Sequence[str]:
+        """The servers of *endpoint*, by turns, those that are known to be down last."""
+        urls, turn = endpoint.settings.urls, next(self._turns)
+        rotated = [urls[(turn + place) % len(urls)] for place in range(len(urls))]
+        down: Mapping[str, str] = endpoint.down if isinstance(endpoint, ReplicatedEndpoint) else {}
+        return sorted(rotated, key=lambda url: url in down)
+
+    def _open(self, endpoint: AnyEndpoint, url: str, body: bytes, visit: Visit, seconds: float) -> Any:
+        headers = {**visit.carried, "Content-Type": "application/json", "Accept-Encoding": "identity"}
+        key = endpoint.settings.api_key
+        if key is not None:
+            headers["Authorization"] = f"Bearer {key.get_secret_value()}"
+        deadlines = endpoint.settings.deadlines
+        timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=deadlines.connect)
+        return self._http.post(url, data=body, headers=headers, timeout=timeout)
+
+
+async def _forward(response: aiohttp.ClientResponse, line: Line, between: float) -> None:
+    headers = {name: value for name in RETURNED if (value := response.headers.get(name)) is not None}
+    streaming = response.content_type == "text/event-stream"
+    await line.start({**(EVENT_STREAM if streaming else {}), **headers}, response.status)
+    try:
+        while piece := await _read(response, between):
+            await line.send(piece)
+    except (TimeoutError, aiohttp.ClientError) as exc:
+        if not streaming:
+            raise
+        await line.send(
+            b"data: " + Refusal(503, f"the stream broke off: {exc!r}", retry=False).body + b"\n\n" + reply.DONE
+        )
+    await line.end()
+
+
+async def _read(response: aiohttp.ClientResponse, within: float) -> bytes:
+    async with asyncio.timeout(within):
+        return await response.content.readany()

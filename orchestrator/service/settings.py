@@ -1,0 +1,101 @@
+"""What the service can be told. Frozen; no I/O, and nothing but pydantic is needed to read it."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    SecretStr,
+    model_validator,
+)
+from pydantic_settings import NoDecode
+
+Thinking: TypeAlias = Literal["both", "reasoning", "reasoning_content", "content", "none"]
+"""Where a reply tells the thinking: in both fields, in one of them, in the content between <think> tags, or nowhere."""
+
+
+def _listed(value: Any) -> Any:
+    """Let a list be written with commas between its items."""
+    return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+
+
+def _rooted(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise ValueError(f"{path!r} is not a path; write it like /api")
+    return path.rstrip("/")
+
+
+Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed)]
+Words: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+
+
+class ServiceSettings(BaseModel):
+    """
+    The service's own settings; what it solves problems with are the solver's.
+
+    *keys* are the API keys that open it; without any it is open to everybody, and then binds a public *host* only if
+    it is to be *insecure*. *cors_origins* are the web pages' origins that may use it, ``*`` for all.
+
+    *max_running* requests are worked on at the same time and *max_waiting* more wait, for *max_wait* seconds at most;
+    what is beyond that is refused. *max_seconds* is the deadline of a request, which ends in the best answer so far.
+    *drain_seconds* is how long a service that is told to end lets running requests finish.
+
+    *max_body_bytes*, *max_messages*, *max_choices* (of ``n``) and *max_tokens* bound a single request. A stream says
+    something every *keep_alive* seconds, and a client has to send a body, and to take what it is sent, within
+    *send_seconds*. The two servers are looked at every *health_every* seconds. Logs tell no text of any problem, unless
+    *log_prompts*.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    host: str = Field(default="127.0.0.1", min_length=1)
+    port: int = Field(default=8765, ge=0, le=65535)
+    keys: Secrets = ()
+    insecure: bool = False
+    cors_origins: Words = ()
+    root_path: Annotated[str, AfterValidator(_rooted)] = ""
+    thinking: Thinking = "both"
+    max_running: PositiveInt = 64
+    max_waiting: NonNegativeInt = 256
+    max_wait: PositiveFloat = 30.0
+    max_seconds: PositiveFloat = 600.0
+    drain_seconds: NonNegativeFloat = 60.0
+    max_body_bytes: PositiveInt = 4 * 2**20
+    max_messages: PositiveInt = 256
+    max_choices: PositiveInt = 8
+    max_tokens: PositiveInt | None = None
+    keep_alive: PositiveFloat = 10.0
+    send_seconds: PositiveFloat = 60.0
+    health_every: PositiveFloat = 5.0
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_prompts: bool = False
+    tracing: bool = False
+
+    @model_validator(mode="after")
+    def _locked(self) -> Self:
+        if any(not key.get_secret_value() for key in self.keys):
+            raise ValueError("a key is empty")
+        if not (self.keys or self.insecure or _private(self.host)):
+            raise ValueError(
+                f"host {self.host!r} can be reached from outside and no key is set: set STEPSPEC_SERVICE__KEYS (or "
+                "--key), or say --insecure to let anybody in"
+            )
+        return self
+
+
+def _private(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,56 @@
+"""
+An environment for each foreign client, with what its requirements.txt pins and nothing of ours.
+
+``python -m tests.integration.clients.environments`` pins the newest versions of what each requirements.in asks for.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from hashlib import blake2b
+from pathlib import Path
+
+from uv import find_uv_bin
+
+FOLDER = Path(__file__).parent
+BUILT = FOLDER.parents[2] / "build" / "clients"
+PATIENCE = 300.0  # seconds for a slow network to bring the largest of them, some 150 MB
+
+
+def environment(name: str, *, folder: Path = FOLDER, built: Path = BUILT) -> Path:
+    """
+    Return where the programs of the client called *name* are installed, which is done once for the same pins.
+
+    Raise `RuntimeError` if that fails.
+    """
+    pins, place = folder / name / "requirements.txt", built / name
+    stamp, wanted = place / ".installed", blake2b(pins.read_bytes() + sys.version.encode()).hexdigest()
+    if not stamp.is_file() or stamp.read_text() != wanted:
+        shutil.rmtree(place, ignore_errors=True)
+        _uv("venv", "--python", sys.executable, str(place))
+        _uv("pip", "install", "--no-deps", "--python", str(place), "--requirements", str(pins))
+        stamp.write_text(wanted)
+    return place / "bin"
+
+
+def _uv(*arguments: str) -> None:
+    try:
+        subprocess.run([find_uv_bin(), "--quiet", *arguments], check=True, capture_output=True, timeout=PATIENCE)
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
+        said = exc.stderr.decode().strip() if exc.stderr else str(exc)
+        raise RuntimeError(
+            f"uv {' '.join(arguments)} failed: {said}\nIt needs PyPI; for a mirror of it set UV_DEFAULT_INDEX."
+        ) from exc
+
+
+def pin() -> None:
+    """Write what every requirements.in resolves to today into the requirements.txt beside it."""
+    for asked in sorted(FOLDER.glob("*/requirements.in")):
+        plain = ("--no-header", "--no-annotate", "--python-version", "3.11", "--upgrade")
+        _uv("pip", "compile", *plain, str(asked), "--output-file", str(asked.with_suffix(".txt")))
+
+
+if __name__ == "__main__":
+    pin()

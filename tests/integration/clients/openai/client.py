@@ -1,0 +1,155 @@
+"""Every way to ask through the OpenAI SDK. It reads OPENAI_BASE_URL and OPENAI_API_KEY itself."""
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import openai
+from openai import AsyncOpenAI, DefaultAioHttpClient, OpenAI
+from pydantic import BaseModel
+
+MODEL, PROBLEM, FOLLOWING = sys.argv[1:]
+ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": PROBLEM}]}
+STREAMED: Any = {**ASKED, "stream": True, "stream_options": {"include_usage": True}}
+client = OpenAI()
+
+
+def whole() -> dict[str, Any]:
+    return told(client.chat.completions.create(**ASKED))
+
+
+def told(completion: Any) -> dict[str, Any]:
+    choice, more = completion.choices[0], completion.model_extra
+    return {
+        "id": completion.id,
+        "content": choice.message.content,
+        "reasoning": choice.message.reasoning,
+        "reasoning_content": choice.message.reasoning_content,
+        "finish_reason": choice.finish_reason,
+        "usage": completion.usage.to_dict(),
+        "steps": "".join(step["text"] for step in more.get("steps", []) if step["fate"] == "kept"),
+    }
+
+
+class Gathered:
+    """What the chunks of a stream come to."""
+
+    def __init__(self) -> None:
+        self.content, self.reasoning, self.verified = "", [], 0
+        self.finish_reason = self.usage = None
+
+    def add(self, chunk: Any) -> None:
+        self.usage = chunk.usage.to_dict() if chunk.usage else self.usage
+        for choice in chunk.choices:
+            self.content += choice.delta.content or ""
+            self.reasoning += [thought] if (thought := getattr(choice.delta, "reasoning", None)) else []
+            self.verified += "stepspec" in (choice.model_extra or {})
+            self.finish_reason = choice.finish_reason or self.finish_reason
+
+    def told(self) -> dict[str, Any]:
+        return {**vars(self), "reasoning": "".join(self.reasoning), "pieces": len(self.reasoning)}
+
+
+def stream() -> dict[str, Any]:
+    gathered = Gathered()
+    for chunk in client.chat.completions.create(**STREAMED):
+        gathered.add(chunk)
+    return gathered.told()
+
+
+def accumulated() -> dict[str, Any]:
+    kinds = set()
+    with client.chat.completions.stream(**ASKED, stream_options={"include_usage": True}) as events:
+        for event in events:
+            kinds.add(event.type)
+        return {**told(events.get_final_completion()), "kinds": sorted(kinds)}
+
+
+def raw() -> dict[str, Any]:
+    response = client.chat.completions.with_raw_response.create(**ASKED, extra_headers={"X-Request-Id": "mine-1"})
+    completion = response.parse()
+    return {**told(completion), "headers": dict(response.headers), "request_id": completion._request_id}
+
+
+def typed() -> dict[str, Any]:
+    class Count(BaseModel):
+        count: int
+
+    try:
+        completion = client.chat.completions.parse(**ASKED, response_format=Count, max_completion_tokens=120)
+    except openai.LengthFinishReasonError as exc:
+        return {"error": type(exc).__name__, **told(exc.completion)}
+    parsed = completion.choices[0].message.parsed
+    return {"error": None, "count": parsed and parsed.count}
+
+
+def second_turn() -> dict[str, Any]:
+    first = client.chat.completions.create(**ASKED).choices[0].message
+    messages = [*ASKED["messages"], first, {"role": "user", "content": FOLLOWING}]
+    return told(client.chat.completions.create(model=MODEL, messages=messages))
+
+
+def passed_through() -> dict[str, Any]:
+    """Ask one of the served models by its own name."""
+    served = [model.id for model in client.models.list() if model.owned_by == "vllm"]
+    completion = client.chat.completions.create(**{**ASKED, "model": served[-1]}, temperature=0)
+    return {"model": completion.model, "content": completion.choices[0].message.content}
+
+
+def options() -> dict[str, Any]:
+    """Ask with options of the service's own, which every other server would not know."""
+    return told(client.chat.completions.create(**ASKED, extra_body={"stepspec": {"options": {"threshold": 9}}}))
+
+
+async def asynchronous() -> dict[str, Any]:
+    async with AsyncOpenAI() as asking:
+        return told(await asking.chat.completions.create(**ASKED))
+
+
+async def asynchronous_stream() -> dict[str, Any]:
+    gathered = Gathered()
+    async with AsyncOpenAI() as asking:
+        async for chunk in await asking.chat.completions.create(**STREAMED):
+            gathered.add(chunk)
+    return gathered.told()
+
+
+async def aiohttp_stream() -> dict[str, Any]:
+    gathered = Gathered()
+    async with AsyncOpenAI(http_client=DefaultAioHttpClient()) as asking:
+        async for chunk in await asking.chat.completions.create(**STREAMED):
+            gathered.add(chunk)
+    return gathered.told()
+
+
+def refused(asking: OpenAI, **changed: Any) -> dict[str, Any]:
+    try:
+        asking.chat.completions.create(**{**ASKED, **changed})
+    except openai.APIStatusError as exc:
+        return {"error": type(exc).__name__, "status": exc.status_code, "code": exc.code, "param": exc.param}
+    return {"error": None}
+
+
+print(
+    json.dumps(
+        {
+            "models": [model.id for model in client.models.list()],
+            "whole": whole(),
+            "stream": stream(),
+            "accumulated": accumulated(),
+            "raw": raw(),
+            "typed": typed(),
+            "second turn": second_turn(),
+            "options": options(),
+            "passed through": passed_through(),
+            "async": asyncio.run(asynchronous()),
+            "async stream": asyncio.run(asynchronous_stream()),
+            "aiohttp stream": asyncio.run(aiohttp_stream()),
+            "wrong key": refused(OpenAI(api_key="wrong")),
+            "unknown model": refused(client, model="nobody"),
+            "unknown parameter": refused(client, extra_body={"warmth": 1}),
+            "failing stream": refused(client, stream=True, messages=[]),
+        }
+    )
+)

@@ -1,0 +1,55 @@
+"""An environment is made once, and again when its pins change. The real ones are for the integration tests."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from . import environments
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A client that needs nothing."""
+    (tmp_path / "nobody").mkdir()
+    (tmp_path / "nobody" / "requirements.txt").write_text("# nothing\n")
+    return tmp_path
+
+
+def test_an_environment_is_made_once_for_the_same_pins(folder: Path) -> None:
+    first = environments.environment("nobody", folder=folder, built=folder / "built")
+    run = subprocess.run([first / "python", "-c", "import pytest"], capture_output=True, text=True)
+    assert "No module named 'pytest'" in run.stderr  # ours is not seen from there
+    (first / "kept").touch()
+    assert environments.environment("nobody", folder=folder, built=folder / "built") == first
+    assert (first / "kept").is_file()
+    (folder / "nobody" / "requirements.txt").write_text("# nothing else\n")
+    environments.environment("nobody", folder=folder, built=folder / "built")
+    assert not (first / "kept").exists()
+
+
+def test_what_cannot_be_installed_is_told_and_tried_again(folder: Path) -> None:
+    (folder / "nobody" / "requirements.txt").write_text("./missing.whl\n")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"(?s)uv pip install .*missing\.whl.*UV_DEFAULT_INDEX"):
+            environments.environment("nobody", folder=folder, built=folder / "built")
+
+
+def test_every_client_pins_all_that_it_asks_for() -> None:
+    asking = sorted(environments.FOLDER.glob("*/requirements.in"))
+    assert [path.parent.name for path in asking] == ["inspect_ai", "langchain", "litellm", "lm_eval", "openai"]
+    for path in asking:
+        pins = path.with_suffix(".txt").read_text().splitlines()
+        assert all("==" in pin for pin in pins)
+        names = {pin.partition("==")[0] for pin in pins}
+        assert {line.partition("[")[0] for line in path.read_text().splitlines()} <= names
+
+
+def test_the_document_tells_the_pinned_versions() -> None:
+    table = (environments.FOLDER.parents[2] / "docs" / "clients.md").read_text()
+    for path in environments.FOLDER.glob("*/requirements.in"):
+        asked = path.read_text().splitlines()[0].partition("[")[0]
+        pins = dict(pin.split("==") for pin in path.with_suffix(".txt").read_text().splitlines())
+        assert f"| {asked} {pins[asked]} |" in table

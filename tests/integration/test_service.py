@@ -1,0 +1,205 @@
+"""The service as its users run it: a process of its own, in front of real servers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.serving import Served
+
+from .conftest import Pair, running_requests
+
+pytestmark = pytest.mark.servers
+CHAT = "/v1/chat/completions"
+IDLE_WITHIN = 1.0  # seconds after a client has gone
+
+
+@dataclass(frozen=True)
+class Service:
+    """A service that runs: its process and where it listens."""
+
+    process: subprocess.Popen[str]
+    base: str
+
+
+@contextmanager
+def serving(pair: Pair) -> Generator[Service]:
+    """Run ``stepspec serve`` over the pair."""
+    command = (sys.executable, "-m", "stepspec", "serve", "--port", "0", "--log-format", "json")
+    urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
+    environment = {**os.environ, "STEPSPEC_SAMPLING__TEMPERATURE": "0"}
+    process = subprocess.Popen([*command, *urls], stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        assert process.stderr is not None
+        told = json.loads(next(line for line in process.stderr if '"serving"' in line))
+        yield Service(process, told["url"].removesuffix("/v1"))
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@pytest.fixture(scope="module")
+def service(pair: Pair) -> Generator[Service]:
+    with serving(pair) as service:
+        yield service
+
+
+@pytest.fixture
+async def http(service: Service) -> AsyncGenerator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(service.base, connector=aiohttp.TCPConnector(limit=0)) as http:
+        yield http
+
+
+def asking(problem: str, **more: Any) -> dict[str, Any]:
+    return {"model": "auto", "messages": [{"role": "user", "content": problem}], **more}
+
+
+async def answer(http: aiohttp.ClientSession, body: dict[str, Any]) -> dict[str, Any]:
+    async with http.post(CHAT, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        told: dict[str, Any] = await reply.json()
+        return told
+
+
+async def chunks(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    async with http.post(path, json={**body, "stream": True}) as reply:
+        assert reply.status == 200, await reply.text()
+        lines = [line.decode().strip() async for line in reply.content]
+    assert [line for line in lines if line][-1] == "data: [DONE]"
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+async def test_it_solves_in_one_piece_and_in_a_stream(http: aiohttp.ClientSession) -> None:
+    tasks = fresh(6, 41)
+    whole = await asyncio.gather(*(answer(http, asking(task.problem)) for task in tasks))
+    streams = await asyncio.gather(*(chunks(http, CHAT, asking(task.problem)) for task in tasks))
+    right = [told["stepspec"]["answer"] == task.answer for told, task in zip(whole, tasks, strict=True)]
+    assert sum(right) >= 5
+    for told, task, stream in zip(whole, tasks, streams, strict=True):
+        message = told["choices"][0]["message"]
+        kept = [step["text"] for step in told["steps"] if step["fate"] == "kept"]
+        assert message["reasoning"] == "".join(kept).replace("</think>", "")
+        deltas = [choice["delta"] for chunk in stream for choice in chunk["choices"]]
+        steps = [choice for chunk in stream for choice in chunk["choices"] if "stepspec" in choice]
+        final = stream[-1]
+        assert "".join(delta.get("content", "") for delta in deltas)
+        assert [step["delta"]["reasoning"] for step in steps] == [
+            step["text"].replace("</think>", "") for step in final["steps"] if step["fate"] == "kept"
+        ]
+        assert final["choices"][0]["finish_reason"] == "stop", task.problem
+    assert {step["author"] for told in whole for step in told["steps"]} == {"small", "large"}
+
+
+async def test_a_conversation_goes_on(http: aiohttp.ClientSession) -> None:
+    first, second = fresh(2, 42)
+    told = await answer(http, asking(first.problem))
+    turns = [
+        {"role": "user", "content": first.problem},
+        told["choices"][0]["message"],
+        {"role": "user", "content": second.problem},
+    ]
+    again = await answer(http, {"model": "auto", "messages": turns})
+    assert again["choices"][0]["message"]["content"]
+    assert again["usage"]["prompt_tokens"] > told["usage"]["prompt_tokens"]
+
+
+async def test_a_served_model_answers_the_same_through_the_service(http: aiohttp.ClientSession, pair: Pair) -> None:
+    body = asking(fresh(1, 43)[0].problem, model=pair.large.served_name, temperature=0, max_tokens=40, logprobs=True)
+    text = {"model": pair.small.served_name, "prompt": "On Monday", "max_tokens": 9, "temperature": 0}
+    through = await answer(http, body), await chunks(http, CHAT, body), await chunks(http, "/v1/completions", text)
+    async with aiohttp.ClientSession(pair.large.base_url.removesuffix("/v1")) as large:
+        direct = await answer(large, body), await chunks(large, CHAT, body)
+    async with aiohttp.ClientSession(pair.small.base_url.removesuffix("/v1")) as small:
+        completed = await chunks(small, "/v1/completions", text)
+    assert through[0]["choices"] == direct[0]["choices"]
+    assert through[0]["usage"]["completion_tokens"] == direct[0]["usage"]["completion_tokens"]
+    assert [chunk["choices"] for chunk in through[1]] == [chunk["choices"] for chunk in direct[1]]
+    assert [chunk["choices"] for chunk in through[2]] == [chunk["choices"] for chunk in completed]
+
+
+async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSession, pair: Pair) -> None:
+    async def begin(task: str) -> None:
+        async with http.post(CHAT, json=asking(task, stream=True)) as reply:
+            assert reply.status == 200
+            await asyncio.Event().wait()
+
+    async def long() -> None:
+        body = {"model": pair.large.served_name, "prompt": "On", "max_tokens": 1500, "ignore_eos": True}
+        async with http.post("/v1/completions", json=body) as reply:
+            await reply.read()
+
+    clients = [asyncio.create_task(begin(task.problem)) for task in fresh(12, 44)] + [asyncio.create_task(long())]
+    await until(works(pair.large, busy=True), 10.0)
+    for client in clients:
+        client.cancel()
+    await asyncio.wait(clients)
+    began = time.perf_counter()
+    await asyncio.gather(*(until(works(server, busy=False), 5.0) for server in (pair.small, pair.large)))
+    assert time.perf_counter() - began < IDLE_WITHIN
+
+
+async def until(true: Callable[[], Awaitable[bool]], seconds: float) -> None:
+    """Wait so many *seconds* at most until something is *true*."""
+    async with asyncio.timeout(seconds):
+        for _ in range(10_000):
+            if await true():
+                return
+            await asyncio.sleep(0.02)
+
+
+def works(server: Served, *, busy: bool) -> Callable[[], Awaitable[bool]]:
+    """Ask the server's own gauges whether it is *busy*, or not."""
+
+    async def asked() -> bool:
+        return bool(await running_requests(server)) is busy
+
+    return asked
+
+
+def says(http: aiohttp.ClientSession, path: str, words: str) -> Callable[[], Awaitable[bool]]:
+    """Ask whether what is at *path* has these *words*."""
+
+    async def asked() -> bool:
+        async with http.get(path) as reply:
+            return words in await reply.text()
+
+    return asked
+
+
+async def test_the_metrics_counted_it(http: aiohttp.ClientSession) -> None:
+    async with http.get("/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    counted = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
+    asked = 'stepspec_requests_total{endpoint="/v1/chat/completions",model="specreason",status="200"}'
+    assert counted[asked] >= 13
+    assert counted['stepspec_tokens_total{fate="kept",model="specreason",role="small"}'] > 0
+    assert counted['stepspec_tokens_total{fate="judging",model="specreason",role="large"}'] > 0
+    assert counted["stepspec_requests_running"] == 0
+
+
+async def test_twenty_running_solutions_are_finished_when_it_is_told_to_end(pair: Pair) -> None:
+    tasks = fresh(20, 45)
+    with serving(pair) as service:
+        async with aiohttp.ClientSession(service.base, connector=aiohttp.TCPConnector(limit=0)) as http:
+            asked = [asyncio.create_task(answer(http, asking(task.problem))) for task in tasks]
+            await until(says(http, "/metrics", "stepspec_requests_running 20.0"), 30)
+            service.process.send_signal(signal.SIGTERM)
+            await until(says(http, "/health/readiness", "draining"), 30)
+            async with http.post(CHAT, json=asking("1 + 1")) as refused:
+                assert refused.status == 503
+            finished = await asyncio.gather(*asked)
+        assert all(each["choices"][0]["message"]["content"] for each in finished)
+        assert await asyncio.to_thread(service.process.wait, 30) == 0

@@ -1,0 +1,65 @@
+"""The time line: every request is there, its parts fill it, and they belong to the steps that they made."""
+
+from __future__ import annotations
+
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+
+from ...arms import ARMS
+from .made import drawn, made
+from .script import script
+
+
+def spans(trace: bytes) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = script("return spans.spansOf(seen(given))", trace.decode())
+    return found
+
+
+def test_every_part_of_a_run_belongs_to_its_step() -> None:
+    owned = [
+        (span["role"], span["verb"], part["what"], part["draft"], round(part["from"], 3), round(part["to"], 3))
+        for span in spans(made())
+        for part in span["parts"]
+    ]
+    assert sorted(owned, key=lambda one: (one[4], one[0])) == [
+        ("small", "write", "draft", 0, 0, 0.116),
+        ("large", "ask", "verdict", 0, 0.116, 0.176),
+        ("small", "write", "draft", 1, 0.116, 0.24),
+        ("large", "ask", "verdict", 1, 0.24, 0.3),
+        ("small", "write", None, None, 0.24, 0.3),
+        ("large", "write", "repair", 1, 0.3, 0.74),
+        ("small", "write", "draft", 2, 0.74, 0.84),
+        ("large", "ask", "verdict", 2, 0.84, 0.9),
+        ("small", "write", "draft", 3, 0.84, 0.94),
+        ("large", "ask", "verdict", 3, 0.94, 1.0),
+        ("large", "write", "answer", None, 0.94, 1.32),
+    ]
+
+
+def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
+    traces = [drawn(name, seed, ahead).decode() for name, seed, ahead in product(ARMS, range(3), (0, 3))]
+    for text, lanes in zip(
+        traces, script("return given.map((text) => spans.lanesOf(seen(text)))", traces), strict=True
+    ):
+        shown = [span for lane in lanes for row in lane["rows"] for span in row]
+        assert len(shown) == text.count('"event":"Called"')
+        for span in shown:
+            edges = [span["started"], *(part["to"] for part in span["parts"])]
+            assert edges == sorted(edges)
+            assert [part["from"] for part in span["parts"]] == edges[:-1]
+            assert edges[-1] == pytest.approx(span["ended"], abs=2e-3)
+        for row in (row for lane in lanes for row in lane["rows"]):
+            assert all(later["started"] >= earlier["ended"] - 1e-5 for earlier, later in pairwise(row))
+
+
+def test_a_stream_that_was_kept_open_is_cut_at_its_drafts() -> None:
+    sticky = next(
+        parts
+        for seed in range(0, 20, 2)
+        for span in spans(drawn("specreason", seed, 2))
+        if len(parts := [part for part in span["parts"] if part["what"] == "draft"]) > 1
+    )
+    assert all(later["from"] == earlier["to"] for earlier, later in pairwise(sticky))
+    assert len({part["draft"] for part in sticky}) == len(sticky)

@@ -1,0 +1,232 @@
+"""A service on a real socket, over servers that are real but for their models."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import aiohttp
+import orjson
+from aiohttp import web
+
+from stepspec import Sampling, Solver
+from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.events import Event
+from stepspec.orchestrator.service.app import Service
+from stepspec.orchestrator.service.server import Server, listen
+from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.service.visit import Visit
+from stepspec.orchestrator.service.witness import Witness
+from stepspec.orchestrator.solution import Solution
+from stepspec.serving import offer
+
+from ..endpoints.server import FakeVllm
+
+SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n", "It is ", "\\boxed{2}", ".")
+THINKING = "So one.\n\nThen two.\n\nDone"
+ANSWER = "It is \\boxed{2}."
+TURN = {"role": "user", "content": "What is 1 + 1?"}
+
+
+@dataclass
+class Noting(FakeVllm):
+    """A server that notes what the requests for a completion carry in their headers."""
+
+    heads: list[Mapping[str, str]] = field(default_factory=list[Mapping[str, str]])
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.heads.append(request.headers)
+        return await super().complete(request)
+
+
+@dataclass
+class Seen:
+    """A witness that remembers."""
+
+    events: list[Event] = field(default_factory=list[Event])
+    visits: list[Visit] = field(default_factory=list[Visit])
+    failures: list[Exception] = field(default_factory=list[Exception])
+
+    def begins(self, visit: Visit) -> None:
+        pass
+
+    def sees(self, visit: Visit, index: int, event: Event) -> None:
+        self.events.append(event)
+
+    def solved(self, visit: Visit, index: int, solution: Solution) -> None:
+        pass
+
+    def failed(self, visit: Visit, exc: Exception) -> None:
+        self.failures.append(exc)
+
+    def ends(self, visit: Visit) -> None:
+        self.visits.append(visit)
+
+    def looked(self, role: Role, up: bool) -> None:
+        pass
+
+
+@dataclass
+class Served:
+    """A service that runs: where, what it talks to, and a client of it."""
+
+    base: str
+    small: Noting
+    large: Noting
+    service: Service
+    server: Server
+    running: asyncio.Task[None]
+    seen: Seen
+    http: aiohttp.ClientSession
+
+    async def post(self, path: str, body: Any, **headers: str) -> Reply:
+        content = body if isinstance(body, bytes) else orjson.dumps(body)
+        spelt = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.http.post(
+            self.base + path, data=content, headers={"Content-Type": "application/json", **spelt}
+        ) as reply:
+            return Reply(reply.status, reply.headers, await reply.read())
+
+    async def chat(self, *, method: str = "auto", headers: dict[str, str] | None = None, **fields: Any) -> Reply:
+        body = {"model": method, "messages": [TURN], **fields}
+        return await self.post("/v1/chat/completions", body, **(headers or {}))
+
+    async def get(self, path: str, **headers: str) -> Reply:
+        spelt = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.http.get(self.base + path, headers=spelt) as reply:
+            return Reply(reply.status, reply.headers, await reply.read())
+
+
+async def until(true: Callable[[], object]) -> None:
+    """Wait until something is *true*."""
+    for _ in range(1000):
+        if true():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come true within ten seconds")
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An answer of the service."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return orjson.loads(self.body)
+
+    @property
+    def error(self) -> dict[str, Any]:
+        error: dict[str, Any] = self.json["error"]
+        return error
+
+    @property
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = self.json["choices"][0]["message"]
+        return message
+
+    @property
+    def lines(self) -> list[str]:
+        return [line for line in self.body.decode().split("\n\n") if line]
+
+    @property
+    def chunks(self) -> list[dict[str, Any]]:
+        return [orjson.loads(line.removeprefix("data: ")) for line in self.lines if line.startswith("data: {")]
+
+    def joined(self, name: str, choice: int = 0) -> str:
+        """Join what the deltas of a choice say in one field."""
+        choices = [each for chunk in self.chunks for each in chunk["choices"] if each["index"] == choice]
+        return "".join(each["delta"].get(name, "") for each in choices)
+
+
+def chosen(**given: Any) -> ServiceSettings:
+    """Settings as a user gives them; any port will do."""
+    return ServiceSettings.model_validate({"port": 0, **given})
+
+
+@asynccontextmanager
+async def serving(
+    settings: ServiceSettings | None = None,
+    *,
+    script: Sequence[str] = SCRIPT,
+    names: tuple[str, str] = ("tiny", "huge"),
+    key: str = "",
+    witnesses: Sequence[Witness] = (),
+    **solving: Any,
+) -> AsyncGenerator[Served]:
+    """Run a service over two fake servers; *key* is the one that the large model's server wants."""
+    settings = settings or chosen()
+    small = Noting(script, digits={"9": -0.1}, names=names[:1])
+    large = replace(small, faults=deque(), requests=[], heads=[], names=names[1:], key=key, left=asyncio.Event())
+    seen, told = Seen(), list[str]()
+    solving = {"sampling": Sampling(), **solving}
+    endpoints = {"retries": 0}
+    async with (
+        small.serve("small", **endpoints) as one,
+        large.serve("large", **endpoints, **({"api_key": key} if key else {})) as other,
+        Solver(one, other, **solving) as solver,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
+    ):
+        service = Service(offer(solver), settings, [seen, *witnesses])
+        server = Server(service, settings, told.append)
+        with listen(settings.host, settings.port) as listening:
+            host, port = listening.getsockname()[:2]
+            running = asyncio.create_task(server.serve([listening]))
+            try:
+                yield Served(f"http://{host}:{port}", small, large, service, server, running, seen, http)
+            finally:
+                server.should_exit = True
+                for each in (small, large):
+                    if each.gate:
+                        for _ in range(1000):
+                            each.gate.release()
+                await running
+
+
+class Behind:
+    """A model's server: it notes what it is sent, and answers what it is told to."""
+
+    def __init__(self) -> None:
+        self.got: list[tuple[str, dict[str, str], bytes]] = []
+        self.status, self.pieces, self.kind = 200, [b'{"any": "thing"}'], "application/json"
+        self.gate: asyncio.Event | None = None
+        self.silent = False
+        self.left = asyncio.Event()
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.got.append((request.path, dict(request.headers), await request.read()))
+        if self.silent:
+            await asyncio.Event().wait()
+        response = web.StreamResponse(status=self.status, headers={"Content-Type": self.kind, "Retry-After": "7"})
+        await response.prepare(request)
+        try:
+            for piece in self.pieces:
+                await response.write(piece)
+                if self.gate:
+                    await self.gate.wait()
+        except (asyncio.CancelledError, ConnectionError):
+            self.left.set()
+            raise
+        return response
+
+
+async def put_behind(served: Served, behind: Behind, *roles: Role) -> web.AppRunner:
+    """Let the requests for the models of *roles*, by default the large one, pass through to another server."""
+    app = web.Application()
+    app.router.add_post("/v1/{rest:.*}", behind.answer)
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    engine = served.service.parts.offer.engine
+    for role in roles or ("large",):
+        endpoint = engine.small if role == "small" else engine.large
+        endpoint.settings = endpoint.settings.model_copy(update={"url": f"http://{host}:{port}"})  # type: ignore[misc]
+    return runner

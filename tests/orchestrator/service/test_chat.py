@@ -1,0 +1,228 @@
+"""Chat completions over a real socket: what is streamed is what is answered in one piece, and nothing is ignored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.events import Finished, Started
+
+from ..endpoints.server import Refuse
+from .served import ANSWER, SCRIPT, THINKING, TURN, chosen, serving
+
+
+async def test_an_answer_in_one_piece() -> None:
+    async with serving() as served:
+        reply = await served.chat(headers={"x_request_id": "mine-1"})
+    told = reply.json
+    assert (reply.status, told["object"], told["model"], told["id"]) == (
+        200,
+        "chat.completion",
+        "auto",
+        "chatcmpl-mine-1",
+    )
+    assert reply.message == {
+        "role": "assistant",
+        "refusal": None,
+        "content": ANSWER,
+        "reasoning": THINKING,
+        "reasoning_content": THINKING,
+    }
+    assert (told["choices"][0]["finish_reason"], told["choices"][0]["logprobs"]) == ("stop", None)
+    assert told["usage"] == {
+        "prompt_tokens": 35,
+        "completion_tokens": 12,
+        "total_tokens": 47,
+        "prompt_tokens_details": {"cached_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": 8},
+    }
+    assert [(step["author"], step["fate"], step["grade"]) for step in told["steps"]] == [("small", "kept", 9.0)] * 3
+    assert (told["ledger"]["small"]["kept"], told["ledger"]["large"]["kept"]) == (8, 4)
+    assert (told["stepspec"]["method"], told["stepspec"]["answer"], told["stepspec"]["finish_reason"]) == (
+        "specreason",
+        "2",
+        "stop",
+    )
+    assert reply.headers["X-Request-Id"] == "mine-1"
+    assert float(reply.headers["x-stepspec-overhead-ms"]) >= 0
+    assert "x-stepspec-version" in reply.headers
+
+
+async def test_a_stream_tells_every_step_and_then_the_answer() -> None:
+    async with serving() as served:
+        reply = await served.chat(stream=True, stream_options={"include_usage": True})
+        whole = await served.chat()
+    assert reply.headers["Content-Type"].startswith("text/event-stream")
+    assert (reply.headers["Cache-Control"], reply.headers["X-Accel-Buffering"]) == ("no-cache", "no")
+    assert reply.lines[-1] == "data: [DONE]"
+    first, *middle, last, usage = reply.chunks
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert {chunk["object"] for chunk in reply.chunks} == {"chat.completion.chunk"}
+    assert len({chunk["id"] for chunk in reply.chunks}) == 1
+    steps = [chunk["choices"][0]["stepspec"] for chunk in middle if "stepspec" in chunk["choices"][0]]
+    assert steps == [
+        {"index": index, "author": "small", "grade": 9.0, "fate": "kept", "reason": ""} for index in range(3)
+    ]
+    texts = [chunk["choices"][0]["delta"].get("reasoning") for chunk in middle][:3]
+    assert texts == ["So one.\n\n", "Then two.\n\n", "Done"]
+    for name in ("reasoning", "reasoning_content", "content"):
+        assert reply.joined(name) == whole.message[name]
+    assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "stop")
+    assert [step["text"] for step in last["steps"]] == [step["text"] for step in whole.json["steps"]]
+    assert "ledger" in last
+    assert (usage["choices"], usage["usage"]) == ([], whole.json["usage"])
+
+
+async def test_usage_comes_only_when_asked_for() -> None:
+    async with serving() as served:
+        reply = await served.chat(stream=True)
+    assert not any("usage" in chunk for chunk in reply.chunks)
+
+
+@pytest.mark.parametrize(
+    ("thinking", "fields"),
+    [
+        ("both", {"reasoning": THINKING, "reasoning_content": THINKING, "content": ANSWER}),
+        ("reasoning", {"reasoning": THINKING, "content": ANSWER}),
+        ("reasoning_content", {"reasoning_content": THINKING, "content": ANSWER}),
+        ("content", {"content": f"<think>\n{THINKING}\n</think>\n\n{ANSWER}"}),
+        ("none", {"content": ANSWER}),
+    ],
+)
+@pytest.mark.parametrize("where", ["the service", "the request"])
+async def test_where_the_thinking_is_told(where: str, thinking: Any, fields: dict[str, str]) -> None:
+    settings = chosen(thinking=thinking if where == "the service" else "both")
+    asked: dict[str, Any] = {"stepspec": {"thinking": thinking}} if where == "the request" else {}
+    async with serving(settings) as served:
+        whole = await served.chat(**asked)
+        stream = await served.chat(stream=True, **asked)
+    assert whole.message == {"role": "assistant", "refusal": None, **fields}
+    assert {name: stream.joined(name) for name in fields} == fields
+    assert {name for chunk in stream.chunks for name in chunk["choices"][0]["delta"]} <= {"role", *fields}
+
+
+async def test_several_choices_have_seeds_of_their_own() -> None:
+    async with serving() as served:
+        whole = await served.chat(n=3, temperature=1.0, seed=5)
+        stream = await served.chat(n=2, temperature=1.0, stream=True)
+        greedy = await served.chat(n=2, temperature=0)
+    assert [choice["index"] for choice in whole.json["choices"]] == [0, 1, 2]
+    assert [each["seed"] for each in whole.json["stepspec"]] == [5, 6, 7]
+    assert {step["choice"] for step in whole.json["steps"]} == {0, 1, 2}
+    assert whole.json["usage"]["completion_tokens"] == 3 * 12
+    assert whole.json["ledger"]["small"]["kept"] == 3 * 8
+    assert [stream.joined("content", choice) for choice in (0, 1)] == [ANSWER] * 2
+    assert (greedy.status, greedy.error["param"]) == (400, "n")
+
+
+async def test_a_stop_string_ends_the_answer_and_never_the_thinking() -> None:
+    async with serving() as served:
+        whole = await served.chat(stop=["two", "\\boxed"])
+        stream = await served.chat(stop="\\boxed", stream=True)
+    assert (whole.message["reasoning"], whole.message["content"]) == (THINKING, "It is")
+    assert (stream.joined("reasoning"), stream.joined("content")) == (THINKING, "It is")
+
+
+async def test_a_conversation_reaches_the_models_as_turns_without_old_thinking() -> None:
+    turns = [
+        {"role": "developer", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "text", "text": "One"}, {"type": "text", "text": "and two."}]},
+        {"role": "assistant", "content": "3", "reasoning": "hm", "reasoning_content": "hm", "refusal": None},
+        TURN,
+    ]
+    async with serving() as served:
+        reply = await served.chat(messages=turns)
+        started = next(event for event in served.seen.events if isinstance(event, Started))
+    assert reply.status == 200
+    assert [(message.role, message.content) for message in started.messages] == [
+        ("system", "Be brief."),
+        ("user", "One\nand two."),
+        ("assistant", "3"),
+        ("user", "What is 1 + 1?"),
+    ]
+
+
+async def test_budgets_keep_room_for_the_answer() -> None:
+    async with serving() as served:
+        few = await served.chat(max_tokens=6)
+        steps = await served.chat(stepspec={"budget": {"steps": 1}})
+        little = await served.chat(max_completion_tokens=16, reasoning_effort="minimal")
+    assert few.json["usage"]["completion_tokens"] <= 6
+    assert few.json["choices"][0]["finish_reason"] == "length"
+    assert few.json["stepspec"]["finish_reason"] == "length"
+    assert few.message["content"]
+    assert steps.message["reasoning"] == "So one.\n\n"
+    assert len([step for step in little.json["steps"] if step["fate"] == "kept"]) == 1
+
+
+async def test_the_sampling_of_a_request_reaches_the_servers() -> None:
+    asked: dict[str, Any] = {"temperature": 0.7, "top_p": 0.5, "top_k": 9, "presence_penalty": 0.5, "seed": 3}
+    async with serving() as served:
+        await served.chat(**asked)
+        first = next(body for path, body in served.small.requests if path == "/v1/completions")
+        await served.chat(temperature=0.7)
+        await served.chat(temperature=0.7)
+        drawn = [body["seed"] for path, body in served.small.requests if path == "/v1/completions"][1:]
+    assert {name: first[name] for name in asked if name != "seed"} == {n: v for n, v in asked.items() if n != "seed"}
+    assert len({first["seed"], *drawn}) == 3
+
+
+async def test_options_of_the_method_may_be_overridden() -> None:
+    async with serving() as served:
+        strict = await served.chat(stepspec={"options": {"threshold": 9, "read": "greedy"}, "ahead": 0, "lead": 1})
+        large = await served.chat(method="large")
+    assert [step["author"] for step in strict.json["steps"] if step["fate"] == "kept"] == ["large", "small", "small"]
+    assert {step["author"] for step in large.json["steps"]} == {"large"}
+
+
+async def test_json_is_asked_of_the_large_model_and_only_for_the_answer() -> None:
+    script = (*SCRIPT[:8], "\n\n", '{"x":', " 2}")
+    schema = {"type": "object"}
+    wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    async with serving(script=script) as served:
+        reply = await served.chat(response_format=wanted)
+        asked = [body.get("structured_outputs") for path, body in served.large.requests if path == "/v1/completions"]
+        drafted = [body.get("structured_outputs") for path, body in served.small.requests if path == "/v1/completions"]
+    assert reply.message["content"] == '{"x": 2}'
+    assert {"json": schema} in asked
+    assert set(map(str, drafted)) == {"None"}
+
+
+async def test_a_failure_before_the_first_step_has_its_status_and_a_later_one_ends_the_stream() -> None:
+    async with serving() as served:
+        for each in (served.small, served.large):
+            each.faults.extend([Refuse(500, "dead")] * 99)
+        early = await served.chat(stream=True)
+    assert (early.status, early.error["code"], early.headers["Retry-After"]) == (503, "upstream_unavailable", "2")
+    async with serving() as served:
+        served.large.faults.extend([Refuse(500, "dead")] * 99)
+        judged = await served.chat(stream=True)
+    assert (judged.status, judged.error["code"]) == (503, "upstream_unavailable")
+    async with serving(policy="large") as served:
+        served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
+        late = await served.chat(stream=True, stepspec={"ahead": 0})
+        served.large.faults.clear()
+        served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
+        whole = await served.chat(stepspec={"ahead": 0})
+    assert late.status == 200
+    assert "error" in late.chunks[-1]
+    assert late.lines[-1] == "data: [DONE]"
+    assert (whole.status, whole.headers["x-should-retry"]) == (503, "false")
+
+
+async def test_an_answer_is_not_lost_because_its_prompt_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as served:
+        engine = served.service.parts.offer.engine
+        counted = engine.large.count
+
+        async def fails(messages: Any) -> int:
+            if any(isinstance(event, Finished) for event in served.seen.events):
+                raise EndpointUnavailable("gone")
+            return await counted(messages)
+
+        monkeypatch.setattr(engine.large, "count", fails)
+        reply = await served.chat()
+    assert reply.message["content"] == ANSWER
+    assert reply.json["usage"]["prompt_tokens"] == 35

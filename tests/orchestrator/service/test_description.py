@@ -1,0 +1,100 @@
+"""The service does what its own OpenAPI description says, whatever it is sent."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from anyio.from_thread import start_blocking_portal
+from hypothesis import HealthCheck, Phase, given
+from hypothesis import settings as hypothesis_settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    ignored_auth,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    unsupported_method,
+)
+
+from .served import SCRIPT, Behind, Served, chosen, put_behind, serving
+
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+    unsupported_method,
+    ignored_auth,
+]
+SETTINGS = chosen(keys=("k",))
+OPERATIONS = {
+    (path, method)
+    for method, paths in {
+        "POST": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
+        "GET": (
+            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/metrics", "/version", "/ping"),
+            *("/health", "/health/liveness", "/health/liveliness", "/health/readiness"),
+        ),
+    }.items()
+    for path in paths
+}
+
+
+@asynccontextmanager
+async def anything_behind(served: Served) -> AsyncGenerator[None]:
+    """Let whatever passes through be answered."""
+    runner = await put_behind(served, Behind(), "small", "large")
+    try:
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@pytest.fixture(scope="module")
+def base() -> Generator[str]:
+    """A service in an event loop of its own."""
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(serving(SETTINGS, script=(*SCRIPT[:8], "\n\n", "{}"))) as served,
+        portal.wrap_async_context_manager(anything_behind(served)),
+    ):
+        yield served.base
+
+
+def test_everything_is_described(base: str) -> None:
+    paths = httpx2.get(f"{base}/openapi.json").json()["paths"]
+    assert {(path, method.upper()) for path, operations in paths.items() for method in operations} == OPERATIONS
+
+
+@pytest.mark.parametrize("mode", [schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE])
+@pytest.mark.parametrize(("path", "method"), sorted(OPERATIONS))
+def test_no_failure_and_no_undocumented_answer(
+    base: str, path: str, method: str, mode: schemathesis.GenerationMode
+) -> None:
+    operation = schemathesis.openapi.from_url(f"{base}/openapi.json")[path][method]
+    if mode is schemathesis.GenerationMode.NEGATIVE and not (operation.body or operation.path_parameters):
+        return  # There is nothing that could be wrong with it.
+    most = 60 if operation.body else 5
+
+    @given(case=operation.as_strategy(mode))
+    @hypothesis_settings(
+        max_examples=most,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    def conforms(case: schemathesis.Case[Any]) -> None:
+        case.call_and_validate(headers={"Authorization": "Bearer k"}, checks=CHECKS, timeout=60)
+
+    conforms()

@@ -1,0 +1,111 @@
+"""Model names: methods, and both served models, whose requests pass through byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiohttp
+import pytest
+
+from .served import TURN, Behind, chosen, put_behind, serving
+
+WEIRD = b'{"model": "huge",  "messages": [], "anything": [1, {"at": "all"}], "\xc3\xa9t\xc3\xa9": 1e3}'
+
+
+async def test_the_list_names_methods_and_models() -> None:
+    async with serving() as served:
+        listed = (await served.get("/v1/models")).json["data"]
+        one = (await served.get("/v1/models/auto")).json
+        spelt = (await served.get("/v1/models/small:tiny")).json
+    names = [entry["id"] for entry in listed]
+    assert names[0] == "auto"
+    assert {"specreason", "bild", "large", "small", "tiny", "huge"} <= set(names)
+    assert all(entry["max_model_len"] == 4096 and entry["object"] == "model" for entry in listed)
+    assert one == listed[0]
+    assert (spelt["id"], spelt["owned_by"]) == ("small:tiny", "vllm")
+
+
+async def test_models_of_one_name_are_told_apart_by_their_role() -> None:
+    async with serving(names=("same", "same")) as served:
+        listed = [entry["id"] for entry in (await served.get("/v1/models")).json["data"]]
+        behind = Behind()
+        runner = await put_behind(served, behind)
+        replies = [
+            await served.chat(method="same"),
+            await served.post("/v1/chat/completions", {"model": "large:same", "messages": [TURN]}),
+        ]
+        await runner.cleanup()
+    assert {"small:same", "large:same"} <= set(listed)
+    assert "same" not in listed
+    assert [reply.status for reply in replies] == [404, 200]
+    assert b'"model":"same"' in behind.got[0][2]
+
+
+async def test_a_served_model_called_like_a_method_keeps_its_role_before_its_name() -> None:
+    async with serving(names=("tiny", "large")) as served:
+        listed = [entry["id"] for entry in (await served.get("/v1/models")).json["data"]]
+    assert listed[-2:] == ["tiny", "large:large"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/responses"])
+async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own(path: str) -> None:
+    behind = Behind()
+    behind.status, behind.pieces = 418, [b"not even", b" JSON"]
+    async with serving(chosen(keys=("mine",)), key="theirs") as served:
+        runner = await put_behind(served, behind)
+        trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        reply = await served.post(path, WEIRD, authorization="Bearer mine", traceparent=trace)
+        await runner.cleanup()
+    assert (reply.status, reply.body, reply.headers["Retry-After"]) == (418, b"not even JSON", "7")
+    (at, headers, body), *_ = behind.got
+    assert (at, body, headers["Authorization"], headers["traceparent"]) == (path, WEIRD, "Bearer theirs", trace)
+
+
+async def test_a_stream_passes_through_as_it_comes_and_ends_when_the_client_goes() -> None:
+    behind = Behind()
+    behind.kind, behind.pieces, behind.gate = "text/event-stream", [b"data: 1\n\n", b"data: 2\n\n"], asyncio.Event()
+    async with serving() as served:
+        runner = await put_behind(served, behind)
+        async with served.http.post(f"{served.base}/v1/completions", data=WEIRD) as reply:
+            assert await reply.content.readany() == b"data: 1\n\n"
+            assert served.service.parts.gate.running == 1
+        async with asyncio.timeout(5):
+            await behind.left.wait()
+            await served.service.parts.gate.emptied()
+        await runner.cleanup()
+
+
+async def test_a_server_that_is_down_is_503() -> None:
+    async with serving() as served:
+        runner = await put_behind(served, Behind())
+        await runner.cleanup()
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+    assert (reply.status, reply.error["code"]) == (503, "upstream_unavailable")
+
+
+async def test_a_server_that_takes_too_long_is_504() -> None:
+    behind = Behind()
+    behind.silent = True
+    async with serving(chosen(max_seconds=0.2)) as served:
+        runner = await put_behind(served, behind)
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+        await runner.cleanup()
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (504, "deadline", "false")
+
+
+async def test_an_answer_that_stops_half_way_is_cut_off_and_not_completed() -> None:
+    behind = Behind()
+    behind.gate = asyncio.Event()
+    async with serving(chosen(max_seconds=0.2)) as served:
+        runner = await put_behind(served, behind)
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+        await runner.cleanup()
+
+
+async def test_the_trace_context_goes_on_to_the_servers_of_a_method() -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with serving() as served:
+        await served.chat(headers={"traceparent": trace})
+        carried = {headers.get("traceparent") for headers in (*served.small.heads, *served.large.heads)}
+    assert carried == {trace}

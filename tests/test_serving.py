@@ -1,0 +1,87 @@
+"""The command `serve`: where its settings come from, and what it says when it cannot begin."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import serving
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.service.server import listen
+
+from .test_cli import call
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+
+
+def test_flags_come_before_variables_and_these_before_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("stepspec.toml").write_text("[service]\nport = 1\nmax_running = 1\nkeep_alive = 1.5\nkeys = ['file']\n")
+    monkeypatch.setenv("STEPSPEC_SERVICE__PORT", "2")
+    monkeypatch.setenv("STEPSPEC_SERVICE__MAX_RUNNING", "2")
+    monkeypatch.setenv("STEPSPEC_SERVICE__KEYS", "first, second")
+    settings = serving.service_settings(port=3, host=None)
+    assert (settings.port, settings.max_running, settings.keep_alive, settings.host) == (3, 2, 1.5, "127.0.0.1")
+    assert [key.get_secret_value() for key in settings.keys] == ["first", "second"]
+    assert "first" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"prot": 1}, r"unknown setting 'service\.prot', did you mean 'port'"),
+        ({"port": 70000}, r"service\.port"),
+        ({"host": "0.0.0.0"}, "set STEPSPEC_SERVICE__KEYS"),
+        ({"thinking": "loud"}, r"service\.thinking"),
+        ({"max_running": 0}, r"service\.max_running"),
+        ({"root_path": "api"}, "write it like /api"),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        serving.service_settings(**given)
+
+
+def test_a_public_address_without_a_key_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("serve", "--host", "0.0.0.0", "--small", "http://a", "--large", "http://b") == 2
+    printed = capfd.readouterr().err
+    assert "--insecure" in printed
+    assert "Traceback" not in printed
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with listen("127.0.0.1", 0) as taken, pytest.raises(ConfigurationError, match="choose another with --port"):
+        listen("127.0.0.1", taken.getsockname()[1])
+
+
+def test_without_the_extra_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    find = importlib.util.find_spec
+
+    def without(name: str) -> object:
+        return None if name == "uvicorn" else find(name)
+
+    monkeypatch.setattr(importlib.util, "find_spec", without)
+    assert call("serve") == 2
+    assert "needs uvicorn: pip install 'stepspec[serve]'" in capfd.readouterr().err
+
+
+def test_the_core_and_the_command_do_without_the_extra() -> None:
+    code = "import sys, stepspec.cli; print([n for n in ('fastapi', 'uvicorn', 'structlog') if n in sys.modules])"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+def test_it_has_help(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("serve", "--help") == 0
+    printed = capfd.readouterr().out
+    assert all(flag in printed for flag in ("--small", "--key", "--insecure", "--drain-seconds"))
