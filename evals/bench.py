@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 
 from ..orchestrator.errors import ConfigurationError
+from . import stacked as stacking
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, Arm, Result, measure, summarise
 from .samples import Samples
 from .tables import SMALL_PRINT, markdown, table
@@ -95,21 +96,35 @@ def main(
         list[str] | None, typer.Option(help="Measure this arm besides the baselines; all of them unless given.")
     ] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
+    stacked: Annotated[
+        bool,
+        typer.Option("--stacked", help="Measure token-level speculation under large alone and SpecReason instead."),
+    ] = False,
     fresh_start: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
     output: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("build/bench.json"),
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown too.")] = False,
 ) -> None:
     """Measure the miniature pair and compare with the bars."""
     arms = _chosen(arm, baselines=baselines)
-    about = {"profile": profile, "seed": SEED, "models": _models()}
+    about: dict[str, Any] = {"profile": profile, "seed": SEED, "models": _models()}
+    if stacked:
+        output, about = output.with_stem(f"{output.stem}-stacked"), {**about, "stacked": stacking.described()}
     samples = Samples(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
-    results = asyncio.run(bench(arms, problems, profile, samples, Console(stderr=True)))
+    progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
+    measuring = (
+        stacking.stacked(problems, profile, SEED, samples, progress)
+        if stacked
+        else bench(arms, problems, profile, samples, progress)
+    )
+    results = asyncio.run(measuring)
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_bytes(orjson.dumps(_report(results, profile), option=orjson.OPT_INDENT_2))
-    console = Console(width=150)
     console.print(table(results))
     if as_markdown:
         print(markdown(results))
+    if stacked:
+        console.print(f"{SMALL_PRINT} {stacking.SMALL_PRINT}", style="dim")
+        return
     by_name = {result.name: result for result in results}
     console.print(
         f"SpecReason over sequential: {by_name[SHIPPED.name].seconds / by_name[SEQUENTIAL.name].seconds:.2f}"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ...orchestrator.errors import ConfigurationError
@@ -31,3 +35,23 @@ def pace(profile: str, role: str) -> Pace | None:
     if profile not in profiles:
         raise ConfigurationError(f"there is no pacing profile {profile!r}; there are: {', '.join(sorted(profiles))}")
     return Pace(**profiles[profile][role]) if role in profiles[profile] else None
+
+
+@contextmanager
+def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
+    """
+    Yield a folder that vLLM takes for *model* at its *pace*; without a pace, *model* itself.
+
+    vLLM gives the overrides of its command line to the model that it serves, and not to the one that drafts for it.
+    """
+    if pace is None or not model.is_dir():
+        yield model
+        return
+    with TemporaryDirectory(prefix="stepspec-drafter-") as made:
+        folder = Path(made)
+        for file in model.iterdir():
+            if file.name != "config.json":
+                (folder / file.name).symlink_to(file.resolve())
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, **pace.overrides()}), encoding="utf-8")
+        yield folder

@@ -13,14 +13,17 @@ from rich.console import Console
 from ...orchestrator.chain import Role
 from ...orchestrator.endpoints import Endpoint
 from ...orchestrator.errors import ConfigurationError
-from ...orchestrator.serving import Served, Server, launch
-from .profiles import pace
+from ...orchestrator.serving import Served, Server, Speculation, launch
+from ...orchestrator.serving.commands import ZEROS, arguments
+from .profiles import pace, paced_drafter
 from .progress import starting
 
 MODELS = Path(__file__).parent / "models"
 PAIR = ("large", "small")
 SCORERS = frozenset({"large"})  # their servers open /inference/v1/generate, which scoring only a suffix needs
 CONTEXT = 2048  # tokens, the most that the models were made for
+DRAFTER = "small"  # drafts tokens for the large model, where that is asked for
+NOTHING: Mapping[str, Speculation] = {}
 
 FLAGS: Mapping[str, Any] = {
     "dtype": "float32",
@@ -45,9 +48,11 @@ ENVIRONMENT: Mapping[str, str] = {
     "TRANSFORMERS_OFFLINE": "1",
 }
 
-# With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. As zeros it at least is JSON;
-# otherwise, glibc gives away whatever bits were there, and every other reply fails over a number that is none.
-ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
+SPECULATIONS: Mapping[str, Mapping[str, Speculation]] = {
+    "none": NOTHING,
+    "ngram": {role: Speculation(method="ngram") for role in PAIR},
+    "draft_model": {"large": Speculation(method="draft_model")},
+}
 
 
 def miniature_servers(
@@ -56,16 +61,33 @@ def miniature_servers(
     *,
     models: Path = MODELS,
     context: int = CONTEXT,
+    speculation: Mapping[str, Speculation] = NOTHING,
+    drafter: Path | None = None,
 ) -> tuple[Server, ...]:
     """
     Describe the servers of *roles*: "large", "small", "small-other"; each serves ``testbed-<role>``.
 
-    *context* is in tokens. Raise ConfigurationError for an unknown profile and for a model that is not there.
+    *context* is in tokens. *speculation* is by role; the *drafter* of ``draft_model`` is the small model if none is
+    given. Raise ConfigurationError for an unknown profile and for a model that is not there.
     """
+    drafting = {role: one.configuration(str(drafter or models / DRAFTER)) for role, one in speculation.items()}
     return tuple(
-        _server(profile, role, models / role, {"max-model-len": context, "enable-scale-out": role in SCORERS})
+        _server(profile, role, models / role, {**_own(role, context), **_speculating(drafting.get(role))})
         for role in roles
     )
+
+
+def speculating(method: str) -> Mapping[str, Speculation]:
+    """
+    By role, what to run under the pair: *method* under both, but ``draft_model`` under the large model only.
+
+    Raise ConfigurationError for a method that the miniature pair has no drafter for.
+    """
+    if method not in SPECULATIONS:
+        raise ConfigurationError(
+            f"the miniature pair cannot speculate by {method!r}; it can by: {', '.join(SPECULATIONS)}"
+        )
+    return SPECULATIONS[method]
 
 
 def endpoint(served: Served, role: Role) -> Endpoint:
@@ -83,10 +105,12 @@ async def running(
     models: Path = MODELS,
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
+    speculation: Mapping[str, Speculation] = NOTHING,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left."""
-    servers = miniature_servers(profile, roles, models=models)
     async with AsyncExitStack() as stack:
+        drafter = stack.enter_context(paced_drafter(models / DRAFTER, pace(profile, DRAFTER)))
+        servers = miniature_servers(profile, roles, models=models, speculation=speculation, drafter=drafter)
         with starting(console) as tell:
             launching = launch(servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=tell)
             served = await stack.enter_async_context(launching)
@@ -104,15 +128,14 @@ def _server(profile: str, role: str, model: Path, extra: Mapping[str, Any]) -> S
         name=role,
         model=model,
         served_name=f"testbed-{role}",
-        args=tuple(_arguments({**FLAGS, **extra, **paced})),
+        args=tuple(arguments({**FLAGS, **extra, **paced})),
         env={**ENVIRONMENT, **plugins, **zeros},
     )
 
 
-def _arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Spell flags as vLLM's command line wants them: True stands alone, False not at all."""
-    spelled: list[str] = []
-    for name, value in flags.items():
-        if value is not False:
-            spelled += [f"--{name}"] if value is True else [f"--{name}", str(value)]
-    return spelled
+def _own(role: str, context: int) -> dict[str, Any]:
+    return {"max-model-len": context, "enable-scale-out": role in SCORERS}
+
+
+def _speculating(configuration: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {"speculative-config": configuration} if configuration else {}

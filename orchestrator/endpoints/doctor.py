@@ -13,6 +13,7 @@ from rich.text import Text
 from ..chain import Chain, Role, Step
 from ..errors import StepspecError
 from ..events import Called, Event
+from .acceptance import Acceptance
 from .probe import LONG, Capabilities
 from .settings import Endpoint
 from .vllm import VllmEndpoint
@@ -27,7 +28,8 @@ COSTS = {
     "token_ids": "no step can be written: vLLM 0.10.2 or later is needed",
     "stop_included": "steps lose their delimiters: vLLM is needed",
     "forced": "judges may answer with other words",
-    "chosen_logprobs": "judges read the 20 likeliest tokens only, so rare grades count as impossible",
+    "chosen_logprobs": "judges read the 20 likeliest tokens only, so rare grades count as impossible "
+    "(vLLM's V1 runner cannot do it while it speculates)",
     "prompt_logprobs": "policies that score drafts (BiLD, reflective) cannot use it",
     "prefix_cache": "every verdict reads the whole chain again: start with --enable-prefix-caching",
     "cached_tokens": "the ledger counts cached prompt tokens as read: start with --enable-prompt-tokens-details",
@@ -36,7 +38,7 @@ COSTS = {
 """What each capability costs where it is missing, in the order of the table."""
 
 ROWS = (
-    *("server", "model", "vLLM", "context", "thinks", "speculative decoding"),
+    *("server", "model", "vLLM", "context", "thinks", "speculative decoding", "drafted tokens accepted"),
     *(name.replace("_", " ") for name in COSTS),
     *("probability of digits", "first token", "each further token"),
     *("suffix scoring", f"scoring a step after {LONG} tokens"),
@@ -51,7 +53,8 @@ class Examined:
 
     *faithful*: the chat template's text gives the template's ids. *digits* is the probability that the model, asked to
     grade a step, puts on digits. *first* and *between* are the seconds to a first token and from token to token;
-    *scoring* those to score a step after `LONG` tokens that the server knows, 0 where it cannot.
+    *scoring* those to score a step after `LONG` tokens that the server knows, 0 where it cannot. *acceptance* is that
+    of its own speculative decoding since it was started; None if it does none.
     """
 
     role: Role
@@ -67,6 +70,7 @@ class Examined:
     between: float = 0.0
     can: Capabilities | None = None
     scoring: float = 0.0
+    acceptance: Acceptance | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +129,7 @@ def _cells(examined: Examined) -> list[RenderableType]:
         f"{examined.room} tokens",
         _mark(examined.thinks),
         _mark(can.speculation),
+        str(examined.acceptance or "-"),
         *(_mark(getattr(can, name)) for name in COSTS),
         f"{examined.digits:.1%}",
         f"{examined.first * 1000:.0f} ms",
@@ -158,6 +163,7 @@ async def _examine(settings: Endpoint, question: str, opening: str) -> Examined:
                 between=between,
                 can=can,
                 scoring=await _scoring(endpoint) if scores else 0.0,
+                acceptance=await endpoint.acceptance(),
             )
     except StepspecError as exc:
         return Examined(settings.role, settings.url, problem=str(exc))

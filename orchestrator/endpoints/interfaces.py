@@ -9,6 +9,7 @@ from typing import Protocol, Self
 from ..chain import Message, Role
 from ..events import Observer
 from ..interfaces import Model
+from .acceptance import Acceptance
 from .probe import Capabilities
 from .queue import Queue
 from .settings import Endpoint, Sampling
@@ -40,6 +41,8 @@ class AnyEndpoint(Protocol):
     async def count(self, messages: tuple[Message, ...]) -> int: ...
 
     async def queue(self) -> Queue | None: ...
+
+    async def acceptance(self) -> Acceptance | None: ...
 
     async def capabilities(self) -> Capabilities: ...
 

@@ -30,8 +30,9 @@ class Capabilities:
     What one endpoint can do; None where it does not tell.
 
     *token_ids*: returns the ids that it writes. *stop_included*: leaves the stop string in the text. *forced*: keeps to
-    ``allowed_token_ids``. *chosen_logprobs*: tells the probability of any token asked for. *prompt_logprobs*: scores a
-    given text. *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: says how much of a prompt that
+    ``allowed_token_ids``. *chosen_logprobs*: tells the probability of any token asked for; not tried on a server that
+    speculates, for in a batch with drafted tokens the question ends vLLM's V1 engine. *prompt_logprobs*: scores a given
+    text. *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: says how much of a prompt that
     was. *metrics*: shows ``/metrics``. *speculation*: lets a method draft tokens for the model (speculative decoding).
     *suffix_scoring*: scores the end of a cached text as it scores it within the whole; None where that is not allowed.
     """
@@ -75,17 +76,18 @@ class _Probe:
         written = await self._choice(4, return_token_ids=True)
         prefix_cache, cached_tokens = await self._cache()
         metrics = await self._metrics()
+        speculation = SPECULATION in metrics if metrics else None
         return Capabilities(
             version=await self._version(),
             token_ids=bool(written.get("token_ids")) if written else None,
             stop_included=await self._stop_included(written.get("text", "")),
             forced=await self._forced(written.get("token_ids") or []),
-            chosen_logprobs=await self._chosen_logprobs(),
+            chosen_logprobs=not speculation and await self._chosen_logprobs(),
             prompt_logprobs=bool((await self._choice(1, prompt_logprobs=0)).get("prompt_logprobs")),
             prefix_cache=prefix_cache,
             cached_tokens=cached_tokens,
             metrics=bool(metrics),
-            speculation=SPECULATION in metrics if metrics else None,
+            speculation=speculation,
         )
 
     async def _stop_included(self, text: str) -> bool | None:

@@ -18,6 +18,7 @@ from ..chain import DELIMITER, Chain, Message, Role, Step, Token
 from ..errors import EndpointRejected, EndpointUnavailable
 from ..events import Observer
 from ..interfaces import Model
+from .acceptance import Acceptance, total
 from .interfaces import AnyEndpoint
 from .probe import Capabilities
 from .queue import Queue
@@ -111,9 +112,12 @@ class ReplicatedEndpoint:
 
     async def queue(self) -> Queue | None:
         """Add up the queues of the servers that show one; None if none does."""
-        up = [replica.endpoint for replica in self._replicas if replica.endpoint is not None and not replica.cause]
-        shown = [one for one in await asyncio.gather(*(endpoint.queue() for endpoint in up)) if one is not None]
+        shown = [one for one in await asyncio.gather(*(endpoint.queue() for endpoint in self._up)) if one is not None]
         return Queue(sum(one.running for one in shown), sum(one.waiting for one in shown)) if shown else None
+
+    async def acceptance(self) -> Acceptance | None:
+        """Add up what became of the tokens drafted in the servers; None if none speculates."""
+        return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self._up)))
 
     async def capabilities(self) -> Capabilities:
         """Find out what all of the servers can do that were ever up."""
@@ -162,6 +166,10 @@ class ReplicatedEndpoint:
     @property
     def _entered(self) -> list[AnyEndpoint]:
         return [replica.endpoint for replica in self._replicas if replica.endpoint is not None]
+
+    @property
+    def _up(self) -> list[AnyEndpoint]:
+        return [one.endpoint for one in self._replicas if one.endpoint is not None and not one.cause]
 
     async def _enter(self, replica: Replica) -> AnyEndpoint:
         """Look at *replica* with a new connection, which is kept if there was none."""

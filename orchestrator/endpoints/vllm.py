@@ -10,7 +10,8 @@ from typing import Self
 from ..chain import Message, Role
 from ..errors import EndpointError
 from ..events import Observer
-from . import wire
+from . import acceptance, wire
+from .acceptance import Acceptance
 from .client import Connection
 from .encoder import Encoder
 from .model import VllmModel
@@ -42,6 +43,8 @@ class VllmEndpoint:
             self.name = await self.connection.chosen()
             self.encoder = Encoder(self.connection, self.name)
             await self.encoder.learn()
+            # A question by ids is an error on a V1 runner that speculates, and beside drafted tokens the engine's end.
+            self.by_id = False if await self.acceptance() is not None else None
         except BaseException:
             await self.connection.close()
             raise
@@ -72,10 +75,13 @@ class VllmEndpoint:
 
     async def queue(self) -> Queue | None:
         """Look at the server's queue; None if it shows none, or cannot be reached."""
-        try:
-            return read(await self.connection.get(self.connection.call("look at the queue"), "/metrics", retries=0))
-        except EndpointError:
-            return None
+        metrics = await self._metrics("look at the queue")
+        return read(metrics) if metrics is not None else None
+
+    async def acceptance(self) -> Acceptance | None:
+        """Count what became of the tokens drafted in the server, since its start; None if none are, or nobody tells."""
+        metrics = await self._metrics("look at the acceptance")
+        return acceptance.read(metrics) if metrics is not None else None
 
     async def count(self, messages: tuple[Message, ...]) -> int:
         """Count the tokens that a chain about *messages* begins with."""
@@ -105,6 +111,12 @@ class VllmEndpoint:
             )
             self.by_id = self._can.chosen_logprobs
         return self._can
+
+    async def _metrics(self, verb: str) -> bytes | None:
+        try:
+            return await self.connection.get(self.connection.call(verb), "/metrics", retries=0)
+        except EndpointError:
+            return None
 
     async def _ask_all(self, choices: Sequence[int], prompts: Sequence[Sequence[int]]) -> wire.Reply:
         """Send *prompts* in one request; each is answered by one of the *choices*."""

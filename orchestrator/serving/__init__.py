@@ -2,5 +2,6 @@
 
 from .launch import launch
 from .server import Progress, Served, Server
+from .speculation import Speculation
 
-__all__ = ["Progress", "Served", "Server", "launch"]
+__all__ = ["Progress", "Served", "Server", "Speculation", "launch"]

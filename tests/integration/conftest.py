@@ -11,8 +11,8 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from rich.console import Console
 
-from stepspec.evals.testbed.servers import running
-from stepspec.orchestrator.serving import Served
+from stepspec.evals.testbed.servers import NOTHING, running
+from stepspec.orchestrator.serving import Served, Speculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ def paced_pair() -> Generator[Pair]:
 
 
 @contextmanager
-def serving(profile: str, *roles: str) -> Generator[Mapping[str, Served]]:
+def serving(
+    profile: str, *roles: str, speculation: Mapping[str, Speculation] = NOTHING
+) -> Generator[Mapping[str, Served]]:
     """Start servers in an event loop of their own, so that tests in any loop can use them."""
-    with (
-        start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(running(profile, roles, console=Console(stderr=True))) as served,
-    ):
+    starting = running(profile, roles, console=Console(stderr=True), speculation=speculation)
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as served:
         yield served
 
 

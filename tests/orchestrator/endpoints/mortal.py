@@ -10,6 +10,7 @@ from typing import Self, TypeVar
 
 from stepspec.orchestrator.chain import DELIMITER, Chain, Message, Role, Step, Token
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
+from stepspec.orchestrator.endpoints.acceptance import Acceptance
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.queue import Queue
 from stepspec.orchestrator.endpoints.wire import Format
@@ -41,6 +42,7 @@ class Mortal:
     room: int = 4096
     can: Capabilities = CAPABLE
     queue: Queue | None = None
+    acceptance: Acceptance | None = None
     asked: int = 0
     entered: int = 0
     looks: int = 0
@@ -103,6 +105,9 @@ class MortalEndpoint:
     async def count(self, messages: tuple[Message, ...]) -> int:
         await self.server.living(asyncio.sleep(0))
         return sum(len(message.content.split()) for message in messages)
+
+    async def acceptance(self) -> Acceptance | None:
+        return self.server.acceptance if self.server.alive else None
 
     async def queue(self) -> Queue | None:
         return self.server.queue if self.server.alive else None

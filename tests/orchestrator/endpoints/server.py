@@ -57,7 +57,7 @@ class FakeVllm:
     Every token is its place's likeliest, the *rivals* come next; but the *unlikely* ones come after those. *digits* are
     the log-probabilities of a judge's answers, *asked* other ones for prompts that contain the key. With a *block*, it
     caches prompts in blocks of so many tokens and tells so; then *scale_out* opens vLLM's own route to it, whose rows
-    of a cached prefix are *garbage* (V1 runner) or left out (V2).
+    of a cached prefix are *garbage* (V1 runner) or left out (V2). *metrics* is what it shows of itself.
     """
 
     script: Sequence[str | bytes] = ()
@@ -72,6 +72,7 @@ class FakeVllm:
     block: int = 0
     scale_out: bool = False
     garbage: bool = True
+    metrics: bytes = b""
     lacks: frozenset[str] = frozenset()
     key: str = ""
     names: tuple[str, ...] = ("fake",)
@@ -124,6 +125,9 @@ class FakeVllm:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": self.decode((await request.json())["tokens"])})
+
+    async def show(self, request: web.Request) -> web.Response:
+        return web.Response(body=self.metrics, status=200 if self.metrics else 404)
 
     async def models(self, request: web.Request) -> web.Response:
         if not self.opens(request):
@@ -284,6 +288,7 @@ class FakeVllm:
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/detokenize", self.detokenize)
         app.router.add_get("/v1/models", self.models)
+        app.router.add_get("/metrics", self.show)
         app.router.add_post("/v1/completions", self.complete)
         app.router.add_post(GENERATE, self.complete)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.0)

@@ -8,6 +8,7 @@ import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.endpoints.acceptance import Acceptance
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
 
 from .conftest import Meet
@@ -50,6 +51,18 @@ async def test_a_server_that_breaks_over_chosen_tokens_is_asked_for_the_likelies
         assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
         assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
     assert [call.fate for call in met.calls] == ["failed", "done", "done"]
+
+
+async def test_a_server_that_speculates_is_never_asked_about_chosen_tokens(meet: Meet) -> None:
+    counters = b"vllm:spec_decode_num_drafts_total 0.0\nvllm:spec_decode_num_draft_tokens_total 0.0\n"
+    server = FakeVllm(SCRIPT, digits=GRADES, metrics=counters + b"vllm:spec_decode_num_accepted_tokens_total 0.0\n")
+    async with meet(server) as met:
+        assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
+        can = await met.endpoint.capabilities()
+        assert (can.speculation, can.chosen_logprobs) == (True, False)
+        assert (await met.model.ask(PROBLEM, "Right?", "79")) == pytest.approx({"7": 0.5, "9": 0.25})
+        assert await met.endpoint.acceptance() == Acceptance()
+    assert not any("logprob_token_ids" in body for _, body in server.requests)
 
 
 async def test_a_server_that_is_busy_is_not_taken_for_one_that_cannot_tell(meet: Meet) -> None:

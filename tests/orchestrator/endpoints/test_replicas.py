@@ -16,6 +16,7 @@ from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role, Step
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Template, VllmEndpoint, connect
+from stepspec.orchestrator.endpoints.acceptance import Acceptance
 from stepspec.orchestrator.endpoints.queue import Queue
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
@@ -295,6 +296,15 @@ def test_together_they_can_what_each_can() -> None:
     async def body(endpoint: ReplicatedEndpoint) -> None:
         assert endpoint.room == 90
         assert await endpoint.capabilities() == replace(CAPABLE, forced=False, metrics=False, version=None)
+
+    entered(replicated(*servers), body)
+
+
+def test_what_was_accepted_adds_up_where_it_is_shown() -> None:
+    servers = server(A, acceptance=Acceptance(2, 8, 3)), server(B), server(C, acceptance=Acceptance(1, 4, 4))
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        assert await endpoint.acceptance() == Acceptance(3, 12, 7)
 
     entered(replicated(*servers), body)
 

@@ -1,0 +1,118 @@
+"""Token-level speculation under the miniature pair: everything goes on, the judging above all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+
+from stepspec import Sampling, Solution, Solver
+from stepspec.evals.drafting import between, drafted
+from stepspec.evals.testbed.servers import endpoint, speculating
+from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.chain import Chain
+from stepspec.orchestrator.endpoints.doctor import diagnose
+from stepspec.orchestrator.serving import Served
+from stepspec.policies import METHODS
+from stepspec.prompts import load
+
+from .conftest import Pair, serving
+
+pytestmark = pytest.mark.servers
+DRAFTING = {"ngram": {"large", "small"}, "draft_model": {"large"}}
+JUDGING = [
+    name for name, method in METHODS.items() if method.needs and not method.needs_critic and "cues" not in method.needs
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Speculating:
+    """The miniature pair, drafting tokens by *method*."""
+
+    method: str
+    served: Mapping[str, Served]
+
+    @asynccontextmanager
+    async def solver(self) -> AsyncGenerator[Solver]:
+        small, large = endpoint(self.served["small"], "small"), endpoint(self.served["large"], "large")
+        async with Solver(small, large, sampling=Sampling()) as solver:
+            yield solver
+
+
+@pytest.fixture(scope="module", params=list(DRAFTING))
+def speculated(request: pytest.FixtureRequest) -> Generator[Speculating]:
+    """Two starts in all: every test is done with one method before the next one's servers are started."""
+    method = str(request.param)
+    with serving("off", "large", "small", speculation=speculating(method)) as served:
+        yield Speculating(method, served)
+
+
+async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
+    speculated: Speculating, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = fresh(50, 11)
+    async with speculated.solver() as solver:
+        before = await drafted(solver)
+        solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
+        found = between(before, await drafted(solver))
+    right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+    with capsys.disabled():
+        for role, told in found.items():
+            print(f"\n{speculated.method} under {role}: {told}, {sum(right)} of 50 right")
+    assert sum(right) >= 45
+    assert set(found) == DRAFTING[speculated.method]
+    assert all(told.rate is not None and 0 < told.rate <= 1 for told in found.values())
+    grades = [step.grade for solution in solutions for step in solution.steps if step.grade is not None]
+    assert len(grades) >= 150
+    assert min(grades) < 3 < 7 < max(grades)
+
+
+@pytest.mark.parametrize("policy", JUDGING)
+async def test_a_method_that_judges_comes_to_the_same_as_without(
+    speculated: Speculating, pair: Pair, policy: str
+) -> None:
+    tasks = fresh(8, 3)
+    plain = Speculating("none", {"large": pair.large, "small": pair.small})
+    thoughts: list[list[str]] = []
+    for one in (plain, speculated):
+        async with one.solver() as solver:
+            solutions = await asyncio.gather(*(solver.solve(task.problem, policy=policy) for task in tasks))
+        assert not any(solution.degraded for solution in solutions)
+        assert any(judged(solution) for solution in solutions)
+        thoughts.append([solution.thinking for solution in solutions])
+    same = sum(before == after for before, after in zip(*thoughts, strict=True))
+    assert same >= 7  # several tokens in a pass are added up in another order, which may turn one close call
+
+
+def judged(solution: Solution) -> int:
+    """How many steps somebody had a say about."""
+    return solution.ledger.large.judging + sum(step.grade is not None for step in solution.steps)
+
+
+async def test_a_judge_is_as_sure_as_without(speculated: Speculating, pair: Pair) -> None:
+    plain = Speculating("none", {"large": pair.large, "small": pair.small})
+    chain = Chain.of(fresh(1, 5)[0].problem)
+    prompt = load("specreason.grade")
+    found: list[Mapping[str, float]] = []
+    for one in (plain, speculated):
+        async with one.solver() as solver:
+            model = solver.large.model()
+            step = await model.write(chain)
+            found.append(await model.ask(chain.extend(step), prompt.text, "0123456789", opening=prompt.opening))
+    before, after = found
+    assert sum(after.values()) > 0.9
+    assert after == pytest.approx(before, abs=0.01)  # what is not among the 20 likeliest counts as nothing
+
+
+async def test_the_doctor_tells_of_it_and_of_what_it_costs(speculated: Speculating) -> None:
+    small, large = endpoint(speculated.served["small"], "small"), endpoint(speculated.served["large"], "large")
+    found = await diagnose(small, large)
+    for examined in (found.small, found.large):
+        drafts = examined.role in DRAFTING[speculated.method]
+        assert examined.can is not None
+        assert (examined.can.speculation, examined.acceptance is not None) == (drafts, drafts)
+        assert examined.can.chosen_logprobs is not drafts
+    assert any("large: no chosen logprobs" in note for note in found.notes)

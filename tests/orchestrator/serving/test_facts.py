@@ -1,0 +1,99 @@
+"""What is looked at before a start: the installed vLLM, the models' files, the ports, the cards."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepspec.evals.testbed.servers import MODELS
+from stepspec.orchestrator.serving import facts, local
+from stepspec.orchestrator.serving.facts import look
+from stepspec.orchestrator.serving.installed import installed, methods
+from stepspec.orchestrator.serving.pair import Pair
+
+SOURCE = """
+Cards = Literal["on_card"]
+Heads = Literal["eagle3", Blocks]
+Blocks = Literal["dflash"]
+SpeculativeMethod = Literal["ngram", Heads, Cards, Missing]
+"""
+
+
+def pair(**large: object) -> Pair:
+    small: dict[str, object] = {"model": str(MODELS / "small"), "gpus": []}
+    return Pair.model_validate({"large": {"model": str(MODELS / "large"), "gpus": [], **large}, "small": small})
+
+
+def test_the_methods_are_read_from_the_source_with_the_types_it_is_made_of() -> None:
+    assert methods(SOURCE) == frozenset({"ngram", "eagle3", "dflash", "on_card"})
+    assert methods("Other = Literal['x']") is None
+
+
+def test_the_installed_vllm_has_the_methods_that_are_offered_and_is_not_imported() -> None:
+    found = installed()
+    if found is None:
+        pytest.skip("vLLM is not installed here")
+    assert found.methods is not None
+    assert {"ngram", "suffix", "draft_model", "eagle3", "mtp", "medusa", "dflash"} <= found.methods
+    assert found.version
+    assert "vllm" not in sys.modules
+
+
+def test_local_models_are_read_with_their_drafter() -> None:
+    known = look(pair(speculation="draft_model"))
+    large, small = (known.of(str(MODELS / name), None) for name in ("large", "small"))
+    assert large.config is not None
+    assert small.vocabulary is not None
+    assert large.vocabulary == small.vocabulary
+    assert large.config["hidden_size"] == 128
+    other = look(pair(speculation={"method": "draft_model", "model": str(MODELS / "small-other")}))
+    assert other.of(str(MODELS / "small-other"), None).vocabulary != large.vocabulary
+    assert other.cards is None
+
+
+def test_a_folder_that_is_none_is_missing_and_a_hub_name_only_unknown() -> None:
+    known = look(pair(model="/nowhere/at/all"))
+    assert known.of("/nowhere/at/all", None).missing == "/nowhere/at/all"
+    assert look(pair(model="org/name")).of("org/name", None) == facts.Files()
+
+
+def test_what_the_hubs_cache_holds_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--org--name"
+    snapshot = kept / "snapshots" / "abc123"
+    snapshot.mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc123")
+    assert local.folder("org/name") is None
+    (snapshot / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    assert local.folder("org/name") == local.folder("org/name", "abc123") == snapshot
+    assert local.folder("org/name", "other") is None
+    assert local.configuration(snapshot) == {"hidden_size": 8}
+    assert local.vocabulary(snapshot) is None
+    (snapshot / "config.json").write_text("[]")
+    assert local.configuration(snapshot) is None
+
+
+def test_a_port_that_somebody_has_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert look(pair(port=port)).taken == {("127.0.0.1", port): "Address already in use"}
+    assert look(pair(port=port)).taken == {}
+
+
+@pytest.mark.parametrize(("told", "cards"), [("24564\n81559\n", (24564 / 1024, 81559 / 1024)), ("N/A\n", None)])
+def test_the_driver_is_asked_where_a_card_is_wanted(
+    told: str, cards: tuple[float, ...] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text(f"#!/bin/sh\nprintf '{told}'\n")
+    driver.chmod(0o755)
+    monkeypatch.setattr(facts, "ASK", (str(driver),))
+    assert look(pair(gpus=[0])).cards == cards
+    assert look(pair()).cards is None
+    monkeypatch.setattr(facts, "ASK", ("/nowhere/nvidia-smi",))
+    assert look(pair(gpus=[0])).cards is None
