@@ -1,0 +1,68 @@
+"""The main ways to fill in the chart's values, and those that are refused."""
+
+from __future__ import annotations
+
+import yaml
+
+from .files import ROOT, Tree, block
+
+KEYS: Tree = {"keys": {"secretName": "service-keys"}}
+HOOK: Tree = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+SPECULATION = '--speculative-config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}'
+
+GOOD: dict[str, Tree] = {
+    "documented": yaml.safe_load(block(ROOT / "docs/kubernetes.md", "yaml")),
+    "pair": KEYS,
+    "urls": {
+        **KEYS,
+        "small": {"url": "http://a:8000/v1,http://b:8000/v1/", "apiKey": {"secretName": "upstream"}},
+        "large": {"url": "https://gateway.example.com/large/v1", "servedName": "huge"},
+        "critic": {"url": "http://judge:8000", "apiKey": {"secretName": "upstream", "secretKey": "critic"}},
+        "tracing": {"endpoint": "http://collector:4318"},
+    },
+    "half": {**KEYS, "small": {"url": "http://a:8000/v1"}, "networkPolicy": {"egress": [{"to": [HOOK]}]}},
+    "replicas": {
+        **KEYS,
+        "small": {"replicaCount": 3, "apiKey": {"secretName": "upstream"}},
+        "large": {
+            "gpus": 4,
+            "extraArgs": [SPECULATION, "--max-num-seqs=64"],
+            "storageClass": "fast",
+            "resources": {"limits": {"memory": "64Gi"}},
+            "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        },
+        "vllm": {"huggingFaceToken": {"secretName": "hub"}, "runtimeClassName": "nvidia"},
+    },
+    "hpa": {**KEYS, "autoscaling": {"enabled": True}},
+    "keda": {**KEYS, "keda": {"enabled": True}},
+    "monitored": {
+        **KEYS,
+        "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+        "alerts": {"enabled": True},
+        "dashboard": {"enabled": True},
+        "networkPolicy": {"metricsFrom": [HOOK], "from": [HOOK]},
+    },
+    "open": {
+        "insecure": True,
+        "networkPolicy": {"enabled": False},
+        "podDisruptionBudget": {"enabled": False},
+        "serviceAccount": {"create": False},
+        "drainSeconds": 5,
+        "config": 'policy = "bild"\n[budget]\ntokens = 4096\n',
+    },
+    "ingress": {
+        **KEYS,
+        "ingress": {"enabled": True, "className": "nginx", "tlsSecretName": "tls"},
+        "fullnameOverride": "x",
+    },
+}
+
+BAD: dict[str, tuple[Tree, str]] = {
+    "no key": ({}, "keys.secretName, or set insecure=true"),
+    "two scalers": ({**KEYS, "autoscaling": {"enabled": True}, "keda": {"enabled": True}}, "not both"),
+    "unseen models": ({**KEYS, "serviceMonitor": {"enabled": True}}, "networkPolicy.metricsFrom"),
+    "unknown value": ({**KEYS, "small": {"gpu": 2}}, "additional properties 'gpu' not allowed"),
+    "wrong kind": ({**KEYS, "replicaCount": "two"}, "/replicaCount"),
+    "too much memory": ({**KEYS, "large": {"gpuMemoryUtilization": 1.5}}, "/large/gpuMemoryUtilization"),
+    "no scheme": ({**KEYS, "keda": {"prometheusAddress": "prometheus:9090"}}, "/keda/prometheusAddress"),
+}

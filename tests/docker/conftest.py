@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from .charts import BAD, GOOD
+from .files import CHART, COMPOSED, ROOT, Tree, composed, outside, run
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """An environment without the settings that a developer might have in it, to put others into."""
+    for variable in set(os.environ) - set(outside()):
+        monkeypatch.delenv(variable)
+    return monkeypatch
+
+
+def _asked(module: str, cases: Mapping[str, Any], *arguments: str) -> Any:
+    """Run one of this folder's programs on *cases*."""
+    environment = {**outside(), "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
+    command = (sys.executable, "-m", f"tests.docker.{module}", *arguments)
+    done = run(*command, input=json.dumps(cases), cwd=ROOT, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="session")
+def outcomes() -> Mapping[str, Tree]:
+    """What Helm makes of each set of values."""
+    told: Mapping[str, Tree] = _asked("rendering", GOOD | {name: bad for name, (bad, _) in BAD.items()}, str(CHART))
+    return told
+
+
+@pytest.fixture(scope="session")
+def rendered(outcomes: Mapping[str, Tree]) -> Mapping[str, list[Tree]]:
+    """The objects of each good set of values."""
+    return {
+        name: [
+            each
+            for path, text in outcomes[name]["files"].items()
+            if not path.endswith("NOTES.txt")
+            for each in yaml.safe_load_all(text)
+            if each
+        ]
+        for name in GOOD
+    }
+
+
+@pytest.fixture(scope="session")
+def refusals(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
+    """What vLLM's parser has against the command lines of compose files and charts, by where they stand."""
+    lines: dict[str, list[str]] = {"a wrong one": ["model", "--no-such-flag"]}
+    for name in COMPOSED:
+        for service, one in composed(name)["services"].items():
+            if one.get("entrypoint") == ["vllm", "serve"]:
+                lines[f"{name} {service}"] = one["command"]
+    for name, objects in rendered.items():
+        for each in objects:
+            if each["kind"] == "StatefulSet":
+                (container,) = each["spec"]["template"]["spec"]["containers"]
+                assert container["command"] == ["vllm", "serve"]
+                lines[f"chart {name} {each['metadata']['name']}"] = container["args"]
+    told: Mapping[str, str] = _asked("arguments", lines)
+    return told

@@ -1,0 +1,75 @@
+"""The files of ``docker/``, read as those programs read them that they are for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DOCKER = ROOT / "docker"
+CHART = DOCKER / "helm/stepspec"
+COMPOSED = ("compose.yaml", "compose.cpu.yaml")
+ENVIRONMENT = {"STEPSPEC_SERVICE__KEYS": "one,two", "GRAFANA_PASSWORD": "secret"}  # what has no default
+
+Tree: TypeAlias = dict[str, Any]
+VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
+
+
+def tool(name: str) -> str:
+    """Return the path of a program that is installed beside this Python."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def run(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **more)
+
+
+def read(path: Path) -> Tree:
+    return cast("Tree", yaml.safe_load(path.read_text()))
+
+
+def composed(name: str, given: Mapping[str, str] = ENVIRONMENT) -> Tree:
+    """Return a compose file with its variables filled in and what it extends merged in."""
+    tree = _filled(name, given)
+    for service, own in tree["services"].items():
+        base = own.pop("extends", None)
+        if base:
+            tree["services"][service] = {**_filled(base["file"], given)["services"][base["service"]], **own}
+    return tree
+
+
+def variables(path: Path) -> set[str]:
+    """Return the variables that a compose file asks the environment for."""
+    return {found[1] for found in VARIABLE.finditer(path.read_text())}
+
+
+def _filled(name: str, given: Mapping[str, str]) -> Tree:
+    text = VARIABLE.sub(lambda found: _value(found, given), (DOCKER / name).read_text())
+    return cast("Tree", yaml.safe_load(text))
+
+
+def _value(found: re.Match[str], given: Mapping[str, str]) -> str:
+    name, kind, rest = found.groups()
+    if given.get(name):
+        return given[name]
+    if kind == "?":
+        raise KeyError(f"{name}: {rest}")
+    return rest or ""
+
+
+def block(document: Path, language: str) -> str:
+    """Return the one block of a document that is in a *language*."""
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    return str(found)
+
+
+def outside() -> dict[str, str]:
+    """Return this process's environment without the settings that a developer might have in it."""
+    return {key: value for key, value in os.environ.items() if not key.startswith("STEPSPEC_")}

@@ -1,0 +1,99 @@
+"""What the images and the chart find out by: is it up?"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from ..orchestrator.service.served import serving
+from .files import DOCKER, Tree, outside
+from .test_image import stage
+
+
+async def health(*arguments: str, **environment: str) -> tuple[int, str]:
+    """Run the probe; return its exit status and what it said."""
+    command = (sys.executable, str(DOCKER / "health.py"), *arguments)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stderr=pipe, env={**outside(), **environment})
+    _, said = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+def nowhere() -> str:
+    """Return the URL of a port where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return f"http://127.0.0.1:{server.getsockname()[1]}/health"
+
+
+@asynccontextmanager
+async def answering(*statuses: int) -> AsyncGenerator[str]:
+    """Serve those *statuses* one after the other, and the last one from then on."""
+    left = list(statuses)
+
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(status=left.pop(0) if len(left) > 1 else left[0])
+
+    app = web.Application()
+    app.router.add_get("/health", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/health"
+    finally:
+        await runner.cleanup()
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (401, 0), (404, 0), (500, 1), (503, 1)])
+async def test_up_is_what_answers_and_is_not_broken(status: int, code: int) -> None:
+    async with answering(status) as url:
+        found, said = await health(url)
+    assert found == code
+    assert said == ("" if code == 0 else f"not up: {url}\n")
+
+
+async def test_all_have_to_be_up_and_of_alternatives_one() -> None:
+    none = nowhere()
+    async with answering(200) as url:
+        assert await health(f"{none},{url}", url) == (0, "")
+        assert await health(url, none) == (1, f"not up: {none}\n")
+
+
+async def test_it_waits_as_long_as_it_is_told() -> None:
+    async with answering(503, 200) as url:
+        assert await health("--wait", "30", url) == (0, "")
+        assert (await health("--wait", "0", nowhere()))[0] == 1
+
+
+async def test_a_proxy_is_not_asked() -> None:
+    async with answering(200) as url:
+        assert await health(url, http_proxy="http://127.0.0.1:9") == (0, "")
+
+
+@pytest.fixture
+def probed(rendered: Mapping[str, list[Tree]]) -> set[str]:
+    """The paths that the chart and the image ask the service for."""
+    (deployment,) = [each for each in rendered["pair"] if each["kind"] == "Deployment"]
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    probes: list[Any] = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+    assert {probe["port"] for probe in probes} == {port["name"] for port in container["ports"]}
+    url = stage("service")["HEALTHCHECK"].partition("http://127.0.0.1:8765")[2].rstrip('"]')
+    return {url, *(probe["path"] for probe in probes)}
+
+
+async def test_the_service_answers_what_it_is_probed_for(probed: set[str], bare: pytest.MonkeyPatch) -> None:
+    assert probed == {"/health/liveness", "/health/readiness"}
+    async with serving() as served:
+        for path in probed:
+            assert (await served.get(path)).status == 200
+            assert await health(served.base + path) == (0, "")
+    assert (await health(served.base + "/health/liveness"))[0] == 1
