@@ -1,0 +1,105 @@
+"""Run folders and samples made by hand, so that every figure can be worked out on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.report.prices import Prices
+from stepspec.evals.report.reading import merge, read
+from stepspec.evals.report.section import Section, section
+from stepspec.evals.samples import Samples
+from stepspec.evals.trial import Sample, Written
+from stepspec.orchestrator.ledger import Account, Ledger
+
+ARMS = (LARGE, SMALL, SHIPPED)
+RECORDED = Path(__file__).parent / "run"
+NOBODY = Account("small")
+
+KEPT = Written("small", "kept", 8.0, "", 0.4)
+REJECTED = Written("small", "rejected", 2.0, "grade", 0.6)
+LOST = Written("small", "lost", None, "", 0.6)
+REPAIR = Written("large", "kept", None, "grade", 0.9)
+BY_SMALL = Written("small", "kept", None, "", 0.2)
+BY_LARGE = Written("large", "kept", None, "", 0.8)
+
+
+def large(seconds: float, *, correct: bool = True) -> Sample:
+    account = Account("large", kept=100, prompt=40, cached=10, requests=2, writing=seconds)
+    return Sample(LARGE.name, correct, seconds, Ledger(NOBODY, account), {"large": 0.03}, steps=(BY_LARGE,) * 4)
+
+
+def small(seconds: float, *, correct: bool = True) -> Sample:
+    account = Account("small", kept=80, prompt=40, cached=20, requests=2, writing=seconds)
+    return Sample(
+        SMALL.name, correct, seconds, Ledger(account, Account("large")), {"small": 0.01}, steps=(BY_SMALL,) * 4
+    )
+
+
+def mixed(seconds: float, *, correct: bool = True, arm: Arm = SHIPPED, grade: float = 8.0) -> Sample:
+    """Four drafts, one of which falls and takes a bet along."""
+    ledger = Ledger(
+        Account("small", kept=60, discarded=20, prompt=50, cached=25, requests=2, writing=0.5),
+        Account("large", kept=20, judging=200, prompt=400, cached=300, requests=5, writing=0.6, judged=0.4),
+        drafts=4,
+        accepted=3,
+    )
+    graded = Written("small", "kept", grade, "", 0.4)
+    return Sample(arm.name, correct, seconds, ledger, {}, steps=(graded, KEPT, REJECTED, LOST, REPAIR, KEPT))
+
+
+def samples() -> dict[tuple[int, str], Sample]:
+    """Four problems: the small model fails at two of them, the mixture at one, which is not the large one's."""
+    return {
+        **{(n, LARGE.name): large(4.0, correct=n != 3) for n in range(4)},
+        **{(n, SMALL.name): small(1.0, correct=n < 2) for n in range(4)},
+        **{(n, SHIPPED.name): mixed(2.0 + n, correct=n != 2) for n in range(4)},
+    }
+
+
+def folder(
+    path: Path,
+    done: Mapping[tuple[int, str], Sample] | None = None,
+    arms: Sequence[Arm] = ARMS,
+    texts: Sequence[str] = ("What is 1 + 1?", "What is 1 + 2?", "What is 1 + 3?", "What is 1 + 4?"),
+    **about: Any,
+) -> Path:
+    """Write a run folder, as `stepspec eval` does."""
+    head = {
+        "benchmark": "sums", "problems": "b1a5", "half": None, "prompt": None,
+        "models": {"small": "tiny", "large": "huge"}, "arms": [asdict(arm) for arm in arms], "metric": "exact",
+        "sampling": {"temperature": 0.0}, "budget": {"tokens": 512, "seconds": None}, "repeats": 1, "seed": 0,
+        "concurrency": 1, **about,
+    }  # fmt: skip
+    with Samples(path / "samples.jsonl", head) as kept:
+        for (number, _), sample in (samples() if done is None else done).items():
+            kept.add(number, sample)
+    lines = ({"number": n, "name": "", "problem": text, "answer": "2"} for n, text in enumerate(texts))
+    (path / "problems.jsonl").write_bytes(b"".join(orjson.dumps(line) + b"\n" for line in lines))
+    (path / "run.json").write_bytes(orjson.dumps(record(head)))
+    return path
+
+
+def record(about: Mapping[str, Any]) -> dict[str, Any]:
+    counters = {"vllm:prefix_cache_queries_total": 100.0, "vllm:prefix_cache_hits_total": 10.0}
+    server = {"url": "http://127.0.0.1:1", "version": "0.32.0", "models": [{"id": "m", "max_model_len": 2048}]}
+    session = {
+        "date": "2026-11-21T20:00:00+00:00", "ended": "2026-11-21T20:05:00+00:00", "commit": "c0ffee",
+        "command": ["stepspec", "eval", "sums"], "python": "3.11.7", "platform": "Linux", "cpus": 2,
+        "versions": {"stepspec": "0.1.0"},
+        "servers": [{**server, "role": role, "counters": counters} for role in ("small", "large")],
+        "counters": [{name: 3 * value for name, value in counters.items()}] * 2,
+    }  # fmt: skip
+    benchmark = {"name": about["benchmark"], "source": "", "subset": None, "split": "test", "licence": "MIT"}
+    return {"about": about, "benchmark": benchmark, "sessions": [session]}
+
+
+def told(path: Path, prices: Prices | None = None, **changed: Any) -> Section:
+    """The section of a report about a folder that is made at *path*."""
+    (run,) = merge([read(folder(path, **changed))])
+    return section(run, prices or Prices())

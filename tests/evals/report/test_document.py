@@ -1,0 +1,44 @@
+"""The report as text: small, alone, and without anything that its own policy would refuse."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from stepspec.evals.report.page import page
+from stepspec.evals.report.prices import Prices
+from stepspec.evals.report.reading import merge, read
+from stepspec.evals.report.section import section
+
+from .made import RECORDED, told
+
+
+@pytest.fixture
+def document(tmp_path: Path) -> str:
+    (run,) = merge([read(RECORDED)])
+    recorded = section(run, Prices())
+    case = recorded.cases.slowest[0]
+    links = {(case.number, case.arm): "traces/one.html"}
+    return page([(recorded, links), (told(tmp_path), {})], "Made for a test")
+
+
+def test_the_document_needs_nothing_else(document: str) -> None:
+    assert len(document.encode()) < 200_000
+    assert not re.search(r'\b(src|srcset)="|url\((?!"#)|@import', document)
+    assert set(re.findall(r'href="(?!#|data:)([^"]+)"', document)) == {"traces/one.html"}
+
+
+def test_the_document_breaks_no_rule_of_its_policy(document: str) -> None:
+    assert "default-src 'none'" in document
+    assert "unsafe" not in document
+    assert not re.search(r'\son\w+="|\sstyle=', document)
+    assert "{{" not in document
+
+
+def test_every_figure_and_table_says_what_it_is_about(document: str) -> None:
+    cards = re.findall(r'class="card(?: across)?">', document)
+    stamps = re.findall(r'<p class="stamp">[^<]*n = \d+[^<]*\d{4}-\d\d-\d\d</p>', document)
+    assert len(stamps) == len(cards) - 2  # all but the two cards of where the figures come from
+    assert "The miniature pair" in document

@@ -1,0 +1,92 @@
+"""How far scores tell right from wrong: areas that are known, and scores that are not what they seem."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepspec.evals.arms import wilson
+from stepspec.evals.report.judging import Graded, area, judge, scored, separate
+from stepspec.evals.trial import Written
+
+from .made import KEPT, REJECTED, REPAIR, mixed
+
+RIGHT = (9.0, 8.0, 8.0, 6.0)
+WRONG = (8.0, 5.0, 2.0)
+
+
+def graded(right: tuple[float, ...] = RIGHT, wrong: tuple[float, ...] = WRONG, threshold: float = 7.0) -> list[Graded]:
+    pairs = [(score, True) for score in right] + [(score, False) for score in wrong]
+    return [Graded(score, score >= threshold, kind, at) for at, (score, kind) in enumerate(pairs)]
+
+
+def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
+    found = separate(graded(), "step", doubt=False)
+    assert found is not None
+    pairs = [1.0 if r > w else 0.5 if r == w else 0.0 for r in RIGHT for w in WRONG]
+    assert found.area.value == pytest.approx(sum(pairs) / len(pairs))
+    assert found.area.low <= found.area.value <= found.area.high
+    assert found.area.low < found.area.high
+    assert (found.right, found.wrong) == (4, 3)
+    assert found.passed == (1 / 3, 3 / 4)
+    assert found.curve[0] == (0.0, 0.0)
+    assert found.curve[-1] == (1.0, 1.0)
+    assert area(found.curve) == found.area.value
+
+
+def test_a_doubt_is_the_better_the_lower_it_is() -> None:
+    plain, doubt = (separate(graded(), "step", doubt=kind) for kind in (False, True))
+    assert plain is not None
+    assert doubt is not None
+    assert plain.area.value + doubt.area.value == pytest.approx(1.0)
+
+
+def test_scores_that_never_err_are_no_proof() -> None:
+    found = separate(graded((9.0,) * 30, (1.0,) * 4), "step", doubt=False)
+    assert found is not None
+    assert (found.area.value, found.area.high) == (1.0, 1.0)
+    assert found.area.low == wilson(4, 4).low
+
+
+def test_too_few_of_either_kind_say_nothing() -> None:
+    assert separate(graded(wrong=(1.0, 2.0)), "step", doubt=False) is None
+    assert separate(graded(right=()), "step", doubt=False) is None
+
+
+def test_what_the_score_did_not_decide_counts_for_what_passed_and_not_for_the_curve() -> None:
+    elsewhere = [Graded(9.0, False, False, 20 + at, decided=False) for at in range(3)]
+    found, without = (separate([*graded(), *more], "step", doubt=False) for more in (elsewhere, []))
+    assert found is not None
+    assert without is not None
+    assert found.curve == without.curve
+    assert (found.wrong, found.passed) == (6, (1 / 6, 3 / 4))
+
+
+def test_what_stood_of_a_rejected_draft_is_no_verdict_of_its_own() -> None:
+    part = Written("small", "kept", 2.0, "", 0.6)
+    sample = mixed(1.0)
+    steps = (KEPT, REJECTED, part, REPAIR, Written("small", "kept", 2.0, "", 1.2))
+    found = scored(type(sample)(sample.arm, True, 1.0, sample.ledger, {}, steps=steps), 7)
+    assert [(one.score, one.accepted) for one in found] == [(8.0, True), (2.0, False), (2.0, True)]
+    assert {one.problem for one in found} == {7}
+
+
+def test_where_steps_are_not_known_the_worst_accepted_score_stands_for_the_answer() -> None:
+    grades = {0: 9.0, 1: 8.5, 2: 8.2, 3: 7.5, 4: 7.2, 5: 7.1}
+    samples = {n: mixed(1.0, correct=n < 3, grade=grade) for n, grade in grades.items()}
+    found = judge("SpecReason", "specreason", samples, None, 1)
+    assert found is not None
+    assert found.separation is not None
+    assert (found.separation.level, found.separation.passed) == ("answer", None)
+    assert found.separation.area.value == 1.0  # 8, 8, 8 against 7.5, 7.2, 7.1
+    assert len(found.graded) == 6 * 4
+    reversed_ = judge("bild", "bild", samples, None, 1)
+    assert reversed_ is not None
+    assert reversed_.doubt
+    assert reversed_.separation is not None
+    assert reversed_.separation.area.value == 0.0  # 9, 8.5, 8.2 against 8, 8, 8, where a high score is a bad one
+
+
+def test_an_arm_without_scores_has_no_judge() -> None:
+    sample = mixed(1.0)
+    plain = type(sample)(sample.arm, True, 1.0, sample.ledger, {}, steps=(REPAIR,))
+    assert judge("relay", "relay", {0: plain}, None, 1) is None

@@ -1,0 +1,91 @@
+"""``stepspec report`` on a recorded run, and on what is none."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import orjson
+import pytest
+
+from stepspec.orchestrator.service.page import html
+
+from ...test_cli import call
+from .made import RECORDED, folder
+
+
+@pytest.fixture(autouse=True)
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["stepspec", "report", "run"])
+    return Path(shutil.copytree(RECORDED, tmp_path / "run"))
+
+
+def test_a_report_is_written_into_the_run_folder(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("report", "run") == 0
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert [line.split("/")[-1] for line in printed.err.splitlines()] == ["report.md", "report.json", "report.html"]
+    found = orjson.loads((recorded / "report.json").read_bytes())
+    (section,) = found["sections"]
+    assert "Made by stepspec" in found["made"]
+    assert section["about"].startswith("arithmetic, n = ")
+    assert any(row["name"] == "command" and "stepspec eval arithmetic" in row["value"] for row in section["origin"])
+
+
+def test_the_figures_are_those_that_eval_came_to(recorded: Path) -> None:
+    assert call("report", "run") == 0
+    (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
+    summary = orjson.loads((recorded / "summary.json").read_bytes())
+    assert [arm["standing"] for arm in section["arms"]] == summary["arms"]
+    assert len(section["arms"]) >= 5
+
+
+def test_the_judge_is_held_against_the_truth(recorded: Path) -> None:
+    assert call("report", "run") == 0
+    (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
+    judge = next(judge for judge in section["judges"] if judge["arm"] == "specreason")
+    assert judge["separation"]["level"] == "step"
+    assert judge["separation"]["wrong"] >= 3
+    assert judge["separation"]["area"]["value"] > 0.9
+
+
+def test_every_link_leads_to_the_page_of_a_trace(recorded: Path) -> None:
+    assert call("report", "run", "--output", "elsewhere") == 0
+    document = Path("elsewhere/report.html").read_text(encoding="utf-8")
+    linked = set(re.findall(r'href="(traces/[^"]+)"', document))
+    assert linked
+    assert linked == set(re.findall(r"\]\((traces/[^)]+)\)", Path("elsewhere/report.md").read_text(encoding="utf-8")))
+    assert linked == {f"traces/{path.name}" for path in Path("elsewhere/traces").iterdir()}
+    for link in linked:
+        trace = recorded / Path(link).with_suffix(".jsonl")
+        assert (Path("elsewhere") / link).read_text(encoding="utf-8") == html(trace.read_bytes())
+
+
+def test_other_measurements_get_sections_of_their_own(tmp_path: Path) -> None:
+    folder(tmp_path / "sums")
+    assert call("report", "run", "sums") == 0
+    found = orjson.loads(Path("report/report.json").read_bytes())
+    assert [section["benchmark"] for section in found["sections"]] == ["arithmetic", "sums"]
+    assert all(path.name.startswith("1-") for path in Path("report/traces").iterdir())
+    written = Path("report/report.html").read_text(encoding="utf-8")
+    names = re.findall(r' id="([^"]+)"', written)
+    assert len(names) == len(set(names))
+
+
+def test_prices_come_from_a_file(recorded: Path) -> None:
+    prices = Path(__file__).parents[3] / "docs" / "prices.toml"
+    assert call("report", "run", "--prices", str(prices)) == 0
+    (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
+    large = next(cost for cost in section["costs"] if cost["name"] == "large alone")
+    assert large["money_held"] == pytest.approx(large["held"] * 2.5 / 3600)
+    assert "USD for 1,000" in (recorded / "report.md").read_text(encoding="utf-8")
+
+
+def test_what_cannot_be_reported_on_is_said_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("report", "nowhere") == 2
+    assert "name a folder that `stepspec eval` wrote" in " ".join(capfd.readouterr().err.split())
+    Path("file").write_text("")
+    assert call("report", "run", "--output", "file") == 2
+    assert "file" in capfd.readouterr().err
