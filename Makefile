@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check bench mutate lock clean
+.PHONY: help install browser demo test check bench mutate lock clean
 
 PYTHON ?= python3
 RUN := .venv/bin
@@ -14,10 +14,14 @@ help: ## show this list
 
 install: $(STAMP) ## create .venv from the lock, if it is not there yet
 
+browser: $(STAMP) ## find a browser for the tests of the page, or install one, once
+	$(RUN)/python -m tests.browser
+
 demo: $(STAMP) ## two real vLLM servers on this CPU, one problem, the large model alone and then the pair
 	$(RUN)/stepspec demo
 
 test: $(STAMP) ## every test, those against real servers included
+	-@$(RUN)/python -m tests.browser
 	$(RUN)/pytest
 
 check: $(STAMP) ## format, lint, types, layers, spelling
@@ -30,6 +34,7 @@ check: $(STAMP) ## format, lint, types, layers, spelling
 
 bench: $(STAMP) ## the table in the README, measured again
 	$(RUN)/python -m stepspec.evals.bench
+	$(RUN)/python -m stepspec.evals.bench --stacked --problems 50
 
 mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours
 	$(RUN)/python tests/mutate.py

@@ -38,10 +38,19 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "x", "--temperature", "7"], "sampling.temperature"),
         (["solve", "x", "-o", "threshold"], "write it as NAME=VALUE"),
         (["up"], "pass --testbed"),
+        (["up", "pair.toml", "--testbed"], "pass --testbed"),
+        (["up", "nowhere.toml"], "nowhere.toml: No such file"),
+        (["up", "--testbed", "--speculation", "eagle3"], "cannot speculate by 'eagle3'"),
         (["profile"], "name a file of problems, or pass --testbed"),
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
         (["profile", "nowhere.txt"], "no problems in nowhere.txt"),
         (["up", "--testbed", "--profile", "warp"], "warp"),
+        (["eval", "math-50"], "did you mean 'math500'"),
+        (["eval", "arithmetic"], "no small model: pass small="),
+        (["eval", "arithmetic", "-p", "specraeson"], "did you mean 'specreason'"),
+        (["eval", "arithmetic", "--half", "both"], "it is report or calibration"),
+        (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
+        (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(
@@ -67,7 +76,7 @@ def test_policies_are_listed_with_their_options(capfd: pytest.CaptureFixture[str
     assert "threshold=7" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["solve"], ["up"], ["demo"], ["doctor"], ["policies"], ["profile"]])
+@pytest.mark.parametrize("command", [[], ["solve"], ["up"], ["demo"], ["doctor"], ["policies"], ["profile"], ["eval"]])
 def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     assert call(*command, "--help") == 0
     assert "Usage" in capfd.readouterr().out
@@ -76,3 +85,13 @@ def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture
 def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
     assert capfd.readouterr().out.strip() == "0.1.0"
+
+
+def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("up", "--testbed", "--profile", "off", "--speculation", "draft_model", "--dry-run") == 0
+    large, small = capfd.readouterr().out.splitlines()
+    assert '--speculative-config \'{"method": "draft_model"' in large
+    assert "--served-model-name testbed-small" in small
+    (tmp_path / "pair.toml").write_text('[large]\nurl = "http://a:1"\n[small]\nurl = "http://b:1"\n')
+    assert call("up", "pair.toml", "--dry-run") == 0
+    assert capfd.readouterr().out.splitlines() == ["# large runs at http://a:1", "# small runs at http://b:1"]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepspec import settings
+from stepspec.orchestrator.drift import Histogram
 from stepspec.orchestrator.errors import ConfigurationError
 
 
@@ -87,4 +88,17 @@ def test_unknown_variables_and_keys_of_the_file_are_errors(nowhere: Path, monkey
 def test_a_file_that_is_named_has_to_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSPEC_CONFIG", "/does/not/exist.toml")
     with pytest.raises(ConfigurationError, match=r"exist\.toml"):
+        settings.load()
+
+
+def test_a_calibration_brings_a_histogram_that_is_one(nowhere: Path) -> None:
+    table = (
+        '[calibration]\npolicy = "specreason"\noption = "threshold"\nvalue = 6\nmax_loss = 0.01\nconfidence = 0.95\n'
+    )
+    (nowhere / "stepspec.toml").write_text(table + "edges = [5.0, 8.0]\ncounts = [1, 2, 3]\n")
+    loaded = settings.load().calibration
+    assert loaded is not None
+    assert loaded.grades() == Histogram((5.0, 8.0), (1, 2, 3))
+    (nowhere / "stepspec.toml").write_text(table + "edges = [8.0, 5.0]\ncounts = [1, 2, 3]\n")
+    with pytest.raises(ConfigurationError, match=r"calibration: .*rising edges"):
         settings.load()

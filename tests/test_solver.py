@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -12,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, Sampling, Solver
+from stepspec import Endpoint, Sampling, Solver, Step
+from stepspec.orchestrator.chain import Accept
+from stepspec.orchestrator.drift import LEAST
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
-from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.events import Called, Event, Moved
+from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.events import Called, Event, Judged, Moved
 from stepspec.orchestrator.load import Load
 
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
@@ -140,3 +143,75 @@ async def test_all_runs_of_a_solver_share_the_load_unless_told_to_ignore_it(
         assert (begun.depth(), begun.calm()) == (depths[1], depths[1] > 0)
         await solver.solve(PROBLEM, **chosen)
     assert bool(asked) == (depths[1] == 0)
+
+
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+
+
+@pytest.mark.parametrize(
+    ("format", "sent"), [("json", {"json_object": True}), (SCHEMA, {"json": SCHEMA})], ids=["json", "schema"]
+)
+async def test_only_the_answer_is_asked_for_in_a_format(format: Any, sent: dict[str, Any]) -> None:
+    async with serving() as servers, servers.solver() as solver:
+        for server in (servers.small, *servers.large):
+            server.script = (*SCRIPT[:-1], '\n\n{"answer": 2}')
+        solution = await solver.solve(PROBLEM, format=format, stop=["Problem:"])
+    assert solution.text == '{"answer": 2}'
+    writes = [body for server in servers.large for body in written(server)]
+    assert [body["structured_outputs"] for body in writes] == [sent]
+    assert writes[0]["stop"] == ["</think>", "Problem:"]
+    assert not [body for body in written(servers.small) if "structured_outputs" in body]
+
+
+async def test_a_server_that_ignores_the_format_is_found_out() -> None:
+    async with serving() as servers, servers.solver() as solver:
+        with pytest.raises(MalformedReply, match=r"asked for JSON and wrote '\\\\boxed\{2\}'.*structured outputs"):
+            await solver.solve(PROBLEM, format="json")
+
+
+def written(server: FakeVllm) -> list[dict[str, Any]]:
+    """The requests to write."""
+    return [body for _, body in server.requests if body.get("stream")]
+
+
+CALIBRATION = {
+    "policy": "specreason", "option": "threshold", "value": 6.0, "max_loss": 0.01, "confidence": 0.95,
+    "edges": [8.0], "counts": [900, 100],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "policy", "warns"),
+    [(None, None, True), ({"threshold": 6}, None, True), ({"threshold": 5}, None, False), (None, "large", False)],
+)
+async def test_grades_that_drift_away_from_the_calibration_are_told_once(
+    options: dict[str, Any] | None, policy: str | None, warns: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    async with serving() as servers:
+        config = {"options": {"threshold": 6.0}, "policy": "specreason"}
+        (tmp_path / "stepspec.toml").write_text(calibrated())
+        async with servers.solver(**config) as solver:
+            assert solver.grades is not None
+            for place in range(LEAST - 1):
+                solver.grades(Judged(place, Step("So.", "small"), Accept(9.0)))
+            for _ in range(2):
+                await solver.solve(PROBLEM, options=options, policy=policy)
+    told = [record.getMessage() for record in caplog.records if record.name == "stepspec"]
+    assert len(told) == int(warns)
+    assert not warns or "stepspec calibrate" in told[0]
+
+
+def calibrated() -> str:
+    return "[calibration]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in CALIBRATION.items())
+
+
+async def test_accepted_steps_are_shadowed_and_cost_the_run_nothing() -> None:
+    async with serving() as servers, servers.solver() as plain, servers.solver(shadow=1.0) as solver:
+        without = await plain.solve(PROBLEM)
+        solution = await solver.solve(PROBLEM)
+        await solver.shadows.settled()
+        assert (solver.shadows.record.agreed, solver.shadows.record.differed) == (3, 0)
+        assert solver.shadows.record.written >= 6
+        assert plain.shadows.record.checked == 0
+    assert solution.thinking == without.thinking
+    assert solution.ledger.large.written == without.ledger.large.written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -15,19 +16,24 @@ from . import policies
 from . import settings as configuration
 from .orchestrator import trace
 from .orchestrator.budget import Budget, Budgeted
-from .orchestrator.chain import Chain, Message, Party, Role
+from .orchestrator.chain import Chain, Message, Party, Role, Step, Verdict
+from .orchestrator.drift import GradeWatch
 from .orchestrator.endpoints import CriticEndpoint, Endpoint, ReplicatedModel, Sampling, VllmCritic, connect
 from .orchestrator.endpoints.queue import polled
 from .orchestrator.endpoints.wire import Format
 from .orchestrator.errors import ConfigurationError, ContextTooLong, MalformedReply
-from .orchestrator.events import Event, Observer, Started
+from .orchestrator.events import Committed, Event, Observer, Started
+from .orchestrator.floor import Floor
 from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
 from .orchestrator.interfaces import Critic, Model, Policy
 from .orchestrator.load import Load
-from .orchestrator.lookahead import Ahead
+from .orchestrator.lookahead import Ahead, confidence
 from .orchestrator.run import run
+from .orchestrator.shadow import Shadows
 from .orchestrator.solution import Solution
 from .settings import Adapting, Limits, Settings
+
+log = logging.getLogger("stepspec")
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take beside the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth beginning
@@ -60,6 +66,8 @@ class Solver:
         plan: bool | None = None,
         early_exit: bool | None = None,
         give_up: bool | None = None,
+        shadow: float | None = None,
+        sure_bets: bool | None = None,
         sampling: Sampling | Mapping[str, Any] | None = None,
         budget: Limits | Mapping[str, Any] | None = None,
     ) -> None:
@@ -76,6 +84,8 @@ class Solver:
             plan=plan,
             early_exit=early_exit,
             give_up=give_up,
+            shadow=shadow,
+            sure_bets=sure_bets,
             sampling=sampling,
             budget=budget,
         )
@@ -83,6 +93,11 @@ class Solver:
         self.small, self.large = connect(self._endpoint("small")), connect(self._endpoint("large"))
         self.critic = VllmCritic(self.settings.critic) if self.settings.critic else None
         self.load = Load()
+        calibration = self.settings.calibration
+        self.grades = GradeWatch(calibration.grades()) if calibration else None
+        self._warned = False
+        self.shadows = Shadows(self.settings.shadow)
+        self.floor = Floor(confidence)
 
     def _endpoint(self, role: Role) -> Endpoint:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -101,6 +116,7 @@ class Solver:
             for entered in await asyncio.gather(*entering, return_exceptions=True):
                 if isinstance(entered, BaseException):
                     raise entered
+            stack.push_async_callback(self.shadows.close)
             self.policy()  # Wrong names and options fail here, before any problem.
             if self.settings.load == "adapt":
                 await stack.enter_async_context(polled(self.large, self.load.queue))
@@ -190,12 +206,22 @@ class Solver:
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
         budget = await self._fit(budget or self.settings.budget.budget(), chain)
+        calibrated = self._calibrated(name, options)
         clock = _Stopwatch()
         recorder = trace.Recorder(clock)
+        committed = chain
 
         def watch(event: Event) -> None:
+            nonlocal committed
             recorder(event)
+            if isinstance(event, Committed):
+                if event.step.author == "small":
+                    self.shadows.consider(committed, event.step, self._shadow, calm=self.load.calm)
+                committed = committed.extend(event.step)
             self.load.observe(event)
+            self.floor.observe(event)
+            if self.grades is not None and calibrated:
+                self.grades(event)
             observe(event)
 
         models = self._models(budget, sampling, watch, clock, format)
@@ -219,7 +245,38 @@ class Solver:
             models.leave()
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
+            self._warn_of_drift()
         return Solution.of(outcome, recorder.moments)
+
+    async def _shadow(self, chain: Chain, step: Step) -> Verdict:
+        """Whether the large model would go on from *chain* as *step* does."""
+        large = self.large.model(self.settings.sampling, observe=self.shadows.observe)
+        try:
+            return await policies.LookaheadReasoning(large, large).verify(chain, step)
+        finally:
+            if isinstance(large, ReplicatedModel):
+                large.leave()
+
+    def _calibrated(self, policy: str, options: Mapping[str, Any] | None) -> bool:
+        """Whether a run of *policy* with *options* is one that the calibration speaks of."""
+        calibration = self.settings.calibration
+        if calibration is None or policy != calibration.policy:
+            return False
+        chosen = self.settings.options if options is None and policy == self.settings.policy else options or {}
+        return chosen.get(calibration.option) == calibration.value
+
+    def _warn_of_drift(self) -> None:
+        if self.grades is None or self._warned or not self.grades.drift.drifted:
+            return
+        self._warned = True
+        drift = self.grades.drift
+        log.warning(
+            "the judge's grades have drifted: %.0f%% of %d fall into other bins than when %s was calibrated; "
+            "its promise may not hold any more, run `stepspec calibrate` again on problems like these",
+            100 * drift.moved,
+            drift.live.n,
+            self.settings.policy,
+        )
 
     def _check_json(self, text: str) -> None:
         """Raise `MalformedReply` if *text* is no JSON: some servers accept a format and ignore it."""
@@ -253,9 +310,10 @@ class Solver:
     def _ahead(self, ahead: int | None, hedge: float | None, load: Adapting | None) -> Ahead:
         depth = self.settings.ahead if ahead is None else ahead
         hedge = self.settings.hedge if hedge is None else hedge
+        carries = self.floor.carries if self.settings.sure_bets else _always
         if (load or self.settings.load) == "ignore":
-            return Ahead(lambda: depth, hedge)
-        return Ahead(lambda: self.load.depth(depth), hedge, lambda: self.load.calm)
+            return Ahead(lambda: depth, hedge, carries=carries)
+        return Ahead(lambda: self.load.depth(depth), hedge, lambda: self.load.calm, carries)
 
     async def _fit(self, budget: Budget, chain: Chain) -> Budget:
         """Cut *budget* to what both contexts hold beside the problem and a judge's question. Raise `ContextTooLong`."""
@@ -359,6 +417,10 @@ class _Models:
         for model in (self.small, self.large, self.formatting):
             if isinstance(model, ReplicatedModel):
                 model.leave()
+
+
+def _always(draft: Step) -> bool:
+    return True
 
 
 class _Stopwatch:

@@ -18,19 +18,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from . import policies
+from . import policies, serving
 from .api import Solver
 from .display import Narrator, summary
+from .evals import calibrate as calibrating
+from .evals import command as evaluating
 from .evals import profile as profiling
+from .evals.report import command as reporting
 from .evals.tables import SMALL_PRINT, table
 from .evals.testbed import demo as demonstration
 from .evals.testbed import up as testbed
 from .evals.testbed.progress import counting
+from .evals.testbed.servers import miniature_servers, speculating
 from .evals.testbed.solving_pair import pair_solver
 from .orchestrator.endpoints import ReplicatedEndpoint
 from .orchestrator.endpoints.doctor import diagnose, render
 from .orchestrator.errors import ConfigurationError, StepspecError
 from .orchestrator.events import Event, Observer
+from .orchestrator.service.page import html
+from .orchestrator.serving import up as bringing
+from .orchestrator.serving.commands import shown
 from .orchestrator.solution import Solution
 from .prompts import load
 
@@ -214,6 +221,92 @@ def _print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+SERVE_EXAMPLES = """
+Examples:
+
+  stepspec serve --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec serve --host 0.0.0.0 --key SECRET --log-format json
+"""
+
+
+@app.command(epilog=SERVE_EXAMPLES)
+def serve(
+    small: SmallUrl = None,
+    large: LargeUrl = None,
+    critic: CriticUrl = None,
+    policy: Annotated[str | None, typer.Option("--policy", "-p", help="The method that `auto` means.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen at; 127.0.0.1 unless given.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port; 8765 unless given, 0 for any that is free.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="An API key that opens the service; better in STEPSPEC_SERVICE__KEYS.")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Serve a public address without a key.", show_default=False)
+    ] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="A web page's origin that may use it.")] = None,
+    thinking: Annotated[
+        str | None, typer.Option(help="Where replies tell it: both, reasoning, reasoning_content, content, none.")
+    ] = None,
+    max_running: Annotated[int | None, typer.Option(help="Requests worked on at the same time.")] = None,
+    max_waiting: Annotated[int | None, typer.Option(help="Requests that may wait; more are refused.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="A request's deadline; it ends in an answer.")] = None,
+    drain_seconds: Annotated[float | None, typer.Option(help="How long running requests may finish.")] = None,
+    root_path: Annotated[str | None, typer.Option(help="The path that a proxy serves it under.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_prompts: Annotated[
+        bool | None, typer.Option("--log-prompts", help="Write problems and answers to the log.", show_default=False)
+    ] = None,
+) -> None:
+    """
+    Serve an OpenAI-compatible endpoint in front of both models, and a page at / to watch them on.
+
+    Every flag, and more, may also come from STEPSPEC_SERVICE__* variables and the table [service] of stepspec.toml.
+    """
+    serving.require()
+    settings = serving.service_settings(
+        host=host,
+        port=port,
+        keys=key,
+        insecure=insecure,
+        cors_origins=cors_origin,
+        thinking=thinking,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        max_seconds=max_seconds,
+        drain_seconds=drain_seconds,
+        root_path=root_path,
+        log_format=log_format,
+        log_level=log_level,
+        log_prompts=log_prompts,
+    )
+    _wait(serving.serve(Solver(small, large, critic=critic, policy=policy), settings))
+
+
+@app.command("trace")
+def show_trace(
+    file: Annotated[Path, typer.Argument(help="A trace, as `stepspec solve --trace FILE` writes it.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write the page; - is standard output.", metavar="OUT"),
+    ] = None,
+) -> None:
+    """Make a page of a trace, to be looked at in any browser: one file, FILE with the ending .html if not told else."""
+    try:
+        page = html(file.read_bytes()).encode()
+        if output == Path("-"):
+            sys.stdout.buffer.write(page)
+            return
+        target = output or file.with_suffix(".html")
+        target.write_bytes(page)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{file}: {exc}") from exc
+    except OSError as exc:
+        raise ConfigurationError(f"{exc.filename}: {exc.strerror}") from exc
+    stderr.print(f"wrote {target}", highlight=False, soft_wrap=True)
+
+
 @app.command("policies")
 def list_policies(json: Json = False) -> None:
     """List the methods: their options, what they need from the endpoints, and what they cost."""
@@ -315,20 +408,58 @@ async def _profile(
         return found, f"Found by `stepspec profile` on {datetime.date.today()} for {names}."
 
 
-@app.command()
+app.command("eval", epilog=evaluating.EXAMPLES)(evaluating.command)
+app.command("calibrate", epilog=calibrating.EXAMPLES)(calibrating.calibrate)
+app.command("report", epilog=reporting.EXAMPLES)(reporting.command)
+
+
+UP_EXAMPLES = """
+Examples:
+
+  stepspec up recipes/qwen3-32b.toml --dry-run     # check it, and print the commands
+
+  stepspec up recipes/qwen3-32b.toml
+
+  stepspec up --testbed --speculation ngram        # the miniature pair, on this CPU
+"""
+
+
+@app.command(epilog=UP_EXAMPLES)
 def up(
+    pair: Annotated[Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")] = None,
     use_testbed: Annotated[bool, typer.Option("--testbed", help="The miniature pair, on this CPU.")] = False,
     profile: Profile = "paced",
+    speculation: Annotated[
+        str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")
+    ] = "none",
     other: Annotated[
         bool, typer.Option("--small-other", help="Start the small model of another vocabulary as well.")
     ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and print the commands only.")] = False,
+    log_dir: Annotated[Path | None, typer.Option(help="Where to keep the servers' logs.")] = None,
     json: Json = False,
 ) -> None:
-    """Start the servers of a pair, print their base URLs, and stop them on Ctrl-C."""
-    if not use_testbed:
-        raise ConfigurationError("only the miniature pair can be started so far: pass --testbed")
+    """
+    Start the vLLM servers of a pair, print their base URLs, and stop them on Ctrl-C.
+
+    What cannot work is refused before anything is downloaded or started, with what to change.
+    """
+    if use_testbed == (pair is not None):
+        raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
+    if pair is not None:
+        described = bringing.checked(pair, stderr)
+        if dry_run:
+            stdout.print(bringing.commands(described), markup=False, highlight=False, soft_wrap=True)
+        else:
+            _wait(bringing.up(described, stderr, json_output=json, log_dir=log_dir))
+        return
     roles = ("large", "small", "small-other") if other else ("large", "small")
-    _wait(testbed.up(profile, roles, json_output=json))
+    chosen = speculating(speculation)
+    if dry_run:
+        commands = map(shown, miniature_servers(profile, roles, speculation=chosen))
+        stdout.print("\n".join(commands), markup=False, highlight=False, soft_wrap=True)
+        return
+    _wait(testbed.up(profile, roles, json_output=json, log_dir=log_dir, speculation=chosen))
 
 
 @app.command()

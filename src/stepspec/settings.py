@@ -10,9 +10,18 @@ from __future__ import annotations
 import difflib
 import os
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -24,8 +33,10 @@ from pydantic_settings import (
 
 from .orchestrator.budget import Budget
 from .orchestrator.chain import Party
+from .orchestrator.drift import Histogram
 from .orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from .orchestrator.errors import ConfigurationError
+from .orchestrator.service.settings import ServiceSettings
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -64,6 +75,39 @@ class Limits(BaseModel):
         return Budget(self.tokens, self.steps, self.seconds, self.answer)
 
 
+class Calibration(BaseModel):
+    """
+    What ``stepspec calibrate`` promised about one *option* of a *policy*, and the grades that it saw.
+
+    With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone. Of *problems* it
+    *lost* so many that the large model got right, and *gained* the others. *edges* and *counts* are the histogram of
+    grades that live ones are compared with.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: str
+    option: str
+    value: float
+    max_loss: float = Field(gt=0, lt=1)
+    confidence: float = Field(gt=0, lt=1)
+    benchmark: str = ""
+    problems: NonNegativeInt = 0
+    lost: NonNegativeInt = 0
+    gained: NonNegativeInt = 0
+    date: str = ""
+    edges: tuple[float, ...] = ()
+    counts: tuple[int, ...] = (0,)
+
+    @model_validator(mode="after")
+    def _histogram(self) -> Self:
+        self.grades()
+        return self
+
+    def grades(self) -> Histogram:
+        return Histogram(self.edges, self.counts)
+
+
 class Settings(BaseSettings):
     """
     Everything a solver can be told, besides the problem.
@@ -77,7 +121,10 @@ class Settings(BaseSettings):
     *options* are the policy's own. Whatever the policy, but for the two baselines, the large model may write a *plan*
     as the first step, and *lead* steps after that. With *early_exit* the thinking ends once a trial answer is sure,
     with *give_up* once most drafts fall or the chain goes round in circles. *sampling* is for writing; judging is
-    always greedy. Its defaults, temperature 0.6 and top_p 0.95, are SpecReason's (section 5.1).
+    always greedy. Its defaults, temperature 0.6 and top_p 0.95, are SpecReason's (section 5.1). *service* is for
+    ``stepspec serve`` alone. *calibration* says where the options come from, so that a drift of the grades is noticed.
+    A share of *shadow* of the accepted steps is written by the large model as well, which measures the judge and delays
+    nothing. With *sure_bets* no bet is made beyond a draft that is less sure than a floor, which follows the verdicts.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
@@ -96,6 +143,10 @@ class Settings(BaseSettings):
     give_up: bool = False
     sampling: Annotated[Sampling, BeforeValidator(_over_defaults)] = Sampling.model_validate(SAMPLING)
     budget: Limits = Limits()
+    service: ServiceSettings = ServiceSettings()
+    calibration: Calibration | None = None
+    shadow: float = Field(default=0.0, ge=0, le=1)
+    sure_bets: bool = False
 
     @classmethod
     def settings_customise_sources(
@@ -125,7 +176,8 @@ def load(**given: Any) -> Settings:
 def _explain(kind: str, place: tuple[int | str, ...], message: str) -> str:
     name = ".".join(map(str, place))
     if kind == "extra_forbidden":
-        close = difflib.get_close_matches(str(place[-1]), Settings.model_fields, n=1)
+        fields = (ServiceSettings if place[0] == "service" else Settings).model_fields
+        close = difflib.get_close_matches(str(place[-1]), fields, n=1)
         return f"unknown setting {name!r}" + (f", did you mean {close[0]!r}?" if close else "")
     return f"{name}: {message.removeprefix('Value error, ')}"
 

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from stepspec.evals.testbed.profiles import Pace, pace
+from stepspec.evals.testbed.profiles import Pace, pace, paced_drafter
 from stepspec.orchestrator.errors import ConfigurationError
 
 
@@ -26,3 +29,20 @@ def test_a_pace_reaches_vllm_through_the_models_configuration() -> None:
         "paced_seconds_per_pass": 0.5,
         "paced_seconds_per_token": 0.25,
     }
+
+
+def test_a_drafter_is_paced_by_a_configuration_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["Qwen3ForCausalLM"], "hidden_size": 64}))
+    (tmp_path / "model.safetensors").write_text("weights")
+    with paced_drafter(tmp_path, Pace(0.5, 0.25)) as folder:
+        assert json.loads((folder / "config.json").read_text()) == {
+            "architectures": ["PacedQwen3ForCausalLM"],
+            "hidden_size": 64,
+            "paced_seconds_per_pass": 0.5,
+            "paced_seconds_per_token": 0.25,
+        }
+        assert (folder / "model.safetensors").read_text() == "weights"
+    assert not folder.exists()
+    assert (tmp_path / "model.safetensors").exists()
+    with paced_drafter(tmp_path, None) as folder:
+        assert folder == tmp_path

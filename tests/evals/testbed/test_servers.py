@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.testbed.servers import endpoint, miniature_servers
+from stepspec.evals.testbed.servers import endpoint, miniature_servers, speculating
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.serving import Served
 
@@ -69,3 +69,22 @@ def test_without_a_pace_it_is_vllms_own_architecture(models: Path) -> None:
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=str(tmp_path / "large")):
         miniature_servers(models=tmp_path)
+
+
+def test_the_small_model_drafts_for_the_large_one_and_ngram_serves_both(models: Path) -> None:
+    def told(method: str, drafter: Path | None = None) -> dict[str, dict[str, object]]:
+        servers = miniature_servers("off", models=models, speculation=speculating(method), drafter=drafter)
+        flag = "--speculative-config"
+        return {one.name: json.loads(one.args[one.args.index(flag) + 1]) for one in servers if flag in one.args}
+
+    assert told("none") == {}
+    assert {role: one["method"] for role, one in told("ngram").items()} == {"large": "ngram", "small": "ngram"}
+    assert told("draft_model") == {
+        "large": {"method": "draft_model", "num_speculative_tokens": 4, "model": str(models / "small")}
+    }
+    assert told("draft_model", Path("/elsewhere"))["large"]["model"] == "/elsewhere"
+
+
+def test_a_method_without_a_drafter_for_the_pair_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="cannot speculate by 'eagle3'; it can by: none, ngram, draft_model"):
+        speculating("eagle3")

@@ -70,6 +70,7 @@ async def test_prints_one_line_of_json_with_every_server(stand: Stand, capsys: p
             "base_url": one.base_url,
             "model": "toy-small-other",
             "suffix_scoring": False,
+            "speculation": "none",
             "pid": one.pid,
             "log": str(one.log),
         }
