@@ -20,7 +20,7 @@ class Budget:
 
     *tokens* bounds the thinking and the answer together, each token counted in the vocabulary of the model that wrote
     it (SpecReason's own budget is 8192, section 5.1); of these *answer* are kept for the answer, by default 512 or a
-    quarter, whichever is less. *steps* bounds the thinking. *seconds* bounds the whole run, of which a quarter is
+    quarter, whichever is less, and it may have what the thinking leaves. *steps* bounds the thinking. *seconds* bounds the whole run, of which a quarter is
     kept for the answer. Raise `ConfigurationError` for limits that leave no room.
     """
 
@@ -49,7 +49,11 @@ class Budget:
 
     def left(self, chain: Chain) -> int:
         """How many tokens the next write may have: of the thinking, or of the answer once the thinking is over."""
-        return self.for_answer if chain.finished else max(0, self.tokens - self.for_answer - chain.tokens)
+        return self.left_to_answer(chain) if chain.finished else max(0, self.tokens - self.for_answer - chain.tokens)
+
+    def left_to_answer(self, chain: Chain) -> int:
+        """How many tokens the answer to *chain* may have."""
+        return max(self.for_answer, self.tokens - chain.tokens)
 
     def spent(self, chain: Chain) -> bool:
         return self.left(chain) == 0 or (self.steps is not None and len(chain.steps) >= self.steps)

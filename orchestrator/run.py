@@ -165,7 +165,8 @@ class _Run:
         author = self.answerer or policy.answerer
 
         async def write(chain: Chain, telling: Telling) -> Step:
-            return await write_answer(author, chain, limit=self.budget.for_answer, stop=self.stop, telling=telling)
+            limit = self.budget.left_to_answer(chain)
+            return await write_answer(author, chain, limit=limit, stop=self.stop, telling=telling)
 
         self.early = _EarlyAnswer(write, self.telling, lambda: self.thinks and self.ahead.depth() > 0)
         seconds = self.budget.thinking_seconds

@@ -61,9 +61,12 @@ def test_what_is_left_shrinks_with_every_token_of_either_model_to_nothing() -> N
     assert [budget.spent(chain(*tokens)) for tokens in ((), (30, 44), (30, 45))] == [False, False, True]
 
 
-def test_once_the_thinking_is_over_the_answers_share_is_left() -> None:
-    assert Budget(100).left(chain(75, stop="end")) == 25
-    assert not Budget(100).spent(chain(75, stop="end"))
+@pytest.mark.parametrize(("thought", "left"), [(75, 25), (40, 60), (1, 99), (90, 25)])
+def test_once_the_thinking_is_over_the_answer_has_its_share_and_what_the_thinking_left(thought: int, left: int) -> None:
+    """Thinking that an opening made longer than it may be takes nothing from the answer."""
+    assert Budget(100).left(chain(thought, stop="end")) == left
+    assert Budget(100).left_to_answer(chain(thought)) == left
+    assert not Budget(100).spent(chain(thought, stop="end"))
 
 
 def test_steps_are_limited_whatever_their_length() -> None:

@@ -161,8 +161,15 @@ def test_a_spent_budget_still_leaves_room_for_an_answer() -> None:
 
 
 def test_an_answer_that_is_cut_is_told_from_a_whole_one() -> None:
-    outcome, _ = Case(Budget(answer=3)).run()
-    assert (outcome.text, outcome.reason) == ("So it", "length")
+    thought = Case().run()[0].chain.tokens
+    outcome, _ = Case(Budget(tokens=thought + 3, answer=3)).run()
+    assert (outcome.chain.tokens, outcome.text, outcome.reason) == (thought, "So it", "length")
+
+
+def test_an_answer_may_have_what_the_thinking_leaves() -> None:
+    thought = Case().run()[0].chain.tokens
+    outcome, _ = Case(Budget(tokens=thought + 40, answer=3)).run()
+    assert (outcome.answer, outcome.reason) == ("42", "stop")
 
 
 def test_seconds_are_kept_for_the_answer_of_a_run_that_thinks_too_long() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
@@ -119,3 +120,21 @@ def test_everything_else_is_the_policys() -> None:
     assert not foreseeable(Led(make("large", *models), models[1]))
     draft, rollback = Step("So.\n\n", "small"), Rollback(reason="grade")
     assert run(led.repair(PROBLEM, draft, rollback))[0] == run(policy.repair(PROBLEM, draft, rollback))[0]
+
+
+@pytest.mark.parametrize(("first", "led"), [(None, 1), (0, 1), (1, 2), (2, 3)])
+def test_the_plan_comes_on_top_of_the_first_steps(first: int | None, led: int) -> None:
+    large = planner("First add, then halve.\n\n")
+    large.judge = lambda chain, question: {"0": 1.0}  # nobody else's step would stand
+    more = {} if first is None else {"first": first}
+    policy = Led(SpecReason(small(), large), large, plan=True, **more)
+    steps = [Step(f"Step {number}.\n\n", "large") for number in range(4)]
+    verdicts = [run(policy.verify(Chain(PROBLEM.messages, tuple(steps[:n])), steps[n]))[0] for n in range(4)]
+    assert [isinstance(verdict, Rollback) for verdict in verdicts] == [n >= led for n in range(4)]
+
+
+def test_a_led_policy_is_a_value() -> None:
+    policy = Led(SpecReason(small(), small()), small())
+    assert not hasattr(policy, "__dict__")
+    with pytest.raises(FrozenInstanceError):
+        policy.first = 3  # type: ignore[misc]
