@@ -20,8 +20,8 @@ class Budget:
 
     *tokens* bounds the thinking and the answer together, each token counted in the vocabulary of the model that wrote
     it (SpecReason's own budget is 8192, section 5.1); of these *answer* are kept for the answer, by default 512 or a
-    quarter, whichever is less, and it may have what the thinking leaves. *steps* bounds the thinking. *seconds* bounds the whole run, of which a quarter is
-    kept for the answer. Raise `ConfigurationError` for limits that leave no room.
+    quarter, whichever is less, and it may have what the thinking leaves. *steps* bounds the thinking. *seconds* bounds
+    the whole run, of which a quarter is kept for the answer. Raise `ConfigurationError` for limits that leave no room.
     """
 
     tokens: int = 8192

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from ...orchestrator.chain import Accept
-from ...orchestrator.events import Committed, Drafted, Event, Judged, Repaired
+from ...orchestrator.events import Committed, Drafted, Event, Judged
 from ...orchestrator.trace import read
 from ..benchmarks.arithmetic import ARITHMETIC
 from ..testbed.problems import Problem, State, advance, begin, expected, generate, paragraphs, right
@@ -47,7 +47,7 @@ def graded(events: Iterable[Event], problem: Problem, number: int) -> list[Grade
     """The scored verdicts of one run, on drafts that follow nothing wrong; after a mistake, right has no meaning."""
     found: list[Graded] = []
     committed: list[str] = []
-    drafts: dict[int, str] = {}
+    drafts: dict[int, str] = {}  # the latest of each index: those before a draft were drafted after the last repair
     for event in events:
         match event:
             case Drafted(index, draft):
@@ -60,8 +60,6 @@ def graded(events: Iterable[Event], problem: Problem, number: int) -> list[Grade
                     found.append(Graded(verdict.score, isinstance(verdict, Accept), known, number, decided))
             case Committed(_, step):
                 committed.append(step.text)
-            case Repaired():
-                drafts.clear()
             case _:
                 pass
     return found

@@ -28,7 +28,7 @@ def tool(name: str) -> str:
 
 
 def run(*command: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, **more)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, **more)
 
 
 def read(path: Path) -> Tree:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+
 import pytest
 
 from stepspec.evals.arms import wilson
@@ -47,6 +50,17 @@ def test_scores_that_never_err_are_no_proof() -> None:
     assert found.area.low == wilson(4, 4).low
 
 
+def test_the_interval_is_as_wide_as_theory_has_it() -> None:
+    rng = random.Random(1)
+    right, wrong = (tuple(rng.gauss(mean, 1) for _ in range(80)) for mean in (1, 0))
+    found = separate(graded(right, wrong), "step", doubt=False)
+    assert found is not None
+    a = found.area.value
+    q1, q2 = a / (2 - a), 2 * a * a / (1 + a)  # Hanley and McNeil 1982
+    error = math.sqrt((a * (1 - a) + 79 * (q1 - a * a) + 79 * (q2 - a * a)) / 6400)
+    assert found.area.high - found.area.low == pytest.approx(2 * 1.96 * error, rel=0.2)
+
+
 def test_too_few_of_either_kind_say_nothing() -> None:
     assert separate(graded(wrong=(1.0, 2.0)), "step", doubt=False) is None
     assert separate(graded(right=()), "step", doubt=False) is None
@@ -79,11 +93,15 @@ def test_where_steps_are_not_known_the_worst_accepted_score_stands_for_the_answe
     assert (found.separation.level, found.separation.passed) == ("answer", None)
     assert found.separation.area.value == 1.0  # 8, 8, 8 against 7.5, 7.2, 7.1
     assert len(found.graded) == 6 * 4
-    reversed_ = judge("bild", "bild", samples, None, 1)
-    assert reversed_ is not None
-    assert reversed_.doubt
-    assert reversed_.separation is not None
-    assert reversed_.separation.area.value == 0.0  # 9, 8.5, 8.2 against 8, 8, 8, where a high score is a bad one
+
+
+def test_the_worst_doubt_is_the_highest() -> None:
+    grades = {0: 8.3, 1: 8.2, 2: 8.1, 3: 8.03, 4: 8.02, 5: 8.01}
+    found = judge("bild", "bild", {n: mixed(1.0, correct=n < 3, grade=each) for n, each in grades.items()}, None, 1)
+    assert found is not None
+    assert found.doubt
+    assert found.separation is not None
+    assert found.separation.area.value == 0.0  # the lowest are 8 everywhere
 
 
 def test_an_arm_without_scores_has_no_judge() -> None:

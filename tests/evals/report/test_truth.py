@@ -29,6 +29,13 @@ def test_every_beginning_of_the_worked_reasoning_is_right_and_a_wrong_digit_is_n
     assert not follows(problem, text + "More.\n\n")
 
 
+def test_a_check_may_be_left_out() -> None:
+    problem = next(one for one in PROBLEMS if any(deed.kind == "double" for deed in one.deeds))
+    text = "".join(part for part in worked(problem) if not part.startswith(("Alternatively", "Let me check")))
+    assert text != "".join(worked(problem))
+    assert all(follows(problem, text[:end]) for end in range(len(text) + 1))
+
+
 def step(text: str) -> Step:
     return Step(text, "small")
 
