@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import importlib.util
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
@@ -17,12 +18,13 @@ from ..api import Solver
 from ..orchestrator.errors import ConfigurationError
 from .arms import Task
 from .benchmarks import Benchmark, find, load, own
-from .calibrating import Calibrated, Calibration, Knob, Trials
-from .calibration import needed
 from .grading import Graders, require
-from .promise import SEEDS_APART, Promise, attempts, half, knob
 from .testbed.progress import counting
 from .testbed.solving_pair import pair_solver
+
+if TYPE_CHECKING:  # what brings scipy is imported where it is used: `stepspec` has to start without it
+    from .calibrating import Calibrated, Knob, Trials
+    from .promise import Promise
 
 EXAMPLES = """
 Examples:
@@ -67,6 +69,12 @@ def calibrate(
     Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the other half. Started
     again, it goes on where it was cut short. The policy file is a settings file: name it in STEPSPEC_CONFIG.
     """
+    if importlib.util.find_spec("scipy") is None:
+        raise ConfigurationError("`stepspec calibrate` needs scipy: pip install 'stepspec[evals]'")
+    from .calibrating import Trials
+    from .calibration import needed
+    from .promise import Promise, knob
+
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
     file = Path(benchmark) if Path(benchmark).suffix in (".jsonl", ".parquet") else None
@@ -122,6 +130,9 @@ async def _calibrated(
     confidence: float,
     at_once: int,
 ) -> Calibrated:
+    from .calibrating import Calibration
+    from .promise import attempts
+
     with trials, counting(stderr) as progress:
         bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=len(tasks))}
 
@@ -138,6 +149,8 @@ async def _calibrated(
 
 def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
     """The half of *benchmark* that is for calibration; of one that is made, as many as are wanted of other seeds."""
+    from .promise import SEEDS_APART, half
+
     if benchmark.made is not None and data is None:
         return load(benchmark, seed=seed + SEEDS_APART, limit=count)
     tasks = [task for task in load(benchmark, data, seed=seed) if half(task.problem) == "calibration"]
