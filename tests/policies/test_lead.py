@@ -138,3 +138,19 @@ def test_a_led_policy_is_a_value() -> None:
     assert not hasattr(policy, "__dict__")
     with pytest.raises(FrozenInstanceError):
         policy.first = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("script", "stop"), [("Add.\n\n", "delimiter"), (" and" * (PLANNING + 9), "length")])
+def test_a_plan_that_did_not_end_the_thinking_is_left_as_it_was_written(script: str, stop: str) -> None:
+    written: list[Step] = []
+
+    class Keeping(Listening):
+        async def write(self, chain: Chain, **options: Any) -> Step:
+            written.append(await super().write(chain, **options))
+            return written[-1]
+
+    large = Keeping("large", lambda said: script)
+    large.asked = []
+    draft = run(Led(SpecReason(small(), large), large, plan=True).draft(PROBLEM))[0]
+    assert draft.stop == stop
+    assert draft == written[0]
