@@ -191,6 +191,7 @@ async def test_a_key_is_asked_for_and_kept_for_the_tab(serve: Start, opened: Ope
 async def test_without_the_key_the_page_says_what_is_missing(serve: Start, opened: Open) -> None:
     service = await serve(key="sesame")
     page = await opened(service.url, console=False)
+    await expect(page.get_by_role("dialog")).to_be_visible()
     await page.keyboard.press("Escape")
     await expect(page.get_by_role("alert")).to_contain_text("Give the service's key")
     await run(page)
