@@ -139,7 +139,7 @@ class _Going:
             options={**arm.options, **drawn},
             sampling=plan.sampling.model_copy(update={"seed": trial.seed}),
             budget=plan.budget,
-            trace_to=self._traces / trace_name(trial) if self._traces else None,
+            trace_to=self._traces / trace_name(trial.number, arm.name) if self._traces else None,
         )
         text = solved.solution.text if solved.solution else ""
         grade = await self._graders.grade(text, trial.task.answer, plan.metric)
@@ -167,10 +167,10 @@ def accept_rate(samples: Sequence[Sample]) -> float:
     return sum(sample.ledger.accepted for sample in samples) / drafts if drafts else 0.0
 
 
-def trace_name(trial: Trial) -> str:
-    """The file of a trial's trace: the number of the sample, and the arm in letters that any file system takes."""
-    arm = "".join(sign if sign.isalnum() else "-" for sign in trial.arm.name).strip("-")
-    return f"{trial.number:05}-{arm}.jsonl"
+def trace_name(number: int, arm: str) -> str:
+    """The file of a sample's trace: its number, and the *arm* in letters that any file system takes."""
+    letters = "".join(sign if sign.isalnum() else "-" for sign in arm).strip("-")
+    return f"{number:05}-{letters}.jsonl"
 
 
 def identity(plan: Plan) -> Mapping[str, Any]:

@@ -18,7 +18,9 @@ class Markup(str):
 def element(name: str, *children: str, **attributes: Attribute) -> Markup:
     """Make an element; *class_* is the attribute class, *data_author* data-author. None and False are left out."""
     inner = "".join(child if isinstance(child, Markup) else escape(child) for child in children)
-    given = "".join(_attribute(key, value) for key, value in attributes.items() if value not in (None, False))
+    given = "".join(
+        _attribute(key, value) for key, value in attributes.items() if not (value is None or value is False)
+    )
     return Markup(f"<{name}{given}>" + ("" if name in VOID else f"{inner}</{name}>"))
 
 

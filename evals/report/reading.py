@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...orchestrator.errors import ConfigurationError
 from ..evaluation import PROBLEMS, RUN, SAMPLES, TRACES
-from ..running import Trial, trace_name
+from ..running import trace_name
 from ..samples import Place, Samples
 from ..trial import Arm, Sample, Task
 
@@ -68,11 +68,8 @@ class Run:
 
     def trace(self, number: int, sample: Sample) -> Path | None:
         """The trace of *sample*, the one with this *number*; None if it was not kept."""
-        arm = next(arm for arm in self.arms if arm.name == sample.arm)
-        task = self.tasks[number // self.repeats]
-        name = trace_name(Trial(number, sample.repeat, sample.seed, task, arm))
         home = next(folder for folder in self.folders if (number, sample.arm) in folder.done)
-        path = home.path / TRACES / name
+        path = home.path / TRACES / trace_name(number, sample.arm)
         return path if path.is_file() else None
 
 

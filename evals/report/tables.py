@@ -140,10 +140,10 @@ def _stepped(f: Figures) -> Row:
 def judges(section: Section) -> Table:
     note = (
         "AUROC: the chance that a right one is scored better than a wrong one, with a 95% bootstrap interval over the "
-        "problems. By step: every judged step that follows nothing wrong is known to be right or wrong; passed is what "
-        "the verdicts let through. By answer: steps are not known, so the worst accepted score of a problem stands for "
-        "it; that says less, for the judge has acted already. What a score did not decide, as the fallbacks of "
-        "BiLD, is counted, but not on the curve."
+        "problems (Wilson's where no resample differs). By step: every judged step that follows nothing wrong is "
+        "known to be right or wrong; passed is what the verdicts let through. By answer: steps are not known, so "
+        "the worst accepted score of a problem stands for it; that says less, for the judge has acted already. What "
+        "a score did not decide, as the fallbacks of BiLD, is counted, but not on the curve."
     )
     if section.title == "arithmetic" and not any(_level(judge.separation) == "step" for judge in section.judges):
         note += " Steps of this benchmark can be known: `stepspec eval --traces` keeps what it takes."

@@ -18,7 +18,7 @@ from stepspec.evals.trial import Sample, Written
 from stepspec.orchestrator.ledger import Account, Ledger
 
 ARMS = (LARGE, SMALL, SHIPPED)
-RECORDED = Path(__file__).parent / "run"
+RECORDED = Path(__file__).parent / "run"  # a real one, cut down to some problems, arms and traces without tokens
 NOBODY = Account("small")
 
 KEPT = Written("small", "kept", 8.0, "", 0.4)

@@ -16,7 +16,7 @@ from .made import RECORDED
 
 DOCS = Path(__file__).parents[3] / "docs"
 IMAGES = DOCS / "images"
-DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 1500}, "device_scale_factor": 1.5}
+DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 1205}, "device_scale_factor": 1.5}
 PHONE: dict[str, Any] = {"viewport": {"width": 375, "height": 1180}, "device_scale_factor": 2}
 PICTURES: dict[str, dict[str, Any]] = {
     "report-light": {**DESK, "color_scheme": "light"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stepspec.evals.report.figures import figures, numbered
 from stepspec.evals.report.prices import Prices, Rented, costs, load
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .made import ARMS, samples
+from .made import ARMS, mixed, samples
 
 DOCS = Path(__file__).parents[3] / "docs"
 
@@ -112,3 +113,12 @@ def test_problems_are_chosen_by_what_went_wrong_or_slowly() -> None:
     assert [(case.problem, case.outcome) for case in chosen.lost] == [(2, "wrong")]
     assert [(case.problem, case.outcome, case.large_seconds) for case in chosen.gained] == [(3, "right", 4.0)]
     assert [(case.rejected, case.drafts) for case in chosen.disputed] == [(1, 4)] * 4
+
+
+def test_the_most_disputed_are_those_with_the_most_rejected_drafts() -> None:
+    quick = mixed(0.5)
+    done = {**samples(), (1, SHIPPED.name): replace(quick, ledger=replace(quick.ledger, accepted=1))}
+    sure = mixed(9.0)
+    done[2, SHIPPED.name] = replace(sure, ledger=replace(sure.ledger, accepted=4))
+    chosen = cases(figures(done, ARMS), numbered(done, ARMS, 1), 1)
+    assert [(case.problem, case.rejected) for case in chosen.disputed] == [(1, 3), (3, 1), (0, 1)]

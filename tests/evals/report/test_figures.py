@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
@@ -54,7 +56,9 @@ def test_what_is_a_method(found: dict[str, Figures]) -> None:
     assert [f.method for f in found.values()] == [False, False, True, False]
     assert [f.bound for f in found.values()] == [False, False, False, True]
     control = Arm("random like SpecReason", "random", like=SHIPPED.name)
-    done = {**samples(), **{(n, control.name): mixed(2.0, arm=control) for n in range(4)}}
+    drawn = mixed(2.0, arm=control)
+    drawn = replace(drawn, ledger=replace(drawn.ledger, large=replace(drawn.ledger.large, judging=0)))  # nobody judges
+    done = {**samples(), **{(n, control.name): drawn for n in range(4)}}
     last = figures(done, (*ARMS, control))[-2]
     assert (last.arm, last.method, last.accept_rate) == (control, False, 0.75)
 

@@ -89,6 +89,16 @@ def test_labels_cover_neither_each_other_nor_a_dot(seed: int) -> None:
         )
 
 
+def test_labels_stand_to_the_right_where_there_is_room_and_above_where_there_is_none() -> None:
+    area = Box(0, 0, WIDE, 340)
+    (alone,) = labels(["bild"], [(200, 200)], area)
+    assert alone.at > 210
+    assert alone.height == 200
+    middle = labels(["bild"] * 3, [(185, 200), (200, 200), (215, 200)], area)[1]
+    assert middle.at == pytest.approx(200)
+    assert middle.height < 190
+
+
 def test_a_label_far_from_its_dot_is_led_to_it() -> None:
     crowd = [Arm(f"a method of a long name, {n}", "specreason") for n in range(9)]
     done = {(n, LARGE.name): large(4.0) for n in range(4)}
@@ -106,6 +116,8 @@ def test_bars_are_as_long_as_what_they_stand_for(arms: list[Figures], width: flo
     lengths = [w + 1 for (w,) in numbers(tree, "part", "width")]
     assert lengths == pytest.approx([width * 0.6, width * 0.2, width * 0.2], abs=0.2)  # 60, 20, and 20 in vain
     assert [one.get("data-wasted") for one in tree.iter() if one.get("class") == "part"] == [None, None, ""]
+    starts = [x for (x,) in numbers(tree, "part", "x")]
+    assert starts == pytest.approx([0, width * 0.6, width * 0.8], abs=0.2)
     assert "100.0 tokens" in "".join(tree.itertext())
 
 
@@ -138,6 +150,11 @@ def test_scores_are_counted_above_the_line_if_right_and_below_if_wrong() -> None
 def test_without_truth_scores_are_told_apart_by_the_verdict() -> None:
     tree = parsed(separation.histogram(made(Graded(0.2, True), Graded(3.5, False), policy="bild")))
     assert [title.text for title in tree.iter("title")] == ["accepted, 0.175 to 0.35: 1", "rejected, 3.33 to 3.5: 1"]
+
+
+def test_scores_may_be_negative() -> None:
+    tree = parsed(separation.histogram(made(Graded(-1.0, False), Graded(1.0, True), policy="reward")))
+    assert [title.text for title in tree.iter("title")] == ["accepted, 0.9 to 1: 1", "rejected, -1 to -0.9: 1"]
 
 
 def test_the_curve_ends_in_its_corners() -> None:

@@ -46,6 +46,13 @@ def test_arms_of_the_same_measurement_are_put_together(tmp_path: Path) -> None:
     assert any("Put together from 2 run folders" in remark for remark in told.remarks)
 
 
+def test_a_run_that_was_made_longer_has_all_of_its_problems(tmp_path: Path) -> None:
+    more = read(folder(tmp_path / "b", {}, texts=["one", "two", "three", "four", "five"]))
+    for folders in ([read(folder(tmp_path / "a")), more], [more, read(folder(tmp_path / "c"))]):
+        (run,) = merge(folders)
+        assert (len(run.tasks), len(run.done)) == (5, 12)
+
+
 @pytest.mark.parametrize(
     "changed",
     [

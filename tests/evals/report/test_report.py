@@ -39,7 +39,7 @@ def test_the_figures_are_those_that_eval_came_to(recorded: Path) -> None:
     (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
     summary = orjson.loads((recorded / "summary.json").read_bytes())
     assert [arm["standing"] for arm in section["arms"]] == summary["arms"]
-    assert len(section["arms"]) >= 5
+    assert len(section["arms"]) == 6
 
 
 def test_the_judge_is_held_against_the_truth(recorded: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
 from stepspec.evals.report import tables
 from stepspec.evals.report.layout import blocks
 from stepspec.evals.report.markdown import markdown
@@ -16,8 +16,9 @@ from stepspec.evals.report.prices import Prices, Rented
 from stepspec.evals.report.reading import Run
 from stepspec.evals.report.section import Section
 from stepspec.evals.report.table import Row, Table
+from stepspec.evals.trial import Written
 
-from .made import folder, samples, told
+from .made import ARMS, folder, mixed, samples, told
 
 PRICED = Prices(currency="EUR", large=Rented(per_gpu_hour=3.6), small=Rented(per_gpu_hour=3.6))
 
@@ -115,7 +116,18 @@ def test_the_papers_definitions_are_not_the_same(section: Section) -> None:
     assert speed == f"{(80 / 3.5) / (100 / 4):.2f}"  # slower, by tokens a second
     assert row(lookahead, f"{SHIPPED.name} accept")["sums"] == "0.75"
     assert row(guided, SHIPPED.name)["kept of small"] == "75.0%"
+    assert row(lookahead, "large accuracy")["sums"] == "75.0±32.7"
     assert row(guided, SMALL.name)["sums"] == "50.0"
+
+
+def test_fallbacks_and_rollbacks_are_of_tokens(tmp_path: Path) -> None:
+    bild = Arm("bild", "bild")
+    repair = Written("large", "kept", None, "fallback", 0.9)
+    sample = replace(mixed(2.0, arm=bild), steps=(repair, repair, replace(repair, reason="rollback")))
+    done = {**samples(), **{(n, bild.name): sample for n in range(4)}}
+    table = list(papers(told(tmp_path, done=done, arms=(*ARMS, bild))))[2]
+    assert [found[0] for found in table.rows] == [LARGE.name, "bild"]
+    assert (row(table, "bild")["fallbacks"], row(table, "bild")["rollbacks"]) == ("2.50%", "1.25%")  # of 80 tokens
 
 
 def test_markdown_has_every_table_and_its_stamp(section: Section) -> None:
