@@ -37,6 +37,12 @@ def test_the_document_breaks_no_rule_of_its_policy(document: str) -> None:
     assert "{{" not in document
 
 
+def test_words_stand_to_the_left_and_numbers_to_the_right(document: str) -> None:
+    (row,) = re.findall(r'<tr><th scope="row" class="words">SpecReason</th><td>3 of 4</td>.*?</tr>', document)
+    assert row.count("words") == 1
+    assert '<td class="words">SpecReason</td><td class="words">wrong</td><td>4.00</td>' in document
+
+
 def test_every_figure_and_table_says_what_it_is_about(document: str) -> None:
     cards = re.findall(r'class="card(?: across)?">', document)
     stamps = re.findall(r'<p class="stamp">[^<]*n = \d+[^<]*\d{4}-\d\d-\d\d</p>', document)

@@ -11,6 +11,7 @@ from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
 from stepspec.evals.report import tables
 from stepspec.evals.report.layout import blocks
 from stepspec.evals.report.markdown import markdown
+from stepspec.evals.report.origin import origin
 from stepspec.evals.report.papers import tables as papers
 from stepspec.evals.report.prices import Prices, Rented
 from stepspec.evals.report.reading import Run
@@ -74,10 +75,14 @@ def test_too_few_wrong_steps_are_no_judge_of_the_judge(section: Section) -> None
 def test_sessions_that_were_killed_are_missed(tmp_path: Path) -> None:
     section = told(tmp_path)
     session = {key: value for key, value in section.run.sessions[0].items() if key != "counters"}
+    open_ = {key: value for key, value in session.items() if key != "ended"}
     home = section.run.folders[0]
     again = replace(home, record={**home.record, "sessions": [session, *home.record["sessions"]]})
     assert ", of 1 of 2 sessions:" in tables.servers(replace(section, run=Run((again,)))).note
     assert "sessions" not in tables.servers(section).note
+    ended = dict(origin(replace(section, run=Run((replace(again, record={**again.record, "sessions": [open_]}),)))))
+    assert ended["measured"] == "2026-11-21T20:00:00+00:00 to interrupted"
+    assert dict(origin(section))["measured"].endswith("to 2026-11-21T20:05:00+00:00")
 
 
 def test_time_tokens_and_steps(section: Section) -> None:
@@ -154,6 +159,7 @@ def test_links_lead_from_the_problems_to_their_traces(section: Section) -> None:
     case = section.cases.lost[0]
     links = {(case.number, case.arm): "traces/2.html"}
     assert "[look](traces/2.html)" in markdown([(section, links)], "")
+    assert "| 3 | What is 1 + 3? | SpecReason | wrong |" in markdown([(section, links)], "")
     assert "keeps them" in markdown([(section, {})], "")
 
 
