@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,17 @@ class Moment:
 
     at: float
     event: Event
+
+
+class Stopwatch:
+    """Seconds since it was made, on the running loop's clock."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
+
+    def __call__(self) -> float:
+        return self._loop.time() - self._began
 
 
 def dump(moment: Moment) -> bytes:

@@ -191,9 +191,9 @@ async def test_grades_that_drift_away_from_the_calibration_are_told_once(
         config = {"options": {"threshold": 6.0}, "policy": "specreason"}
         (tmp_path / "stepspec.toml").write_text(calibrated())
         async with servers.solver(**config) as solver:
-            assert solver.grades is not None
+            assert solver.promise is not None
             for place in range(LEAST - 1):
-                solver.grades(Judged(place, Step("So.", "small"), Accept(9.0)))
+                solver.promise(Judged(place, Step("So.", "small"), Accept(9.0)))
             for _ in range(2):
                 await solver.solve(PROBLEM, options=options, policy=policy)
     told = [record.getMessage() for record in caplog.records if record.name == "stepspec"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,29 +12,27 @@ import orjson
 
 from . import policies
 from . import settings as configuration
+from .models import Models
 from .orchestrator import trace
-from .orchestrator.budget import Budget, Budgeted
+from .orchestrator.budget import Budget
 from .orchestrator.chain import Chain, Message, Party, Role, Step, Verdict
-from .orchestrator.drift import GradeWatch
 from .orchestrator.endpoints import CriticEndpoint, Endpoint, ReplicatedModel, Sampling, VllmCritic, connect
 from .orchestrator.endpoints.queue import polled
+from .orchestrator.endpoints.room import fitted
 from .orchestrator.endpoints.wire import Format
-from .orchestrator.errors import ConfigurationError, ContextTooLong, MalformedReply
+from .orchestrator.errors import ConfigurationError, MalformedReply
 from .orchestrator.events import Committed, Event, Observer, Started
 from .orchestrator.floor import Floor
 from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
-from .orchestrator.interfaces import Critic, Model, Policy
+from .orchestrator.interfaces import Policy
 from .orchestrator.load import Load
 from .orchestrator.lookahead import Ahead, confidence
 from .orchestrator.run import run
 from .orchestrator.shadow import Shadows
 from .orchestrator.solution import Solution
+from .promise import Promise
 from .settings import Adapting, Limits, Settings
-
-log = logging.getLogger("stepspec")
-
-JUDGING_ROOM = 192  # tokens of context that a judge's question may take beside the chain
-LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth beginning
+from .stream import Stream
 
 
 class Solver:
@@ -93,9 +89,7 @@ class Solver:
         self.small, self.large = connect(self._endpoint("small")), connect(self._endpoint("large"))
         self.critic = VllmCritic(self.settings.critic) if self.settings.critic else None
         self.load = Load()
-        calibration = self.settings.calibration
-        self.grades = GradeWatch(calibration.grades()) if calibration else None
-        self._warned = False
+        self.promise = Promise(self.settings.calibration) if self.settings.calibration else None
         self.shadows = Shadows(self.settings.shadow)
         self.floor = Floor(confidence)
 
@@ -138,7 +132,7 @@ class Solver:
         plan: bool | None = None,
     ) -> Policy:
         """Build a policy over both models, for one run that begins now; what is not given comes from the settings."""
-        return self._policy(self._models(budget, sampling, observe, _Stopwatch()), name, options, lead, plan)
+        return self._policy(self._models(budget, sampling, observe, trace.Stopwatch()), name, options, lead, plan)
 
     def _models(
         self,
@@ -147,16 +141,16 @@ class Solver:
         observe: Observer,
         clock: Callable[[], float],
         format: Format | None = None,
-    ) -> _Models:
+    ) -> Models:
         sampling = sampling or self.settings.sampling
         small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
         formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
         critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
-        return _Models(small, large, critic, budget or self.settings.budget.budget(), formatting)
+        return Models(small, large, critic, budget or self.settings.budget.budget(), formatting)
 
     def _policy(
         self,
-        models: _Models,
+        models: Models,
         name: str | None,
         options: Mapping[str, Any] | None,
         lead: int | None = None,
@@ -165,13 +159,12 @@ class Solver:
         name = name or self.settings.policy
         if options is None:
             options = self.settings.options if name == self.settings.policy else {}
-        small, large = (Budgeted(model, models.budget.left) for model in (models.small, models.large))
-        policy = policies.make(name, small, large, critic=models.critic, **options)
-        first = self.settings.lead if lead is None else lead
-        planned = self.settings.plan if plan is None else plan
-        if name in policies.BASELINES or not (first or planned):
-            return policy
-        return policies.Led(policy, large, first, planned)
+        return models.policy(
+            name,
+            options,
+            lead=self.settings.lead if lead is None else lead,
+            plan=self.settings.plan if plan is None else plan,
+        )
 
     async def solve(
         self,
@@ -205,9 +198,9 @@ class Solver:
         name, chain = policy or self.settings.policy, Chain.of(problem)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        budget = await self._fit(budget or self.settings.budget.budget(), chain)
-        calibrated = self._calibrated(name, options)
-        clock = _Stopwatch()
+        budget = await fitted(budget or self.settings.budget.budget(), chain, (self.small, self.large))
+        promise = self.promise if self.promise and self.promise.covers(self.settings, name, options) else None
+        clock = trace.Stopwatch()
         recorder = trace.Recorder(clock)
         committed = chain
 
@@ -220,8 +213,8 @@ class Solver:
                 committed = committed.extend(event.step)
             self.load.observe(event)
             self.floor.observe(event)
-            if self.grades is not None and calibrated:
-                self.grades(event)
+            if promise is not None:
+                promise(event)
             observe(event)
 
         models = self._models(budget, sampling, watch, clock, format)
@@ -233,10 +226,10 @@ class Solver:
                 budget=budget,
                 ahead=self._ahead(ahead, hedge, load),
                 observe=watch,
-                fallback=self._policy(models, "large", {}) if name != "small" else None,
+                fallback=models.policy("large", {}) if name != "small" else None,
                 thinks=self.thinks,
                 watch=self._watch(models, budget, early_exit, give_up),
-                answerer=models.formatting and Budgeted(models.formatting, budget.left),
+                answerer=models.answerer,
                 stop=stop,
             )
             if format is not None and outcome.reason == "stop":
@@ -245,7 +238,8 @@ class Solver:
             models.leave()
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
-            self._warn_of_drift()
+            if promise is not None:
+                promise.warn_of_drift()
         return Solution.of(outcome, recorder.moments)
 
     async def _shadow(self, chain: Chain, step: Step) -> Verdict:
@@ -256,27 +250,6 @@ class Solver:
         finally:
             if isinstance(large, ReplicatedModel):
                 large.leave()
-
-    def _calibrated(self, policy: str, options: Mapping[str, Any] | None) -> bool:
-        """Whether a run of *policy* with *options* is one that the calibration speaks of."""
-        calibration = self.settings.calibration
-        if calibration is None or policy != calibration.policy:
-            return False
-        chosen = self.settings.options if options is None and policy == self.settings.policy else options or {}
-        return chosen.get(calibration.option) == calibration.value
-
-    def _warn_of_drift(self) -> None:
-        if self.grades is None or self._warned or not self.grades.drift.drifted:
-            return
-        self._warned = True
-        drift = self.grades.drift
-        log.warning(
-            "the judge's grades have drifted: %.0f%% of %d fall into other bins than when %s was calibrated; "
-            "its promise may not hold any more, run `stepspec calibrate` again on problems like these",
-            100 * drift.moved,
-            drift.live.n,
-            self.settings.policy,
-        )
 
     def _check_json(self, text: str) -> None:
         """Raise `MalformedReply` if *text* is no JSON: some servers accept a format and ignore it."""
@@ -295,7 +268,7 @@ class Solver:
         """Whether the models reason in a block of its own before they answer; known once entered."""
         return self.large.template.thinks
 
-    def _watch(self, models: _Models, budget: Budget, early_exit: bool | None, give_up: bool | None) -> Watch | None:
+    def _watch(self, models: Models, budget: Budget, early_exit: bool | None, give_up: bool | None) -> Watch | None:
         watches: list[Watch] = []
         if self.settings.early_exit if early_exit is None else early_exit:
             watches.append(TrialAnswer(models.large))
@@ -314,23 +287,6 @@ class Solver:
         if (load or self.settings.load) == "ignore":
             return Ahead(lambda: depth, hedge, carries=carries)
         return Ahead(lambda: self.load.depth(depth), hedge, lambda: self.load.calm, carries)
-
-    async def _fit(self, budget: Budget, chain: Chain) -> Budget:
-        """Cut *budget* to what both contexts hold beside the problem and a judge's question. Raise `ContextTooLong`."""
-        tokens = budget.tokens
-        for endpoint in (self.small, self.large):
-            prompt = await endpoint.count(chain.messages)
-            room = endpoint.room - prompt - JUDGING_ROOM
-            if room < LEAST_ROOM:
-                raise ContextTooLong(
-                    f"the problem has {prompt} tokens, which leaves no room to think in a context of "
-                    f"{endpoint.room}; shorten it, or serve the model with a longer --max-model-len",
-                    role=endpoint.role,
-                    url=endpoint.settings.url,
-                )
-            tokens = min(tokens, room)
-        answer = budget.answer if budget.answer is None else min(budget.answer, tokens - 1)
-        return replace(budget, tokens=tokens, answer=answer)
 
     @asynccontextmanager
     async def stream(self, problem: str | Sequence[Message], **choices: Any) -> AsyncGenerator[Stream]:
@@ -355,33 +311,6 @@ class Solver:
             await asyncio.wait([solving])
 
 
-class Stream:
-    """The events of one run, as they happen; afterwards its solution."""
-
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
-        self._solving: asyncio.Task[Solution] | None = None
-        self.put = self._events.put_nowait
-
-    def end(self, solving: asyncio.Task[Solution]) -> None:
-        self._solving = solving
-        if not solving.cancelled():
-            solving.exception()  # Raised where it is asked for: by the iteration, or by `solution`.
-        self._events.put_nowait(None)
-
-    @property
-    def solution(self) -> Solution:
-        """The solution. Raise what the run raised, and `RuntimeError` while the run goes on."""
-        if self._solving is None:
-            raise RuntimeError("the run is not over: iterate over its events first")
-        return self._solving.result()
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        while (event := await self._events.get()) is not None:
-            yield event
-        self.solution  # noqa: B018  # a failed run raises here
-
-
 async def asolve(problem: str | Sequence[Message], **settings: Any) -> Solution:
     """Solve one *problem*; *settings* are those of `Solver`. For more than one, keep a `Solver`."""
     async with Solver(**settings) as solver:
@@ -403,32 +332,5 @@ def solve(problem: str | Sequence[Message], **settings: Any) -> Solution:
     raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
 
 
-@dataclass(frozen=True, slots=True)
-class _Models:
-    """The models of one run; those that have replicas hold a place until it is over."""
-
-    small: Model
-    large: Model
-    critic: Critic | None
-    budget: Budget
-    formatting: Model | None = None  # the large one, when it answers in a format
-
-    def leave(self) -> None:
-        for model in (self.small, self.large, self.formatting):
-            if isinstance(model, ReplicatedModel):
-                model.leave()
-
-
 def _always(draft: Step) -> bool:
     return True
-
-
-class _Stopwatch:
-    """Seconds since it was made, on the running loop's clock."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
-
-    def __call__(self) -> float:
-        return self._loop.time() - self._began
