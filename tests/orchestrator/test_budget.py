@@ -1,11 +1,12 @@
 """What a run may cost: how much is left, which limits make no sense, and that no write asks for more."""
 
+import inspect
 import math
 from collections.abc import Mapping
 
 import pytest
 
-from stepspec.orchestrator import Budget, Chain, Step, Token
+from stepspec.orchestrator import Budget, Chain, Model, Step, Token
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Stop
 from stepspec.orchestrator.errors import ConfigurationError
@@ -24,6 +25,7 @@ def chain(*tokens: int, stop: Stop = "delimiter") -> Chain:
     [
         ({"tokens": 1}, "no room to think and to answer"),
         ({"tokens": 100, "answer": 100}, "must be from 1 to 99"),
+        ({"tokens": 100, "answer": 150}, "must be from 1 to 99"),
         ({"tokens": 100, "answer": 0}, "must be from 1 to 99"),
         ({"steps": 0}, "0 steps: must be at least 1"),
         ({"seconds": 0}, "0 seconds: must be above 0"),
@@ -34,6 +36,10 @@ def chain(*tokens: int, stop: Stop = "delimiter") -> Chain:
 def test_limits_that_leave_no_room_are_named(limits: Mapping[str, int], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         Budget(**limits)
+
+
+def test_the_least_limits_are_taken_and_the_tokens_are_the_papers_unless_given() -> None:
+    assert (Budget(steps=1).steps, Budget(seconds=0.1).seconds, Budget().tokens) == (1, 0.1, 8192)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +93,11 @@ def test_a_budgeted_model_writes_no_more_than_is_left_or_asked_for() -> None:
     assert (len(step.tokens), step.stop) == (4, "length")
     assert len(run(model.write(PROBLEM, limit=3))[0].tokens) == 3
     assert len(run(model.write(PROBLEM.extend(step.cut(9)), limit=4))[0].tokens) == 2  # after "The", " small"
+
+
+@pytest.mark.parametrize("verb", ["write", "score", "ask"])
+def test_a_budgeted_model_is_called_as_any_model_is(verb: str) -> None:
+    assert inspect.signature(getattr(Budgeted, verb)) == inspect.signature(getattr(Model, verb))
 
 
 def test_a_budgeted_model_passes_everything_else_on() -> None:
