@@ -3,15 +3,17 @@
 import asyncio
 import gc
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf
 
 import pytest
 
-from stepspec.orchestrator import Budget, Chain, Ledger, reason
+from stepspec.orchestrator import Budget, Chain, Ledger, Step, Token, reason
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
-from stepspec.orchestrator.lookahead import Ahead
-from stepspec.policies import SpecReason
+from stepspec.orchestrator.lookahead import Ahead, confidence
+from stepspec.policies import LookaheadReasoning, SpecReason
 
 from ..fakes import ScriptedModel, run
 from .arms import PROBLEM, pair, working
@@ -50,6 +52,47 @@ def test_no_more_drafts_are_made_ahead_than_asked_for(ahead: int) -> None:
     assert [line for line in small.log if line.startswith("small write")] == [
         f"small write {index}{fate}" for index in range(ahead + 1) for fate in ("", " done")
     ]
+
+
+def test_what_is_committed_already_is_not_counted_as_drafted_ahead() -> None:
+    small, large = pair()
+    chain = PROBLEM.extend(Step("First.\n\n", "large")).extend(Step("Second.\n\n", "large"))
+    large.reading = lambda chain: 100.0
+    run(reason(SpecReason(small, large), chain, ahead=1, deadline=50.0))
+    assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
+
+
+def test_no_bet_is_made_beyond_a_draft_that_does_not_carry_one() -> None:
+    small, large = pair(length=3)
+    ahead = Ahead(lambda: 2, carries=lambda draft: "says 1" in draft.text)
+    assert run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))[1] == 5.0
+    # Nothing beyond the first draft until it is judged; then two drafts, and the judges one draft behind.
+    assert [line for line in small.log if "write" in line or "ask 1" in line][:5] == [
+        "small write 0", "small write 0 done", "large ask 1", "large ask 1 done", "small write 1",
+    ]  # fmt: skip
+
+
+def test_without_more_said_nothing_is_worked_ahead_nor_hedged() -> None:
+    assert (Ahead().depth(), Ahead().hedge) == (0, 0.0)
+    assert not Ahead().doubts(Step("So.", "small", tokens=(Token("So.", -inf),)))
+
+
+def test_a_hedge_of_one_doubts_every_draft_of_the_small_model_and_no_step_of_the_large() -> None:
+    certain = Step("So.", "small", tokens=(Token("So.", 0.0),))
+    ahead = Ahead(hedge=1.0)
+    assert (confidence(certain), confidence(replace(certain, tokens=()))) == (1.0, 0.0)
+    assert ahead.doubts(certain)
+    assert not ahead.doubts(replace(certain, tokens=()))
+    assert not ahead.doubts(replace(certain, author="large"))
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_judge_that_writes_and_fails_for_good_ends_the_run(ahead: int) -> None:
+    small, large = pair(length=3)
+    gone = EndpointUnavailable("no answer", role="large", url="http://there", verb="write")
+    large.fails = lambda verb, chain: gone
+    with pytest.raises(EndpointUnavailable, match="no answer"):
+        run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=ahead))
 
 
 def test_judges_that_overtake_each_other_still_commit_in_order() -> None:
@@ -133,11 +176,12 @@ def test_no_hedge_when_it_is_not_calm() -> None:
     assert not [line for line in small.log if line.startswith("large write")]
 
 
-def test_the_depth_may_change_on_the_way() -> None:
+@pytest.mark.parametrize("then", [0, 1])
+def test_the_depth_may_change_on_the_way(then: int) -> None:
     small, large = pair()
     large.reading = lambda chain: 100.0
-    depths = iter([4, 4, 1, 1])
-    run(reason(SpecReason(small, large), PROBLEM, ahead=Ahead(lambda: next(depths, 1)), deadline=50.0))
+    depths = iter([4, 4, then, then])
+    run(reason(SpecReason(small, large), PROBLEM, ahead=Ahead(lambda: next(depths, then)), deadline=50.0))
     assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
 
 
