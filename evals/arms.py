@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
 from ..api import Solver
+from ..orchestrator import shares
 from ..orchestrator.chain import Role
 from ..orchestrator.endpoints.acceptance import Acceptance
 from ..orchestrator.events import Event
@@ -36,8 +36,6 @@ __all__ = [
 ]
 
 RESAMPLES = 2000
-Z = 1.96  # both intervals are at 95%
-
 
 LARGE = Arm("large alone", "large")
 SMALL = Arm("small alone", "small")
@@ -88,11 +86,13 @@ async def measure(
     on_sample: Callable[[int, Sample], object] = lambda number, sample: None,
     done: Mapping[tuple[int, str], Sample] | None = None,
     observers: Mapping[str, Callable[[Task], Callable[[Event], None]]] | None = None,
+    solvers: Mapping[str, Solver] | None = None,
 ) -> list[Sample]:
     """
     Solve every task with every arm, one at a time; *observers* watch the runs of the arms they are named for.
 
-    What is *done* already, by the number of the task and the name of the arm, is not done again.
+    An arm that one of *solvers* is named for is run by that one. What is *done* already, by the number of the task and
+    the name of the arm, is not done again.
     """
     samples: list[Sample] = []
     for number, task in enumerate(tasks):
@@ -101,7 +101,8 @@ async def measure(
                 samples.append(done[number, arm.name])
                 continue
             extra = observers[arm.name](task) if observers and arm.name in observers else None
-            samples.append(await _sample(solver, arm, task, extra))
+            by = solvers[arm.name] if solvers and arm.name in solvers else solver
+            samples.append(await _sample(by, arm, task, extra))
             on_sample(number, samples[-1])
     return samples
 
@@ -148,7 +149,8 @@ def _result(
     accuracy = share([s.correct for s in samples], repeats)
     ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(large, repeats))
     kept_large, kept_small = sum(x.large.kept for x in ledgers), sum(x.small.kept for x in ledgers)
-    floor = _floor(kept_small, kept_large, pace)
+    nested = any(x.nested for x in ledgers)  # several models' tokens are small, and nothing says how fast each wrote
+    floor = None if nested else _floor(kept_small, kept_large, pace)
     written = sum(x.large.written + x.small.written for x in ledgers)
     drafts = sum(x.drafts for x in ledgers)
     judging = [x.large.judging + x.small.judging + x.critic.judging for x in ledgers]
@@ -198,10 +200,7 @@ def share(values: Sequence[float], repeats: int = 1) -> Interval:
 
 def wilson(successes: float, n: int) -> Interval:
     """Wilson's score interval of a share."""
-    share = successes / n
-    centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
-    half = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
-    return Interval(share, max(0.0, centre - half), min(1.0, centre + half))
+    return Interval(successes / n, *shares.wilson(successes, n))
 
 
 def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int = 0) -> Interval:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
-import hashlib
 import platform
 import sys
 from collections.abc import Sequence
@@ -24,17 +23,22 @@ from rich.console import Console
 from ..orchestrator.errors import ConfigurationError
 from . import stacked as stacking
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, Arm, Result, measure, summarise
+from .nested import NESTED, THREE
+from .nested import SMALL_PRINT as NESTED_SMALL_PRINT
 from .samples import Samples
 from .tables import SMALL_PRINT, markdown, table
 from .testbed.progress import counting
-from .testbed.servers import MODELS
-from .testbed.solving_pair import pair_solver
+from .testbed.servers import weights
+from .testbed.solving_pair import solvers
 from .testbed.tasks import fresh
 
 BASELINES = (LARGE, SMALL, SEQUENTIAL, SHIPPED)
 OTHERS = (
     Arm("SpecReason, hedged", "specreason", hedge=0.9),
     Arm("SpecReason, greedy", "specreason", {"read": "greedy"}),
+    Arm("SpecReason, sure bets", "specreason", sure_bets=True),
+    Arm("SpecReason, adapted", "specreason", adapt=0.05),
+    Arm("choose", "choose"),
     Arm("random, p = 0.9", "random", {"p": 0.9}),
     Arm("speculative thinking", "speculative-thinking"),
     Arm("BiLD, tokens", "bild"),
@@ -76,8 +80,9 @@ def _good(result: Result, large: Result) -> bool:
 
 async def bench(arms: Sequence[Arm], problems: int, profile: str, samples: Samples, console: Console) -> list[Result]:
     """Run the *arms* on the same fresh problems, one at a time, interleaved; what *samples* have is not run again."""
-    tasks = fresh(problems, SEED)
-    async with pair_solver(profile, console, tuple(arms), SEED + 1, problems=2) as solver:
+    tasks, nested = fresh(problems, SEED), {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
+    solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested)
+    async with solving as (solver, others):
         with samples, counting(console) as progress:
             bar = progress.add_task("measuring", total=problems * len(arms), completed=len(samples.done))
 
@@ -85,7 +90,7 @@ async def bench(arms: Sequence[Arm], problems: int, profile: str, samples: Sampl
                 samples.add(number, sample)
                 progress.advance(bar)
 
-            measured = await measure(solver, arms, tasks, on_sample=keep, done=samples.done)
+            measured = await measure(solver, arms, tasks, on_sample=keep, done=samples.done, solvers=others)
     return summarise(measured, arms)
 
 
@@ -93,7 +98,8 @@ def main(
     problems: Annotated[int, typer.Option(min=2, help="How many fresh problems.")] = 200,
     profile: Annotated[str, typer.Option(help="How the models' passes are paced.")] = "paced",
     arm: Annotated[
-        list[str] | None, typer.Option(help="Measure this arm besides the baselines; all of them unless given.")
+        list[str] | None,
+        typer.Option(help="Measure this arm besides the baselines; all unless given, but 'three models'."),
     ] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
     stacked: Annotated[
@@ -105,8 +111,9 @@ def main(
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown too.")] = False,
 ) -> None:
     """Measure the miniature pair and compare with the bars."""
-    arms = _chosen(arm, baselines=baselines)
-    about: dict[str, Any] = {"profile": profile, "seed": SEED, "models": _models()}
+    arms = chosen(arm, baselines=baselines)
+    models = ("large", "small", "tiny") if THREE in arms else ("large", "small")
+    about: dict[str, Any] = {"profile": profile, "seed": SEED, "models": weights(*models)}
     if stacked:
         output, about = output.with_stem(f"{output.stem}-stacked"), {**about, "stacked": stacking.described()}
     samples = Samples(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
@@ -130,28 +137,21 @@ def main(
         f"SpecReason over sequential: {by_name[SHIPPED.name].seconds / by_name[SEQUENTIAL.name].seconds:.2f}"
         f"   {datetime.date.today()}   {platform.machine()}, {output}"
     )
-    console.print(SMALL_PRINT, style="dim")
+    console.print(f"{SMALL_PRINT} {NESTED_SMALL_PRINT}" if THREE in arms else SMALL_PRINT, style="dim")
     for bar in missed(results):
         console.print(f"missed: {bar}", style="red")
     if missed(results):
         sys.exit(1)
 
 
-def _chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
-    known = {arm.name: arm for arm in OTHERS}
+def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
+    """The baselines and the arms called *names*; without names all that a pair can do, but for *baselines* alone."""
+    known = {arm.name: arm for arm in (*OTHERS, THREE)}
     wrong = [name for name in names or () if name not in known]
     if wrong:
         raise ConfigurationError(f"no such arm: {', '.join(map(repr, wrong))}; there are: {', '.join(known)}")
-    chosen = () if baselines else OTHERS if names is None else tuple(known[name] for name in names)
-    return *BASELINES, *chosen
-
-
-def _models() -> str:
-    """Name the weights, so that samples of others are not taken for theirs."""
-    digest = hashlib.blake2b(digest_size=8)
-    for path in sorted(MODELS.rglob("*.safetensors")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    others = () if baselines else OTHERS if names is None else tuple(known[name] for name in names)
+    return *BASELINES, *others
 
 
 def _report(results: Sequence[Result], profile: str) -> list[dict[str, Any]]:

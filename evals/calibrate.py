@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import orjson
 import typer
@@ -19,11 +19,14 @@ from ..orchestrator.errors import ConfigurationError
 from .arms import Task
 from .benchmarks import Benchmark, find, load, own
 from .grading import Graders, require
+from .provenance import digest
 from .testbed.progress import counting
+from .testbed.servers import weights
 from .testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # what brings scipy is imported where it is used: `stepspec` has to start without it
-    from .calibrating import Calibrated, Knob, Trials
+    from ..policies.knobs import Knob
+    from .calibrating import Calibrated, Trials
     from .promise import Promise
 
 EXAMPLES = """
@@ -89,13 +92,14 @@ def calibrate(
     require(chosen.metric)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": turned.option, "seed": seed, "testbed": testbed,
-        "problems": [task.problem for task in tasks][:3], "count": len(tasks), "small": small, "large": large,
+        "problems": digest(tuple(tasks)), "weights": weights("large", "small") if testbed else None,
     }  # fmt: skip
-    trials = Trials(work or output.with_suffix(".trials.jsonl"), about, fresh=fresh)
     solving = pair_solver(profile, stderr, (), seed, problems=0) if testbed else Solver(small, large)
 
     async def main() -> Promise:
         async with solving as solver, Graders() as graders:
+            path = work or output.with_suffix(".trials.jsonl")
+            trials = Trials(path, {**about, **_conditions(solver)}, fresh=fresh)
             calibrated = await _calibrated(
                 solver, tasks, chosen, policy, turned, graders, trials, max_loss, confidence, at_once
             )
@@ -116,6 +120,17 @@ def calibrate(
         sys.exit(1)
     output.write_text(promise.toml(), encoding="utf-8")
     stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
+
+
+def _conditions(solver: Solver) -> dict[str, Any]:
+    """What else must be the same for trials to belong together."""
+    settings = solver.settings
+    return {
+        "models": {"small": solver.small.name, "large": solver.large.name},
+        "sampling": settings.sampling.model_dump(mode="json"),
+        "budget": settings.budget.model_dump(mode="json"),
+        "options": settings.options,
+    }
 
 
 async def _calibrated(

@@ -4,39 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
-import orjson
 from pydantic import TypeAdapter
 
 from ..orchestrator.drift import Histogram
+from ..orchestrator.errors import ConfigurationError
+from ..policies.knobs import Knob
 from .calibration import Paired, Tested, chosen, needed, p_value
-
-
-@dataclass(frozen=True, slots=True)
-class Knob:
-    """
-    The option of a policy that says how loose it is, and its *values*, the strictest first.
-
-    With *compared*, the policy does nothing with it but compare a verdict's score: at least the value is accepted. Then
-    a run none of whose scores lies between two values is the same run for both, and is not run again.
-    """
-
-    option: str
-    values: tuple[float, ...]
-    compared: bool = False
-
-
-KNOBS: Mapping[str, Knob] = {
-    "specreason": Knob("threshold", (9, 8.5, 8, 7.5, 7, 6, 5, 4, 3, 2, 1, 0), compared=True),
-    "reward": Knob("threshold", (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0), compared=True),
-    "cascade": Knob("sure", (1, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)),
-    "bild": Knob("rollback", (0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
-    "glimpse": Knob("threshold", (0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.5, 2, 3)),
-    "random": Knob("p", (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)),
-}
+from .journal import Journal, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +27,7 @@ class Tried:
     scores: tuple[float, ...] = ()
 
 
+_TRIED = TypeAdapter(Tried)
 Attempt: TypeAlias = Callable[[int, float | None], Awaitable[Tried]]
 
 
@@ -73,34 +52,41 @@ class Calibrated:
 
 
 class Trials:
-    """All that was tried so far, a line of JSON each on disk, so that a calibration goes on where it was cut short."""
+    """All that was tried so far, a line each in a `Journal`."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
-        self._path, self._head = path, orjson.dumps(dict(about), option=orjson.OPT_SORT_KEYS)
+        """Read the file. Raise `ConfigurationError` if it holds another calibration, unless that is to be forgotten."""
+        if not fresh:
+            same(path, about, "choose another file with --work, or begin anew with --fresh")
+        self._journal = Journal(path, about, fresh=fresh)
         self.done: dict[tuple[int, float | None], Tried] = {}
-        lines = path.read_bytes().splitlines(keepends=True) if path.is_file() and not fresh else []
-        if lines and lines[0].strip() == self._head:
-            for line in lines[1:]:
-                if line.endswith(b"\n"):  # else it was cut
-                    self._take(TypeAdapter(Tried).validate_json(line))
+        self._read()
 
     def __enter__(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("wb")
-        self._file.write(self._head + b"\n" + b"".join(orjson.dumps(each) + b"\n" for each in self.done.values()))
-        self._file.flush()
+        """Begin to write. Raise `ConfigurationError` if somebody else does."""
+        self._journal.__enter__()
+        self._read()  # again: whoever held the file until now may have added to it
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+    def __exit__(self, *exc: object) -> None:
+        self._journal.__exit__(*exc)
 
     def add(self, tried: Tried) -> None:
-        self._take(tried)
-        self._file.write(orjson.dumps(tried) + b"\n")
-        self._file.flush()
-
-    def _take(self, tried: Tried) -> None:
+        """Keep *tried*; it is on disk when this returns."""
         self.done[tried.problem, tried.value] = tried
+        self._journal.write(asdict(tried))
+
+    def _read(self) -> None:
+        self.done.clear()
+        for number, line in self._journal.lines():
+            try:
+                tried = _TRIED.validate_json(line)
+            except ValueError as exc:
+                raise ConfigurationError(
+                    f"{self._journal.path}, line {number}: no trial ({exc}); remove the line, or begin anew with "
+                    "--fresh"
+                ) from exc
+            self.done[tried.problem, tried.value] = tried
 
 
 @dataclass

@@ -17,7 +17,9 @@ from .arms import LARGE, SMALL
 from .trial import Arm
 
 CONTROL = "random"
-SOLVERS = ("ahead", "hedge", "lead", "plan", "early_exit", "give_up")  # what a solver is told besides its policy
+SOLVERS = (  # what a solver is told besides its policy
+    "ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets", "adapt",
+)  # fmt: skip
 BASELINES: Mapping[str, Arm] = {"large": LARGE, "small": SMALL}
 _ADAPTER: TypeAdapter[Arm] = TypeAdapter(Arm)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +21,11 @@ from .benchmarks import Benchmark, find, load, own
 from .choosing import arms
 from .evaluation import Evaluation, evaluate
 from .grading import SECONDS, require
-from .running import Plan
+from .plan import Plan
 from .summary import SMALL_PRINT, Standing, table
 from .testbed.solving_pair import pair_solver
 from .trial import Arm, Task
+from .workers import Team
 
 WIDTH = 170
 FILES = (".jsonl", ".parquet")
@@ -35,6 +37,8 @@ Examples:
   stepspec eval arithmetic --testbed --policy specreason:threshold=8 --policy reflective --policy calibrated.toml
 
   stepspec eval problems.jsonl --samples 4 --temperature 0.6 --small ... --large ...
+
+  stepspec eval math500 --ray auto --concurrency 8 --small ... --large ...     # on all machines of a Ray cluster
 """
 
 stdout, stderr = Console(), Console(stderr=True)
@@ -75,7 +79,19 @@ def command(
     temperature: Annotated[float | None, typer.Option(help="0 is greedy; the settings' unless given.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Budget of a run, the same for all arms.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Budget of a run's wall time.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Runs that go on at the same time.")] = 1,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Runs that go on at the same time; with --ray, at every worker.")
+    ] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Share the runs among workers of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT; local: one here.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers of the Ray cluster, a CPU each; one a node unless given.")
+    ] = None,
     graders: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 2,
     grading_seconds: Annotated[
         float, typer.Option(min=0.1, help="The longest that an answer is graded for.")
@@ -98,10 +114,11 @@ def command(
     every = _tasks(chosen, source, seed, None, part)
     tasks = every[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
     pair = pair_solver(profile, stderr, (), seed, problems=0) if testbed else Solver(small, large, critic=critic)
+    sharing = _team(ray, workers)
     budget = {name: value for name, value in (("tokens", max_tokens), ("seconds", max_seconds)) if value is not None}
 
     async def work() -> list[Standing]:
-        async with pair as solver:
+        async with sharing as team, pair as solver:
             plan = _plan(solver, chosen, tasks, competing, samples, seed, temperature, budget, concurrency)
             folder = output or Path("runs") / chosen.name
             evaluation = Evaluation(
@@ -116,9 +133,21 @@ def command(
                 graders=graders,
                 patience=grading_seconds,
             )
-            return await evaluate(solver, evaluation, stderr)
+            return await evaluate(solver, evaluation, stderr, team)
 
     _show(_wait(work()), as_json=json)
+
+
+def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManager[Team | None]:
+    if address is None and workers is not None:
+        raise ConfigurationError("--workers are those of a Ray cluster: say which with --ray")
+    if address is None:
+        return nullcontext()
+    try:
+        from .sharding import cluster
+    except ModuleNotFoundError as exc:
+        raise ConfigurationError(f"--ray needs {exc.name}: pip install 'stepspec[evals,ray]'") from exc
+    return cluster(address, workers, stderr)
 
 
 def _chosen(name: str, data: Path | None) -> tuple[Benchmark, Path | None]:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import orjson
 from rich.console import Console
 
 from ..api import Solver
 from ..orchestrator.errors import ConfigurationError, StepspecError
+from ..orchestrator.nesting import described
 from . import provenance
 from .benchmarks import Benchmark
 from .grading import Graders
-from .running import Plan, identity, run, trials, warm_up
+from .journal import same
+from .plan import Plan, identity, trials
+from .running import run
 from .samples import Place, Samples
 from .summary import SMALL_PRINT, Standing, stand
 from .testbed.progress import counting
+from .testbed.servers import weights
 from .trial import Sample, Task
+from .workers import Post, Team, here
 
 SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = "samples.jsonl", "run.json", "problems.jsonl", "summary.json", "traces"
 
@@ -56,14 +62,19 @@ class Evaluation:
             "half": self.half,
             "profile": self.profile,
             "prompt": template.sha256 if template else None,
-            "models": {"small": solver.small.name, "large": solver.large.name},
+            "models": {"small": described(solver.small), "large": solver.large.name},
+            "weights": weights("large", "small") if self.profile else None,
             **identity(self.plan),
         }
 
 
-async def evaluate(solver: Solver, evaluation: Evaluation, console: Console) -> list[Standing]:
+async def evaluate(
+    solver: Solver, evaluation: Evaluation, console: Console, team: Team | None = None
+) -> list[Standing]:
     """
     Measure what is not measured yet and return the standings, which are also in the folder.
+
+    A *team* takes the samples, on other machines; without one, this process does.
 
     Raise `ConfigurationError` if the folder holds something else.
     """
@@ -71,15 +82,15 @@ async def evaluate(solver: Solver, evaluation: Evaluation, console: Console) -> 
         solver.policy(arm.policy, arm.options)  # Wrong values fail here, before any problem.
     folder, about = evaluation.folder, orjson.loads(orjson.dumps(evaluation.about(solver)))
     if not evaluation.fresh:
-        _same(Samples.about(folder / SAMPLES), about, folder)
+        same(folder / SAMPLES, about, "choose another folder with --output, or begin anew with --fresh")
     with Samples(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
-        record = await _begin(solver, evaluation, about, resumed=len(samples.done))
+        record = await _begin(solver, evaluation, about, team, resumed=len(samples.done))
         try:
-            await _measure(solver, evaluation, samples, console)
+            await _measure(solver, evaluation, samples, console, team)
         except StepspecError:
             console.print(f"what was measured is in {folder}; the same command goes on from there")
             raise
-        await _end(solver, evaluation, record)
+        await _end(solver, evaluation, record, team)
     return _conclude(evaluation, {place: samples.done[place] for place in _places(evaluation.plan)})
 
 
@@ -87,7 +98,9 @@ def _places(plan: Plan) -> list[Place]:
     return [trial.place for trial in trials(plan)]
 
 
-async def _measure(solver: Solver, evaluation: Evaluation, samples: Samples, console: Console) -> None:
+async def _measure(
+    solver: Solver, evaluation: Evaluation, samples: Samples, console: Console, team: Team | None
+) -> None:
     """Take the samples that there are none of, with a bar that says how long it is going to take."""
     plan, places = evaluation.plan, _places(evaluation.plan)
     done = sum(place in samples.done for place in places)
@@ -96,25 +109,28 @@ async def _measure(solver: Solver, evaluation: Evaluation, samples: Samples, con
     traces = evaluation.folder / TRACES if evaluation.traces else None
     if traces is not None:
         traces.mkdir(exist_ok=True)
-    await warm_up(solver, plan)
     async with Graders(evaluation.graders, evaluation.patience) as graders:
         with counting(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
-            await run(solver, plan, graders, samples, traces=traces, on_sample=lambda sample: progress.advance(bar))
+            await run(
+                _posts(solver, evaluation, team),
+                plan,
+                graders,
+                samples,
+                traces=traces,
+                on_sample=lambda sample: progress.advance(bar),
+            )
 
 
-def _same(found: Any, about: Mapping[str, Any], folder: Path) -> None:
-    if found is None or found == about:
-        return
-    held = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
-    other = [key for key, value in about.items() if held.get(key) != value]
-    raise ConfigurationError(
-        f"{folder} holds another run (other: {', '.join(other)}): choose another folder with --output, or begin anew "
-        "with --fresh"
-    )
+def _posts(solver: Solver, evaluation: Evaluation, team: Team | None) -> Sequence[Post]:
+    if team is None:
+        return [partial(here, solver, evaluation.plan)]
+    return team.posts(solver.settings, evaluation.plan, near=evaluation.profile is not None)
 
 
-async def _begin(solver: Solver, evaluation: Evaluation, about: Mapping[str, Any], resumed: int) -> dict[str, Any]:
+async def _begin(
+    solver: Solver, evaluation: Evaluation, about: Mapping[str, Any], team: Team | None, resumed: int
+) -> dict[str, Any]:
     """Write down what is about to happen; what earlier sessions wrote down is kept."""
     path, benchmark = evaluation.folder / RUN, evaluation.benchmark
     earlier: list[Any] = orjson.loads(path.read_bytes())["sessions"] if path.is_file() and resumed else []
@@ -124,6 +140,7 @@ async def _begin(solver: Solver, evaluation: Evaluation, about: Mapping[str, Any
         "problems": len(evaluation.plan.tasks),
         "servers": await provenance.servers(solver),
         "prompts": provenance.prompt_hashes(),
+        **_record(team),
     }
     record: dict[str, Any] = {
         "about": about,
@@ -138,13 +155,18 @@ async def _begin(solver: Solver, evaluation: Evaluation, about: Mapping[str, Any
     return record
 
 
-async def _end(solver: Solver, evaluation: Evaluation, record: Mapping[str, Any]) -> None:
+async def _end(solver: Solver, evaluation: Evaluation, record: Mapping[str, Any], team: Team | None) -> None:
     """Add to the last session when it ended and what the servers had counted by then."""
     record["sessions"][-1] |= {
         "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "counters": [server["counters"] for server in await provenance.servers(solver)],
+        **_record(team),
     }
     _replace(evaluation.folder / RUN, orjson.dumps(record, option=orjson.OPT_INDENT_2))
+
+
+def _record(team: Team | None) -> dict[str, Any]:
+    return {"ray": team.record()} if team else {}
 
 
 def _line(number: int, task: Task) -> bytes:

@@ -46,6 +46,11 @@ class InstantModel:
         ended: Stop = "end" if last or chain.finished else "delimiter"
         return Step(text, self.role, ended, tuple([Token(word, -0.1) for word in text.split()]), "words")
 
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+    ) -> tuple[Step, ...]:
+        raise NotImplementedError("nobody has rivals here")
+
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         raise NotImplementedError("nobody is scored here")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 
-from .arms import Interval, Z
+from ..orchestrator.shares import Z
+from .arms import Interval
 
 ROUNDS = 60  # of halving an interval: more than a float has bits
 

@@ -16,9 +16,10 @@ from ..orchestrator.drift import grades
 from ..orchestrator.endpoints import Sampling
 from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.events import Event
+from ..policies.knobs import KNOBS, Knob
 from .arms import LARGE, Arm, Task
 from .benchmarks import Benchmark
-from .calibrating import KNOBS, Attempt, Calibrated, Knob, Tried
+from .calibrating import Attempt, Calibrated, Tried
 from .calibration import needed
 from .grading import Graders
 from .trial import solve_once

@@ -23,6 +23,7 @@ from ..api import Solver
 from ..orchestrator.endpoints import Endpoint
 from ..orchestrator.endpoints.client import Connection
 from ..orchestrator.errors import EndpointError
+from ..orchestrator.nesting import leaves
 from .trial import Task
 
 LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
@@ -85,7 +86,8 @@ def digest(tasks: tuple[Task, ...]) -> str:
 
 async def servers(solver: Solver) -> list[dict[str, Any]]:
     """What the servers of both models tell about themselves."""
-    each = [settings for endpoint in (solver.small, solver.large) for settings in endpoint.settings.each]
+    endpoints = (*leaves(solver.small), solver.large)
+    each = [settings for endpoint in endpoints for settings in endpoint.settings.each]
     return list(await asyncio.gather(*map(_server, each)))
 
 

@@ -29,8 +29,8 @@ class Arm:
     """
     One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at.
 
-    *lead*, *plan*, *early_exit* and *give_up* are those of `Settings`. An arm that is *like* another one is its
-    control: its policy's *p* is the accept rate that the other one has had.
+    *lead*, *plan*, *early_exit*, *give_up*, *sure_bets* and *adapt* are those of `Settings`. An arm that is *like*
+    another one is its control: its policy's *p* is the accept rate that the other one has had.
     """
 
     name: str
@@ -42,6 +42,8 @@ class Arm:
     plan: bool = False
     early_exit: bool = False
     give_up: bool = False
+    sure_bets: bool = False
+    adapt: float = 0.0
     like: str = ""
 
 
@@ -172,6 +174,8 @@ async def solve_once(
             plan=arm.plan,
             early_exit=arm.early_exit,
             give_up=arm.give_up,
+            sure_bets=arm.sure_bets,
+            adapt=arm.adapt,
             load="ignore",  # an arm must not be slowed down by what another one did
             sampling=sampling,
             budget=budget,

@@ -1,7 +1,7 @@
 """Chains, the loop that grows them, and the seams to models and policies."""
 
 from .budget import Budget
-from .chain import Accept, Chain, Message, Rollback, Step, Token, Verdict
+from .chain import Accept, Chain, Message, Rival, Rollback, Step, Token, Verdict
 from .interfaces import Critic, Model, Policy
 from .ledger import Ledger
 from .reason import reason
@@ -15,6 +15,7 @@ __all__ = [
     "Message",
     "Model",
     "Policy",
+    "Rival",
     "Rollback",
     "Step",
     "Token",

@@ -83,6 +83,11 @@ class Budgeted:
         limit = min(limit, self.left(chain))
         return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
 
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+    ) -> tuple[Step, ...]:
+        return await self.model.branch(chain, begun, stop=stop, limit=min(limit, self.left(chain)))
+
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self.model.score(chain, *spans, top=top)
 

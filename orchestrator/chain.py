@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -47,7 +47,8 @@ class Step:
 
     *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit, so it is not a whole step),
     "until" (the caller's condition), "end" (the thinking was closed, or the model ended its turn). *vocabulary* names
-    the one that the token ids belong to; *note* is the reason of the rollback that this step repairs.
+    the one that the token ids belong to; *note* is the reason of the rollback that this step repairs. Where a nested
+    pair is the author, *pieces* are the steps that its own models made it of, whose texts and tokens join to its own.
     """
 
     text: str
@@ -56,6 +57,7 @@ class Step:
     tokens: tuple[Token, ...] = ()
     vocabulary: str = ""
     note: str = ""
+    pieces: tuple[Step, ...] = ()
 
     def cut(self, keep: int) -> Step:
         """Keep the first *keep* characters: whole tokens with their ids, and the rest of the last one as text."""
@@ -66,7 +68,27 @@ class Step:
                 break
             tokens.append(token if len(token.text) <= left else replace(token, text=token.text[:left], id=-1))
             left -= len(token.text)
-        return replace(self, text=self.text[:keep], stop="length", tokens=tuple(tokens))
+        pieces = beginning(self.pieces, keep)
+        return replace(self, text=self.text[:keep], stop="length", tokens=tuple(tokens), pieces=pieces)
+
+    def leaves(self) -> Iterator[tuple[str, Step]]:
+        """The pieces that no pair made of others, each with the path of its author: ``small.large``, say."""
+        if not self.pieces:
+            yield self.author, self
+        for piece in self.pieces:
+            for path, leaf in piece.leaves():
+                yield f"{self.author}.{path}", leaf
+
+
+def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:
+    """The first *keep* characters of *steps*, of which the last may be cut."""
+    kept: list[Step] = []
+    for step in steps:
+        if keep <= 0:
+            break
+        kept.append(step if len(step.text) <= keep else step.cut(keep))
+        keep -= len(step.text)
+    return tuple(kept)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +121,40 @@ class Chain:
 
 
 @dataclass(frozen=True, slots=True)
+class Rival:
+    """Another step for a draft's place, and its *score*; *reason* says why it was refused, "" if it stands there."""
+
+    step: Step
+    score: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Accept:
-    """The draft stands; drafting goes on from it."""
+    """The draft stands; drafting goes on from it. What *rivals* it had were refused."""
 
     score: float | None = None
+    rivals: tuple[Rival, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """Keep the first *keep* characters of the draft, then repair. 0 rejects it whole."""
+    """
+    Keep the first *keep* characters of the draft, then repair. 0 rejects it whole.
+
+    One of its *rivals* may stand in its place; then nothing is repaired.
+    """
 
     keep: int = 0
     reason: str = ""
     score: float | None = None
     instead: Step | None = None  # a step already written while verifying, if there is one
+    rivals: tuple[Rival, ...] = ()
+
+    @property
+    def chosen(self) -> Rival | None:
+        """The rival that stands, if one does."""
+        return next((rival for rival in self.rivals if not rival.reason), None)
 
 
 Verdict: TypeAlias = Accept | Rollback

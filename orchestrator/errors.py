@@ -9,6 +9,7 @@ Everything that stepspec raises on purpose.
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
     |   `-- MalformedReply                  the server answered, but not what was asked
     |-- MissingCapability                   the method needs something that this endpoint cannot do
+    |-- WorkersLost                         an eval on other machines has none left, or one trial costs it too many
     `-- ServerError                         a server that stepspec itself started
         |-- ServerNotReady                  not healthy before the deadline
         `-- ServerDied                      its process ended; carries the exit code and the last log lines
@@ -54,6 +55,10 @@ class MalformedReply(EndpointError):
 
 class MissingCapability(StepspecError):
     """The method needs something that this endpoint cannot do; ``stepspec doctor`` lists what each can."""
+
+
+class WorkersLost(StepspecError):
+    """An eval on other machines has no worker left, or one of its trials costs it too many."""
 
 
 class ServerError(StepspecError):

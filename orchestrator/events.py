@@ -20,6 +20,8 @@ class Called:
     *started* is in seconds since the run began and *seconds* how long the request was open; *first* is the seconds to
     its first token. *written* counts every token that the server sent, whether or not anybody used it; *prompt* and
     *cached* are prompt tokens, of which the server found *cached* in its prefix cache. *url* tells replicas apart.
+
+    Where *role* is a nested pair, the model is the one at its *path* there: ``small.large``, say. Elsewhere it is "".
     """
 
     role: Party
@@ -32,6 +34,7 @@ class Called:
     cached: int = 0
     written: int = 0
     url: str = ""
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,24 @@ class Lost:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgedWithin:
+    """The nested pair at *path* came to a verdict on its own smaller model's draft, as part of step *index*."""
+
+    path: str
+    index: int
+    draft: Step
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The draft of step *index* was rolled back, and a rival of it, *step*, stands in its place: nobody repairs it."""
+
+    index: int
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
 class Repaired:
     """A repair of step *index* was written."""
 
@@ -102,20 +123,42 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """A model failed for good; the run goes on without it."""
+    """A model failed for good; the run goes on without it. *path* is that of `Called`, if it was in a nested pair."""
 
     role: Role
     cause: str
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The replica at *url* failed; the run goes on at another one."""
+    """The replica at *url* failed; the run goes on at another one. *path* is that of `Called`."""
 
     role: Role
     url: str
     to: str
     cause: str
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapted:
+    """
+    What a run was given, as earlier ones taught: a *value* of the *option* that makes its policy looser, and a depth.
+
+    Of a policy that has no such option the depth alone, *ahead*, is adapted. At the value at most a share of *bad* of
+    the accepted steps may be bad, and a committed step is expected to take so many *seconds*; None where too little is
+    known. All of it was learnt from so many *runs*. *checks* are the grades of the steps that shadows have looked at
+    since the last event of this kind, and whether the large model agreed.
+    """
+
+    option: str
+    value: float | None
+    ahead: int
+    runs: int
+    bad: float | None = None
+    seconds: float | None = None
+    checks: tuple[tuple[float, bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +175,16 @@ Event: TypeAlias = (
     | Called
     | Drafted
     | Judged
+    | JudgedWithin
     | Lost
+    | Chosen
     | Repaired
     | Committed
     | Answering
     | Answered
     | Degraded
     | Moved
+    | Adapted
     | Finished
 )
 Observer: TypeAlias = Callable[[Event], None]

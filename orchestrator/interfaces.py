@@ -11,7 +11,7 @@ from .chain import DELIMITER, Chain, Role, Rollback, Step, Token, Verdict
 
 
 class Model(Protocol):
-    """One served model. Three verbs: write a step, score a text, answer a question."""
+    """One served model. It can write a step, or several from given beginnings, score a text, and answer a question."""
 
     @property
     def role(self) -> Role: ...
@@ -34,6 +34,17 @@ class Model(Protocol):
         of the likeliest ones of its place, 20 at most, and its own log-probability; without, the model's sampling says
         whether it tells that: whoever reads it asks for a *top* of 1. Cancelling the call closes the request, which is
         how the server learns to stop. An *opening* that is longer than *limit* is cut to it.
+        """
+        ...
+
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+    ) -> tuple[Step, ...]:
+        """
+        Write the next step several times, in one request: one for each of *begun*, the beginnings, in their order.
+
+        A beginning counts towards *limit*, and no *stop* string is looked for in it. Its tokens go to the server by
+        their ids where these are the model's. Cancelling the call closes the request.
         """
         ...
 

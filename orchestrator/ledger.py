@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from .chain import Accept, Party
-from .events import Answered, Called, Committed, Event, Judged, Repaired
+from .chain import Accept, Party, Step
+from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +18,8 @@ class Account:
     Tokens: *kept* are in the chain or the answer; *discarded* were written for nothing (rejected drafts, lost bets);
     *judging* were read or written to judge and were not in the server's prefix cache. *prompt* and *cached* count all
     prompt tokens sent, whatever for. *writing* and *judged* are the seconds that requests of that kind were open; they
-    overlap with the other model's, and may with each other.
+    overlap with the other model's, and may with each other. The account of a model within a nested pair has the *path*
+    of `Called`, and the role of the pair.
     """
 
     role: Party
@@ -30,6 +32,7 @@ class Account:
     failed: int = 0
     writing: float = 0.0
     judged: float = 0.0
+    path: str = ""
 
     @property
     def written(self) -> int:
@@ -43,17 +46,30 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The accounts of both models and of the critic, and how many of the drafts that were judged stood."""
+    """
+    The accounts of both models and of the critic, and how many of the drafts that were judged stood.
+
+    A draft in whose place a rival stands counts as *accepted*, for nobody repairs it; *chosen* says how many those are.
+    Of a nested pair there are besides, in *nested*, the accounts of the models in it, of which its own is the sum, and
+    in *sifted*, by its path, the drafts that were judged in it and how many of them stood.
+    """
 
     small: Account
     large: Account
     drafts: int = 0
     accepted: int = 0
     critic: Account = Account("critic")
+    chosen: int = 0
+    nested: tuple[Account, ...] = ()
+    sifted: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def accept_rate(self) -> float | None:
-        """Accepted drafts over judged ones that were not bets on a rejected step; None where none was judged."""
+        """
+        Accepted drafts over judged ones that were not bets on a rejected step; None where none was judged.
+
+        Without the *chosen* it would be that of the drafts as they were first written.
+        """
         return self.accepted / self.drafts if self.drafts else None
 
     @property
@@ -67,26 +83,56 @@ class Ledger:
         """Add up *events*, in any order."""
         events = tuple(events)
         accepted, repaired = _decided(events)
+        chosen = sum(isinstance(event, Chosen) for event in events)
         return cls(
             small=_account("small", events),
             large=_account("large", events),
-            drafts=accepted + repaired,
-            accepted=accepted,
+            drafts=accepted + chosen + repaired,
+            accepted=accepted + chosen,
             critic=_account("critic", events),
+            chosen=chosen,
+            nested=_nested(events),
+            sifted=_sifted(events),
         )
 
 
 def _account(role: Party, events: tuple[Event, ...]) -> Account:
-    account, written = Account(role), 0
-    for event in events:
-        match event:
-            case Called(role=by) if by == role:
-                account = _charge(account, event)
-                written += event.written if event.verb == "write" else 0
-            case Committed(step=step) | Answered(step=step) if step.author == role:
-                account = replace(account, kept=account.kept + len(step.tokens))
-            case _:
-                pass
+    calls = [event for event in events if isinstance(event, Called) and event.role == role]
+    kept = sum(len(step.tokens) for step in _kept(events) if step.author == role)
+    return _charged(Account(role, kept), calls)
+
+
+def _nested(events: tuple[Event, ...]) -> tuple[Account, ...]:
+    """The accounts of the models within nested pairs, by their paths."""
+    calls = [event for event in events if isinstance(event, Called) and event.path]
+    kept = Counter[str]()
+    for step in _kept(events):
+        if step.pieces:
+            for path, leaf in step.leaves():
+                kept[path] += len(leaf.tokens)
+    roles: dict[str, Party] = {call.path: call.role for call in calls}
+    return tuple(
+        _charged(Account(roles[path], kept[path], path=path), [call for call in calls if call.path == path])
+        for path in sorted(roles)
+    )
+
+
+def _sifted(events: tuple[Event, ...]) -> tuple[tuple[str, int, int], ...]:
+    judged = [event for event in events if isinstance(event, JudgedWithin)]
+    drafts = Counter(event.path for event in judged)
+    stood = Counter(event.path for event in judged if isinstance(event.verdict, Accept) or event.verdict.chosen)
+    return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
+
+
+def _kept(events: tuple[Event, ...]) -> list[Step]:
+    return [event.step for event in events if isinstance(event, Committed | Answered)]
+
+
+def _charged(account: Account, calls: Iterable[Called]) -> Account:
+    written = 0
+    for call in calls:
+        account = _charge(account, call)
+        written += call.written if call.verb == "write" else 0
     return replace(account, discarded=max(0, written - account.kept))
 
 
@@ -105,8 +151,13 @@ def _charge(account: Account, call: Called) -> Account:
 
 
 def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
-    """How many drafts were committed whole, and how many were repaired; drafts of lost bets are neither."""
+    """
+    How many drafts were committed whole, and how many were repaired.
+
+    Drafts of lost bets are neither, nor are those in whose place a rival stands.
+    """
     approved = {(e.index, e.draft.text) for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept)}
     repaired = {e.index for e in events if isinstance(e, Repaired)}
-    committed = [e for e in events if isinstance(e, Committed) and e.index not in repaired]
+    replaced = repaired | {e.index for e in events if isinstance(e, Chosen)}
+    committed = [e for e in events if isinstance(e, Committed) and e.index not in replaced]
     return sum((e.index, e.step.text) in approved for e in committed), len(repaired)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from .chain import Chain, Rollback, Step
-from .events import Committed, Event, Observer, Repaired
+from .events import Chosen, Committed, Event, Observer, Repaired
 from .hooks import Halt, Watch, watching
 from .interfaces import Policy
 from .lookahead import Ahead, run_ahead
@@ -65,6 +65,10 @@ async def reason(
                         commit(draft, verdict.score)
                         if chain.finished or spent(chain):
                             return chain, "finished" if chain.finished else "budget"
+                    if chosen := verdict.chosen:
+                        observe(Chosen(len(chain.steps), chosen.step))
+                        commit(chosen.step, chosen.score)
+                        continue
                     if verdict.keep:
                         commit(draft.cut(verdict.keep), verdict.score)
                         if spent(chain):

@@ -12,7 +12,19 @@ from .answer import Telling, extract, said, write_answer
 from .budget import Budget
 from .chain import Chain, Rollback, Step
 from .errors import ContextTooLong, EndpointUnavailable
-from .events import Answered, Answering, Committed, Degraded, Drafted, Event, Finished, Judged, Observer, Repaired
+from .events import (
+    Answered,
+    Answering,
+    Chosen,
+    Committed,
+    Degraded,
+    Drafted,
+    Event,
+    Finished,
+    Judged,
+    Observer,
+    Repaired,
+)
 from .hooks import Watch
 from .interfaces import Model, Policy
 from .lookahead import Ahead
@@ -80,7 +92,7 @@ class _EarlyAnswer:
             case Judged(verdict=Rollback()):
                 self._fallen = True
                 self._drop()
-            case Repaired():
+            case Repaired() | Chosen():
                 self._fallen = False
                 self._drafts.clear()
             case Committed(index):

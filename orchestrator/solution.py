@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .chain import Role, Rollback
+from .chain import Rival, Role, Rollback
 from .events import Committed, Degraded, Judged, Lost
 from .ledger import Ledger
 from .run import FinishReason, Outcome
@@ -41,7 +41,8 @@ class Solution:
 
     *answer* is what the last ``\boxed{}`` of *text* holds, or its last line; *text* is all that was written after the
     thinking, *thinking* the committed steps. *finish_reason* is "stop", or what cut the run short: "length" (tokens or
-    steps), "time", "repetition", "context". *degraded* names models that failed on the way. *seconds* is wall time.
+    steps), "time", "repetition", "context". *degraded* names models that failed on the way, those in a nested pair by
+    their path. *seconds* is wall time.
     """
 
     answer: str
@@ -51,7 +52,7 @@ class Solution:
     ledger: Ledger
     finish_reason: FinishReason
     seconds: float
-    degraded: tuple[Role, ...] = ()
+    degraded: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, outcome: Outcome, moments: Sequence[Moment]) -> Solution:
@@ -61,22 +62,28 @@ class Solution:
             answer=outcome.answer,
             text=outcome.text,
             thinking=outcome.chain.text,
-            steps=tuple(step for moment in moments if (step := solved_step(moment)) is not None),
+            steps=tuple(step for moment in moments for step in solved_steps(moment)),
             ledger=Ledger.of(events),
             finish_reason=outcome.reason,
             seconds=moments[-1].at,
-            degraded=tuple(event.role for event in events if isinstance(event, Degraded)),
+            degraded=tuple(event.path or event.role for event in events if isinstance(event, Degraded)),
         )
 
 
-def solved_step(moment: Moment) -> SolvedStep | None:
-    """What *moment* says about the fate of a step; None if nothing."""
+def solved_steps(moment: Moment) -> tuple[SolvedStep, ...]:
+    """The steps whose fate *moment* tells: one, or none; of a draft that had rivals, also those."""
     match moment.event:
         case Committed(index=index, step=step, score=score):
-            return SolvedStep(index, step.author, step.text, score, "kept", step.note, moment.at)
-        case Judged(index=index, draft=step, verdict=Rollback() as rollback):
-            return SolvedStep(index, step.author, step.text, rollback.score, "rejected", rollback.reason, moment.at)
+            return (SolvedStep(index, step.author, step.text, score, "kept", step.note, moment.at),)
+        case Judged(index=index, draft=step, verdict=verdict):
+            refused = [rival for rival in verdict.rivals if rival.reason]
+            if isinstance(verdict, Rollback):
+                refused.insert(0, Rival(step, verdict.score, verdict.reason))
+            return tuple(
+                SolvedStep(index, one.step.author, one.step.text, one.score, "rejected", one.reason, moment.at)
+                for one in refused
+            )
         case Lost(index=index, draft=step):
-            return SolvedStep(index, step.author, step.text, None, "lost", "", moment.at)
+            return (SolvedStep(index, step.author, step.text, None, "lost", "", moment.at),)
         case _:
-            return None
+            return ()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 
 async def to_the_end(work: Coroutine[object, object, None]) -> None:
@@ -17,3 +20,15 @@ async def to_the_end(work: Coroutine[object, object, None]) -> None:
     working.result()
     if cancelled:
         raise cancelled
+
+
+async def at_once(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do *works* at the same time and return what comes of them, in order. A failure of one ends all of them."""
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()  # Where this was cancelled itself, gather has waited until they were gone.
+        if tasks:
+            await asyncio.wait(tasks)

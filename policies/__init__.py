@@ -14,6 +14,7 @@ from ..orchestrator import Critic, Model, Policy
 from ..orchestrator.errors import ConfigurationError
 from .bild import BiLD
 from .cascade import Cascade
+from .choose import Choose
 from .glimpse import Glimpse
 from .lead import Led
 from .lookahead_reasoning import LookaheadReasoning
@@ -30,6 +31,7 @@ __all__ = [
     "METHODS",
     "BiLD",
     "Cascade",
+    "Choose",
     "Glimpse",
     "Led",
     "LookaheadReasoning",
@@ -100,6 +102,12 @@ METHODS: Mapping[str, Method] = {
         paper="ConfSpec, arXiv:2602.18447",
         needs="probabilities of two chosen tokens (both)",
         cost="one judge token of the small model and, if in doubt, of the large one; a rejected step is written again",
+    ),
+    "choose": Method(
+        Choose,
+        paper="Recursive speculative decoding, arXiv:2402.14160, and SpecTr, arXiv:2310.15141, at the level of steps",
+        needs="the likeliest tokens of every place (small); probabilities of ten chosen tokens (large)",
+        cost="SpecReason's; a rejected step's rivals take one short request of each model, before it is written again",
     ),
     "random": Method(
         Lot,

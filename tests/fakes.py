@@ -141,6 +141,35 @@ class ScriptedModel:
             self._kept[stack] = request
         return growing.end(ending)
 
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+    ) -> tuple[Step, ...]:
+        """Go on from each of *begun* by the script, all at the same pace; log it as one request to branch."""
+        assert limit >= 1
+        assert begun
+        growing = [_Growing(self._begun(chain, step, limit), (*stop, THINK_END)) for step in begun]
+        steps = {place: each.end("length") for place, each in enumerate(growing) if each.length >= limit}
+        if len(steps) == len(begun):
+            return tuple(steps[place] for place in range(len(begun)))
+        request = _Request(self, "write", chain, "", name="branch")
+        try:
+            await request.arrive(self.latency(chain))
+            while len(steps) < len(begun):
+                await asyncio.sleep(self.pace)
+                for place in [place for place in range(len(begun)) if place not in steps]:
+                    token = request.write(chain.text + growing[place].text)
+                    if (ending := growing[place].add(token, limit, None)) is not None:
+                        steps[place] = growing[place].end(ending)
+        except BaseException as exc:
+            await request.close("failed" if isinstance(exc, Exception) else "cancelled")
+            raise
+        await request.close("done")
+        return tuple(steps[place] for place in range(len(begun)))
+
+    def _begun(self, chain: Chain, step: Step, limit: int) -> Step:
+        tokens = self.read(chain.text, step.text)[:limit]
+        return Step("".join(token.text for token in tokens), self.role, tokens=tokens, vocabulary="words")
+
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         await self._prefill("score", chain, "".join(spans), written=0)
         texts = (chain.text + "".join(spans[:place]) for place in range(len(spans)))
@@ -214,6 +243,14 @@ class _Growing:
     def __init__(self, begun: Step, stops: Sequence[str]) -> None:
         self._step, self._from, self._stops = begun, len(begun.text), stops
 
+    @property
+    def text(self) -> str:
+        return self._step.text
+
+    @property
+    def length(self) -> int:
+        return len(self._step.tokens)
+
     def add(self, token: Token | None, limit: int, until: Until | None) -> Stop | None:
         """Append *token*; say why the step ends there, if it does."""
         if token is None:
@@ -234,10 +271,10 @@ class _Growing:
 class _Request:
     """One request while it is open. When it is over, the observer hears of it, once."""
 
-    def __init__(self, model: ScriptedModel, verb: Verb, chain: Chain, more: str) -> None:
+    def __init__(self, model: ScriptedModel, verb: Verb, chain: Chain, more: str, name: str = "") -> None:
         self._model, self._chain = model, chain
         self._verb: Verb = verb
-        self._name = f"{model.role} {verb} {len(chain.steps)}"
+        self._name = f"{model.role} {name or verb} {len(chain.steps)}"
         self._started, self._first = asyncio.get_running_loop().time(), 0.0
         self._over = False
         self.text, self.written = chain.text + more, 0
@@ -259,13 +296,17 @@ class _Request:
             await self.arrive(self._model.latency(self._chain))
         if self._model.pace:
             await asyncio.sleep(self._model.pace)
-        piece = self._model.next(self.text)
+        token = self.write(self.text, top)
+        self.text += token.text if token else ""
+        return token
+
+    def write(self, text: str, top: int = 0) -> Token | None:
+        """Make the token after *text*; None if the turn ends there."""
+        piece = self._model.next(text)
         if piece is None:
             return None
-        token = self._model.token(self.text, piece, 1, top)
-        self.text += piece
         self.written += 1
-        return token
+        return self._model.token(text, piece, 1, top)
 
     async def close(self, fate: Fate) -> None:
         if self._over:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import orjson
 import pytest
 
 from stepspec import cli
+from stepspec.orchestrator import trace
+from stepspec.orchestrator.events import Started
+
+COMMANDS = [one.name or getattr(one.callback, "__name__", "") for one in cli.app.registered_commands]
 
 
 def call(*arguments: str) -> int:
@@ -45,6 +50,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
         (["profile", "nowhere.txt"], "no problems in nowhere.txt"),
         (["up", "--testbed", "--profile", "warp"], "warp"),
+        (["adapt", "x.jsonl"], "pass --share"),
+        (["adapt", "nowhere.jsonl", "--share", "0.1"], "nowhere.jsonl: No such file"),
         (["eval", "math-50"], "did you mean 'math500'"),
         (["eval", "arithmetic"], "no small model: pass small="),
         (["eval", "arithmetic", "-p", "specraeson"], "did you mean 'specreason'"),
@@ -76,15 +83,34 @@ def test_policies_are_listed_with_their_options(capfd: pytest.CaptureFixture[str
     assert "threshold=7" in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("command", [[], ["solve"], ["up"], ["demo"], ["doctor"], ["policies"], ["profile"], ["eval"]])
-def test_every_command_has_help(command: list[str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert call(*command, "--help") == 0
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call(command, "--help") == 0
     assert "Usage" in capfd.readouterr().out
+
+
+def test_the_help_lists_every_command(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == 0
+    printed = capfd.readouterr().out.split()
+    assert {"solve", "serve", "trace", "policies", "doctor", "profile", "eval", "calibrate", "up", "demo"} <= {
+        *COMMANDS
+    }
+    assert {*COMMANDS} <= {*printed}
 
 
 def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
     assert capfd.readouterr().out.strip() == "0.1.0"
+
+
+def test_what_traces_teach_is_printed_or_written_as_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    trace.write(tmp_path / "run.jsonl", [trace.Moment(0.0, Started((), "specreason"))])
+    learn = "adapt", "run.jsonl", "--share", "0.1", "-o", "threshold=8", "--ahead", "3"
+    assert call(*learn) == 0
+    printed = capfd.readouterr().out
+    assert tomllib.loads(printed) == {"policy": "specreason", "ahead": 3, "options": {"threshold": 8.0}}
+    assert call(*learn, "--output", "learnt.toml") == 0
+    assert (tmp_path / "learnt.toml").read_text() == printed
 
 
 def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -95,3 +121,21 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd:
     (tmp_path / "pair.toml").write_text('[large]\nurl = "http://a:1"\n[small]\nurl = "http://b:1"\n')
     assert call("up", "pair.toml", "--dry-run") == 0
     assert capfd.readouterr().out.splitlines() == ["# large runs at http://a:1", "# small runs at http://b:1"]
+
+
+def test_the_tiny_model_is_started_when_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("up", "--testbed", "--tiny", "--dry-run") == 0
+    *_, tiny = capfd.readouterr().out.splitlines()
+    assert "--served-model-name testbed-tiny" in tiny
+
+
+def test_the_doctor_looks_at_every_model_of_a_nested_pair(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    nowhere = ("http://127.0.0.1:9", "http://127.0.0.1:19", "http://127.0.0.1:29")
+    tiny, small, large = (f'{{ url = "{url}", retries = 0 }}' for url in nowhere)
+    (tmp_path / "stepspec.toml").write_text(f"large = {large}\n[small]\nsmall = {tiny}\nlarge = {small}\n")
+    assert call("doctor", "--json") == 0
+    found = orjson.loads(capfd.readouterr().out)
+    told = {name: (pair["small"]["url"], pair["large"]["url"]) for name, pair in found.items()}
+    assert told == {"small.small with small.large": nowhere[:2], "small.large with large": nowhere[1:]}
+    assert call("doctor") == 0
+    assert "small.large with large" in capfd.readouterr().out

@@ -30,6 +30,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZipFile]:
 def shipped() -> set[str]:
     """Return what the wheel must hold, under its names there."""
     modules = {f"stepspec/{path.name}" for path in PACKAGE.iterdir() if path.suffix == ".py" or path.name == "py.typed"}
+    modules |= {f"stepspec/cli/{path.name}" for path in (PACKAGE / "cli").glob("*.py")}
     return modules | {
         f"stepspec/{path.relative_to(ROOT)}"
         for folder in FOLDERS
@@ -38,9 +39,10 @@ def shipped() -> set[str]:
     }
 
 
-def test_the_package_is_the_four_folders() -> None:
+def test_the_package_is_the_four_folders_and_the_command_line() -> None:
     assert stepspec.__file__ == str(PACKAGE / "__init__.py")
-    assert sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__") == FOLDERS
+    found = sorted(p.name for p in PACKAGE.iterdir() if p.is_dir() and p.name != "__pycache__")
+    assert found == ["cli", *FOLDERS]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

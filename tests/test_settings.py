@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec import settings
+from stepspec import Endpoint, settings
 from stepspec.orchestrator.drift import Histogram
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -33,7 +33,7 @@ def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.Monk
     (nowhere / "stepspec.toml").write_text('[small]\nurl = "http://a:1/v1"\nmodel = "tiny"\n')
     monkeypatch.setenv("STEPSPEC_LARGE", "http://b:2")
     loaded = settings.load()
-    assert loaded.small is not None
+    assert isinstance(loaded.small, Endpoint)
     assert loaded.large is not None
     assert (loaded.small.role, loaded.small.v1, loaded.small.model) == ("small", "http://a:1/v1", "tiny")
     assert (loaded.large.role, loaded.large.v1) == ("large", "http://b:2/v1")
@@ -45,7 +45,7 @@ def test_replicas_come_as_a_list_in_the_file_and_with_commas_in_a_variable(
     (nowhere / "stepspec.toml").write_text('[small]\nurl = "http://a:1/v1"\nreplicas = ["http://a:2/v1"]\n')
     monkeypatch.setenv("STEPSPEC_LARGE", "http://b:1,http://b:2/v1")
     loaded = settings.load()
-    assert loaded.small is not None
+    assert isinstance(loaded.small, Endpoint)
     assert loaded.large is not None
     assert (loaded.small.urls, loaded.large.urls) == (("http://a:1", "http://a:2"), ("http://b:1", "http://b:2"))
 

@@ -169,6 +169,21 @@ async def test_a_server_that_ignores_the_format_is_found_out() -> None:
             await solver.solve(PROBLEM, format="json")
 
 
+@pytest.mark.parametrize(("blanks", "ends"), [(10, True), (1000, False)])
+async def test_white_space_without_end_is_no_json(blanks: int, ends: bool) -> None:
+    async with serving() as servers, servers.solver(ahead=0) as solver:
+        for server in (servers.small, *servers.large):
+            server.script = (*SCRIPT[:-1], "\n\n", "{", *["\n   "] * blanks, '"answer": 2}')
+        if ends:
+            assert json.loads((await solver.solve(PROBLEM, format="json")).text) == {"answer": 2}
+            return
+        with pytest.raises(MalformedReply, match=r"white space in a row: say in the prompt .*disable_any_whitespace"):
+            await solver.solve(PROBLEM, format="json")
+        assert sum(len(written(server)) for server in servers.large) == 1  # It is not asked again.
+        solution = await solver.solve(PROBLEM)
+    assert solution.text.count("\n") == blanks
+
+
 def written(server: FakeVllm) -> list[dict[str, Any]]:
     """The requests to write."""
     return [body for _, body in server.requests if body.get("stream")]

@@ -14,7 +14,7 @@ from ..summary import ORACLE, Standing, complete, oracle, stand
 from ..trial import Arm, Sample, Written
 
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
-COUNTED = tuple(field.name for field in fields(Account) if field.name != "role")
+COUNTED = tuple(field.name for field in fields(Account) if field.name not in ("role", "path"))
 
 
 @dataclass(frozen=True, slots=True)

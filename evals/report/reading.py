@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ...orchestrator.errors import ConfigurationError
 from ..evaluation import PROBLEMS, RUN, SAMPLES, TRACES
+from ..journal import Journal
 from ..running import trace_name
 from ..samples import Place, Samples
 from ..trial import Arm, Sample, Task
@@ -75,7 +76,7 @@ class Run:
 
 def read(path: Path) -> Folder:
     """Read the run folder at *path*. Raise `ConfigurationError` if it is none."""
-    found = Samples.about(path / SAMPLES)
+    found = Journal.about(path / SAMPLES)
     about: Record = cast("Record", found) if isinstance(found, dict) else {}
     if "arms" not in about:
         raise ConfigurationError(f"no run in {path}: name a folder that `stepspec eval` wrote, which holds {SAMPLES}")

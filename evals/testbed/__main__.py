@@ -59,7 +59,7 @@ def train(
     fresh: Annotated[bool, typer.Option(help="Forget what an earlier run came to.")] = False,
 ) -> None:
     """
-    Train all three models, two hours at most on two cores; logs every 50 steps.
+    Train all four models, two hours at most on two cores; logs every 50 steps.
 
     Started again after an interruption, it goes on after the last finished phase; --fresh begins anew.
     """

@@ -26,7 +26,8 @@ from .solving import Judged, Solved, grades, solve
 SOLVED = 500
 JUDGED_PROBLEMS = 1500
 SEED = 4321
-LARGE_SOLVES, SMALL_SOLVES, JUDGES = 0.97, (0.55, 0.75), 0.95
+SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
+JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models together
 
 
@@ -63,10 +64,9 @@ def measure(say: Callable[[str], object], folder: Path = MODELS) -> list[Figure]
     """Measure everything; *say* tells how far it is."""
     fresh = list(islice(generate(SEED, "test"), SOLVED))
     figures: list[Figure] = []
-    for name in ("large", "small", "small-other"):
+    for name, (low, high) in SOLVES.items():
         say(f"{name} solves {SOLVED} problems")
         loaded = Loaded.of(name, folder)
-        low, high = (LARGE_SOLVES, 1.0) if name == "large" else SMALL_SOLVES
         solved = solve(loaded.model, loaded.writer, fresh)
         figures.append(_accuracy(f"{name}: greedy accuracy", solved, low, high))
     large, small = Loaded.of("large", folder), Loaded.of("small", folder)
@@ -162,11 +162,11 @@ def card(figures: Sequence[Figure]) -> str:
     )
     return f"""# The miniature pair
 
-Three Qwen3-architecture models, trained from nothing on arithmetic word problems, so that the whole system runs for
-real on a CPU. They know nothing else. `large` and `small` share a vocabulary; `small-other` has its own, with numbers
-in groups of two digits. `large` was also trained to judge: to grade a step, to answer a yes/no check, to say whether
-two steps mean the same, and to write a step right after reading a wrong draft and the reflection prompt. `small` and
-`small-other` stopped learning early, which is why they err.
+Four Qwen3-architecture models, trained from nothing on arithmetic word problems, so that the whole system runs for
+real on a CPU. They know nothing else. `large`, `small` and `tiny` share a vocabulary; `small-other` has its own, with
+numbers in groups of two digits. `large` was also trained to judge: to grade a step, to answer a yes/no check, to say
+whether two steps mean the same, and to write a step right after reading a wrong draft and the reflection prompt.
+`small` and `small-other` stopped learning early, which is why they err, and `tiny`, for nested pairs, even earlier.
 
 Measured on {datetime.date.today()} by `python -m stepspec.evals.testbed report`, seed {SEED}, on fresh problems of
 the default mix (3 to 6 deeds), none of which was trained on. Grades are the mean over the ten digits' probabilities.

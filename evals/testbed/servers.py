@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .progress import starting
 
 MODELS = Path(__file__).parent / "models"
 PAIR = ("large", "small")
+TINY = "tiny"  # drafts for the small one in a nested pair
 SCORERS = frozenset({"large"})  # their servers open /inference/v1/generate, which scoring only a suffix needs
 CONTEXT = 2048  # tokens, the most that the models were made for
 DRAFTER = "small"  # drafts tokens for the large model, where that is asked for
@@ -36,6 +38,9 @@ FLAGS: Mapping[str, Any] = {
     "generation-config": "vllm",  # what a request leaves out is vLLM's default, not the model's
     "enable-prompt-tokens-details": True,  # tells how much of a prompt was cached
     "disable-uvicorn-access-log": True,
+    # Between the brackets of JSON a model that was never shown any writes white space until its room is used up. vLLM
+    # reads this from its own configuration only, not from a request, and only where the backend is named.
+    "structured-outputs-config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
 
 ENVIRONMENT: Mapping[str, str] = {
@@ -55,6 +60,14 @@ SPECULATIONS: Mapping[str, Mapping[str, Speculation]] = {
 }
 
 
+def weights(*names: str, models: Path = MODELS) -> str:
+    """A digest of the weights of the models called *names*, so that figures of others are not taken for theirs."""
+    digest = blake2b(digest_size=8)
+    for name in names:
+        digest.update((models / name / "model.safetensors").read_bytes())
+    return digest.hexdigest()
+
+
 def miniature_servers(
     profile: str = "paced",
     roles: Sequence[str] = PAIR,
@@ -65,7 +78,7 @@ def miniature_servers(
     drafter: Path | None = None,
 ) -> tuple[Server, ...]:
     """
-    Describe the servers of *roles*: "large", "small", "small-other"; each serves ``testbed-<role>``.
+    Describe the servers of *roles*: "large", "small", "small-other", "tiny"; each serves ``testbed-<role>``.
 
     *context* is in tokens. *speculation* is by role; the *drafter* of ``draft_model`` is the small model if none is
     given. Raise ConfigurationError for an unknown profile and for a model that is not there.

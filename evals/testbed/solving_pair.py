@@ -1,9 +1,10 @@
-"""A solver over the miniature pair, for whoever measures or shows it."""
+"""Solvers over the miniature models, for whoever measures or shows them."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
 
 from rich.console import Console
 
@@ -11,8 +12,10 @@ from ...api import Solver
 from ...orchestrator.endpoints import Sampling
 from ...orchestrator.serving import Speculation
 from ..arms import Arm, measure
-from .servers import NOTHING, endpoint, running
+from .servers import NOTHING, PAIR, TINY, endpoint, running
 from .tasks import fresh
+
+ALONE: Mapping[str, Mapping[str, Any]] = {}
 
 
 @asynccontextmanager
@@ -29,8 +32,33 @@ async def pair_solver(
 
     *speculation* is by role.
     """
-    async with running(profile, console=console, speculation=speculation) as served:
-        small, large = endpoint(served["small"], "small"), endpoint(served["large"], "large")
-        async with Solver(small, large, sampling=Sampling()) as solver:
-            await measure(solver, warm_up, fresh(problems, seed))
-            yield solver
+    async with solvers(profile, console, warm_up, seed, problems, speculation) as (solver, _):
+        yield solver
+
+
+@asynccontextmanager
+async def solvers(
+    profile: str,
+    console: Console,
+    warm_up: tuple[Arm, ...],
+    seed: int,
+    problems: int,
+    speculation: Mapping[str, Speculation] = NOTHING,
+    nested: Mapping[str, Mapping[str, Any]] = ALONE,
+) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
+    """
+    Yield besides a solver for each of the arms that *nested* names, whose small model is a pair of the tiny one and the
+    small one, with these settings. The tiny one is only started if there is one.
+    """
+    roles = (*PAIR, TINY) if nested else PAIR
+    async with AsyncExitStack() as stack:
+        starting = running(profile, roles, console=console, speculation=speculation)
+        served = await stack.enter_async_context(starting)
+        large = endpoint(served["large"], "large")
+        plain = await stack.enter_async_context(Solver(endpoint(served["small"], "small"), large, sampling=Sampling()))
+        others: dict[str, Solver] = {}
+        for name, settings in nested.items():
+            pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
+            others[name] = await stack.enter_async_context(Solver(pair, large, sampling=Sampling()))
+        await measure(plain, warm_up, fresh(problems, seed), solvers=others)
+        yield plain, others

@@ -1,7 +1,7 @@
 """
 Train the miniature models: one command, the same weights' recipe every time.
 
-All three learn to solve; the large one then learns to judge as well, with an auxiliary head that marks wrong tokens
+All of them learn to solve; the large one then learns to judge as well, with an auxiliary head that marks wrong tokens
 below the last layers, so that a judge's token has something to copy. The head is dropped afterwards. The small ones
 simply stop early: as soon as they solve about two problems in three.
 """
@@ -84,12 +84,14 @@ LARGE_PHASES = (
     Phase(1000, 1e-3, rows=24, length=304, stumbles=SUMS, mistaken=0.5, pool=6000, difficulties=(DEFAULT, FEW)),
     Phase(600, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000, difficulties=(DEFAULT, FEW)),
 )
-ENOUGH = 0.62
+ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (
+    Recipe("tiny", "plain", width=48, layers=2, heads=2, phases=(Phase(1400, 4e-3, until=LITTLE),)),
     Recipe("small", "plain", width=64, layers=2, heads=2, phases=(Phase(1000, 3e-3, until=ENOUGH),)),
     Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(1200, 3e-3, until=ENOUGH),)),
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
+PUPILS = ("small", "small-other")  # whose mistakes the large one learns from
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
 TRIED_FROM, TRIED_EVERY = 0.4, 10  # share of a phase's steps, and steps, where it ends at an accuracy
@@ -308,7 +310,7 @@ def train_all(folder: Path, work: Path, say: Say, *, only: str | None = None, th
 
 def _small_mistakes(folder: Path, pool: int, difficulties: tuple[Difficulty, ...]) -> list[Mistake]:
     """The mistakes of both small models: a judge that has only seen those of one misses those of the other."""
-    pupils = [Loaded.of(recipe.name, folder) for recipe in RECIPES if not recipe.judges]
+    pupils = [Loaded.of(name, folder) for name in PUPILS]
     each = pool // len(difficulties)
     return [
         mistake

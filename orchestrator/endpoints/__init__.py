@@ -3,7 +3,8 @@
 from .critic import VllmCritic
 from .interfaces import AnyEndpoint
 from .model import VllmModel
-from .replicas import ReplicatedEndpoint, ReplicatedModel, connect
+from .replicas import ReplicatedEndpoint, connect
+from .seated import ReplicatedModel
 from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from .template import Template, learn
 from .vllm import VllmEndpoint

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
 from typing import Any, Generic, TypeVar
@@ -87,6 +87,16 @@ class Encoder:
         for step in chain.steps:
             ids += await self._step(step)
         return ids
+
+    async def begun(self, step: Step) -> tuple[Token, ...]:
+        """The tokens of a step to be gone on with: those without an id of this vocabulary are made from their text."""
+        if step.vocabulary != self.vocabulary or not step.tokens:
+            return await self.spelt(step.text)
+        tokens: list[Token] = []
+        for token in step.tokens:
+            spelt = (token,) if token.id >= 0 else await self.spelt(token.text)
+            tokens += [replace(token, id=spelt[0].id)] if len(spelt) == 1 else spelt
+        return tuple(tokens)
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text, special tokens included."""

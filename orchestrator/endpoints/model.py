@@ -16,7 +16,7 @@ from . import scoring, wire
 from .failures import Call
 from .growing import GrowingStep
 from .kept import Kept
-from .reading import Arrivals, Tally, generate, grow
+from .reading import Arrivals, Tally, generate, grow, grow_each
 from .settings import Sampling
 
 if TYPE_CHECKING:
@@ -78,6 +78,27 @@ class VllmModel:
         self._kept[stack] = kept
         stack.push_async_callback(kept.close)
         return await kept.write(chain, growing, until, limit)
+
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+    ) -> tuple[Step, ...]:
+        """
+        Write the next step from several beginnings as `Model.branch` says, in one stream for all of them.
+
+        Raise `ContextTooLong` if one of the beginnings leaves no room for a token.
+        """
+        encoder = self._endpoint.encoder
+        openings = [await encoder.begun(step) for step in begun]
+        growing = [GrowingStep(self.role, encoder.vocabulary, stops=stop, limit=limit, opening=one) for one in openings]
+        going = [place for place, opening in enumerate(openings) if len(opening) < limit]
+        steps = {place: each.end("length") for place, each in enumerate(growing) if place not in going}
+        if going:
+            before = await encoder.chain(chain)
+            prompts = [[*before, *(token.id for token in openings[place])] for place in going]
+            most = limit - min(len(openings[place]) for place in going)
+            written = await self._grow(chain, prompts, (THINK_END, *stop), most, [growing[place] for place in going])
+            steps |= zip(going, written, strict=True)
+        return tuple([steps[place] for place in range(len(begun))])
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """
@@ -176,6 +197,17 @@ class VllmModel:
         seed = sampling.seed_for(self.role, "write", len(chain.steps), chain.tokens)
         body = wire.writing(endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop, format=self._format)
         return generate(endpoint.connection, call, body, self._tally("write", len(prompt)))
+
+    async def _grow(
+        self, chain: Chain, prompts: list[list[int]], stop: Sequence[str], limit: int, growing: Sequence[GrowingStep]
+    ) -> tuple[Step, ...]:
+        endpoint, call = self._endpoint, self._call("write")
+        limit = min(limit, *(self._room(call, prompt) for prompt in prompts))
+        seed = self._sampling.seed_for(self.role, "write", len(chain.steps), chain.tokens)
+        body = wire.writing(
+            endpoint.name, prompts, self._sampling, seed=seed, limit=limit, stop=stop, format=self._format
+        )
+        return await grow_each(endpoint.connection, call, body, self._tally("write", sum(map(len, prompts))), growing)
 
     async def _post(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -16,7 +16,9 @@ from .client import Connection
 from .failures import Call
 from .growing import GrowingStep
 from .sse import Events
-from .wire import Body, chunk
+from .wire import Body, Chunk, chunk
+
+MOST_BLANK = 128  # characters of white space in a row that a text in a format may have
 
 
 @dataclass(slots=True)
@@ -58,8 +60,11 @@ class Tally:
 class Arrivals:
     """The tokens of one open stream, one by one, and then the reason why it ended."""
 
-    def __init__(self, call: Call, events: Events, tally: Tally, logprobs: int | None) -> None:
+    def __init__(
+        self, call: Call, events: Events, tally: Tally, logprobs: int | None, *, formatted: bool = False
+    ) -> None:
         self._call, self._events, self._tally, self._logprobs = call, events, tally, logprobs
+        self._blank = 0 if formatted else None
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
 
@@ -86,7 +91,30 @@ class Arrivals:
         self._tally.add(piece.received, piece.prompt, piece.cached)
         self._tokens.extend(piece.tokens)
         self._ended = piece.ended or self._ended
+        if self._blank is not None:
+            self._blank = _blank(self._call, self._blank, piece.tokens)
         return True
+
+
+def _blank(call: Call, before: int, tokens: Iterable[Token]) -> int:
+    """
+    Count the white space that a text in a format ends in: *before* these *tokens*, and with them.
+
+    Raise `MalformedReply` for more than any format needs. A grammar allows as much of it as the model likes, and one
+    that was not told to write JSON may like nothing else.
+    """
+    blank = before
+    for token in tokens:
+        said = token.text.rstrip()
+        blank = len(token.text) - len(said) + (0 if said else blank)
+    if blank > MOST_BLANK:
+        raise call.error(
+            MalformedReply,
+            f"it was asked for JSON and wrote {blank} characters of white space in a row: say in the prompt what JSON "
+            "is wanted, or start vLLM with --structured-outputs-config "
+            '\'{"backend": "xgrammar", "disable_any_whitespace": true}\'',
+        )
+    return blank
 
 
 @asynccontextmanager
@@ -94,9 +122,37 @@ async def generate(connection: Connection, call: Call, body: Body, tally: Tally)
     """Send *body* and yield the tokens of the answer. Leaving the block before they ended aborts the request."""
     with tally:
         async with connection.stream(call, body) as events:
-            arrivals = Arrivals(call, events, tally, body.get("logprobs"))
+            formatted = "structured_outputs" in body
+            arrivals = Arrivals(call, events, tally, body.get("logprobs"), formatted=formatted)
             yield arrivals
             await arrivals.finish()
+
+
+async def grow_each(
+    connection: Connection, call: Call, body: Body, tally: Tally, growing: Sequence[GrowingStep]
+) -> tuple[Step, ...]:
+    """Send *body*, which has a prompt for each of *growing*, and let all of them grow until they are complete."""
+    steps: dict[int, Step] = {}
+    with tally:
+        async with connection.stream(call, body) as events:
+            while (event := await events.next()) is not None:
+                piece = chunk(call, event, body.get("logprobs"))
+                tally.add(piece.received, piece.prompt, piece.cached)
+                if not 0 <= piece.place < len(growing):
+                    raise call.error(MalformedReply, f"an answer to prompt {piece.place} of {len(growing)}")
+                if piece.place not in steps and (step := _grown(growing[piece.place], piece)):
+                    steps[piece.place] = step
+        if len(steps) < len(growing):
+            raise call.error(MalformedReply, "the stream ended without a finish_reason for every prompt")
+    return tuple([steps[place] for place in range(len(growing))])
+
+
+def _grown(growing: GrowingStep, piece: Chunk) -> Step | None:
+    """Let a step grow by a piece; return it if that completes it."""
+    for token in piece.tokens:
+        if stop := growing.add(token):
+            return growing.end(stop)
+    return growing.end(piece.ended) if piece.ended else None
 
 
 async def grow(

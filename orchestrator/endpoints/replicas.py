@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import fields
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from ..chain import DELIMITER, Chain, Message, Role, Step, Token
+from ..chain import Message, Role
 from ..errors import EndpointRejected, EndpointUnavailable
 from ..events import Observer
-from ..interfaces import Model
 from .acceptance import Acceptance, total
 from .interfaces import AnyEndpoint
 from .probe import Capabilities
 from .queue import Queue
 from .seat import Replica, Seat
+from .seated import ReplicatedModel
 from .settings import Endpoint, Sampling
 from .template import Template
 from .vllm import VllmEndpoint
 from .wire import GREEDY, Format
 
-T = TypeVar("T")
 Messages = tuple[Message, ...]
 
 
@@ -187,50 +186,6 @@ class ReplicatedEndpoint:
     def _none_left(self, failed: Mapping[str, str]) -> EndpointUnavailable:
         causes = "; ".join(f"{url}: {cause}" for url, cause in failed.items())
         return EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=", ".join(self.settings.urls))
-
-
-class ReplicatedModel:
-    """A `Model` of one run, on whichever replica the run sits at."""
-
-    def __init__(self, seat: Seat, make: Callable[[AnyEndpoint], Model]) -> None:
-        self._seat, self._make = seat, make
-        self._made: dict[str, Model] = {}
-
-    @property
-    def role(self) -> Role:
-        return self._seat.role
-
-    def leave(self) -> None:
-        """Give the place up: the run is over."""
-        self._seat.leave()
-
-    async def write(
-        self,
-        chain: Chain,
-        *,
-        stop: Sequence[str] = (DELIMITER,),
-        limit: int = 512,
-        until: Callable[[Step], bool] | None = None,
-        opening: str = "",
-        top: int = 0,
-    ) -> Step:
-        return await self._seat.call(
-            lambda at: self._model(at).write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
-        )
-
-    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        return await self._seat.call(lambda at: self._model(at).score(chain, *spans, top=top))
-
-    async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
-    ) -> Mapping[str, float]:
-        return await self._seat.call(lambda at: self._model(at).ask(chain, question, choices, opening=opening))
-
-    def _model(self, at: AnyEndpoint) -> Model:
-        url = at.settings.url
-        if url not in self._made:
-            self._made[url] = self._make(at)
-        return self._made[url]
 
 
 def _same(fresh: AnyEndpoint, known: AnyEndpoint) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
 from ..budget import Budget
 from ..chain import Chain
 from ..errors import ContextTooLong
+from ..tasks import at_once
 from .interfaces import AnyEndpoint
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take beside the chain
@@ -21,11 +21,8 @@ async def fitted(budget: Budget, chain: Chain, endpoints: Sequence[AnyEndpoint])
 
     Raise `ContextTooLong` if that is not worth beginning, and an `EndpointError` if a server cannot count.
     """
-    rooms = await asyncio.gather(*(_room(endpoint, chain) for endpoint in endpoints), return_exceptions=True)
-    for room in rooms:
-        if isinstance(room, BaseException):
-            raise room
-    tokens = min([budget.tokens, *(room for room in rooms if isinstance(room, int))])
+    rooms = await at_once(_room(endpoint, chain) for endpoint in endpoints)
+    tokens = min([budget.tokens, *rooms])
     answer = budget.answer if budget.answer is None else min(budget.answer, tokens - 1)
     return replace(budget, tokens=tokens, answer=answer)
 

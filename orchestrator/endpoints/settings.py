@@ -9,6 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PositiveFloat,
@@ -30,6 +31,11 @@ def _base_url(url: str) -> str:
         raise ValueError(f"{url!r} has a query or a fragment; write it like http://localhost:8000/v1")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+def _none_if_empty(key: object) -> object:
+    """A variable that is set to nothing is how a shell says that there is no key."""
+    return None if key == "" else key
 
 
 class Deadlines(BaseModel):
@@ -60,7 +66,7 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     role: Party
     url: Annotated[str, AfterValidator(_base_url)]
     model: str | None = Field(default=None, min_length=1)
-    api_key: SecretStr | None = None
+    api_key: Annotated[SecretStr | None, BeforeValidator(_none_if_empty)] = None
     max_concurrency: PositiveInt = 64
     requests_per_second: PositiveFloat | None = None
     retries: int = Field(default=3, ge=0)
@@ -112,6 +118,11 @@ class Endpoint(Address, frozen=True):
     def each(self) -> tuple[Endpoint, ...]:
         """The servers one by one."""
         return tuple([self.model_copy(update={"url": url, "replicas": ()}) for url in self.urls])
+
+    def turned(self, places: int) -> Endpoint:
+        """The same servers, with another first: one who counts *places* differently begins elsewhere."""
+        first, *others = (self.urls * 2)[places % len(self.urls) :][: len(self.urls)]
+        return self.model_copy(update={"url": first, "replicas": tuple(others)})
 
 
 class CriticEndpoint(Address, frozen=True):

@@ -30,7 +30,7 @@ class Chunk:
     One piece of a stream: the tokens that arrived and, with the last of them, how the text ended.
 
     *received* also counts the token that ended the turn, which is not among *tokens*. *prompt* and *cached* are numbers
-    of tokens, known once the server has sent its usage.
+    of tokens, known once the server has sent its usage. *place* is that of the prompt, where there are several.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -38,11 +38,12 @@ class Chunk:
     ended: Stop | None = None
     prompt: int = 0
     cached: int = 0
+    place: int = 0
 
 
 def writing(
     model: str,
-    prompt: Sequence[int],
+    prompt: Sequence[int] | Sequence[Sequence[int]],
     sampling: Sampling,
     *,
     seed: int,
@@ -50,7 +51,11 @@ def writing(
     stop: Iterable[str],
     format: Format | None = None,
 ) -> Body:
-    """Ask for a stream of at most *limit* tokens that ends after a *stop* string, in a *format* if one is given."""
+    """
+    Ask for a stream of at most *limit* tokens that ends after a *stop* string, in a *format* if one is given.
+
+    Several prompts are answered in one stream, each piece with the place of its prompt.
+    """
     body = completion(model, prompt, sampling, limit) | {
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -116,9 +121,10 @@ def _chunk(reply: Reply, logprobs: int | None) -> Chunk:
     matched = isinstance(reason, str)
     tokens = _tokens(choice, logprobs, matched=matched)
     ended = _ending(finish, reason) if finish else None
+    place = choice.get("index", 0)
     if ended == "end" and not matched:  # The token that ended the turn is no part of the text.
-        return Chunk(tokens[:-1], len(tokens), ended, prompt)
-    return Chunk(tokens, len(tokens), ended, prompt)
+        return Chunk(tokens[:-1], len(tokens), ended, prompt, place=place)
+    return Chunk(tokens, len(tokens), ended, prompt, place=place)
 
 
 def _ending(finish: str, reason: str | int | None) -> Stop:

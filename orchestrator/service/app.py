@@ -24,13 +24,13 @@ TOLD = ("X-Request-Id", "x-stepspec-version", "x-stepspec-overhead-ms", "Retry-A
 
 
 class Service:
-    """One service: the `app` that a server runs, and the `parts` that it may want to close."""
+    """One service: the `app` that a server runs, the `parts` that it may want to close, and the `metrics` of both."""
 
     def __init__(self, offer: Offer, settings: ServiceSettings, witnesses: Sequence[Witness] = ()) -> None:
         watching: list[Witness] = [*witnesses]
         witness = Witnesses(watching)
         self.parts = parts = Parts.of(offer, settings, witness)
-        metrics = Metrics(parts.gate, offer.version)
+        self.metrics = metrics = Metrics(parts.gate, offer.version, offer.trust, offer.unjudged)
         watching.append(metrics)
 
         @asynccontextmanager

@@ -52,7 +52,7 @@ class Catalogue:
             known = [*self.orchestrated, *self.raw]
             raise Refusal(
                 404,
-                f"there is no model {name!r}{near(name, known)}; GET /v1/models lists them",
+                f"there is no model {name!r}; GET /v1/models lists them{near(name, known)}",
                 "model",
                 "model_not_found",
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -12,6 +12,7 @@ from ..endpoints import AnyEndpoint, Sampling
 from ..endpoints.wire import Format
 from ..events import Observer
 from ..solution import Solution
+from .trust import Trust
 
 
 class Engine(Protocol):
@@ -48,10 +49,15 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One method as clients choose it: what it is *about*, and its *options* with their defaults."""
+    """
+    One method as clients choose it: what it is *about*, and its *options* with their defaults.
+
+    *judges* is whether anything may be rejected in it.
+    """
 
     about: str
     options: Mapping[str, Any]
+    judges: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,8 @@ class Offer:
     """
     What is served: the *engine*, its *methods* by name, and what applies to requests that do not say.
 
-    *policy* is the default method, and *options* are those configured for it.
+    *policy* is the default method, and *options* are those configured for it. *trust* tells what is known by now about
+    the judge.
     """
 
     engine: Engine
@@ -69,3 +76,13 @@ class Offer:
     sampling: Sampling = field(default_factory=Sampling)
     budget: Budget = field(default_factory=Budget)
     version: str = "0"
+    trust: Callable[[], Trust] = Trust
+
+    @property
+    def unjudged(self) -> frozenset[str]:
+        """The methods in which nothing is judged."""
+        return frozenset(name for name, method in self.methods.items() if not method.judges)
+
+    def options_of(self, method: str) -> Mapping[str, Any]:
+        """The options of *method* as a request that says nothing has them."""
+        return {**self.methods[method].options, **(self.options if method == self.policy else {})}

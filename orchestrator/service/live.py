@@ -27,19 +27,24 @@ def router(parts: Parts) -> APIRouter:
     @routes.get("/", **openapi.PAGE)
     async def page() -> Response:
         """The page on which a run can be watched."""
-        from .page import html  # read from disk when somebody looks at it
+        from .page import headers, html  # read from disk when somebody looks at it
 
-        return HTMLResponse(html())
+        return HTMLResponse(html(), headers=headers())
 
     @routes.get("/live/methods", **openapi.LIVE_METHODS)
     async def methods() -> Response:
         """List the methods with their options, the default, and the names of the served models."""
         offer = parts.offer
         listed = [
-            {"name": name, "about": one.about, "options": dict(one.options)} for name, one in offer.methods.items()
+            {"name": name, "about": one.about, "options": offer.options_of(name)} for name, one in offer.methods.items()
         ]
         served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
         return json_response({"default": offer.policy, "methods": listed, "models": served})
+
+    @routes.get("/live/trust", **openapi.LIVE_TRUST)
+    async def trust() -> Response:
+        """Tell whether the judge can be trusted still, as far as that is known."""
+        return json_response(parts.offer.trust().told)
 
     @routes.post("/live", **openapi.LIVE)
     async def live(request: Request) -> Response:

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 
 from ..chain import Role
 from ..events import Degraded, Event, Moved, Started
@@ -93,9 +94,11 @@ def _logger(settings: ServiceSettings) -> Any:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
     if settings.log_format == "json":
-        last: list[Any] = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        told = ExceptionDictTransformer(show_locals=False)  # Keys and problems are among the variables.
+        last: list[Any] = [structlog.processors.ExceptionRenderer(told), structlog.processors.JSONRenderer()]
     else:
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        plain = structlog.dev.plain_traceback
+        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     return structlog.wrap_logger(
         structlog.PrintLogger(sys.stderr),
         processors=[*shared, *last],

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ..chain import Role
-from ..events import Called, Event
+from ..drift import Drift
+from ..events import Adapted, Called, Event
+from ..shadow import Record
 from ..solution import Solution
 from .gate import Gate
+from .trust import Trust
 from .visit import Visit
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
@@ -18,9 +23,13 @@ PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "
 
 
 class Metrics:
-    """A `Witness` that counts."""
+    """A `Witness` that counts. Methods that are *unjudged* accept everything, and have no accept ratio."""
 
-    def __init__(self, gate: Gate, version: str) -> None:
+    def __init__(
+        self, gate: Gate, version: str, trust: Callable[[], Trust] = Trust, unjudged: Collection[str] = ()
+    ) -> None:
+        self._unjudged = unjudged
+        self._trust, self._graded_before, self._shadows_before = trust, 0, Record()
         self.registry = registry = CollectorRegistry()
         asked = ("endpoint", "model")
 
@@ -29,6 +38,9 @@ class Metrics:
 
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(f"stepspec_{name}", about, labels, registry=registry)
+
+        def gauge(name: str, about: str, *labels: str) -> Gauge:
+            return Gauge(f"stepspec_{name}", about, labels, registry=registry)
 
         self._requests = counter("requests", "Requests that were answered, by HTTP status.", *asked, "status")
         self._seconds = histogram("request_seconds", "From a request to the end of its answer.", SECONDS, *asked)
@@ -46,26 +58,57 @@ class Metrics:
         self._ended = counter("runs", "Runs that came to an end, by why.", "model", "reason")
         self._upstream = histogram("upstream_seconds", "Requests to a served model.", SECONDS, "role", "verb")
         self._failed = counter("upstream_errors", "Requests to a served model that failed.", "role", "verb")
-        self._up = Gauge("stepspec_upstream_up", "Whether a server of the role is up.", ["role"], registry=registry)
-        running = Gauge("stepspec_requests_running", "Requests that are being worked on.", registry=registry)
-        waiting = Gauge("stepspec_requests_waiting", "Requests that wait for a place.", registry=registry)
+        self._depth = gauge("adapted_ahead", "The depth that runs are given, where it is adapted.", "model")
+        self._value = gauge("adapted_value", "The value of the option that is adapted.", "model", "option")
+        self._up = gauge("upstream_up", "Whether a server of the role is up.", "role")
+        self._graded = counter("grades", "Grades that were compared with those of the calibration.", "model")
+        self._moved = gauge("grade_drift", "Share of these grades in other bins than the calibration's.", "model")
+        self._drifted = gauge("grade_drifted", "Whether that share is large, and no chance.", "model")
+        self._shadows = counter("shadows", "Accepted steps that were to be checked once more, by outcome.", "outcome")
+        self._shadow_tokens = counter("shadow_tokens", "Tokens that shadows read and wrote.", "verb")
+        running = gauge("requests_running", "Requests that are being worked on.")
+        waiting = gauge("requests_waiting", "Requests that wait for a place.")
         running.set_function(lambda: gate.running)
         waiting.set_function(lambda: gate.waiting)
         Info("stepspec", "The version.", registry=registry).info({"version": version})
 
     def scrape(self) -> tuple[bytes, str]:
         """The metrics as text, and its content type."""
+        trust = self._trust()
+        if trust.promise is not None and trust.drift is not None:
+            self._note_drift(trust.promise.policy, trust.drift)
+        if trust.shadows is not None:
+            self._count_shadows(trust.shadows)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def _note_drift(self, model: str, drift: Drift) -> None:
+        self._graded.labels(model).inc(drift.live.n - self._graded_before)
+        self._graded_before = drift.live.n
+        self._moved.labels(model).set(drift.moved)
+        self._drifted.labels(model).set(drift.drifted)
+
+    def _count_shadows(self, record: Record) -> None:
+        before, self._shadows_before = self._shadows_before, record
+        for outcome in ("agreed", "differed", "failed", "skipped"):
+            self._shadows.labels(outcome).inc(getattr(record, outcome) - getattr(before, outcome))
+        for verb in ("read", "written"):
+            self._shadow_tokens.labels(verb).inc(getattr(record, verb) - getattr(before, verb))
 
     def begins(self, visit: Visit) -> None:
         pass
 
     def sees(self, visit: Visit, index: int, event: Event) -> None:
-        if not isinstance(event, Called):
-            return
-        self._upstream.labels(event.role, event.verb).observe(event.seconds)
-        if event.fate == "failed":
-            self._failed.labels(event.role, event.verb).inc()
+        match event:
+            case Called():
+                self._upstream.labels(event.role, event.verb).observe(event.seconds)
+                if event.fate == "failed":
+                    self._failed.labels(event.role, event.verb).inc()
+            case Adapted(option, value, ahead):
+                self._depth.labels(visit.model).set(ahead)
+                if value is not None:
+                    self._value.labels(visit.model, option).set(value)
+            case _:
+                pass
 
     def solved(self, visit: Visit, index: int, solution: Solution) -> None:
         model = visit.model
@@ -83,7 +126,7 @@ class Metrics:
             self._prompt.labels(model, account.role, "false").inc(account.prompt - account.cached)
             if account.written:
                 self._waste.labels(model, account.role).observe(account.waste)
-        if solution.ledger.accept_rate is not None:
+        if solution.ledger.accept_rate is not None and model not in self._unjudged:
             self._accepted.labels(model).observe(solution.ledger.accept_rate)
 
     def failed(self, visit: Visit, exc: Exception) -> None:

@@ -68,6 +68,7 @@ RESPONSE = _object("id", "object", "created_at", "status", "model", "output", "u
 RESPONSES = _answers("The response, or its stream.", {**RESPONSE, **STREAM}, *ASKED) | _body("ResponsesRequest")
 LIVE = _answers("The events of the run.", STREAM, *ASKED) | _body("LiveRequest")
 LIVE_METHODS = _answers("The methods.", _object("default", "methods", "models"), 401)
+LIVE_TRUST = _answers("What is known about the judge.", _object("promise", "drift", "shadows"), 401)
 MODELS = _answers("The models.", _object("object", "data"), 401)
 MODEL = _answers("The model.", _object("id", "object", "created", "owned_by"), 401, 404)
 ALIVE = _answers("The process answers.", {})

@@ -148,7 +148,7 @@ def _order(
     for name in wishes.options:
         if name not in known:
             raise bad(
-                f"{method!r} has no option {name!r}{near(name, known)}; its options: {', '.join(known) or 'none'}",
+                f"{method!r} has no option {name!r}; its options: {', '.join(known) or 'none'}{near(name, known)}",
                 f"stepspec.options.{name}",
                 "unknown_parameter",
             )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -168,13 +169,28 @@ def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
     """The ledgers of some runs, added up."""
     all_of = tuple(ledgers)
     small, large, critic = (_sum([getattr(one, role) for one in all_of]) for role in ("small", "large", "critic"))
-    total = Ledger(small, large, sum(one.drafts for one in all_of), sum(one.accepted for one in all_of), critic)
+    drafts, accepted, chosen = (sum(getattr(one, of) for one in all_of) for of in ("drafts", "accepted", "chosen"))
+    nested = _by_path([account for one in all_of for account in one.nested])
+    total = Ledger(small, large, drafts, accepted, critic, chosen, nested, _sifted(all_of))
     return dataclasses.asdict(total) | {"accept_rate": total.accept_rate, "share_large": total.share_large}
 
 
 def _sum(accounts: Sequence[Account]) -> Account:
-    names = [one.name for one in dataclasses.fields(Account) if one.name != "role"]
-    return Account(accounts[0].role, **{name: sum(getattr(one, name) for one in accounts) for name in names})
+    names = [one.name for one in dataclasses.fields(Account) if one.name not in ("role", "path")]
+    return replace(accounts[0], **{name: sum(getattr(one, name) for one in accounts) for name in names})
+
+
+def _by_path(accounts: Sequence[Account]) -> tuple[Account, ...]:
+    paths = sorted({account.path for account in accounts})
+    return tuple(_sum([account for account in accounts if account.path == path]) for path in paths)
+
+
+def _sifted(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...]:
+    drafts, stood = Counter[str](), Counter[str]()
+    for path, judged, fine in [sifted for one in ledgers for sifted in one.sifted]:
+        drafts[path] += judged
+        stood[path] += fine
+    return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
 
 
 def event(body: Mapping[str, Any]) -> bytes:

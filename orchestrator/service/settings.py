@@ -39,6 +39,36 @@ Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(
 Words: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
 
 
+class Scaling(BaseModel):
+    """
+    How many services Ray Serve runs; for `stepspec.orchestrator.service.ray` alone.
+
+    They are *min_replicas* to *max_replicas*, so many that each has *target* requests; without one, half of what it may
+    work on at the same time. More are begun when they were needed for *up_after* seconds, and some are ended when they
+    were not for *down_after*. Each has *cpus* of the cluster's processors to itself.
+
+    Before them stand *fronts*, which hold the clients' connections. A request whose replica dies before any of its
+    answer was sent is begun again, until there were so many *attempts*.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    min_replicas: PositiveInt = 1
+    max_replicas: PositiveInt = 4
+    target: PositiveFloat | None = None
+    up_after: NonNegativeFloat = 10.0
+    down_after: NonNegativeFloat = 300.0
+    cpus: PositiveFloat = 1.0
+    fronts: PositiveInt = 2
+    attempts: PositiveInt = 3
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_replicas > self.max_replicas:
+            raise ValueError(f"min_replicas is {self.min_replicas}, more than max_replicas, {self.max_replicas}")
+        return self
+
+
 class ServiceSettings(BaseModel):
     """
     The service's own settings; what it solves problems with are the solver's.
@@ -53,7 +83,7 @@ class ServiceSettings(BaseModel):
     *max_body_bytes*, *max_messages*, *max_choices* (of ``n``) and *max_tokens* bound a single request. A stream says
     something every *keep_alive* seconds, and a client has to send a body, and to take what it is sent, within
     *send_seconds*. The two servers are looked at every *health_every* seconds. Logs tell no text of any problem, unless
-    *log_prompts*.
+    *log_prompts*. *ray* is for the service as a Ray Serve application.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -81,20 +111,28 @@ class ServiceSettings(BaseModel):
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_prompts: bool = False
     tracing: bool = False
+    ray: Scaling = Scaling()
 
     @model_validator(mode="after")
     def _locked(self) -> Self:
         if any(not key.get_secret_value() for key in self.keys):
             raise ValueError("a key is empty")
-        if not (self.keys or self.insecure or _private(self.host)):
+        if not (self.keys or self.insecure or private(self.host)):
             raise ValueError(
                 f"host {self.host!r} can be reached from outside and no key is set: set STEPSPEC_SERVICE__KEYS (or "
                 "--key), or say --insecure to let anybody in"
             )
         return self
 
+    @model_validator(mode="after")
+    def _reachable(self) -> Self:
+        if self.ray.target is not None and self.ray.target > self.max_running:
+            raise ValueError(f"ray.target is {self.ray.target:g}, and a replica never has more than {self.max_running}")
+        return self
 
-def _private(host: str) -> bool:
+
+def private(host: str) -> bool:
+    """Whether only this machine can reach *host*."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:

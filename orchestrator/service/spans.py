@@ -8,10 +8,12 @@ The SDK is an extra (``otel``), and is imported only by `connect`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import threading
 import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -28,8 +30,10 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
+log = logging.getLogger("stepspec")
+
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-FLUSH = 5.0  # seconds for the last spans to leave
+FLUSH = 3.0  # seconds for the last spans to leave
 PROVIDER = "vllm"
 
 
@@ -70,12 +74,12 @@ class Spans:
 
     @asynccontextmanager
     async def flushed(self) -> AsyncGenerator[None]:
-        """Send what is left at the end of the block, within a few seconds."""
+        """Send what is left at the end of the block; what has not left within a few seconds is lost."""
         try:
             yield
         finally:
-            await asyncio.to_thread(self._provider.force_flush, int(FLUSH * 1000))
-            await asyncio.to_thread(self._provider.shutdown)
+            if not await _within(FLUSH, self._provider.shutdown):
+                log.warning("the last spans are lost: nobody took them within %g s", FLUSH)
 
     def begins(self, visit: Visit) -> None:
         if visit.path not in PATHS:
@@ -157,6 +161,26 @@ class Spans:
 
     def looked(self, role: Role, up: bool) -> None:
         pass
+
+
+async def _within(seconds: float, work: Callable[[], object]) -> bool:
+    """
+    Whether *work* was done within so many *seconds*; it goes on in a thread that nothing waits for.
+
+    The SDK's own deadlines do not hold: it retries for ten seconds, whatever it is told.
+    """
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        work()
+        with suppress(RuntimeError):  # The loop is closed, and nobody waits any more.
+            loop.call_soon_threadsafe(over.set)
+
+    threading.Thread(target=run, name="last-spans", daemon=True).start()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await over.wait()
+    return over.is_set()
 
 
 def _attributes(call: Called, model: str) -> dict[str, Any]:

@@ -24,7 +24,9 @@ def router(parts: Parts, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
         routes.add_api_route(
             path, alive, methods=["GET"], operation_id=path.strip("/").replace("/", "_"), **openapi.ALIVE
         )
+        routes.add_api_route(path, alive, methods=["HEAD"], include_in_schema=False)
 
+    @routes.head("/health/readiness", include_in_schema=False)
     @routes.get("/health/readiness", **openapi.READY)
     async def ready() -> Response:
         """Say whether new work is welcome: not while shutting down, nor while a server is down."""

@@ -4,6 +4,7 @@ from .api import Solver, asolve, solve
 from .orchestrator import Budget, Chain, Ledger, Message, Step
 from .orchestrator.endpoints import Endpoint, Sampling
 from .orchestrator.errors import StepspecError
+from .orchestrator.nesting import NestedPair
 from .orchestrator.solution import Solution, SolvedStep
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Endpoint",
     "Ledger",
     "Message",
+    "NestedPair",
     "Sampling",
     "Solution",
     "SolvedStep",

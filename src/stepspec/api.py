@@ -12,11 +12,12 @@ import orjson
 
 from . import policies
 from . import settings as configuration
-from .models import Models
+from .learning import Learning, Learnings
+from .models import Models, connected
 from .orchestrator import trace
 from .orchestrator.budget import Budget
-from .orchestrator.chain import Chain, Message, Party, Role, Step, Verdict
-from .orchestrator.endpoints import CriticEndpoint, Endpoint, ReplicatedModel, Sampling, VllmCritic, connect
+from .orchestrator.chain import Accept, Chain, Message, Party, Role, Step, Verdict
+from .orchestrator.endpoints import CriticEndpoint, Endpoint, ReplicatedModel, Sampling, VllmCritic
 from .orchestrator.endpoints.queue import polled
 from .orchestrator.endpoints.room import fitted
 from .orchestrator.endpoints.wire import Format
@@ -27,8 +28,9 @@ from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
 from .orchestrator.interfaces import Policy
 from .orchestrator.load import Load
 from .orchestrator.lookahead import Ahead, confidence
+from .orchestrator.nesting import NestedPair, described
 from .orchestrator.run import run
-from .orchestrator.shadow import Shadows
+from .orchestrator.shadow import Check, Shadows
 from .orchestrator.solution import Solution
 from .promise import Promise
 from .settings import Adapting, Limits, Settings
@@ -49,7 +51,7 @@ class Solver:
 
     def __init__(
         self,
-        small: str | Endpoint | None = None,
+        small: str | Endpoint | NestedPair | Mapping[str, Any] | None = None,
         large: str | Endpoint | None = None,
         *,
         critic: str | CriticEndpoint | None = None,
@@ -64,10 +66,11 @@ class Solver:
         give_up: bool | None = None,
         shadow: float | None = None,
         sure_bets: bool | None = None,
+        adapt: float | None = None,
         sampling: Sampling | Mapping[str, Any] | None = None,
         budget: Limits | Mapping[str, Any] | None = None,
     ) -> None:
-        self.settings: Settings = configuration.load(
+        settings = configuration.load(
             small=small,
             large=large,
             critic=critic,
@@ -82,18 +85,31 @@ class Solver:
             give_up=give_up,
             shadow=shadow,
             sure_bets=sure_bets,
+            adapt=adapt,
             sampling=sampling,
             budget=budget,
         )
+        self._take(settings)
+
+    @classmethod
+    def of(cls, settings: Settings) -> Self:
+        """Make a solver with *settings* that are complete: neither variables nor a file are read."""
+        solver = cls.__new__(cls)
+        solver._take(settings)
+        return solver
+
+    def _take(self, settings: Settings) -> None:
+        self.settings = settings
         self._exit = AsyncExitStack()
-        self.small, self.large = connect(self._endpoint("small")), connect(self._endpoint("large"))
+        self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
         self.critic = VllmCritic(self.settings.critic) if self.settings.critic else None
         self.load = Load()
         self.promise = Promise(self.settings.calibration) if self.settings.calibration else None
         self.shadows = Shadows(self.settings.shadow)
         self.floor = Floor(confidence)
+        self._learnings = Learnings(self.settings)
 
-    def _endpoint(self, role: Role) -> Endpoint:
+    def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
         if endpoint is None:
             raise ConfigurationError(
@@ -179,6 +195,8 @@ class Solver:
         plan: bool | None = None,
         early_exit: bool | None = None,
         give_up: bool | None = None,
+        sure_bets: bool | None = None,
+        adapt: float | None = None,
         sampling: Sampling | None = None,
         budget: Budget | None = None,
         stop: Sequence[str] = (),
@@ -203,28 +221,36 @@ class Solver:
         clock = trace.Stopwatch()
         recorder = trace.Recorder(clock)
         committed = chain
+        sure = self.settings.sure_bets if sure_bets is None else sure_bets
+        learning = self._learnings.of(name, options, ahead=ahead, limit=adapt)
 
         def watch(event: Event) -> None:
             nonlocal committed
             recorder(event)
             if isinstance(event, Committed):
                 if event.step.author == "small":
-                    self.shadows.consider(committed, event.step, self._shadow, calm=self.load.calm)
+                    check = self._checking(learning, event.score)
+                    self.shadows.consider(committed, event.step, check, calm=self.load.calm)
                 committed = committed.extend(event.step)
             self.load.observe(event)
-            self.floor.observe(event)
+            if sure:
+                self.floor.observe(event)
             if promise is not None:
                 promise(event)
             observe(event)
 
         models = self._models(budget, sampling, watch, clock, format)
         watch(Started(chain.messages, name, self._names()))
+        if learning is not None:
+            given = learning.begin()
+            options, ahead = learning.options(given), given.ahead
+            watch(given)
         try:
             outcome = await run(
                 self._policy(models, name, options, lead, plan),
                 chain,
                 budget=budget,
-                ahead=self._ahead(ahead, hedge, load),
+                ahead=self._ahead(ahead, hedge, load, sure=sure),
                 observe=watch,
                 fallback=models.policy("large", {}) if name != "small" else None,
                 thinks=self.thinks,
@@ -238,6 +264,8 @@ class Solver:
             models.leave()
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
+            if learning is not None:
+                learning.learn(recorder.moments)
             if promise is not None:
                 promise.warn_of_drift()
         return Solution.of(outcome, recorder.moments)
@@ -250,6 +278,23 @@ class Solver:
         finally:
             if isinstance(large, ReplicatedModel):
                 large.leave()
+
+    def _checking(self, learning: Learning | None, grade: float | None) -> Check:
+        """What shadows check a step of that *grade* with, so that *learning* hears of what they find."""
+        if learning is None or grade is None:
+            return self._shadow
+
+        async def check(chain: Chain, step: Step) -> Verdict:
+            verdict = await self._shadow(chain, step)
+            learning.adaptation.checked(grade, agreed=isinstance(verdict, Accept))
+            return verdict
+
+        return check
+
+    @property
+    def adaptation(self) -> Learning | None:
+        """What is learnt about the settings' own policy; None if nothing is to be adapted."""
+        return self._learnings.of(self.settings.policy, None)
 
     def _check_json(self, text: str) -> None:
         """Raise `MalformedReply` if *text* is no JSON: some servers accept a format and ignore it."""
@@ -277,13 +322,13 @@ class Solver:
         return AnyOf(tuple(watches)) if watches and self.thinks else None
 
     def _names(self) -> tuple[tuple[Party, str], ...]:
-        models: tuple[tuple[Party, str], ...] = (("small", self.small.name), ("large", self.large.name))
+        models: tuple[tuple[Party, str], ...] = (("small", described(self.small)), ("large", self.large.name))
         return (*models, ("critic", self.critic.name)) if self.critic else models
 
-    def _ahead(self, ahead: int | None, hedge: float | None, load: Adapting | None) -> Ahead:
+    def _ahead(self, ahead: int | None, hedge: float | None, load: Adapting | None, *, sure: bool = False) -> Ahead:
         depth = self.settings.ahead if ahead is None else ahead
         hedge = self.settings.hedge if hedge is None else hedge
-        carries = self.floor.carries if self.settings.sure_bets else _always
+        carries = self.floor.carries if sure else _always
         if (load or self.settings.load) == "ignore":
             return Ahead(lambda: depth, hedge, carries=carries)
         return Ahead(lambda: self.load.depth(depth), hedge, lambda: self.load.calm, carries)

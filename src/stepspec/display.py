@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .orchestrator.events import Degraded, Event, Moved
-from .orchestrator.solution import Solution, SolvedStep, solved_step
+from .orchestrator.solution import Solution, SolvedStep, solved_steps
 from .orchestrator.trace import Moment
 
 COLOURS = {"small": "green", "large": "blue"}
@@ -21,11 +21,13 @@ class Narrator:
         self._console, self._began = console, time.perf_counter()
 
     def __call__(self, event: Event) -> None:
-        step = solved_step(Moment(time.perf_counter() - self._began, event))
-        if step is not None and step.fate != "lost":
-            self._console.print(line(step), soft_wrap=True)
-        elif isinstance(event, Degraded):
-            self._console.print(f"the {event.role} model failed, going on without it: {event.cause}", style="yellow")
+        for step in solved_steps(Moment(time.perf_counter() - self._began, event)):
+            if step.fate != "lost":
+                self._console.print(line(step), soft_wrap=True)
+        if isinstance(event, Degraded):
+            self._console.print(
+                f"the {event.path or event.role} model failed, going on without it: {event.cause}", style="yellow"
+            )
         elif isinstance(event, Moved):
             self._console.print(f"the {event.role} model at {event.url} failed, going on at {event.to}", style="yellow")
 

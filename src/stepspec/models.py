@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from . import policies
 from .orchestrator.budget import Budget, Budgeted
-from .orchestrator.endpoints import ReplicatedModel
+from .orchestrator.endpoints import AnyEndpoint, Endpoint, ReplicatedModel, connect
 from .orchestrator.interfaces import Critic, Model, Policy
+from .orchestrator.nesting import Nested, NestedEndpoint, NestedPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class Models:
 
     def policy(self, name: str, options: Mapping[str, Any], *, lead: int = 0, plan: bool = False) -> Policy:
         """Build policy *name*; whatever it is, but for the baselines, the large model may *plan* and *lead*."""
-        small, large = (Budgeted(model, self.budget.left) for model in (self.small, self.large))
+        small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
         policy = policies.make(name, small, large, critic=self.critic, **options)
         if name in policies.BASELINES or not (lead or plan):
             return policy
@@ -41,5 +43,23 @@ class Models:
 
     def leave(self) -> None:
         for model in (self.small, self.large, self.formatting):
-            if isinstance(model, ReplicatedModel):
+            if isinstance(model, ReplicatedModel | Nested):
                 model.leave()
+
+
+def connected(settings: Endpoint | NestedPair) -> AnyEndpoint:
+    """Make the endpoint of one model or of a nested pair, to be entered."""
+    if isinstance(settings, Endpoint):
+        return connect(settings)
+    return NestedEndpoint(
+        settings.role,
+        connected(settings.small),
+        connect(settings.large),
+        partial(policies.make, settings.policy, **settings.options),
+        about=settings.policy,
+        ahead=settings.ahead,
+    )
+
+
+def _budgeted(model: Model, budget: Budget) -> Budgeted:
+    return Budgeted(model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
-from typing import Any
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
 
 from . import policies
 from . import settings as configuration
@@ -14,6 +14,12 @@ from .api import Solver
 from .orchestrator.errors import ConfigurationError
 from .orchestrator.service.interfaces import Method, Offer
 from .orchestrator.service.settings import ServiceSettings
+from .orchestrator.service.trust import Promise, Trust
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from .orchestrator.service.app import Service
+    from .orchestrator.service.logs import Logs
 
 VERSION = importlib.metadata.version("stepspec")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "structlog")
@@ -34,10 +40,37 @@ def service_settings(**given: Any) -> ServiceSettings:
 
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """Serve *solver* until the process is told to end, and drained. Raise `ConfigurationError` for a taken port."""
+    from .orchestrator.service.server import Server, listen
+
+    async with built(solver, settings) as (service, logs):
+        server = Server(service, settings, logs.tell)
+        names = ", ".join(service.parts.catalogue.raw)
+        with listen(settings.host, settings.port) as listening:
+            host, port = listening.getsockname()[:2]
+            logs.tell("serving", url=f"http://{host}:{port}/v1", models=names, keys=len(settings.keys))
+            await server.serve([listening])
+
+
+def read(arguments: Mapping[str, Any]) -> Settings:
+    """Read all settings, *arguments* first. Raise `ConfigurationError` for wrong ones, and if a model is missing."""
+    settings = configuration.load(**arguments)
+    Solver.of(settings)
+    return settings
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncGenerator[Service]:
+    """Hold a service that works, for a program that brings its own server."""
+    async with built(Solver.of(settings), settings.service) as (service, _), service.parts.open():
+        yield service
+
+
+@asynccontextmanager
+async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tuple[Service, Logs]]:
+    """Hold the connections of *solver*, and yield a service over it with its log."""
     from .orchestrator.service import spans
     from .orchestrator.service.app import Service
     from .orchestrator.service.logs import Logs
-    from .orchestrator.service.server import Server, listen
     from .orchestrator.service.witness import Witness
 
     logs = Logs(settings)
@@ -48,19 +81,17 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
             tracing = spans.Spans(spans.connect(VERSION), {"small": solver.small.name, "large": solver.large.name})
             await stack.enter_async_context(tracing.flushed())
             witnesses.insert(0, tracing)
-        service = Service(offer(solver), settings, witnesses)
-        server = Server(service, settings, logs.tell)
-        names = ", ".join(service.parts.catalogue.raw)
-        with listen(settings.host, settings.port) as listening:
-            host, port = listening.getsockname()[:2]
-            logs.tell("serving", url=f"http://{host}:{port}/v1", models=names, keys=len(settings.keys))
-            await server.serve([listening])
+        yield Service(offer(solver), settings, witnesses), logs
 
 
 def offer(solver: Solver) -> Offer:
     """What the service is to serve, of an entered *solver*."""
     methods: Mapping[str, Method] = {
-        name: Method(method.about, {key: one.default for key, one in policies.options(name).items()})
+        name: Method(
+            method.about,
+            {key: one.default for key, one in policies.options(name).items()},
+            judges=name not in policies.BASELINES,
+        )
         for name, method in policies.METHODS.items()
     }
     chosen = solver.settings
@@ -72,4 +103,16 @@ def offer(solver: Solver) -> Offer:
         sampling=chosen.sampling,
         budget=chosen.budget.budget(),
         version=VERSION,
+        trust=lambda: trust(solver),
     )
+
+
+def trust(solver: Solver) -> Trust:
+    """What *solver* knows by now about its judge."""
+    chosen, watched = solver.settings, solver.promise
+    shadows = solver.shadows.record if chosen.shadow else None
+    if watched is None or not watched.covers(chosen, chosen.policy, None):
+        return Trust(shadows=shadows)
+    made = watched.calibration
+    promise = Promise(made.policy, made.option, made.value, made.max_loss, made.confidence)
+    return Trust(promise, watched.drift, shadows)

@@ -36,6 +36,7 @@ from .orchestrator.chain import Party
 from .orchestrator.drift import Histogram
 from .orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from .orchestrator.errors import ConfigurationError
+from .orchestrator.nesting.settings import TAGS, SmallModel, for_role
 from .orchestrator.service.settings import ServiceSettings
 
 PREFIX = "STEPSPEC_"
@@ -48,13 +49,7 @@ SAMPLING = {"temperature": 0.6, "top_p": 0.95}
 
 def _for_role(role: Party) -> BeforeValidator:
     """Let an endpoint be given as its URL alone, and never ask for the role that its place already says."""
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, str):
-            return {"role": role, "url": value}
-        return {"role": role, **cast("dict[str, Any]", value)} if isinstance(value, dict) else value
-
-    return BeforeValidator(fill)
+    return BeforeValidator(lambda given: for_role(given, role))
 
 
 def _over_defaults(value: Any) -> Any:
@@ -112,7 +107,7 @@ class Settings(BaseSettings):
     """
     Everything a solver can be told, besides the problem.
 
-    *critic* is the reward model that some policies need.
+    *critic* is the reward model that some policies need. The *small* model may be a pair in its turn (`NestedPair`).
 
     *ahead* is how many drafts may be made and judged beyond the one to be committed next (0: one after the other). A
     draft whose tokens had a mean probability of *hedge* at most is repaired while it is judged (0: none, 1: every one).
@@ -125,11 +120,13 @@ class Settings(BaseSettings):
     ``stepspec serve`` alone. *calibration* says where the options come from, so that a drift of the grades is noticed.
     A share of *shadow* of the accepted steps is written by the large model as well, which measures the judge and delays
     nothing. With *sure_bets* no bet is made beyond a draft that is less sure than a floor, which follows the verdicts.
+    With *adapt* above 0, what makes the policy looser and the depth, up to *ahead*, follow what the runs before taught,
+    for the least time with at most a share of *adapt* of the accepted steps bad (see `orchestrator.adaptation`).
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
-    small: Annotated[Endpoint | None, NoDecode, _for_role("small")] = None
+    small: Annotated[SmallModel | None, NoDecode, _for_role("small")] = None
     large: Annotated[Endpoint | None, NoDecode, _for_role("large")] = None
     critic: Annotated[CriticEndpoint | None, NoDecode, _for_role("critic")] = None
     policy: str = "specreason"
@@ -147,6 +144,7 @@ class Settings(BaseSettings):
     calibration: Calibration | None = None
     shadow: float = Field(default=0.0, ge=0, le=1)
     sure_bets: bool = False
+    adapt: float = Field(default=0.0, ge=0, lt=1)
 
     @classmethod
     def settings_customise_sources(
@@ -174,12 +172,22 @@ def load(**given: Any) -> Settings:
 
 
 def _explain(kind: str, place: tuple[int | str, ...], message: str) -> str:
-    name = ".".join(map(str, place))
+    name = ".".join(str(part) for part in place if part not in TAGS)
     if kind == "extra_forbidden":
-        fields = (ServiceSettings if place[0] == "service" else Settings).model_fields
-        close = difflib.get_close_matches(str(place[-1]), fields, n=1)
+        close = difflib.get_close_matches(str(place[-1]), _model(place).model_fields, n=1)
         return f"unknown setting {name!r}" + (f", did you mean {close[0]!r}?" if close else "")
     return f"{name}: {message.removeprefix('Value error, ')}"
+
+
+def _model(place: tuple[int | str, ...]) -> type[BaseModel]:
+    """Return the model that the setting at *place* would be part of; all settings where there may be several."""
+    model: type[BaseModel] = Settings
+    for name in place[:-1]:
+        field = model.model_fields.get(str(name))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return Settings
+        model = field.annotation
+    return model
 
 
 def _file() -> Path | None:

@@ -5,29 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
-from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.interfaces import KEPT_OPEN, Model
+from stepspec.orchestrator.interfaces import KEPT_OPEN
+
+from .branching import SHORT, BranchContract, Subject
+
+__all__ = ["DIGITS", "SHORT", "ModelContract", "Subject"]
 
 DIGITS = "0123456789"
-SHORT = 40  # tokens; enough for a step, so that a model that never ends one does not take long
-
-
-@dataclass
-class Subject:
-    """A greedy model, a problem for it, and the events that it has emitted. It has to think in several steps."""
-
-    model: Model
-    chain: Chain
-    events: list[Event] = field(default_factory=list[Event])
-
-    @property
-    def calls(self) -> list[Called]:
-        return [event for event in self.events if isinstance(event, Called)]
 
 
 @asynccontextmanager
@@ -48,7 +36,7 @@ async def think(subject: Subject, steps: int) -> Chain:
     return chain
 
 
-class ModelContract:
+class ModelContract(BranchContract):
     """Inherit from it and define the fixture *subject*."""
 
     @pytest.fixture

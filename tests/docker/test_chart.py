@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from stepspec import Endpoint
 from stepspec.settings import Settings, load
 
 from .charts import BAD, GOOD
@@ -84,7 +85,7 @@ def test_the_service_takes_its_settings(
 ) -> None:
     container = service(rendered[name])
     found = settings(rendered[name], tmp_path, bare)
-    assert found.small is not None
+    assert isinstance(found.small, Endpoint)
     assert found.large is not None
     assert bool(found.service.keys) == ("--insecure" not in container["args"])
     assert container["args"][0] == "serve"
@@ -96,7 +97,7 @@ def test_settings_are_those_of_the_values(
     rendered: Mapping[str, list[Tree]], tmp_path: Path, bare: pytest.MonkeyPatch
 ) -> None:
     found = settings(rendered["urls"], tmp_path, bare)
-    assert found.small is not None
+    assert isinstance(found.small, Endpoint)
     assert found.large is not None
     assert found.critic is not None
     assert found.small.urls == ("http://a:8000", "http://b:8000")
@@ -129,7 +130,7 @@ def test_every_replica_has_an_address_of_its_own(
     assert servers["spec"]["replicas"] == 3
     assert servers["spec"]["serviceName"] == headless["metadata"]["name"]
     assert headless["spec"]["clusterIP"] == "None"
-    assert found.small is not None
+    assert isinstance(found.small, Endpoint)
     assert found.small.urls == tuple(f"http://{name}-{i}.{name}.{space}.svc:8000" for i in range(3))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stepspec import Endpoint
 from stepspec.evals.testbed.alone import ROLES
 from stepspec.evals.testbed.profiles import pace
 from stepspec.settings import load
@@ -66,7 +67,7 @@ def test_the_service_takes_its_settings(name: str, bare: pytest.MonkeyPatch) -> 
         bare.setenv(variable, str(value))
     bare.setenv("STEPSPEC_SERVICE__HOST", "0.0.0.0")  # as the image does
     found = load()
-    assert found.small is not None
+    assert isinstance(found.small, Endpoint)
     assert found.large is not None
     assert [key.get_secret_value() for key in found.service.keys] == ["one", "two"]
     for role, endpoint in (("small", found.small), ("large", found.large)):
@@ -146,7 +147,7 @@ def test_the_settings_in_the_documents_can_be_read(bare: pytest.MonkeyPatch, tmp
     config.write_text(block(ROOT / "docs/deploy.md", "toml"))
     bare.setenv("STEPSPEC_CONFIG", str(config))
     found = load()
-    assert found.small is not None
+    assert isinstance(found.small, Endpoint)
     assert len(found.small.urls) == 2
 
 

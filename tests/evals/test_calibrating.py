@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.calibrating import KNOBS, Calibrated, Calibration, Knob, Trials, Tried
+from stepspec.evals.calibrating import Calibrated, Calibration, Trials, Tried
 from stepspec.evals.calibration import Paired
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import options
+from stepspec.policies.knobs import KNOBS, Knob
 
 from ..fakes import run
 
@@ -85,13 +87,26 @@ def test_what_was_tried_is_not_tried_again_after_an_interruption(tmp_path: Path)
     assert sorted(path.read_bytes().splitlines()) == sorted(line.rstrip(b"\n") for line in lines)
 
 
-def test_trials_of_something_else_are_not_taken(tmp_path: Path) -> None:
+def test_trials_of_something_else_are_neither_taken_nor_lost(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
     with Trials(path, {"knob": "threshold"}) as trials:
         trials.add(Tried(0, 9, True, (1.0,)))
     assert Trials(path, {"knob": "threshold"}).done
-    assert not Trials(path, {"knob": "p"}).done
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"holds another run \(other: knob\).*--work.*--fresh"):
+        Trials(path, {"knob": "p"})
+    assert path.read_bytes() == before
     assert not Trials(path, {"knob": "threshold"}, fresh=True).done
+
+
+def test_a_calibration_has_one_writer_and_no_foreign_lines(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    with Trials(path, {}), pytest.raises(ConfigurationError, match="another run"), Trials(path, {}):
+        pass
+    with path.open("ab") as file:
+        file.write(b'{"problem": 1}\n')
+    with pytest.raises(ConfigurationError, match="line 2: no trial"):
+        Trials(path, {})
 
 
 async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from stepspec import Budget, Solver
 from stepspec.evals import command
 from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find, load
-from stepspec.evals.running import Plan
+from stepspec.evals.plan import Plan
 from stepspec.evals.summary import stand
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from stepspec.evals import provenance
 from stepspec.evals.benchmarks import find
 from stepspec.evals.choosing import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
-from stepspec.evals.running import Plan
+from stepspec.evals.plan import Plan
 from stepspec.evals.trial import Task
+from stepspec.evals.workers import Here, Post
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.trace import read, replay
+from stepspec.settings import Settings
 
 from ..orchestrator.endpoints.server import FakeVllm, Refuse
 
@@ -167,3 +170,38 @@ def test_the_digest_tells_problems_and_answers_apart() -> None:
     }
     assert len(digests) == 3
     assert provenance.digest((replace(TASKS[0], name="other"), TASKS[1])) in digests
+
+
+class Others:
+    """A team of two, who in truth are this process."""
+
+    def __init__(self) -> None:
+        self.posted: list[tuple[Settings, bool]] = []
+
+    def posts(self, settings: Settings, plan: Plan, *, near: bool) -> list[Post]:
+        self.posted.append((settings, near))
+        return [partial(self._hired, settings, plan, name) for name in ("one", "two")]
+
+    @asynccontextmanager
+    async def _hired(self, settings: Settings, plan: Plan, name: str) -> AsyncGenerator[Here]:
+        async with Solver.of(settings) as solver:
+            yield Here(solver, plan, name)
+
+    def record(self) -> dict[str, Any]:
+        return {"workers": 2}
+
+
+async def test_a_team_takes_the_samples_of_the_same_folder_and_the_session_says_so(tmp_path: Path) -> None:
+    team, plan = Others(), evaluation(tmp_path).plan
+    async with solving() as (solver, _):
+        await evaluate(solver, evaluation(tmp_path, plan=replace(plan, tasks=TASKS[:1])), QUIET)
+        shared = await evaluate(solver, evaluation(tmp_path, traces=True), QUIET, team)
+        alone = await evaluate(solver, evaluation(tmp_path / "alone"), QUIET)
+        assert team.posted == [(solver.settings, False)]
+        await evaluate(solver, evaluation(tmp_path / "pair", profile="off"), QUIET, team)
+        assert team.posted[1] == (solver.settings, True)
+    outcomes = [(each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in shared]
+    assert outcomes == [(each.result.name, each.result.n, each.result.accuracy, each.outcomes) for each in alone]
+    sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
+    assert [session.get("ray") for session in sessions] == [None, {"workers": 2}]
+    assert len(list((tmp_path / "traces").iterdir())) == 4

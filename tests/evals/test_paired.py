@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.evals.arms import Z
 from stepspec.evals.paired import _statistic, difference, mcnemar  # pyright: ignore[reportPrivateUsage]
+from stepspec.orchestrator.shares import Z
 
 
 @pytest.mark.parametrize(

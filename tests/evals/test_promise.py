@@ -12,10 +12,11 @@ from stepspec.evals import calibration
 from stepspec.evals.arms import Task
 from stepspec.evals.benchmarks import find, own
 from stepspec.evals.calibrate import problems
-from stepspec.evals.calibrating import KNOBS, Calibrated
+from stepspec.evals.calibrating import Calibrated
 from stepspec.evals.promise import Promise, half, knob
 from stepspec.orchestrator.drift import Histogram
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.policies.knobs import KNOBS
 
 
 def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> Calibrated:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from stepspec import Sampling, Solution
 from stepspec.evals.arms import LARGE, SMALL
 from stepspec.evals.choosing import arms
 from stepspec.evals.grading import Graders
-from stepspec.evals.running import Plan, identity, run, trials, warm_up
+from stepspec.evals.plan import Plan, identity, trials
+from stepspec.evals.running import run
 from stepspec.evals.samples import Samples
 from stepspec.evals.trial import Arm, Sample, Task
+from stepspec.evals.workers import Here, here
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 
@@ -37,7 +40,8 @@ async def take(solver: ScriptedSolver, plan: Plan, path: Path, *, traces: Path |
     new: list[Sample] = []
     async with Graders() as graders:
         with Samples(path, identity(plan)) as samples:
-            await run(solver.solver, plan, graders, samples, traces=traces, on_sample=new.append)
+            worker = Here(solver.solver, plan)
+            await run([lambda: nullcontext(worker)], plan, graders, samples, traces=traces, on_sample=new.append)
     return new
 
 
@@ -184,7 +188,8 @@ async def test_traces_have_a_file_for_each_trial(tmp_path: Path) -> None:
 
 async def test_every_arm_warms_up_on_something_short() -> None:
     solver = ScriptedSolver(right)
-    await warm_up(solver.solver, plan())
+    async with here(solver.solver, plan()):
+        pass
     assert [asked.policy for asked in solver.asked] == [arm.policy for arm in ARMS]
     assert all(asked.budget.tokens < 100 for asked in solver.asked)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.evals.arms import SHIPPED, SMALL
+from stepspec.evals.journal import Journal
 from stepspec.evals.samples import Samples
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -85,10 +86,10 @@ def test_a_whole_line_that_is_no_sample_is_refused_by_its_number(tmp_path: Path,
 
 def test_a_file_says_what_was_measured(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
-    assert Samples.about(path) is None
+    assert Journal.about(path) is None
     keep(path)
-    assert Samples.about(path) == ABOUT
+    assert Journal.about(path) == ABOUT
     path.write_bytes(path.read_bytes()[:5])
-    assert Samples.about(path) is None
+    assert Journal.about(path) is None
     path.write_bytes(b"somebody's notes\n")
-    assert Samples.about(path) == {}
+    assert Journal.about(path) == {}

@@ -38,6 +38,13 @@ def small_other(pair: Pair) -> Generator[Pair]:
 
 
 @pytest.fixture(scope="session")
+def tiny() -> Generator[Served]:
+    """The model that drafts for the small one in a nested pair."""
+    with serving("off", "tiny") as served:
+        yield served["tiny"]
+
+
+@pytest.fixture(scope="session")
 def paced_pair() -> Generator[Pair]:
     """The miniature pair at the pace of a memory-bound GPU."""
     with serving("paced", "large", "small") as served:

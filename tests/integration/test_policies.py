@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepspec import Sampling, Solver
+from stepspec import Sampling, Solution, Solver
 from stepspec.evals.arms import Task
 from stepspec.evals.confound import READINGS, cases, rates
 from stepspec.evals.profile import profile, training_problems
@@ -48,6 +48,34 @@ async def test_a_method_solves_and_both_models_have_their_share(
     kept = [step for solution in solutions for step in solution.steps if step.fate == "kept"]
     assert {step.author for step in kept} == {"small", "large"}
     assert one_by_one.thinking == solutions[0].thinking
+
+
+@pytest.mark.parametrize("options", [{}, {"compare": True}, {"fork": "first", "compare": True}])
+async def test_rivals_stand_where_specreason_would_have_asked_the_large_model(
+    pair: Pair, options: dict[str, Any]
+) -> None:
+    tasks = fresh(20, 2026)
+    async with solver(pair) as solving:
+
+        async def solve(policy: str, options: dict[str, Any]) -> list[Solution]:
+            solutions = (solving.solve(task.problem, policy=policy, options=options) for task in tasks)
+            return await asyncio.gather(*solutions)
+
+        plain, chosen = await solve("specreason", {}), await solve("choose", options)
+        alone = await solve("choose", {"candidates": 1})
+    assert [(one.thinking, one.text) for one in alone] == [(one.thinking, one.text) for one in plain]
+    right = [solution.answer == task.answer for solution, task in zip(chosen, tasks, strict=True)]
+    assert sum(right) >= 18
+    assert sum(one.ledger.chosen for one in chosen) >= 1
+    for solution in chosen:
+        ledger = solution.ledger
+        kept = [step for step in solution.steps if step.fate == "kept"]
+        repairs = [step for step in kept if step.reason]
+        assert {step.author for step in repairs} <= {"large"}
+        assert {step.author for step in kept if not step.reason} <= {"small"}
+        assert (ledger.drafts, ledger.accepted) == (len(kept), len(kept) - len(repairs))
+    if not options.get("compare"):
+        assert sum(one.ledger.large.kept for one in chosen) < sum(one.ledger.large.kept for one in plain)
 
 
 @pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.needs_critic])

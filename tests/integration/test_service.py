@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from anyio.from_thread import start_blocking_portal
 
 from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator.serving import Served
 
+from ..program import Program, serve
 from .conftest import Pair, running_requests
 
 pytestmark = pytest.mark.servers
@@ -27,38 +25,21 @@ CHAT = "/v1/chat/completions"
 IDLE_WITHIN = 1.0  # seconds after a client has gone
 
 
-@dataclass(frozen=True)
-class Service:
-    """A service that runs: its process and where it listens."""
-
-    process: subprocess.Popen[str]
-    base: str
-
-
-@contextmanager
-def serving(pair: Pair) -> Generator[Service]:
+def running(pair: Pair, log: Path) -> AbstractAsyncContextManager[Program]:
     """Run ``stepspec serve`` over the pair."""
-    command = (sys.executable, "-m", "stepspec", "serve", "--port", "0", "--log-format", "json")
-    urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
-    environment = {**os.environ, "STEPSPEC_SAMPLING__TEMPERATURE": "0"}
-    process = subprocess.Popen([*command, *urls], stderr=subprocess.PIPE, text=True, env=environment)
-    try:
-        assert process.stderr is not None
-        told = json.loads(next(line for line in process.stderr if '"serving"' in line))
-        yield Service(process, told["url"].removesuffix("/v1"))
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
+    return serve(pair.small.base_url, pair.large.base_url, log, settings={"STEPSPEC_SAMPLING__TEMPERATURE": "0"})
 
 
 @pytest.fixture(scope="module")
-def service(pair: Pair) -> Generator[Service]:
-    with serving(pair) as service:
-        yield service
+def service(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Program]:
+    """A service in an event loop of its own, so that tests in any loop can use it."""
+    starting = running(pair, tmp_path_factory.mktemp("service") / "service.log")
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as program:
+        yield program
 
 
 @pytest.fixture
-async def http(service: Service) -> AsyncGenerator[aiohttp.ClientSession]:
+async def http(service: Program) -> AsyncGenerator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession(service.base, connector=aiohttp.TCPConnector(limit=0)) as http:
         yield http
 
@@ -103,6 +84,22 @@ async def test_it_solves_in_one_piece_and_in_a_stream(http: aiohttp.ClientSessio
     assert {step["author"] for told in whole for step in told["steps"]} == {"small", "large"}
 
 
+async def test_json_comes_to_an_end(http: aiohttp.ClientSession) -> None:
+    """No miniature model has learnt JSON: with white space allowed, it would write nothing else."""
+    count = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
+    wanted = {
+        "type": "json_schema",
+        "json_schema": {"name": "count", "schema": count | {"additionalProperties": False}},
+    }
+    for task in fresh(2, 46):
+        typed = await answer(http, asking(task.problem, response_format=wanted))
+        free = await answer(http, asking(task.problem, response_format={"type": "json_object"}))
+        for told in (typed, free):
+            assert told["choices"][0]["finish_reason"] == "stop"
+            assert isinstance(json.loads(told["choices"][0]["message"]["content"]), dict)
+        assert isinstance(json.loads(typed["choices"][0]["message"]["content"])["count"], int)
+
+
 async def test_a_conversation_goes_on(http: aiohttp.ClientSession) -> None:
     first, second = fresh(2, 42)
     told = await answer(http, asking(first.problem))
@@ -126,8 +123,23 @@ async def test_a_served_model_answers_the_same_through_the_service(http: aiohttp
         completed = await chunks(small, "/v1/completions", text)
     assert through[0]["choices"] == direct[0]["choices"]
     assert through[0]["usage"]["completion_tokens"] == direct[0]["usage"]["completion_tokens"]
-    assert [chunk["choices"] for chunk in through[1]] == [chunk["choices"] for chunk in direct[1]]
-    assert [chunk["choices"] for chunk in through[2]] == [chunk["choices"] for chunk in completed]
+    assert joined(through[1]) == joined(direct[1])
+    assert joined(through[2]) == joined(completed)
+
+
+def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a stream says, however busy the server was: it puts tokens into one chunk that come while it sends."""
+    choices = [choice for chunk in stream for choice in chunk["choices"]]
+    return {
+        "text": "".join(choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices),
+        "logprobs": [each for choice in choices for each in logprobs(choice)],
+        "finish": [choice["finish_reason"] for choice in choices if choice["finish_reason"]],
+    }
+
+
+def logprobs(choice: dict[str, Any]) -> list[Any]:
+    told: dict[str, Any] = choice.get("logprobs") or {}
+    return told.get("content") or []
 
 
 async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSession, pair: Pair) -> None:
@@ -190,16 +202,17 @@ async def test_the_metrics_counted_it(http: aiohttp.ClientSession) -> None:
     assert counted["stepspec_requests_running"] == 0
 
 
-async def test_twenty_running_solutions_are_finished_when_it_is_told_to_end(pair: Pair) -> None:
+async def test_twenty_running_solutions_are_finished_when_it_is_told_to_end(pair: Pair, tmp_path: Path) -> None:
     tasks = fresh(20, 45)
-    with serving(pair) as service:
+    async with running(pair, tmp_path / "service.log") as service:
         async with aiohttp.ClientSession(service.base, connector=aiohttp.TCPConnector(limit=0)) as http:
             asked = [asyncio.create_task(answer(http, asking(task.problem))) for task in tasks]
             await until(says(http, "/metrics", "stepspec_requests_running 20.0"), 30)
-            service.process.send_signal(signal.SIGTERM)
+            service.terminate()
             await until(says(http, "/health/readiness", "draining"), 30)
             async with http.post(CHAT, json=asking("1 + 1")) as refused:
                 assert refused.status == 503
             finished = await asyncio.gather(*asked)
         assert all(each["choices"][0]["message"]["content"] for each in finished)
-        assert await asyncio.to_thread(service.process.wait, 30) == 0
+        async with asyncio.timeout(30):
+            assert await service.child.ended == 0

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
+from typing import Literal
 
 from hypothesis import settings
 
@@ -24,7 +25,7 @@ PROBLEM = Chain.of("What is 6 x 7?")
 ARMS = (
     "small", "large", "specreason", "keeping", "overtaking", "tokenwise",
     "reflective", "lookahead-reasoning", "reward", "relay",
-    "speculative-thinking", "bild", "glimpse", "cascade", "random",
+    "speculative-thinking", "bild", "glimpse", "cascade", "random", "choose", "comparing",
 )  # fmt: skip
 CUES = ("So", "Wait:", "Yes:", "Let me check:")
 
@@ -192,14 +193,17 @@ def arm(name: str, seed: int = 0, *, budget: Budget | None = None, sticky: bool 
             return -3.0 if taste(seed, "logprob", role, before, token) < doubt / 4 else -0.25
 
         def rivals(before: str, token: str) -> list[Token]:
-            return [Token(token, logprob(before, token)), *[Token(f" {number}", -3.0) for number in range(5)]]
+            if name == "glimpse":
+                return [Token(token, logprob(before, token)), *[Token(f" {number}", -3.0) for number in range(5)]]
+            others = [Token(f" {number}", -6 * taste(seed, "rival", before, number)) for number in range(3)]
+            return sorted([Token(token, -0.25), *others], key=lambda one: one.logprob, reverse=True)
 
         return ScriptedModel(
             role,
             moody(seed, role, length, trouble, CUES if name == "speculative-thinking" else CUES[:1]),
             judge=judge,
             logprob=logprob,
-            rivals=rivals if name == "glimpse" else lambda before, token: (),
+            rivals=rivals if name in ("glimpse", "choose", "comparing") else lambda before, token: (),
             latency=lambda chain: quarters(seed, role, chain.text),
             reading=lambda chain: quarters(seed, role, "reading", chain.text),
             closing=quarters(seed, "closing") if seed % 3 == 0 else 0.0,
@@ -236,6 +240,10 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
             return policies.make(name, small, large, n1=4, n2=6, n3=5, limit=1, begin=3, reasoning=seed % 3 > 0)
         case "bild":
             return policies.make(name, small, large, rollback=2, scale="step" if seed % 2 else "token")
+        case "choose" | "comparing":
+            candidates, compare = 1 + seed % 4, name == "comparing"
+            fork: Literal["anywhere", "first"] = "first" if seed % 5 == 0 else "anywhere"
+            return policies.Choose(small, large, candidates, 0.01, fork, compare, temperature=seed % 3 / 2)
         case "random":
             return policies.make(name, small, large, seed=seed)
         case "relay":

@@ -13,6 +13,7 @@ from stepspec.orchestrator import errors
         (errors.EndpointUnavailable, (errors.EndpointError,)),
         (errors.MalformedReply, (errors.EndpointError,)),
         (errors.MissingCapability, (errors.StepspecError,)),
+        (errors.WorkersLost, (errors.StepspecError,)),
         (errors.ServerNotReady, (errors.ServerError, errors.StepspecError)),
         (errors.ServerDied, (errors.ServerError,)),
     ],

@@ -11,18 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, Token
+from stepspec.orchestrator import Accept, Chain, Message, Rival, Rollback, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import (
+    Adapted,
     Answered,
     Answering,
     Called,
+    Chosen,
     Committed,
     Degraded,
     Drafted,
     Event,
     Finished,
     Judged,
+    JudgedWithin,
     Lost,
     Moved,
     Repaired,
@@ -39,7 +42,7 @@ SCORES = st.none() | st.floats(allow_nan=False)
 ROLES = st.sampled_from(["small", "large"])
 PLAIN = st.builds(Token, st.text(), st.floats(max_value=0), NUMBERS, st.integers(-1, 2**40))
 TOKENS = st.builds(replace, PLAIN, top=st.lists(PLAIN, max_size=2).map(tuple))
-STEPS = st.builds(
+PIECES = st.builds(
     Step,
     st.text(),
     ROLES,
@@ -48,7 +51,9 @@ STEPS = st.builds(
     st.text(),
     st.text(),
 )
-ROLLBACKS = st.builds(Rollback, NUMBERS, st.text(), SCORES, st.none() | STEPS)
+STEPS = st.builds(replace, PIECES, pieces=st.lists(PIECES, max_size=2).map(tuple))
+RIVALS = st.lists(st.builds(Rival, STEPS, SCORES, st.text()), max_size=2).map(tuple)
+ROLLBACKS = st.builds(Rollback, NUMBERS, st.text(), SCORES, st.none() | STEPS, RIVALS)
 MESSAGES = st.lists(st.builds(Message, st.sampled_from(["system", "user", "assistant"]), st.text())).map(tuple)
 EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     Called: st.builds(
@@ -65,14 +70,26 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     ),
     Started: st.builds(Started, MESSAGES, st.text(), st.lists(st.tuples(ROLES, st.text())).map(tuple)),
     Drafted: st.builds(Drafted, NUMBERS, STEPS),
-    Judged: st.builds(Judged, NUMBERS, STEPS, st.builds(Accept, SCORES) | ROLLBACKS),
+    Judged: st.builds(Judged, NUMBERS, STEPS, st.builds(Accept, SCORES, RIVALS) | ROLLBACKS),
+    JudgedWithin: st.builds(JudgedWithin, st.text(), NUMBERS, STEPS, st.builds(Accept, SCORES, RIVALS) | ROLLBACKS),
     Lost: st.builds(Lost, NUMBERS, STEPS),
+    Chosen: st.builds(Chosen, NUMBERS, STEPS),
     Repaired: st.builds(Repaired, NUMBERS, STEPS, ROLLBACKS),
     Committed: st.builds(Committed, NUMBERS, STEPS, SCORES),
     Answering: st.builds(Answering, st.text()),
     Answered: st.builds(Answered, STEPS),
-    Degraded: st.builds(Degraded, ROLES, st.text()),
-    Moved: st.builds(Moved, ROLES, st.text(), st.text(), st.text()),
+    Degraded: st.builds(Degraded, ROLES, st.text(), st.text()),
+    Moved: st.builds(Moved, ROLES, st.text(), st.text(), st.text(), st.text()),
+    Adapted: st.builds(
+        Adapted,
+        st.text(),
+        SCORES,
+        NUMBERS,
+        NUMBERS,
+        SCORES,
+        SCORES,
+        st.lists(st.tuples(SECONDS, st.booleans())).map(tuple),
+    ),
     Finished: st.builds(Finished, st.text(), st.text(), SECONDS),
 }
 

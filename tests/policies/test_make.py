@@ -35,7 +35,7 @@ def test_policies_are_values(name: str) -> None:
 
 def test_a_policy_says_whether_its_repair_depends_on_the_chain_alone() -> None:
     told = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
-    assert told == {"specreason", "bild", "cascade", "reflective", "reward"}
+    assert told == {"specreason", "bild", "cascade", "choose", "reflective", "reward"}
 
 
 def test_options_are_those_of_the_policy_without_its_models() -> None:

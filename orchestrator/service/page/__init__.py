@@ -12,14 +12,15 @@ from ...errors import ConfigurationError
 from ...events import Started
 from ...trace import parse
 
-__all__ = ["allowed", "html", "script", "style"]
+__all__ = ["allowed", "headers", "html", "script", "style"]
 
 FOLDER = Path(__file__).parent
 # Each after those that it imports: they become one script, in which every name is there only once.
 MODULES = (
     "element", "trace", "reduce", "ledger", "threshold", "spans",
-    "theme", "announce", "chain", "timeline", "summary", "slider", "form", "live", "page",
+    "theme", "announce", "chain", "timeline", "summary", "slider", "form", "live", "trust", "page",
 )  # fmt: skip
+LIVE = "'self'"  # where the live page may connect to
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
@@ -31,7 +32,7 @@ def html(trace: bytes | None = None) -> str:
     Raise `ConfigurationError` for bytes that are no trace.
     """
     if trace is None:
-        return _page(connect="'self'", composer="", trace="")
+        return _page(connect=LIVE, composer="", trace="")
     lines = _checked(trace).replace("<", "\\u003c")  # In JSON it stands in strings only, so it says the same.
     embedded = f'<script type="application/jsonl" id="trace">{lines}</script>'
     return _page(connect="'none'", composer="hidden", trace=embedded)
@@ -47,13 +48,31 @@ def _checked(trace: bytes) -> str:
     return b"\n".join(lines).decode()
 
 
-def _page(*, connect: str, composer: str, trace: str) -> str:
-    looks, does = style(), script(MODULES)
-    security = (
-        f"default-src 'none'; script-src {allowed(does)}; style-src {allowed(looks)}; connect-src {connect}; "
-        "img-src data:; base-uri 'none'; form-action 'none'; require-trusted-types-for 'script'"
+def headers() -> dict[str, str]:
+    """What the service sends beside the live page; a document's own policy cannot forbid to frame it."""
+    return {
+        "Content-Security-Policy": f"{_policy(LIVE)}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+
+
+def _policy(connect: str) -> str:
+    return (
+        f"default-src 'none'; script-src {allowed(script(MODULES))}; style-src {allowed(style())}; "
+        f"connect-src {connect}; img-src data:; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'"
     )
-    places = {"security": security, "style": looks, "script": does, "composer": composer, "trace": trace}
+
+
+def _page(*, connect: str, composer: str, trace: str) -> str:
+    places = {
+        "security": _policy(connect),
+        "style": style(),
+        "script": script(MODULES),
+        "composer": composer,
+        "trace": trace,
+    }
     return re.sub(r"{{(\w+)}}", lambda place: places[place[1]], _read("page.html"))
 
 

@@ -115,7 +115,7 @@ function repairMeta(repair) {
   return [
     part(`${repair.index + 1}`, "place"),
     part(repair.author, "author"),
-    part(repair.kept === null ? "repair, not committed" : "repair", "fate"),
+    part(`${repair.chosen ? "rival" : "repair"}${repair.kept === null ? ", not committed" : ""}`, "fate"),
     part(`${plural(repair.tokens, "token")}, ${seconds(repair.at)}`, "number"),
   ];
 }

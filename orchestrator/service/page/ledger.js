@@ -14,8 +14,9 @@ const NOTHING = {
 
 export function ledgerOf(view) {
   const accounts = Object.fromEntries(["small", "large", "critic"].map((role) => [role, account(view, role)]));
-  const accepted = view.drafts.filter((one) => one.fate === "kept" && one.verdict?.kind === "accept").length;
-  const drafts = accepted + view.drafts.filter((one) => one.repair).length;
+  const stood = (one) => (one.fate === "kept" && one.verdict?.kind === "accept") || one.repair?.chosen;
+  const accepted = view.drafts.filter(stood).length;
+  const drafts = accepted + view.drafts.filter((one) => one.repair && !one.repair.chosen).length;
   const { small, large } = accounts;
   const kept = small.kept + large.kept;
   const discarded = small.discarded + large.discarded;

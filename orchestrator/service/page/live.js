@@ -17,8 +17,11 @@ export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 const authorization = () => (hasKey() ? { Authorization: `Bearer ${sessionStorage.getItem(KEY)}` } : {});
 
-export async function methods() {
-  const answer = await fetch("live/methods", { headers: authorization() });
+export const methods = () => told("live/methods");
+export const trust = () => told("live/trust");
+
+async function told(path) {
+  const answer = await fetch(path, { headers: authorization() });
   await raise(answer);
   return answer.json();
 }

@@ -2,15 +2,16 @@
 
 import { announceEvent } from "./announce.js";
 import { finishReason, showAnswer, showChain, showProblem } from "./chain.js";
-import { find, seconds } from "./element.js";
+import { find, h, seconds } from "./element.js";
 import { offerMethods, offerOptions, request } from "./form.js";
-import { advice, hasKey, keepKey, methods, solve } from "./live.js";
+import { advice, hasKey, keepKey, methods, solve, trust } from "./live.js";
 import { EMPTY, reduce } from "./reduce.js";
 import { connectThreshold, resetThreshold, showThreshold } from "./slider.js";
 import { showLedger } from "./summary.js";
 import { highlight, showModels, showTimeline } from "./timeline.js";
 import { formatTrace, parseTrace } from "./trace.js";
 import { connectTheme } from "./theme.js";
+import { trustSaid } from "./trust.js";
 
 let events = [];
 let view = EMPTY;
@@ -94,6 +95,16 @@ async function start() {
     running = null;
     draw();
   }
+  showTrust();
+}
+
+async function showTrust() {
+  const told = await trust().catch(() => null); // Whatever is wrong, a run tells it better.
+  if (told === null) return;
+  const said = trustSaid(told);
+  const sentence = ({ name, text, bad }) => h("li", { "data-bad": bad }, h("strong", {}, `${name}:`), ` ${text}`);
+  find("trust").replaceChildren(...said.map(sentence));
+  find("trust").hidden = said.length === 0;
 }
 
 async function withKey(call) {
@@ -198,6 +209,7 @@ async function main() {
   draw();
   try {
     offerMethods(await withKey(methods));
+    await showTrust();
   } catch (error) {
     complain(advice(error));
   }

@@ -63,13 +63,10 @@ const REDUCERS = {
     return place < 0 ? view : { ...view, drafts: changed(view.drafts, place, { fate: "lost", lostAt: at }) };
   },
 
-  Repaired(view, { index, step, rollback, at }) {
-    const before = index - (rollback.keep ? 1 : 0);
-    const place = view.drafts.findLastIndex((one) => one.index === before && one.fate === "rejected" && !one.repair);
-    if (place < 0) return view;
-    const repair = { index, ...written(step), at, kept: null };
-    return { ...view, drafts: changed(view.drafts, place, { repair }) };
-  },
+  Chosen: (view, { index, step, at }) => replaced(view, index, { index, ...written(step), at, chosen: true }),
+
+  Repaired: (view, { index, step, rollback, at }) =>
+    replaced(view, index - (rollback.keep ? 1 : 0), { index, ...written(step), at, chosen: false }),
 
   Committed(view, { index, step, at }) {
     const kept = { ...view.kept, [step.author]: view.kept[step.author] + step.tokens.length };
@@ -87,8 +84,8 @@ const REDUCERS = {
     return { ...view, kept, answer: { ...written(step), text, at } };
   },
 
-  Degraded: (view, { role, cause, at }) =>
-    noticed(view, at, `The ${role} model failed; the run goes on without it.`, cause),
+  Degraded: (view, { role, path, cause, at }) =>
+    noticed(view, at, `The ${path || role} model failed; the run goes on without it.`, cause),
 
   Moved: (view, { role, url, to, cause, at }) =>
     noticed(view, at, `The ${role} model at ${url} failed; the run goes on at ${to}.`, cause),
@@ -98,6 +95,12 @@ const REDUCERS = {
     return { ...view, drafts, finished: { reason, answer, seconds } };
   },
 };
+
+// By a repair, or by a rival that was chosen.
+function replaced(view, index, step) {
+  const place = view.drafts.findLastIndex((one) => one.index === index && one.fate === "rejected" && !one.repair);
+  return place < 0 ? view : { ...view, drafts: changed(view.drafts, place, { repair: { ...step, kept: null } }) };
+}
 
 function noticed(view, at, text, cause) {
   const notice = { number: view.notices.length, after: view.drafts.length, at, text, cause };

@@ -12,6 +12,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 def test_the_default_profile_paces_large_and_small_differently() -> None:
     assert pace("paced", "large") == Pace(seconds_per_pass=0.030, seconds_per_token=0.000060)
     assert pace("paced", "small") == pace("paced", "small-other") == Pace(0.006, 0.000020)
+    assert pace("paced", "tiny") == Pace(0.003, 0.000010)
 
 
 def test_off_paces_nobody() -> None:
@@ -19,7 +20,7 @@ def test_off_paces_nobody() -> None:
 
 
 def test_an_unknown_profile_is_refused_with_the_names_there_are() -> None:
-    with pytest.raises(ConfigurationError, match="no pacing profile 'fast'; there are: off, paced"):
+    with pytest.raises(ConfigurationError, match="no pacing profile 'fast'; there are: off, paced, slow"):
         pace("fast", "large")
 
 
@@ -46,3 +47,12 @@ def test_a_drafter_is_paced_by_a_configuration_of_its_own(tmp_path: Path) -> Non
     assert (tmp_path / "model.safetensors").exists()
     with paced_drafter(tmp_path, None) as folder:
         assert folder == tmp_path
+
+
+def test_slow_is_three_times_as_long_for_all_three_models() -> None:
+    for role in ("large", "small", "tiny"):
+        slow, usual = pace("slow", role), pace("paced", role)
+        assert slow is not None
+        assert usual is not None
+        assert slow.seconds_per_pass == pytest.approx(3 * usual.seconds_per_pass)
+        assert slow.seconds_per_token == pytest.approx(3 * usual.seconds_per_token)

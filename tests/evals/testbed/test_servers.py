@@ -39,6 +39,12 @@ def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
     assert "True" not in command
 
 
+def test_json_has_no_white_space_that_could_go_on_for_ever(models: Path) -> None:
+    for server in miniature_servers("off", ROLES, models=models):
+        told = json.loads(server.args[server.args.index("--structured-outputs-config") + 1])
+        assert told == {"backend": "xgrammar", "disable_any_whitespace": True}
+
+
 def test_the_large_server_scores_suffixes_and_its_endpoint_knows(models: Path, tmp_path: Path) -> None:
     opened = {server.name for server in miniature_servers("off", ROLES, models=models) if OPEN in server.args}
     served = [Served(role, "http://127.0.0.1:1/v1", f"testbed-{role}", 1, tmp_path) for role in ROLES]

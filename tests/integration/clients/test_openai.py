@@ -57,11 +57,10 @@ def test_the_openai_sdk_lists_methods_and_models(seen: Seen) -> None:
     assert solved(seen["passed through"]["content"])
 
 
-def test_a_format_that_the_model_cannot_keep_to_is_cut_off_and_told(seen: Seen) -> None:
-    """No miniature model has learnt JSON: within the grammar, it writes an opening brace and white space for ever."""
-    told = seen["typed"]
-    assert told["error"] == "LengthFinishReasonError"
-    assert told["content"].startswith("{")
+def test_the_openai_sdk_parses_what_was_asked_for_in_a_format(seen: Seen) -> None:
+    """No miniature model has learnt JSON, so the number is not the answer: only that it ends is the server's doing."""
+    assert seen["typed"]["error"] is None
+    assert isinstance(seen["typed"]["count"], int)
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,12 @@ class MortalModel:
         writing = self.server.scripted.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
         return await self.server.living(writing)
 
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+    ) -> tuple[Step, ...]:
+        self.server.asked += 1
+        return await self.server.living(self.server.scripted.branch(chain, begun, stop=stop, limit=limit))
+
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         self.server.asked += 1
         return await self.server.living(self.server.scripted.score(chain, *spans, top=top))

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 import orjson
@@ -166,7 +167,7 @@ class FakeVllm:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         count = 0
-        for choice in self.choices(body):
+        for choice in self.interleaved(body):
             for _ in choice["token_ids"] or ():
                 if fault and count == fault.after:
                     await self.fail(request, fault)
@@ -175,7 +176,7 @@ class FakeVllm:
                 count += 1
             await response.write(event({"choices": [choice]}))
             self.sent = count
-        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": count}
+        usage = {"prompt_tokens": sum(map(len, prompts(body))), "completion_tokens": count}
         await response.write(event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
         return response
 
@@ -185,6 +186,11 @@ class FakeVllm:
         assert request.transport is not None
         request.transport.abort()
         raise ConnectionResetError
+
+    def interleaved(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        """The pieces of all answers in turn, each with the place of its prompt."""
+        each = [self.choices(body | {"prompt": prompt}) for prompt in prompts(body)]
+        return [piece | {"index": place} for turn in zip_longest(*each) for place, piece in enumerate(turn) if piece]
 
     def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """Divide the answer into chunks as vLLM does: text up to the stop string, ids of whole tokens."""
@@ -222,11 +228,9 @@ class FakeVllm:
         }
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:
-        given = body["prompt"]
-        prompts: list[list[int]] = given if isinstance(given[0], list) else [given]
         choices: list[dict[str, Any]] = []
         cached = 0
-        for prompt in prompts:
+        for prompt in prompts(body):
             choice: dict[str, Any] = {"text": "", "finish_reason": "length"}
             if "prompt_logprobs" in body:
                 count = body["prompt_logprobs"]
@@ -235,7 +239,7 @@ class FakeVllm:
                 choice["logprobs"] = {"top_logprobs": [self.grades(prompt, body.get("logprob_token_ids", []))]}
             choices.append(choice)
             cached = self.cache(prompt)
-        return {"choices": choices, "usage": self.usage(prompts, cached if "prompt_logprobs" not in body else 0)}
+        return {"choices": choices, "usage": self.usage(prompts(body), cached if "prompt_logprobs" not in body else 0)}
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         text = self.decode(prompt)
@@ -300,6 +304,12 @@ class FakeVllm:
             yield Endpoint(role=role, url=f"http://{host}:{port}", **settings)
         finally:
             await runner.cleanup()
+
+
+def prompts(body: dict[str, Any]) -> list[list[int]]:
+    """One prompt, or several."""
+    given = body["prompt"]
+    return given if isinstance(given[0], list) else [given]
 
 
 def event(reply: dict[str, Any]) -> bytes:

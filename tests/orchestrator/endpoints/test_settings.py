@@ -26,6 +26,12 @@ def test_a_url_that_leads_nowhere_is_refused(given: str) -> None:
         Endpoint(role="small", url=given)
 
 
+@pytest.mark.parametrize(("given", "key"), [("", None), (None, None), ("sesame", "sesame")])
+def test_a_key_that_is_empty_is_none(given: str | None, key: str | None) -> None:
+    endpoint = Endpoint.model_validate({"role": "small", "url": "http://a", "api_key": given})
+    assert (endpoint.api_key and endpoint.api_key.get_secret_value()) == key
+
+
 @pytest.mark.parametrize(
     "given",
     [

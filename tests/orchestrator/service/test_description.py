@@ -41,7 +41,7 @@ OPERATIONS = {
     for method, paths in {
         "POST": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
         "GET": (
-            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/metrics", "/version", "/ping"),
+            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/live/trust", "/metrics", "/version", "/ping"),
             *("/health", "/health/liveness", "/health/liveliness", "/health/readiness"),
         ),
     }.items()

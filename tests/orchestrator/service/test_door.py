@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from stepspec.orchestrator.service.door import Keys
+from stepspec.orchestrator.service.door import HEALTH, Keys
 
 from .served import chosen, serving, until
 
@@ -49,6 +49,12 @@ async def test_without_a_key_only_the_upkeep_answers() -> None:
         assert (await served.get("/v1/models", authorization="Bearer one")).status == 200
         upstream = {head.get("Authorization") for head in served.small.heads}
     assert upstream == {"Bearer none"}
+
+
+@pytest.mark.parametrize("path", sorted(HEALTH))
+async def test_health_is_told_without_a_body_too(path: str) -> None:
+    async with serving(LOCKED) as served, served.http.head(served.base + path) as reply:
+        assert (reply.status, await reply.read()) == (200, b"")
 
 
 @pytest.mark.parametrize("root", ["/api", "/api/"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import orjson
 
@@ -55,6 +56,15 @@ async def test_the_methods_are_told_with_their_options() -> None:
     methods = {method["name"]: method for method in told["methods"]}
     assert methods["specreason"]["options"]["threshold"] == 7
     assert methods["specreason"]["about"].startswith("Accept a small step")
+
+
+async def test_the_page_comes_with_its_policy_and_nothing_else_may_frame_it() -> None:
+    async with serving() as served:
+        page = await served.get("/")
+    policy = page.headers["Content-Security-Policy"]
+    (within,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page.body.decode())
+    assert policy == f"{within}; frame-ancestors 'none'"
+    assert (page.headers["X-Content-Type-Options"], page.headers["Referrer-Policy"]) == ("nosniff", "no-referrer")
 
 
 async def test_whoever_stops_watching_stops_the_run() -> None:

@@ -206,7 +206,7 @@ async def test_every_refusal_has_the_shape_of_openais() -> None:
     for reply in replies:
         assert set(reply.error) == {"message", "type", "param", "code"}
         assert reply.headers["X-Request-Id"]
-    assert "did you mean 'specreason'" in replies[0].error["message"]
+    assert replies[0].error["message"].endswith("; GET /v1/models lists them, did you mean 'specreason'?")
     assert replies[6].headers["Allow"] == "POST"
     assert "critic" in replies[10].error["message"]
 

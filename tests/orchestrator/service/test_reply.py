@@ -102,6 +102,18 @@ def test_whatever_cut_it_short_is_length(reason: FinishReason, finish: str) -> N
 
 def test_ledgers_add_up() -> None:
     one = Ledger(Account("small", kept=3, discarded=1, writing=0.5), Account("large", kept=1), drafts=2, accepted=1)
-    both = reply.ledger([one, replace(one, accepted=2)])
+    both = reply.ledger([one, replace(one, accepted=2, chosen=1)])
     assert (both["small"]["kept"], both["small"]["writing"], both["small"]["role"]) == (6, 1.0, "small")
-    assert (both["accept_rate"], both["share_large"]) == (0.75, 0.25)
+    assert (both["accept_rate"], both["share_large"], both["chosen"]) == (0.75, 0.25, 1)
+    assert (both["nested"], both["sifted"]) == ((), ())
+
+
+def test_the_accounts_of_a_nested_pair_add_up_by_their_paths() -> None:
+    tiny, small = Account("small", 3, path="small.small"), Account("small", 1, path="small.large")
+    one = Ledger(Account("small", 4), Account("large"), nested=(small, tiny), sifted=(("small", 2, 1),))
+    both = reply.ledger([one, one, replace(one, nested=(tiny,), sifted=())])
+    assert [(account["path"], account["kept"]) for account in both["nested"]] == [
+        ("small.large", 2),
+        ("small.small", 9),
+    ]
+    assert both["sifted"] == (("small", 4, 2),)

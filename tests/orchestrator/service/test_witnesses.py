@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepspec.orchestrator.service import spans
 from stepspec.orchestrator.service.logs import Logs
+from stepspec.orchestrator.service.visit import Visit
 
 from ..endpoints.server import Refuse
 from .served import TURN, Served, chosen, serving
@@ -63,6 +64,25 @@ async def test_metrics_count_what_happened() -> None:
     assert (found(told, "requests_running"), found(told, "requests_waiting")) == (0, 0)
     assert (found(told, "upstream_up", role="small"), found(told, "upstream_up", role="large")) == (1, 1)
     assert found(told, "info", version="0.1.0") == 1
+
+
+async def test_what_a_run_is_given_is_told_where_it_is_adapted() -> None:
+    async with serving(adapt=0.1) as served:
+        for method in ("specreason", "large"):
+            assert (await served.chat(method=method)).status == 200
+        told = await metrics(served)
+    assert found(told, "adapted_value", model="specreason", option="threshold") == 7
+    assert found(told, "adapted_ahead", model="specreason") == 2
+    assert sum(name.startswith("stepspec_adapted") for name, _ in told) == 2
+
+
+async def test_what_judges_nothing_has_no_accept_ratio() -> None:
+    async with serving() as served:
+        for method in ("large", "small"):
+            assert (await served.chat(method=method)).status == 200
+        told = await metrics(served)
+    assert found(told, "runs_total", model="large", reason="stop") == 1
+    assert not [name for name, _ in told if name.startswith("stepspec_accept_ratio")]
 
 
 async def test_labels_do_not_follow_what_clients_make_up() -> None:
@@ -152,3 +172,22 @@ async def test_a_log_line_for_every_request_and_prompts_only_if_asked_for(
     assert (asked["r-2"]["status"], asked["r-2"]["error"]) == (404, "model_not_found")
     assert ("What is 1 + 1?" in printed) is prompts
     assert ("So one." in printed) is False
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_failure_is_logged_without_what_was_asked(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The variables of the functions that failed have the key and the problem in them."""
+    visit = Visit("r-1", "POST", "/v1/chat/completions", {"authorization": "Bearer sesame"})
+
+    def fail(problem: str) -> None:
+        raise ValueError(f"nothing about {len(problem)} characters")
+
+    try:
+        fail("What is " + "1 + " * 3)
+    except ValueError as exc:
+        Logs(chosen(log_format=form)).failed(visit, exc)
+    printed = capsys.readouterr().err
+    assert "nothing about 20 characters" in printed
+    assert "in fail" in printed or '"name": "fail"' in printed
+    assert "sesame" not in printed
+    assert "1 + 1 + 1 + " not in printed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from playwright.async_api import expect
@@ -50,6 +51,15 @@ async def test_options_reach_the_method(opened: Open) -> None:
         await page.keyboard.press("Control+Enter")
         await expect(page.locator("#status")).to_contain_text("Finished in")
         await expect(page.locator(".step[data-fate='rejected'] .written + .written")).to_have_count(3)
+
+
+async def test_no_other_page_may_frame_it(opened: Open, saved: Callable[[str], str]) -> None:
+    async with serving() as served:
+        page = await opened(saved(f'<iframe src="{served.base}/"></iframe>'), console=False)
+        await expect(page.locator("iframe")).to_be_visible()
+        assert await page.frames[1].locator("#problem").count() == 0
+        await page.goto(served.base)
+        await expect(page.locator("#problem")).to_be_visible()
 
 
 async def test_stopping_ends_the_run_on_the_servers(opened: Open) -> None:

@@ -1,0 +1,139 @@
+"""What the last runs say about time and quality, and what follows for a threshold and a depth. No I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from statistics import fmean, median_low
+from typing import Any
+
+from .lesson import Check, Lesson
+from .shares import Z, wilson
+
+DRAFTS, VERDICTS = 5, 20  # to be timed before anything is said about speed
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """
+    Seconds to *draft* a step, to *judge* it and to *repair* it, and what the time of a committed step follows from.
+
+    Of drafts a share *a* is accepted, so that a rejected one comes after a/(1 - a) others. Working *k* drafts ahead,
+    one is committed every max(draft, (draft + judge)/(k + 1)) seconds: the small model writes one after the other, and
+    k + 1 are under way. A rejected one is drafted and judged in full, for there is nothing behind it to overlap with,
+    and then repaired. Until its verdict is known min(k, judge/draft) bets are made on it; each delays the rest by a
+    *toll*, a share of the seconds of a draft.
+    """
+
+    draft: float
+    judge: float
+    repair: float
+    toll: float = 0.1
+
+    def step(self, accepted: float, ahead: int) -> float:
+        """Seconds to a committed step, where a share *accepted* of the drafts is, *ahead* drafts ahead."""
+        pace = max(self.draft, (self.draft + self.judge) / (ahead + 1))
+        lost = min(ahead, self.judge / self.draft) if self.draft > 0 else ahead
+        rejected = self.draft + self.judge + self.repair + lost * self.toll * self.draft
+        return accepted * pace + (1 - accepted) * rejected
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A share that was estimated, and the *most* that it may be: Wilson's upper bound, at 95%."""
+
+    mean: float
+    most: float
+
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> Share:
+        """The mean of *figures* from 0 to 1; where there are none, none is bad, and all of the next ones may be."""
+        return cls(fmean(figures), wilson(sum(figures), len(figures))[1]) if figures else cls(0.0, 1.0)
+
+
+@dataclass(eq=False)
+class Evidence:
+    """
+    The last *window* drafts, and as many seconds of each kind.
+
+    A grade over the *top* one is read as the probability that the step is good. That is the judge's own opinion, and
+    whether it is right is not known; shadows tell by how much it is off.
+    """
+
+    top: float
+    window: int
+    grades: deque[float | None] = field(init=False)
+    accepted: deque[bool] = field(init=False)
+    checks: deque[Check] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grades, self.accepted, self.checks = self._deque(), self._deque(), self._deque()
+        self._drafts, self._judged, self._repairs = self._deque(), self._deque(), self._deque()
+
+    def _deque(self) -> deque[Any]:
+        return deque(maxlen=self.window)
+
+    def add(self, lesson: Lesson) -> None:
+        self.grades.extend(lesson.grades)
+        self.accepted.extend(lesson.accepted)
+        self.checks.extend(lesson.checks)
+        self._drafts.extend(lesson.drafts)
+        self._judged.extend(lesson.judged)
+        self._repairs.extend(lesson.repairs)
+
+    @property
+    def costs(self) -> Costs | None:
+        """Medians; None until enough was timed. Where nothing was ever repaired, a repair is free."""
+        if len(self._drafts) < DRAFTS or len(self._judged) < VERDICTS:
+            return None
+        repair = median_low(self._repairs) if self._repairs else 0.0
+        return Costs(median_low(self._drafts), median_low(self._judged), repair)
+
+    def rate(self, threshold: float | None) -> float:
+        """The share of the drafts that *threshold* accepts, or that were accepted; there has to be one."""
+        if threshold is None:
+            return fmean(self.accepted)
+        return fmean(grade is not None and grade >= threshold for grade in self.grades)
+
+    def enough(self, limit: float) -> bool:
+        """Whether a share of *limit* could be excluded at all, if nothing were bad."""
+        return len(self.grades) >= needed(limit)
+
+    def bad(self, threshold: float, limit: float) -> Share:
+        """
+        The share of bad steps among those that *threshold* accepts.
+
+        It is the judge's mean doubt, with what the shadows add to it or take from it: the share of the steps where the
+        large model did not agree, less the doubt about the same steps. There have to be enough of them to tell *limit*.
+        """
+        doubts = [self._doubt(grade) for grade in self.grades if grade is not None and grade >= threshold]
+        found = Share.of(doubts)
+        if len(self.checks) < needed(limit):
+            return found
+        differed = Share.of([float(not check.agreed) for check in self.checks])
+        known = fmean(self._doubt(check.grade) for check in self.checks)
+        return Share(found.mean + differed.mean - known, found.most + differed.most - known)
+
+    def _doubt(self, grade: float) -> float:
+        return min(1.0, max(0.0, 1 - grade / self.top))
+
+
+def needed(limit: float) -> int:
+    """How many steps, if none of them is bad, have a share of *limit* for their upper bound."""
+    return ceil(Z * Z * (1 - limit) / limit)
+
+
+def kept(evidence: Evidence, thresholds: Sequence[float], own: float, limit: float) -> list[float]:
+    """
+    Those of *thresholds*, the strictest first, that keep the *limit*; none if that cannot be said of any.
+
+    A user's *own* one and stricter ones do so as far as is known, looser ones for sure: by their upper bounds. Whatever
+    is stricter than one that keeps it keeps it too, however few grades it has.
+    """
+    for place in reversed(range(len(thresholds))):
+        bad = evidence.bad(thresholds[place], limit)
+        if (bad.most if thresholds[place] < own else bad.mean) <= limit:
+            return list(thresholds[: place + 1])
+    return []

@@ -1,0 +1,34 @@
+// Whether the judge can be trusted still: what was promised of the method, and what was seen since.
+
+import { count, percent, plural } from "./element.js";
+
+// Each a sentence; a *bad* one needs somebody to do something.
+export function trustSaid({ promise, drift, shadows }) {
+  const said = [];
+  if (promise) said.push({ name: "Calibrated", text: promised(promise), bad: false });
+  if (drift) said.push(drifted(drift));
+  if (shadows) said.push({ name: "Shadow checks", text: checked(shadows), bad: false });
+  return said;
+}
+
+const promised = ({ policy, option, value, max_loss, confidence }) =>
+  `${policy} with ${option} ${value} loses at most ${share(max_loss)} of the problems to the large model, ` +
+  `with ${share(confidence)} confidence.`;
+
+function drifted({ moved, grades, least, drifted: bad }) {
+  const name = bad ? "Grades have drifted" : "Grades since";
+  if (grades === 0) return { name, text: "none yet.", bad };
+  const seen = `${percent(moved)} of ${count(grades)} fall into other bins than when it was calibrated`;
+  if (bad) return { name, text: `${seen}. The promise may not hold: run “stepspec calibrate” again.`, bad };
+  const verdict = grades < least ? `nothing is concluded from fewer than ${count(least)}` : "no drift";
+  return { name, text: `${seen}: ${verdict}.`, bad };
+}
+
+function checked({ checked: n, agreed, interval }) {
+  if (!interval) return "none yet.";
+  const [low, high] = interval.map(percent);
+  return `the large model agrees with ${percent(agreed / n)} of ${plural(n, "accepted step")} (95% interval ${low} to ${high}).`;
+}
+
+// Up to one place behind the point: a promise of half a percent is not one of a whole.
+const share = (value) => `${Number((100 * value).toFixed(1))}%`;

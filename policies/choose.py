@@ -1,0 +1,113 @@
+"""
+Choose: where a small step is refused, its likeliest rivals are graded before the large model writes.
+
+The drafts without replacement of recursive speculative decoding (Jeon et al. 2024, arXiv:2402.14160) and of SpecTr (Sun
+et al. 2023, arXiv:2310.15141), with steps for tokens and SpecReason's grade for the test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log
+from typing import ClassVar, Literal
+
+from ..orchestrator import Accept, Chain, Model, Rival, Rollback, Step, Verdict
+from ..orchestrator.errors import ConfigurationError
+from ..orchestrator.repetition import obstacle
+from ..orchestrator.tasks import at_once
+from .rivals import decided, drawn, forks, standing
+from .specreason import SpecReason
+
+MOST = 20  # tokens of a place that servers tell
+
+
+@dataclass(frozen=True, slots=True)
+class Choose:
+    """
+    Let a draft have rivals by the small model, *candidates* with itself; the best that passes is kept, or none.
+
+    A rival is begun as the draft is, up to a token of which the small model was unsure, and there with another one, of
+    a probability of *least* at least: no two candidates begin alike, and a draft without such a token has no rivals.
+    They *fork* "anywhere", from the likeliest of those tokens, or at the "first" token only. With a *temperature* the
+    tokens are drawn without replacement (Gumbel's top k, by *seed* and chain) instead.
+
+    The draft is graded as SpecReason grades (*threshold*, *read*, *sure*), and only if it is refused the rivals are
+    written, in one request, and graded, in another. To *compare* is to do so with every draft that may have rivals:
+    then it stands only if none of them is better. A rival that says what another says, or goes round in circles, is
+    refused at once. One candidate is SpecReason.
+
+    The papers test tokens so that their distribution stays the large model's, which a threshold on grades does not.
+    They fork at every token of a tree; here at one. Raise `ConfigurationError` for options that make no sense.
+    """
+
+    foreseeable: ClassVar[bool] = True
+
+    small: Model
+    large: Model
+    candidates: int = 4
+    least: float = 0.05
+    fork: Literal["anywhere", "first"] = "anywhere"
+    compare: bool = False
+    temperature: float = 0.0
+    seed: int = 0
+    threshold: float = 7
+    read: Literal["greedy", "expected"] = "expected"
+    sure: float = 0.05
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.candidates <= MOST:
+            raise ConfigurationError(f"policy 'choose': {self.candidates} candidates; there may be 1 to {MOST}")
+        if not 0 < self.least <= 1:
+            raise ConfigurationError(f"policy 'choose': least={self.least} is a probability, above 0 and at most 1")
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigurationError(f"policy 'choose': temperature={self.temperature} must be 0 or more")
+
+    @property
+    def answerer(self) -> Model:
+        return self.large
+
+    @property
+    def alone(self) -> SpecReason:
+        """The policy of a draft without rivals."""
+        return SpecReason(self.small, self.large, self.threshold, self.read, self.sure)
+
+    async def draft(self, chain: Chain) -> Step:
+        if self.candidates == 1:
+            return await self.alone.draft(chain)
+        return await self.small.write(chain, top=MOST if self.temperature else self.candidates)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        begun = self.beginnings(chain, draft)
+        if begun and self.compare:
+            rivals = await self.rivals(chain, draft, begun)
+            verdict, *verdicts = await self.grade(chain, [draft, *standing(rivals)])
+            return decided(verdict, rivals, verdicts)
+        verdict = await self.alone.verify(chain, draft)
+        if isinstance(verdict, Accept) or not begun:
+            return verdict
+        rivals = await self.rivals(chain, draft, begun)
+        return decided(verdict, rivals, await self.grade(chain, standing(rivals)))
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        return await self.alone.repair(chain, draft, rollback)
+
+    def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
+        """How the rivals of *draft* begin, the likeliest first."""
+        found = forks(draft, log(self.least), 1 if self.fork == "first" else len(draft.tokens))
+        if self.temperature:
+            found = drawn(found, self.temperature, self.seed, chain)
+        return found[: self.candidates - 1]
+
+    async def rivals(self, chain: Chain, draft: Step, begun: Sequence[Step]) -> list[Rival]:
+        """Write the rivals of *draft*; those that need no judge have the reason of their refusal."""
+        said, found = {draft.text.strip()}, list[Rival]()
+        for step in await self.small.branch(chain, begun):
+            reason = "same" if step.text.strip() in said else obstacle(chain, step)
+            said.add(step.text.strip())
+            found.append(Rival(step, reason=reason))
+        return found
+
+    async def grade(self, chain: Chain, steps: Sequence[Step]) -> list[Verdict]:
+        """Grade *steps* as each follows *chain*; where the judge's server can, that is one request."""
+        return await at_once(self.alone.verify(chain, step) for step in steps)

@@ -1,0 +1,76 @@
+"""The command line. Results go to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import sys
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from ..evals import calibrate as calibrating
+from ..evals import command as evaluating
+from ..evals.report import command as reporting
+from ..orchestrator.errors import ConfigurationError, StepspecError
+from . import learning, looking, running, serving, solving
+from .terminal import stderr, stdout
+
+EXAMPLES = """
+Examples:
+
+  stepspec solve "What is 6 x 7?" --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec solve - -o threshold=8 --trace run.jsonl < problem.txt
+
+  stepspec up --testbed            # a miniature pair on this CPU, no downloads
+
+  stepspec demo                    # the pair, a few problems, a table
+"""
+
+app = typer.Typer(
+    help="Reasoning-step-level speculation over two vLLM endpoints.",
+    epilog=EXAMPLES,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """Run the command; print the project's own errors as one line, without a traceback."""
+    try:
+        app()
+    except StepspecError as exc:
+        stderr.print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
+        sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        stdout.print(importlib.metadata.version("stepspec"), highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(  # pyright: ignore[reportUnusedFunction]
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+app.command()(solving.solve)
+app.command(epilog=serving.EXAMPLES)(serving.serve)
+app.command("trace")(looking.show_trace)
+app.command("policies")(looking.list_policies)
+app.command()(looking.doctor)
+app.command("profile", epilog=learning.PROFILE_EXAMPLES)(learning.profile_pair)
+app.command(epilog=learning.ADAPT_EXAMPLES)(learning.adapt)
+app.command("eval", epilog=evaluating.EXAMPLES)(evaluating.command)
+app.command("calibrate", epilog=calibrating.EXAMPLES)(calibrating.calibrate)
+app.command("report", epilog=reporting.EXAMPLES)(reporting.command)
+app.command(epilog=running.EXAMPLES)(running.up)
+app.command()(running.demo)

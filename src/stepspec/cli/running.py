@@ -1,0 +1,86 @@
+"""The commands that start servers: ``up`` and ``demo``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..evals.tables import SMALL_PRINT, table
+from ..evals.testbed import demo as demonstration
+from ..evals.testbed import up as testbed
+from ..evals.testbed.servers import miniature_servers, speculating
+from ..orchestrator.errors import ConfigurationError
+from ..orchestrator.serving import up as bringing
+from ..orchestrator.serving.commands import shown
+from .terminal import Json, Profile, print_json, stderr, stdout, wait
+
+EXAMPLES = """
+Examples:
+
+  stepspec up recipes/qwen3-32b.toml --dry-run     # check it, and print the commands
+
+  stepspec up recipes/qwen3-32b.toml
+
+  stepspec up --testbed --speculation ngram        # the miniature pair, on this CPU
+"""
+
+
+def up(
+    pair: Annotated[Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")] = None,
+    use_testbed: Annotated[bool, typer.Option("--testbed", help="The miniature pair, on this CPU.")] = False,
+    profile: Profile = "paced",
+    speculation: Annotated[
+        str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")
+    ] = "none",
+    other: Annotated[
+        bool, typer.Option("--small-other", help="Start the small model of another vocabulary as well.")
+    ] = False,
+    tiny: Annotated[bool, typer.Option("--tiny", help="Start the one that drafts for the small one as well.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and print the commands only.")] = False,
+    log_dir: Annotated[Path | None, typer.Option(help="Where to keep the servers' logs.")] = None,
+    json: Json = False,
+) -> None:
+    """
+    Start the vLLM servers of a pair, print their base URLs, and stop them on Ctrl-C.
+
+    What cannot work is refused before anything is downloaded or started, with what to change.
+    """
+    if use_testbed == (pair is not None):
+        raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
+    if pair is not None:
+        described = bringing.checked(pair, stderr)
+        if dry_run:
+            stdout.print(bringing.commands(described), markup=False, highlight=False, soft_wrap=True)
+        else:
+            wait(bringing.up(described, stderr, json_output=json, log_dir=log_dir))
+        return
+    roles = ("large", "small", *(("small-other",) if other else ()), *(("tiny",) if tiny else ()))
+    chosen = speculating(speculation)
+    if dry_run:
+        commands = map(shown, miniature_servers(profile, roles, speculation=chosen))
+        stdout.print("\n".join(commands), markup=False, highlight=False, soft_wrap=True)
+        return
+    wait(testbed.up(profile, roles, json_output=json, log_dir=log_dir, speculation=chosen))
+
+
+def demo(
+    problems: Annotated[int, typer.Option(min=1, help="How many problems.")] = 6,
+    seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
+    profile: Profile = "paced",
+    json: Json = False,
+) -> None:
+    """
+    Start the miniature pair and solve a few problems: the large model alone, the small one alone, SpecReason.
+
+    The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else is real.
+    """
+    results = wait(demonstration.demo(problems, seed, profile, stderr))
+    if json:
+        print_json([dataclasses.asdict(result) for result in results])
+        return
+    stdout.print()
+    stdout.print(table(results, intervals=False))
+    stdout.print(SMALL_PRINT, style="dim")

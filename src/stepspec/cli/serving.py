@@ -1,0 +1,76 @@
+"""The command ``serve``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .. import serving
+from ..api import Solver
+from .terminal import CriticUrl, LargeUrl, SmallUrl, wait
+
+EXAMPLES = """
+Examples:
+
+  stepspec serve --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec serve --host 0.0.0.0 --key SECRET --log-format json
+"""
+
+
+def serve(
+    small: SmallUrl = None,
+    large: LargeUrl = None,
+    critic: CriticUrl = None,
+    policy: Annotated[str | None, typer.Option("--policy", "-p", help="The method that `auto` means.")] = None,
+    adapt: Annotated[
+        float | None,
+        typer.Option(help="Let threshold and depth follow; this share of accepted steps may be bad.", min=0, max=1),
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen at; 127.0.0.1 unless given.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port; 8765 unless given, 0 for any that is free.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="An API key that opens the service; better in STEPSPEC_SERVICE__KEYS.")
+    ] = None,
+    insecure: Annotated[
+        bool | None, typer.Option("--insecure", help="Serve a public address without a key.", show_default=False)
+    ] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="A web page's origin that may use it.")] = None,
+    thinking: Annotated[
+        str | None, typer.Option(help="Where replies tell it: both, reasoning, reasoning_content, content, none.")
+    ] = None,
+    max_running: Annotated[int | None, typer.Option(help="Requests worked on at the same time.")] = None,
+    max_waiting: Annotated[int | None, typer.Option(help="Requests that may wait; more are refused.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="A request's deadline; it ends in an answer.")] = None,
+    drain_seconds: Annotated[float | None, typer.Option(help="How long running requests may finish.")] = None,
+    root_path: Annotated[str | None, typer.Option(help="The path that a proxy serves it under.")] = None,
+    log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    log_prompts: Annotated[
+        bool | None, typer.Option("--log-prompts", help="Write problems and answers to the log.", show_default=False)
+    ] = None,
+) -> None:
+    """
+    Serve an OpenAI-compatible endpoint in front of both models, and a page at / to watch them on.
+
+    Every flag, and more, may also come from STEPSPEC_SERVICE__* variables and the table [service] of stepspec.toml.
+    """
+    serving.require()
+    settings = serving.service_settings(
+        host=host,
+        port=port,
+        keys=key,
+        insecure=insecure,
+        cors_origins=cors_origin,
+        thinking=thinking,
+        max_running=max_running,
+        max_waiting=max_waiting,
+        max_seconds=max_seconds,
+        drain_seconds=drain_seconds,
+        root_path=root_path,
+        log_format=log_format,
+        log_level=log_level,
+        log_prompts=log_prompts,
+    )
+    wait(serving.serve(Solver(small, large, critic=critic, policy=policy, adapt=adapt), settings))

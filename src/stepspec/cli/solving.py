@@ -1,0 +1,114 @@
+"""The command ``solve``."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..api import Solver
+from ..display import Narrator, summary
+from ..orchestrator.endpoints import ReplicatedEndpoint
+from ..orchestrator.errors import ConfigurationError
+from ..orchestrator.events import Event, Observer
+from ..orchestrator.nesting import leaves
+from ..orchestrator.solution import Solution
+from .terminal import CriticUrl, Json, LargeUrl, SmallUrl, option_of, print_json, stderr, stdout, wait
+
+
+def solve(
+    problem: Annotated[str, typer.Argument(help="The problem, or - to read it from standard input.")],
+    small: SmallUrl = None,
+    large: LargeUrl = None,
+    critic: CriticUrl = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", "-p", help="The method; `stepspec policies` lists them.")
+    ] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help="An option of the method.", metavar="NAME=VALUE")
+    ] = None,
+    ahead: Annotated[
+        int | None, typer.Option(help="Drafts made beyond the one to be committed; 0: one by one.")
+    ] = None,
+    hedge: Annotated[
+        float | None,
+        typer.Option(help="Repair drafts of at most this confidence while they are judged; 1: all.", min=0, max=1),
+    ] = None,
+    load: Annotated[
+        str | None, typer.Option(help="adapt: work less ahead while the large model is busy; ignore: do not.")
+    ] = None,
+    lead: Annotated[int | None, typer.Option(help="First steps that the large model writes.")] = None,
+    plan: Annotated[
+        bool | None, typer.Option("--plan/--no-plan", help="Let the large model write a plan first.")
+    ] = None,
+    early_exit: Annotated[
+        bool | None, typer.Option("--early-exit/--no-early-exit", help="Answer once a trial answer is sure.")
+    ] = None,
+    give_up: Annotated[
+        bool | None, typer.Option("--give-up/--no-give-up", help="Answer once thinking on looks hopeless.")
+    ] = None,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Budget of thinking and answer together.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Budget of thinking steps.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Budget of wall time.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Write every event to this file, as lines of JSON.")] = None,
+    json: Json = False,
+) -> None:
+    """
+    Solve one problem, showing every step as it is committed.
+
+    Endpoints and all else may also come from STEPSPEC_* variables and from stepspec.toml.
+    """
+    text = sys.stdin.read().strip() if problem == "-" else problem.strip()
+    if not text:
+        raise ConfigurationError("the problem is empty")
+    sampling = {k: v for k, v in (("temperature", temperature), ("seed", seed)) if v is not None}
+    budget = {
+        k: v for k, v in (("tokens", max_tokens), ("steps", max_steps), ("seconds", max_seconds)) if v is not None
+    }
+    solver = Solver(
+        small,
+        large,
+        critic=critic,
+        policy=policy,
+        options=dict(map(option_of, option)) if option else None,
+        ahead=ahead,
+        hedge=hedge,
+        load=load,  # type: ignore[arg-type]  # the settings check the word
+        lead=lead,
+        plan=plan,
+        early_exit=early_exit,
+        give_up=give_up,
+        sampling=sampling or None,
+        budget=budget or None,
+    )
+    solution = wait(_solve(solver, text, trace, quiet=json))
+    if json:
+        print_json(dataclasses.asdict(solution))
+    else:
+        _print_solution(solution)
+
+
+async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:
+    async with solver:
+        for endpoint in (*leaves(solver.small), solver.large):
+            if isinstance(endpoint, ReplicatedEndpoint) and not quiet:
+                for url, cause in endpoint.down.items():
+                    stderr.print(
+                        f"the {endpoint.role} model at {url} is down, going on without: {cause}", style="yellow"
+                    )
+        observe: Observer = _ignore if quiet else Narrator(stderr)
+        return await solver.solve(problem, observe=observe, trace_to=trace)
+
+
+def _ignore(event: Event) -> None:
+    pass
+
+
+def _print_solution(solution: Solution) -> None:
+    stderr.print(summary(solution))
+    stdout.print(solution.answer, markup=False, highlight=False, soft_wrap=True)

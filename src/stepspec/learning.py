@@ -1,0 +1,172 @@
+"""Runs whose threshold and depth follow what the runs before them taught, and what was learnt as a settings file."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import policies
+from .orchestrator import trace
+from .orchestrator.adaptation import Adaptation, Choice
+from .orchestrator.errors import ConfigurationError
+from .orchestrator.events import Adapted, Started
+from .orchestrator.trace import Moment
+from .policies.knobs import KNOBS
+from .settings import Settings
+
+MOST = 64  # policies with options, depths and limits that a solver learns about; what was asked for first is forgotten
+
+log = logging.getLogger("stepspec")
+
+
+class Learning:
+    """One *policy* with its *options* that are adapted as runs go by; *option* is the one that moves, if any does."""
+
+    def __init__(self, policy: str, options: Mapping[str, Any], option: str, adaptation: Adaptation) -> None:
+        self.policy, self.option, self.adaptation = policy, option, adaptation
+        self._options = dict(options)
+        self._warned = False
+
+    def begin(self) -> Adapted:
+        """What the next run is given, to be told in its trace."""
+        return self.adaptation.begin(self.option)
+
+    def options(self, given: Adapted) -> dict[str, Any]:
+        """The policy's options for a run that was *given* so much."""
+        return self._options if given.value is None else {**self._options, self.option: given.value}
+
+    def learn(self, moments: Iterable[Moment]) -> None:
+        """Learn from the trace of a run that is over; say once if the limit cannot be kept."""
+        self.adaptation.learn(moments)
+        if self.adaptation.hopeless and not self._warned:
+            self._warned = True
+            log.warning(
+                "no %s of %s that accepts anything keeps the share of bad steps at %g, as the judge's grades tell: "
+                "nothing is going to be accepted; allow a larger share with `adapt`, or turn it off",
+                self.option,
+                self.policy,
+                self.adaptation.limit,
+            )
+
+    def frozen(self) -> dict[str, Any]:
+        """What was learnt, as the settings of a solver that learns no more."""
+        now = self.adaptation.standing(self.option)
+        return {"policy": self.policy, "ahead": now.ahead, "options": self.options(now)}
+
+    def toml(self) -> str:
+        """The same as a settings file that `solve`, `serve` and `eval` accept."""
+        frozen = self.frozen()
+        options = "".join(f"{name} = {json.dumps(value)}\n" for name, value in frozen["options"].items())
+        head = f"# {self.said()}\npolicy = {json.dumps(self.policy)}\nahead = {frozen['ahead']}\n"
+        return f"{head}\n[options]\n{options}" if options else head
+
+    def said(self) -> str:
+        """What is behind it, in one sentence."""
+        now = self.adaptation.standing(self.option)
+        bad = (
+            "too few grades to bound the share of bad steps" if now.bad is None else f"at most {now.bad:.1%} bad steps"
+        )
+        bad = bad if self.adaptation.thresholds else "only the depth is adapted"
+        seconds = "" if now.seconds is None else f", {now.seconds:.3g} s expected to a committed step"
+        return f"Learnt from {now.runs} runs of {self.policy}: {bad}{seconds}."
+
+
+class Learnings:
+    """What a solver of *settings* learns, for every policy with its options, depth and limit apart."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._known: dict[str, Learning] = {}
+
+    def of(
+        self, policy: str, options: Mapping[str, Any] | None, *, ahead: int | None = None, limit: float | None = None
+    ) -> Learning | None:
+        """
+        What is known about *policy*; what is not given comes from the settings. None if nothing is to be adapted.
+
+        A run that is given a value for the option that would move, but no *limit* of its own, keeps its value.
+        """
+        share = self._settings.adapt if limit is None else limit
+        if not share or policy in policies.BASELINES:
+            return None
+        own = self._settings.options if policy == self._settings.policy else {}
+        chosen = own if options is None else options
+        knob = KNOBS.get(policy)
+        pinned = knob is None or (limit is None and chosen.get(knob.option) != own.get(knob.option))
+        most = self._settings.ahead if ahead is None else ahead
+        key = repr((policy, sorted(chosen.items()), most, share, pinned))
+        if key not in self._known:
+            if len(self._known) >= MOST:
+                del self._known[next(iter(self._known))]
+            promised = None if pinned else self._promised(policy, chosen)
+            self._known[key] = learning(policy, chosen, most, share, pinned=pinned, promised=promised)
+        return self._known[key]
+
+    def _promised(self, policy: str, options: Mapping[str, Any]) -> float | None:
+        """The value that a calibration speaks of, if it is that of the *options*: then nothing looser may be used."""
+        one = self._settings.calibration
+        covered = one is not None and one.policy == policy and options.get(one.option) == one.value
+        return one.value if one is not None and covered else None
+
+
+def learning(
+    policy: str,
+    options: Mapping[str, Any],
+    most: int,
+    limit: float,
+    *,
+    pinned: bool = False,
+    promised: float | None = None,
+) -> Learning:
+    """
+    Begin to learn about *policy* with its *options*, of accepted steps a share of *limit* may be bad, *most* ahead.
+
+    If the option that makes it looser is *pinned*, or if it is not one that scores are compared with, the depth alone
+    moves: what another value would have let pass cannot be read off the scores. Nothing is looser than *promised*.
+    """
+    knob = KNOBS.get(policy)
+    if knob is None or not knob.compared or pinned:
+        return Learning(policy, options, "", Adaptation(limit, most, Choice(None, most)))
+    start = float(options.get(knob.option, policies.options(policy)[knob.option].default))
+    values = {float(value) for value in knob.values} | {start}
+    thresholds = sorted((v for v in values if promised is None or v >= promised), reverse=True)
+    adaptation = Adaptation(limit, most, Choice(start, most), tuple(thresholds), top=float(knob.values[0]))
+    return Learning(policy, options, knob.option, adaptation)
+
+
+def from_traces(settings: Settings, paths: Sequence[Path]) -> Learning:
+    """
+    Learn from recorded traces, in their order, as a solver of *settings* would have; other policies' are skipped.
+
+    Raise `ConfigurationError` if there is nothing to learn from, or nothing that could be.
+    """
+    found = Learnings(settings).of(settings.policy, None)
+    if found is None:
+        raise ConfigurationError(
+            f"there is nothing to adapt with adapt = {settings.adapt:g} and the policy {settings.policy!r}: "
+            f"pass --share, or set `adapt`, above 0, and name a policy other than {' and '.join(policies.BASELINES)}"
+        )
+    seen: set[str] = set()
+    for path in paths:
+        moments = _read(path)
+        ran = next((moment.event.policy for moment in moments if isinstance(moment.event, Started)), "none")
+        seen.add(ran)
+        if ran == settings.policy:
+            found.learn(moments)
+    if settings.policy not in seen:
+        raise ConfigurationError(
+            f"no trace of {settings.policy!r} among the {len(paths)} given, which are of: {', '.join(sorted(seen))}"
+        )
+    return found
+
+
+def _read(path: Path) -> list[Moment]:
+    try:
+        return trace.read(path)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{path}: {exc}") from exc
+    except OSError as exc:
+        raise ConfigurationError(f"{path}: {exc.strerror}") from exc

@@ -1,0 +1,64 @@
+"""Three real models: the tiny one drafts for the small one, and both of them for the large one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepspec import Sampling, Solution, Solver
+from stepspec.evals.nested import NESTED, THREE
+from stepspec.evals.testbed.servers import endpoint
+from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.events import Called, Event
+from stepspec.orchestrator.serving import Served
+
+from .conftest import Pair
+from .test_solve import until_idle
+
+pytestmark = pytest.mark.servers
+TASKS = fresh(6, seed=66)
+
+
+@pytest.fixture
+def solver(pair: Pair, tiny: Served) -> Solver:
+    small = {**NESTED[THREE.name], "small": endpoint(tiny, "small"), "large": endpoint(pair.small, "large")}
+    return Solver(small, endpoint(pair.large, "large"), sampling=Sampling(), load="ignore")
+
+
+async def test_three_models_solve_problems_and_the_lookahead_changes_no_word(
+    solver: Solver, pair: Pair, tiny: Served
+) -> None:
+    events: list[Event] = []
+
+    async def solve(problem: str, ahead: int) -> Solution:
+        return await solver.solve(problem, ahead=ahead, observe=events.append)
+
+    async with solver:
+        plain = [await solve(task.problem, 0) for task in TASKS]
+        ahead = [await solve(task.problem, 2) for task in TASKS]
+    right = sum(one.answer == task.answer for one, task in zip(ahead, TASKS, strict=True))
+    assert right >= len(TASKS) - 1
+    assert sum(one.thinking == other.thinking for one, other in zip(plain, ahead, strict=True)) >= len(TASKS) - 1
+    for solution in (*plain, *ahead):
+        paths = {account.path: account for account in solution.ledger.nested}
+        assert set(paths) == {"small.small", "small.large"}
+        for fact in ("kept", "discarded", "judging", "requests"):
+            assert sum(getattr(account, fact) for account in paths.values()) == getattr(solution.ledger.small, fact)
+        assert paths["small.large"].judging > 0
+        assert solution.degraded == ()
+    assert sum(one.ledger.nested[1].kept for one in plain) > sum(one.ledger.nested[0].kept for one in plain)
+    assert all(call.fate != "failed" for call in events if isinstance(call, Called))
+    for server in (pair.large, pair.small, tiny):
+        await until_idle(server)
+
+
+async def test_a_run_that_is_cancelled_leaves_no_request_at_any_of_the_three(
+    solver: Solver, pair: Pair, tiny: Served
+) -> None:
+    async with solver:
+        for seconds in (0.05, 0.15, 0.3):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(solver.solve(TASKS[0].problem), seconds)
+    for server in (pair.large, pair.small, tiny):
+        await until_idle(server)

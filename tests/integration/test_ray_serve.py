@@ -1,0 +1,166 @@
+"""The service on Ray, as docker/ray/stepspec.yaml deploys it: two replicas over the real pair, one of which dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import AsyncGenerator, Generator, Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import aiohttp
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from stepspec.evals.testbed.tasks import fresh
+
+from .conftest import Pair, running_requests
+from .deployed import Answer, Deployed, deploying
+from .test_service import CHAT, asking, until, works
+
+pytestmark = [pytest.mark.servers, pytest.mark.timeout(900)]  # The first test waits for both servers and for Ray.
+
+LONG = 0.05  # seconds between two steps that ought not to come together; Ray Serve LLM collects tokens for so long
+
+
+@pytest.fixture(scope="module")
+def deployed(paced_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Deployed]:
+    """The application, in an event loop of its own, so that tests in any loop can use it."""
+    starting = deploying(paced_pair, tmp_path_factory.mktemp("ray"))
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as deployed:
+        yield deployed
+
+
+@pytest.fixture
+async def http(deployed: Deployed) -> AsyncGenerator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession(deployed.base, connector=aiohttp.TCPConnector(limit=0)) as http:
+        yield http
+
+
+async def ask(http: aiohttp.ClientSession, problem: str, answer: Answer) -> Answer:
+    async with http.post(CHAT, json=asking(problem, stream=answer.stream)) as reply:
+        answer.status = reply.status
+        async for piece in reply.content.iter_any():
+            answer.chunks.append((time.perf_counter(), piece))
+    return answer
+
+
+async def true(value: object) -> bool:
+    return bool(value)
+
+
+async def test_every_step_comes_by_itself(http: aiohttp.ClientSession) -> None:
+    """What a proxy collects before it sends it would arrive together."""
+    gaps = list[tuple[float, float]]()
+    for task in fresh(4, 71):
+        answer = await ask(http, task.problem, Answer(stream=True))
+        assert answer.whole, answer.text
+        came, final = steps_of(answer)
+        at = [step["at"] for step in final["steps"] if step["fate"] == "kept"]
+        gaps += [(b - a, d - c) for (a, b), (c, d) in zip(pairwise(came), pairwise(at), strict=False)]
+    apart = [abs(came - at) for came, at in gaps]
+    print(f"{len(gaps)} gaps between steps differ from those between commits by {median(apart) * 1000:.1f} ms, "
+          f"at most {max(apart) * 1000:.1f} ms")  # fmt: skip
+    slow = [came > 0 for came, at in gaps if at > LONG]
+    assert sum(slow) >= len(slow) * 3 / 4
+
+
+def steps_of(answer: Answer) -> tuple[list[float], dict[str, Any]]:
+    """Return when each step came, and the last chunk but for the end."""
+    came, final = list[float](), dict[str, Any]()
+    for at, piece in answer.chunks:
+        for line in piece.decode().split("\n\n"):
+            if line.startswith("data: {"):
+                final = json.loads(line.removeprefix("data: "))
+                came += [at for choice in final["choices"] if "stepspec" in choice and choice["finish_reason"] is None]
+    return came, final
+
+
+async def test_nothing_is_lost_that_had_not_begun_when_a_replica_is_killed(
+    http: aiohttp.ClientSession, deployed: Deployed, paced_pair: Pair
+) -> None:
+    answers = [Answer(stream=index % 2 == 0) for index in range(24)]
+    asked = [
+        asyncio.create_task(ask(http, task.problem, answer))
+        for task, answer in zip(fresh(24, 72), answers, strict=True)
+    ]
+    await until(lambda: true(sum(bool(answer.chunks) for answer in answers) >= 4), 60)
+    before = deployed.replicas()
+    begun = [bool(answer.chunks) for answer in answers]
+    os.kill(min(before), signal.SIGKILL)
+    async with asyncio.timeout(180):
+        await asyncio.gather(*asked)
+
+    for answer, streaming in zip(answers, begun, strict=True):
+        if not streaming and answer.error is None:
+            assert answer.whole, answer.text
+        elif answer.error is not None:  # It has been told something, and is told that this is all.
+            assert answer.stream
+            assert answer.error["code"] == "replica_lost"
+            assert '"stepspec":{"index":0' in answer.text
+            assert answer.text.endswith("data: [DONE]\n\n")
+        else:
+            assert answer.whole, answer.text
+    for server in (paced_pair.small, paced_pair.large):
+        await until(works(server, busy=False), 10)
+    await until(lambda: true(len(deployed.replicas() - before) == 1), 120)
+    await until(lambda: both_answer(http), 120)
+    lost = deployed.told("lost")
+    print(f"{len(lost)} requests lost their replica, {sum(one['begun'] for one in lost)} of them in a stream; "
+          f"{sum(answer.whole for answer in answers)} of 24 were answered")  # fmt: skip
+    assert any(not one["begun"] for one in lost)
+    assert sum(answer.error is not None for answer in answers) == sum(one["begun"] for one in lost)
+
+
+async def both_answer(http: aiohttp.ClientSession) -> bool:
+    await asyncio.sleep(0.2)
+    return len(await scraped(http, "stepspec_info{")) == 2
+
+
+async def working(http: aiohttp.ClientSession, count: int) -> bool:
+    """Ask the replicas whether they work on so many requests."""
+    running = await scraped(http, "stepspec_requests_running{")
+    return len(running) == 2 and sum(running.values()) == count
+
+
+async def scraped(http: aiohttp.ClientSession, name: str) -> Mapping[str, float]:
+    async with http.get("/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)}
+
+
+async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSession, paced_pair: Pair) -> None:
+    clients = [
+        asyncio.create_task(ask(http, task.problem, Answer(stream=index % 2 == 0)))
+        for index, task in enumerate(fresh(8, 73))
+    ]
+    await until(lambda: working(http, len(clients)), 20)
+    for client in clients:
+        client.cancel()
+    await asyncio.wait(clients)
+    began = time.perf_counter()
+    for server in (paced_pair.small, paced_pair.large):
+        await until(works(server, busy=False), 10)
+    print(f"idle {time.perf_counter() - began:.2f} s after the clients had gone")
+    assert await running_requests(paced_pair.large) == 0
+    await until(lambda: working(http, 0), 10)
+    counted = await scraped(http, "stepspec_requests_total{")
+    assert sum(count for name, count in counted.items() if 'status="499"' in name) == len(clients)
+
+
+async def test_what_runs_is_finished_when_the_application_is_taken_back(
+    http: aiohttp.ClientSession, deployed: Deployed
+) -> None:
+    answers = [Answer(stream=index % 2 == 0) for index in range(8)]
+    asked = [
+        asyncio.create_task(ask(http, task.problem, answer)) for task, answer in zip(fresh(8, 74), answers, strict=True)
+    ]
+    await until(lambda: true(any(answer.chunks for answer in answers)), 60)
+    os.kill(deployed.cluster.pid, signal.SIGUSR1)
+    async with asyncio.timeout(120):
+        await asyncio.gather(*asked)
+    assert all(answer.whole for answer in answers), [answer.text for answer in answers if not answer.whole]

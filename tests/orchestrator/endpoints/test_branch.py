@@ -1,0 +1,158 @@
+"""Several steps in one request: what is sent, how pieces that come in turn are put together, and how it ends early."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
+from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable, MalformedReply
+
+from .conftest import Meet, eventually
+from .server import ROOM, Break, FakeVllm, Stall
+
+PROBLEM = Chain.of("What is 1 + 1?")
+SCRIPT = ("So", " one", " and", " two", ".\n\n", "Then", THINK_END)
+
+
+def sent(server: FakeVllm) -> list[dict[str, Any]]:
+    return [body for path, body in server.requests if path == "/v1/completions"]
+
+
+def begun(step: Step, place: int, other: str) -> Step:
+    """Part from *step* at token *place*."""
+    tokens = (*step.tokens[:place], Token(other, -1.0))
+    return Step("".join(token.text for token in tokens), "small", "until", tokens, step.vocabulary)
+
+
+@pytest.mark.parametrize("piece", [1, 3])
+async def test_all_beginnings_go_in_one_request_with_the_ids_that_were_written(meet: Meet, piece: int) -> None:
+    server = FakeVllm(SCRIPT, chunk=piece)
+    async with meet(server) as met:
+        whole = await met.model.write(PROBLEM)
+        steps = await met.model.branch(
+            PROBLEM, [begun(whole, 1, " two"), begun(whole, 3, " 10"), begun(whole, 0, "No")]
+        )
+    first, body = sent(server)
+    ids = [token.id for token in whole.tokens]
+    assert body["prompt"] == [
+        [*first["prompt"], ids[0], *server.encode(" two")],
+        [*first["prompt"], *ids[:3], *server.encode(" 10")],
+        [*first["prompt"], *server.encode("No")],
+    ]
+    assert {key: body[key] for key in body if key not in ("prompt", "max_tokens")} == {
+        key: first[key] for key in first if key not in ("prompt", "max_tokens")
+    }
+    assert body["max_tokens"] == 512 - 2  # the shortest beginning, in tokens of this server, which are letters
+    assert [step.text for step in steps] == ["So two and two.\n\n", "So one and 10o.\n\n", "No one and two.\n\n"]
+    assert [step.stop for step in steps] == ["delimiter"] * 3
+    assert [token.id for token in steps[0].tokens] == [ids[0], *server.encode(" two"), *ids[2:]]
+    write, branch = met.calls
+    assert (branch.verb, branch.fate, branch.prompt) == ("write", "done", sum(map(len, body["prompt"])))
+    assert branch.written == 3 + 2 + 4  # of the second, "o" is what the script has after "10"
+    assert write.first is not None
+
+
+async def test_what_was_known_of_a_beginning_stays_known(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        whole = await met.model.write(PROBLEM)
+        (step,) = await met.model.branch(PROBLEM, [begun(whole, 1, "!")])
+    assert step.tokens[:2] == (whole.tokens[0], Token("!", -1.0, id=server.id(b"!")))
+
+
+async def test_the_text_of_another_vocabulary_is_encoded_anew(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        await met.model.branch(PROBLEM, [Step("So two", "large", "until", (Token("So two", id=7),), "another")])
+    (body,) = sent(server)
+    assert body["prompt"][0][-6:] == server.encode("So two")
+
+
+@pytest.mark.parametrize("logprobs", [None, 0])
+async def test_steps_of_different_lengths_end_where_each_ends(meet: Meet, logprobs: int | None) -> None:
+    server = FakeVllm(("a", "b", "\n\n", "c", "d", THINK_END))
+    async with meet(server, Sampling(logprobs=logprobs)) as met:
+        texts = [Step(text, "small") for text in ("a", "ab\n\nc", "ab\n\ncd")]
+        steps = await met.model.branch(PROBLEM, texts, stop=("\n\n", "d"))
+    assert [(step.text, step.stop) for step in steps] == [
+        ("ab\n\n", "delimiter"),
+        ("ab\n\ncd", "delimiter"),
+        (f"ab\n\ncd{THINK_END}", "end"),
+    ]
+
+
+async def test_more_stop_strings_than_the_server_takes_still_end_steps(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        (step,) = await met.model.branch(PROBLEM, [Step("So", "small")], stop=("1", "2", "3", "4", "and"))
+    assert (step.text, step.stop) == ("So one and", "delimiter")
+
+
+async def test_no_request_is_made_for_beginnings_as_long_as_the_limit(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        steps = await met.model.branch(PROBLEM, [Step("So one", "small"), Step("S", "small")], limit=3)
+        assert [(step.text, step.stop) for step in steps] == [("So ", "length"), ("So one", "length")]
+        assert len(sent(server)) == 1
+        assert len(sent(server)[0]["prompt"]) == 1
+        assert await met.model.branch(PROBLEM, []) == ()
+        assert len(sent(server)) == 1
+
+
+async def test_a_beginning_that_fills_the_context_is_too_long(meet: Meet) -> None:
+    async with meet(FakeVllm(SCRIPT)) as met:
+        with pytest.raises(ContextTooLong):
+            await met.model.branch(PROBLEM, [Step("a", "small"), Step("a" * ROOM, "small")], limit=2 * ROOM)
+
+
+async def test_cancelling_closes_the_one_request(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(3))
+    async with meet(server) as met:
+        branching = asyncio.create_task(met.model.branch(PROBLEM, [Step("So", "small"), Step("No", "small")]))
+        await eventually(lambda: server.sent == 3)
+        branching.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await branching
+        await server.left.wait()
+    (call,) = met.calls
+    assert call.fate == "cancelled"
+    assert call.written <= 3
+
+
+async def test_a_stream_that_breaks_or_stalls_is_a_failure(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, faults=deque([Break(2), Stall(2)]))
+    async with meet(server, deadlines={"between": 0.05}) as met:
+        for words in ("broke off", "no token for"):
+            with pytest.raises(EndpointUnavailable, match=words):
+                await met.model.branch(PROBLEM, [Step("So", "small"), Step("No", "small")])
+    assert [call.fate for call in met.calls] == ["failed", "failed"]
+
+
+class Forgetful(FakeVllm):
+    """Forgets the last prompt, or numbers it beyond the end."""
+
+    beyond = False
+
+    def interleaved(self, body: dict[str, Any]) -> list[dict[str, Any]]:
+        last = len(body["prompt"]) - 1
+        pieces = super().interleaved(body)
+        if self.beyond:
+            return [piece | {"index": piece["index"] + (piece["index"] == last)} for piece in pieces]
+        return [piece for piece in pieces if piece["index"] != last]
+
+
+@pytest.mark.parametrize(
+    ("beyond", "words"), [(False, "without a finish_reason for every prompt"), (True, "an answer to prompt 2 of 2")]
+)
+async def test_answers_that_do_not_match_the_prompts_are_malformed(meet: Meet, beyond: bool, words: str) -> None:
+    server = Forgetful(SCRIPT)
+    server.beyond = beyond
+    async with meet(server) as met:
+        with pytest.raises(MalformedReply, match=words):
+            await met.model.branch(PROBLEM, [Step("So", "small"), Step("No", "small")])
+    assert [call.fate for call in met.calls] == ["failed"]

@@ -1,0 +1,62 @@
+"""A budget is cut to what both contexts hold, and both are asked at once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import cast
+
+import pytest
+
+from stepspec.orchestrator import Budget, Chain
+from stepspec.orchestrator.chain import Message, Role
+from stepspec.orchestrator.endpoints.interfaces import AnyEndpoint
+from stepspec.orchestrator.endpoints.room import JUDGING_ROOM, fitted
+from stepspec.orchestrator.errors import EndpointUnavailable
+
+from ...fakes import run
+
+CHAIN = Chain.of("What is 1 + 1?")
+
+
+@dataclass
+class Counting:
+    """An endpoint that takes some *seconds* to count a prompt, and may fail then."""
+
+    role: Role
+    room: int = 1000
+    seconds: float = 1.0
+    fails: bool = False
+    cancelled: bool = False
+
+    async def count(self, messages: tuple[Message, ...]) -> int:
+        try:
+            await asyncio.sleep(self.seconds)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        if self.fails:
+            raise EndpointUnavailable("gone", role=self.role)
+        return 100
+
+
+def fit(*endpoints: Counting, tokens: int = 8192) -> tuple[Budget, float]:
+    """Return what is left of a budget, and when that is known."""
+
+    async def main() -> tuple[Budget, float]:
+        left = await fitted(Budget(tokens), CHAIN, [cast("AnyEndpoint", each) for each in endpoints])
+        return left, asyncio.get_running_loop().time()
+
+    return run(main())[0]
+
+
+def test_the_smaller_context_decides_and_nobody_waits_for_the_other() -> None:
+    left, at = fit(Counting("small", 900, 3.0), Counting("large", 2000, 2.0))
+    assert (left.tokens, at) == (900 - 100 - JUDGING_ROOM, 3.0)
+
+
+def test_a_failure_ends_the_other_count_too() -> None:
+    slow = Counting("large", seconds=600.0)
+    with pytest.raises(EndpointUnavailable, match="gone"):
+        fit(Counting("small", fails=True), slow)
+    assert slow.cancelled

@@ -1,0 +1,115 @@
+"""Services that are elsewhere, a front before them, and what a client of it is told."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+from starlette.applications import Starlette
+from starlette.types import Message
+
+from stepspec.orchestrator.service.door import Door
+from stepspec.orchestrator.service.exchange import Asked, Messages, answered
+from stepspec.orchestrator.service.front import Front
+from stepspec.orchestrator.service.settings import ServiceSettings
+
+from .served import chosen
+
+CHAT = "/v1/chat/completions"
+OPENED = chosen(insecure=True)
+
+
+def head(kind: str, status: int = 200) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": [(b"content-type", kind.encode())]}
+
+
+def body(piece: bytes, *, more: bool = False) -> Message:
+    return {"type": "http.response.body", "body": piece, "more_body": more}
+
+
+STREAM, JSON = head("text/event-stream; charset=utf-8"), head("application/json")
+
+
+@dataclass
+class Elsewhere:
+    """Services elsewhere: each of *lives* answers one request with its messages and dies, if that is its last."""
+
+    lives: Sequence[Sequence[Messages | Exception]]
+    asked: list[Asked] = field(default_factory=list[Asked])
+    left: int = 0
+
+    async def ask(self, asked: Asked) -> AsyncGenerator[Messages]:
+        self.asked.append(asked)
+        try:
+            for each in self.lives[len(self.asked) - 1]:
+                if isinstance(each, Exception):
+                    raise each
+                yield each
+        finally:
+            self.left += 1
+
+
+async def scrape() -> Mapping[str, bytes]:
+    return {name: b"# HELP x_total A.\n# TYPE x_total counter\nx_total 1.0\n" for name in ("a", "b")}
+
+
+@dataclass
+class Told:
+    """What a client was told, and what the front told of it."""
+
+    messages: list[Message]
+    events: list[dict[str, Any]]
+
+    @property
+    def status(self) -> int:
+        return int(self.messages[0]["status"])
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {name.decode(): value.decode() for name, value in self.messages[0]["headers"]}
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.messages)
+
+    @property
+    def ended(self) -> bool:
+        return not self.messages[-1].get("more_body")
+
+    @property
+    def code(self) -> str:
+        return str(orjson.loads(self.body)["error"]["code"])
+
+
+async def told(
+    ask: Callable[[Asked], AsyncGenerator[Messages]],
+    path: str = CHAT,
+    *,
+    settings: ServiceSettings = OPENED,
+    method: str = "POST",
+    headers: Sequence[tuple[bytes, bytes]] = (),
+    server: str = "127.0.0.1",
+) -> Told:
+    events = list[dict[str, Any]]()
+
+    def tell(event: str, **more: Any) -> None:
+        events.append({"event": event, **more})
+
+    app = fronting(ask, settings, tell)
+    asked = Asked({"method": method, "path": path, "query_string": b"", "server": (server, 80)}, tuple(headers), b"{}")
+    return Told([message async for messages in answered(app, asked) for message in messages], events)
+
+
+def fronting(
+    ask: Callable[[Asked], AsyncGenerator[Messages]], settings: ServiceSettings, tell: Callable[..., None]
+) -> Door:
+    return Door(
+        Front(Starlette(), ask, scrape, settings, tell),
+        settings=settings,
+        version="9",
+        begins=lambda visit: None,
+        ends=lambda visit: None,
+        failed=lambda visit, exc: None,
+    )

@@ -1,0 +1,326 @@
+"""Choose: the best rival that passes stands in a refused draft's place, and otherwise it is SpecReason."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Chain, Ledger, Rival, Rollback, Step, Token, reason
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.events import Answered, Called, Chosen, Committed, Event, Judged, Repaired, Started
+from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import run as solve
+from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.trace import Moment, dump, parse, replay
+from stepspec.policies import Choose, SpecReason, make
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import ARMS, BOUNDED, PROBLEM, arm
+
+SEEDS = st.integers(0, 10_000)
+DRAFT, A, B, C = (f"So it is {number}.\n\n" for number in (1, 2, 3, 4))
+LIKELY: Mapping[str, float] = {" 2": -1.0, " 3": -1.5, " 4": -2.0}
+
+
+def pair(
+    grades: Mapping[str, int], likely: Mapping[str, float] = LIKELY, length: int = 3
+) -> tuple[ScriptedModel, ScriptedModel]:
+    """The small model writes DRAFT, and finds the *likely* numbers likely; the judge gives *grades*, or else a 9."""
+
+    def script(said: tuple[str, ...]) -> str:
+        if said:
+            return counting("small", length)(said)
+        return DRAFT
+
+    def rivals(before: str, token: str) -> Sequence[Token]:
+        own = Token(token, -0.25, 1)
+        return [own, *[Token(text, logprob) for text, logprob in likely.items()]] if token == " 1" else [own]
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        return {str(grades.get(chain.steps[-1].text, 9)): 1.0}
+
+    small = ScriptedModel("small", script, rivals=rivals)
+    return small, ScriptedModel("large", counting("large", length), judge=judge, log=small.log)
+
+
+def verdict(grades: Mapping[str, int], **options: Any) -> tuple[Accept | Rollback, float]:
+    policy = Choose(*pair(grades), **options)
+
+    async def judged() -> Accept | Rollback:
+        return await policy.verify(PROBLEM, await policy.draft(PROBLEM))
+
+    return run(judged())
+
+
+def texts(ruling: Accept | Rollback) -> list[tuple[str, float | None, str]]:
+    return [(rival.step.text, rival.score, rival.reason) for rival in ruling.rivals]
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]), sticky=st.booleans())
+@BOUNDED
+def test_one_candidate_is_specreason_call_for_call(seed: int, ahead: int, sticky: bool) -> None:
+    runs: list[tuple[object, float, list[str], list[Event]]] = []
+    for policy in (SpecReason, Choose):
+        tried = arm("choose", seed, sticky=sticky)
+        options: dict[str, Any] = {}
+        if policy is Choose:
+            options = {"candidates": 1, "compare": bool(seed % 2), "least": 0.01}
+        tried.policy = policy(tried.small, tried.large, **options)
+        result, seconds = run(tried.run(ahead))
+        runs.append((result, seconds, tried.log, tried.events))
+    assert runs[0] == runs[1]
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
+@BOUNDED
+def test_a_step_is_the_small_models_wherever_specreason_would_have_kept_it_or_a_rival_passes(
+    seed: int, ahead: int
+) -> None:
+    tried = arm("choose", seed)
+    policy = Choose(tried.small, tried.large, least=0.01, threshold=5)
+    tried.policy = policy
+    (chain, _), _ = run(tried.run(ahead))
+    before = PROBLEM
+    for step in chain.steps:
+        draft = run(policy.draft(before))[0]
+        plain = run(policy.alone.verify(before, draft))[0]
+        if isinstance(plain, Accept):
+            assert step.text == draft.text or step.note
+        elif step.author == "small":
+            assert step.text != draft.text
+            assert isinstance(run(policy.alone.verify(before, step))[0], Accept)
+        before = before.extend(step)
+
+
+@pytest.mark.parametrize(
+    ("grades", "kept", "others"),
+    [
+        ({DRAFT: 2, A: 7, B: 9, C: 8}, B, [(A, 7.0, "beaten"), (B, 9.0, ""), (C, 8.0, "beaten")]),
+        ({DRAFT: 2, A: 6, B: 3, C: 7}, C, [(A, 6.0, "grade"), (B, 3.0, "grade"), (C, 7.0, "")]),
+        ({DRAFT: 2, A: 8, B: 8, C: 8}, A, [(A, 8.0, ""), (B, 8.0, "beaten"), (C, 8.0, "beaten")]),
+        ({DRAFT: 2, A: 6, B: 5, C: 0}, None, [(A, 6.0, "grade"), (B, 5.0, "grade"), (C, 0.0, "grade")]),
+    ],
+)
+@pytest.mark.parametrize("compare", [False, True])
+def test_the_best_rival_that_passes_stands_or_none(
+    grades: Mapping[str, int], kept: str | None, others: list[tuple[str, float, str]], compare: bool
+) -> None:
+    ruling, _ = verdict(grades, compare=compare)
+    assert isinstance(ruling, Rollback)
+    assert (ruling.reason, ruling.score, texts(ruling)) == ("grade", 2.0, others)
+    assert (ruling.chosen.step.text if ruling.chosen else None) == kept
+
+
+@pytest.mark.parametrize(
+    ("grades", "stands"),
+    [
+        ({DRAFT: 8, A: 7, B: 8, C: 3}, DRAFT),  # of equals, the draft: bets rest on it
+        ({DRAFT: 7, A: 8, B: 7, C: 3}, A),
+    ],
+)
+def test_a_draft_that_passes_has_to_be_the_best_only_if_it_is_compared(grades: Mapping[str, int], stands: str) -> None:
+    ruling, seconds = verdict(grades, compare=True)
+    assert seconds == 3.0  # the draft, its rivals in one request, and all grades at once
+    if stands == DRAFT:
+        assert ruling == Accept(8.0, ruling.rivals)
+        assert [reason for _, _, reason in texts(ruling)] == ["beaten", "beaten", "grade"]
+    else:
+        assert isinstance(ruling, Rollback)
+        assert (ruling.reason, ruling.score, ruling.chosen) == ("beaten", 7.0, ruling.rivals[0])
+    assert verdict(grades) == (Accept(float(grades[DRAFT])), 2.0)
+
+
+def test_the_likeliest_rivals_are_written_in_one_request_and_graded_at_once() -> None:
+    small, large = pair({DRAFT: 2, A: 3, B: 8, C: 9})
+    policy = Choose(small, large, candidates=3)
+    events: list[Event] = []
+    small.observe = large.observe = events.append
+    (chain, _), seconds = run(reason(policy, PROBLEM, spent=Budget(steps=1).spent, observe=events.append))
+    assert [step.text for step in chain.steps] == [B]
+    assert chain.steps[0].author == "small"
+    assert chain.steps[0].note == ""
+    assert [line for line in small.log if "done" not in line] == [
+        "small write 0", "large ask 1", "small branch 0", "large ask 1", "large ask 1",
+    ]  # fmt: skip
+    assert seconds == 4.0
+
+
+def test_rivals_are_drawn_by_the_seed_where_there_is_a_temperature() -> None:
+    def written(temperature: float) -> set[str]:
+        rulings = [verdict({DRAFT: 2}, candidates=2, temperature=temperature, seed=seed)[0] for seed in range(20)]
+        return {rival.step.text for ruling in rulings for rival in ruling.rivals}
+
+    assert written(0.0) == {A}
+    assert written(1.0) == {A, B, C}
+    assert verdict({DRAFT: 2}, candidates=2, temperature=1.0, seed=3) == verdict(
+        {DRAFT: 2}, candidates=2, temperature=1.0, seed=3
+    )
+
+
+def test_a_draft_without_a_likely_fork_costs_what_it_costs_specreason() -> None:
+    for options in ({"least": 0.5}, {"fork": "first"}, {"least": 0.5, "compare": True}):
+        ruling, seconds = verdict({DRAFT: 2}, **options)
+        assert (ruling, seconds) == (Rollback(reason="grade", score=2.0), 2.0)
+
+
+def test_a_rival_that_says_the_same_or_goes_round_in_circles_is_refused_unasked() -> None:
+    class Odd(ScriptedModel):
+        async def branch(self, chain: Chain, begun: Sequence[Step], **limits: Any) -> tuple[Step, ...]:
+            await super().branch(chain, begun, **limits)
+            said = " So it is 1. \n\n", "Round.\n\n", B, B
+            return tuple(Step(text, "small") for text in said)
+
+    small, large = pair({DRAFT: 2, B: 6})
+    odd = Odd("small", small.script, rivals=small.rivals, log=small.log)
+    chain = PROBLEM.extend(Step("Round.\n\n", "small"))
+    policy = Choose(odd, large, candidates=5)
+    draft = run(policy.draft(PROBLEM))[0]
+    ruling = run(policy.verify(chain, draft))[0]
+    assert texts(ruling) == [
+        (" So it is 1. \n\n", None, "same"),
+        ("Round.\n\n", None, "repetition"),
+        (B, 6.0, "grade"),
+        (B, None, "same"),
+    ]
+    assert small.log.count("large ask 2") == 2
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_a_chosen_rival_is_an_accepted_draft_and_every_token_is_accounted_for(ahead: int) -> None:
+    small, large = pair({DRAFT: 2, A: 6, B: 8})
+    events: list[Event] = [Started(PROBLEM.messages, "choose")]
+    small.observe = large.observe = events.append
+    (chain, end), _ = run(reason(Choose(small, large), PROBLEM, ahead=ahead, observe=events.append))
+    assert end == "finished"
+    assert chain.steps[0].text == C  # the judge gives it a 9
+    ledger = Ledger.of(events)
+    assert (ledger.drafts, ledger.accepted, ledger.chosen, ledger.accept_rate) == (3, 3, 1, 1.0)
+    written = sum(event.written for event in events if isinstance(event, Called) and event.role == "small")
+    assert ledger.small.kept == chain.tokens
+    assert ledger.small.written == written
+    assert (ledger.large.kept, ledger.large.discarded) == (0, 0)
+    kinds = [type(event) for event in events if isinstance(event, Chosen | Committed | Repaired)]
+    assert kinds == [Chosen, Committed, Committed, Committed]
+    assert replay(events) == chain
+    assert [parse(dump(Moment(0.0, event))).event for event in events] == events
+    solution = Solution.of(Outcome(chain, "", "stop"), [Moment(0.0, event) for event in events])
+    told = [(step.text, step.grade, step.fate, step.reason) for step in solution.steps if step.index == 0]
+    assert told == [
+        (DRAFT, 2.0, "rejected", "grade"),
+        (A, 6.0, "rejected", "grade"),
+        (B, 8.0, "rejected", "beaten"),
+        (C, 9.0, "kept", ""),
+    ]
+
+
+def test_bets_rest_on_the_draft_and_are_lost_to_a_rival() -> None:
+    small, large = pair({DRAFT: 2})
+    small.latency = lambda chain: 1.0 if len(chain.steps) < 1 else 8.0
+    (chain, _), _ = run(reason(Choose(small, large), PROBLEM, ahead=1))
+    assert chain.steps[0].text == A
+    assert "small write 1 cancelled" in small.log
+    assert small.log.index("small write 1") < small.log.index("small branch 0")
+
+
+def test_leaving_while_rivals_are_written_or_graded_leaves_nothing_open() -> None:
+    for moment, cancelled in ((2.5, "small branch 0 cancelled"), (3.5, "large ask 1 cancelled")):
+        small, large = pair({DRAFT: 2})
+        (chain, end), _ = run(reason(Choose(small, large), PROBLEM, deadline=moment))
+        assert (chain.steps, end) == ((), "time")
+        assert cancelled in small.log
+        assert small.open == large.open == 0
+
+
+def test_a_small_model_that_fails_at_its_rivals_has_failed() -> None:
+    small, large = pair({DRAFT: 2})
+    calls: list[str] = []
+
+    def fails(verb: str, chain: Chain) -> Exception | None:
+        calls.append(verb)
+        return EndpointUnavailable("gone", role="small", url="http://x", verb="write") if len(calls) == 2 else None
+
+    small.fails = fails
+    with pytest.raises(EndpointUnavailable, match="gone"):
+        run(reason(Choose(small, large), PROBLEM))
+
+
+def test_a_judge_that_fails_at_the_rivals_approves_of_none() -> None:
+    small, large = pair({DRAFT: 2})
+    failing = EndpointUnavailable("gone", role="large", url="http://x", verb="ask")
+    large.fails = lambda verb, chain: failing if verb == "ask" and chain.steps[0].text != DRAFT else None
+    (chain, _), _ = run(reason(Choose(small, large), PROBLEM, spent=Budget(steps=1).spent))
+    assert [(step.author, step.note) for step in chain.steps] == [("large", "no verdict")]
+
+
+@pytest.mark.parametrize("tokens", range(6, 30, 3))
+def test_rivals_keep_to_what_is_left(tokens: int) -> None:
+    tried = arm("choose", 7, budget=Budget(tokens))
+    (chain, _), _ = run(tried.run(1))
+    assert chain.tokens <= tokens - Budget(tokens).for_answer
+    for event in tried.events:
+        if isinstance(event, Judged):
+            for rival in event.verdict.rivals:
+                assert len(rival.step.tokens) <= tokens - Budget(tokens).for_answer
+
+
+def test_after_a_rival_that_ends_the_thinking_the_answer_is_its_own() -> None:
+    draft, rival = f"So it is 1.\n{THINK_END}", f"So it is 2.\n{THINK_END}"
+    small, large = pair({draft: 2})
+    small.script = lambda said: draft
+    large.answer = "\n\nThe answer is 7."
+    events: list[Event] = []
+    outcome, seconds = run(solve(Choose(small, large), PROBLEM, budget=Budget(), ahead=1, observe=events.append))
+    assert (outcome.chain.text, outcome.reason) == (rival, "stop")
+    assert len([event for event in events if isinstance(event, Answered)]) == 1
+    assert seconds == 5.0  # four requests as ever, and the answer, on which nobody could bet
+    assert small.log.count("large write 1") == 2  # One was the answer to the draft, a bet that was lost.
+
+
+def test_the_answer_is_bet_on_again_after_a_rival() -> None:
+    small, large = pair({DRAFT: 2}, length=2)
+    outcome, seconds = run(solve(Choose(small, large), PROBLEM, budget=Budget(), ahead=1, observe=lambda event: None))
+    assert [step.author for step in outcome.chain.steps] == ["small", "small"]
+    assert seconds == 6.0  # four for the first step, one to draft the last, and its grade beside the answer
+
+
+def test_the_arms_of_the_promises_choose_now_and_then() -> None:
+    """What the loop promises is tried on runs in which rivals stand, are beaten, and are refused."""
+    seen = set[str]()
+    for seed in range(60):
+        tried = arm("comparing" if seed % 2 else "choose", seed)
+        run(tried.run(seed % 3))
+        rulings = [event.verdict for event in tried.events if isinstance(event, Judged)]
+        assert isinstance(tried.policy, Choose)
+        assert all(len(ruling.rivals) < tried.policy.candidates for ruling in rulings)
+        seen |= {rival.reason for ruling in rulings for rival in ruling.rivals}
+        seen |= {f"under {type(ruling).__name__}" for ruling in rulings if ruling.rivals}
+    assert {"", "grade", "beaten", "under Accept", "under Rollback"} <= seen
+    assert {"choose", "comparing"} <= set(ARMS)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"candidates": 0}, "0 candidates; there may be 1 to 20"),
+        ({"candidates": 21}, "21 candidates"),
+        ({"least": 0}, "above 0 and at most 1"),
+        ({"least": 1.5}, "above 0 and at most 1"),
+        ({"least": "nan"}, "above 0 and at most 1"),
+        ({"temperature": -1}, "must be 0 or more"),
+        ({"temperature": "inf"}, "must be 0 or more"),
+        ({"fork": "last"}, "option 'fork'"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(options: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make("choose", *pair({}), **options)
+
+
+def test_a_rival_without_a_reason_is_the_chosen_one() -> None:
+    one, other = Rival(Step(A, "small"), 8.0, "beaten"), Rival(Step(B, "small"), 9.0)
+    assert Rollback(rivals=(one, other)).chosen is other
+    assert Rollback(rivals=(one,)).chosen is None

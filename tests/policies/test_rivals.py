@@ -1,0 +1,91 @@
+"""Beginnings of rivals: none is the beginning of another, and none is a stump."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Step, Token
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.policies.rivals import drawn, forks
+
+from ..orchestrator.arms import BOUNDED, PROBLEM
+
+NEVER = -math.inf
+LOGPROBS = st.floats(-6, 0)
+
+
+def token(text: str, *others: tuple[str, float], id: int = 1) -> Token:
+    own = Token(text, -0.1, 1)
+    return Token(text, -0.1, 1, id, (own, *[Token(other, logprob) for other, logprob in others]))
+
+
+def step(*tokens: Token) -> Step:
+    return Step("".join(token.text for token in tokens), "small", "delimiter", tokens, "words")
+
+
+def begun(step: Step, least: float = NEVER, places: int = 100) -> list[str]:
+    return [one.text for one in forks(step, least, places)]
+
+
+@st.composite
+def steps(draw: st.DrawFn) -> Step:
+    """Steps of words that tell different words for their places."""
+    words = draw(st.lists(st.sampled_from([" a", " b", " c", "d", ""]), min_size=1, max_size=6))
+    told = st.dictionaries(st.sampled_from([" a", " b", " c", "d", " </s>", "\n\n"]), LOGPROBS, max_size=4)
+    return step(*[token(word, *draw(told).items()) for word in words])
+
+
+@given(draft=steps(), least=st.floats(-6, 0), places=st.integers(1, 7))
+@BOUNDED
+def test_no_beginning_is_the_beginning_of_another_or_of_the_step(draft: Step, least: float, places: int) -> None:
+    written = [tuple(token.text for token in draft.tokens)]
+    for one in forks(draft, least, places):
+        assert "".join(token.text for token in one.tokens) == one.text
+        assert one.tokens[-1].logprob >= least
+        assert len(one.tokens) <= places
+        assert one.tokens[:-1] == tuple(
+            Token(t.text, t.logprob, t.rank, t.id) for t in draft.tokens[: len(one.tokens) - 1]
+        )
+        written.append(tuple(token.text for token in one.tokens))
+    for place, words in enumerate(written):
+        assert not any(other[: len(words)] == words for number, other in enumerate(written) if number != place)
+
+
+def test_the_likeliest_come_first_and_of_equals_the_earlier() -> None:
+    draft = step(token("So", ("Wait", -2.0)), token(" 7", (" 8", -1.0), (" 9", -2.0)), token(".\n\n"))
+    assert begun(draft) == ["So 8", "Wait", "So 9"]
+    assert begun(draft, -1.0) == ["So 8"]
+    assert begun(draft, -0.99) == []
+    assert begun(draft, places=1) == ["Wait"]
+
+
+def test_what_ends_the_step_or_is_no_word_begins_no_rival() -> None:
+    odd = ("\n\n", f"a{THINK_END}", "<|im_end|>", "</s>", "\ufffd", "", " <|eot_id|>", "So")
+    assert begun(step(token("So", *[(text, -1.0) for text in odd], ("1 < 2 > 0", -1.0)))) == ["1 < 2 > 0"]
+    assert begun(step(token("So\n"), token("it", ("\n", -1.0), (" is", -2.0)))) == ["So\n is"]
+
+
+def test_a_token_that_was_cut_and_the_middle_of_a_character_are_no_place_to_fork() -> None:
+    assert begun(step(token("So"), token(".\n\n", (" and", -1.0), id=-1))) == []
+    half = token("", (" b", -1.0))
+    assert begun(step(token("a"), half, token("é", ("x", -1.0)), token("c", ("y", -1.0)))) == ["a b", "aéy"]
+
+
+def test_beginnings_are_drawn_without_replacement_by_the_seed_and_the_chain() -> None:
+    draft = step(token("So", *[(f"w{n}", -1.0 - n / 4) for n in range(6)]))
+    found = forks(draft, NEVER, 1)
+    orders = [drawn(found, 1.0, seed, PROBLEM) for seed in range(40)]
+    assert all(sorted(one.text for one in order) == sorted(one.text for one in found) for order in orders)
+    assert len({tuple(one.text for one in order) for order in orders}) > 20
+    assert drawn(found, 1.0, 3, PROBLEM) == drawn(found, 1.0, 3, PROBLEM)
+    other = PROBLEM.extend(draft)
+    assert any(drawn(found, 1.0, seed, PROBLEM) != drawn(found, 1.0, seed, other) for seed in range(5))
+
+
+@pytest.mark.parametrize(("temperature", "share"), [(1.0, 0.8), (0.5, 16 / 17), (2.0, 2 / 3)])
+def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(temperature: float, share: float) -> None:
+    found = forks(step(token("So", ("a", math.log(0.4)), ("b", math.log(0.1)))), NEVER, 1)
+    firsts = [drawn(found, temperature, seed, PROBLEM)[0].text for seed in range(4000)]
+    assert firsts.count("a") / len(firsts) == pytest.approx(share, abs=0.03)

@@ -1,0 +1,262 @@
+"""A solver whose threshold and depth follow what its runs teach, and the settings file of what it has learnt."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import Solver, settings
+from stepspec.evals.choosing import arm
+from stepspec.evals.trial import Arm, solve_once
+from stepspec.learning import Learnings, from_traces, learning
+from stepspec.orchestrator import Accept, Step
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.events import Adapted, Committed, Drafted, Event, Judged, Started
+from stepspec.orchestrator.trace import Moment, read, write
+from stepspec.policies import options
+
+from .orchestrator.endpoints.server import Refuse
+from .test_solver import CALIBRATION, PROBLEM, calibrated, serving
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def moments(grade: float, drafts: int, *, policy: str = "specreason") -> list[Moment]:
+    """A run whose drafts all have the *grade*, and are accepted: 1 s to draft, 3 s to judge."""
+    found, at = [Moment(0.0, Started((), policy))], 0.0
+    for index in range(drafts):
+        draft = Step("a.\n\n", "small")
+        found += [Moment(at + 1, Drafted(index, draft)), Moment(at + 4, Judged(index, draft, Accept(grade)))]
+        found.append(Moment(at + 4, Committed(index, draft, grade)))
+        at += 4
+    return found
+
+
+async def solved(solver: Solver, **choices: Any) -> Adapted | None:
+    """What a run of *solver* was given; None if it was not adapted."""
+    events: list[Event] = []
+    await solver.solve(PROBLEM, observe=events.append, **choices)
+    kinds = [type(event) for event in events]
+    assert Adapted not in kinds or kinds.index(Adapted) == 1
+    return next((event for event in events if isinstance(event, Adapted)), None)
+
+
+async def test_a_run_uses_what_those_before_it_taught(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[tuple[float, int]] = []
+    async with serving() as servers, servers.solver(options={"threshold": 9}, adapt=0.3, ahead=4) as solver:
+        made, ahead = solver._policy, solver._ahead  # pyright: ignore[reportPrivateUsage]
+
+        def policy(*given: Any, **more: Any) -> Any:
+            used.append((given[2]["threshold"], -1))
+            return made(*given, **more)
+
+        def depth(given: int | None, *more: Any, **also: Any) -> Any:
+            used[-1] = used[-1][0], given or 0
+            return ahead(given, *more, **also)
+
+        monkeypatch.setattr(solver, "_policy", policy)
+        monkeypatch.setattr(solver, "_ahead", depth)
+        assert solver.adaptation is not None
+        told = list[Adapted | None]()
+        for _ in range(5):
+            told.append(await solved(solver))
+            solver.adaptation.learn(moments(8.0, 40))
+    assert [(one.option, one.value, one.ahead) for one in told if one] == [
+        ("threshold", value, depth) for value, depth in used
+    ]
+    assert [value for value, _ in used] == [9, 9, 9, 8, 8]  # the judge says 8, and three tenths may be bad
+    assert [one.runs for one in told if one] == [0, 2, 4, 6, 8]
+
+
+async def test_without_adapt_nothing_is_told_and_nothing_learnt() -> None:
+    async with serving() as servers, servers.solver() as solver:
+        assert solver.adaptation is None
+        assert await solved(solver) is None
+        assert (await solved(solver, adapt=0.1)) == Adapted("threshold", 7.0, 2, 0)
+        assert (await solved(solver, adapt=0.1)) == Adapted("threshold", 7.0, 2, 1)
+        assert (await solved(solver, adapt=0.1, ahead=1)) == Adapted("threshold", 7.0, 1, 0)
+
+
+async def test_baselines_have_nothing_to_adapt() -> None:
+    async with serving() as servers, servers.solver(adapt=0.1) as solver:
+        assert [await solved(solver, policy=policy) for policy in ("large", "small")] == [None, None]
+
+
+async def test_a_run_that_fails_is_learnt_from_and_fails_as_it_would() -> None:
+    async with serving() as servers, servers.solver(adapt=0.1) as solver:
+        for each in servers.large:
+            each.faults.extend([Refuse(500, "dead")] * 99)
+        with pytest.raises(EndpointUnavailable):
+            await solver.solve(PROBLEM)
+        assert solver.adaptation is not None
+        assert solver.adaptation.adaptation.runs == 1
+
+
+async def test_what_shadows_find_is_told_by_the_next_run() -> None:
+    async with serving() as servers, servers.solver(adapt=0.1, shadow=1.0) as solver:
+        first = await solved(solver)
+        await solver.shadows.settled()
+        second = await solved(solver)
+    assert first is not None
+    assert second is not None
+    assert first.checks == ()
+    assert second.checks == ((9.0, True),) * 3
+
+
+async def test_the_load_still_shrinks_what_was_learnt() -> None:
+    async with serving() as servers, servers.solver(adapt=0.1, ahead=4) as solver:
+        solver.load.share = 0.5
+        given = await solved(solver)
+        assert given is not None
+        assert solver._ahead(given.ahead, None, None).depth() == 2  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_bets_are_sure_in_the_runs_that_ask_for_it() -> None:
+    async with serving() as servers, servers.solver() as solver:
+        doubt = solver.floor.doubt
+        await solver.solve(PROBLEM)
+        assert solver.floor.doubt == doubt
+        await solver.solve(PROBLEM, sure_bets=True)
+        assert solver.floor.doubt > doubt
+
+
+async def test_an_arm_of_an_evaluation_adapts_by_its_own_runs_alone() -> None:
+    plain, sure = Arm("plain", "specreason"), Arm("sure", "specreason", sure_bets=True)
+    adapted = Arm("adapted", "specreason", {"threshold": 9}, adapt=0.2)
+    async with serving() as servers, servers.solver(adapt=0.1) as solver:
+        told = {one.name: list[Event]() for one in (plain, sure, adapted)}
+        doubts: list[float] = []
+        for one in (plain, adapted, sure, adapted):
+            await solve_once(solver, one, PROBLEM, observe=told[one.name].append)
+            doubts.append(solver.floor.doubt)
+    given = {name: [event for event in events if isinstance(event, Adapted)] for name, events in told.items()}
+    assert given == {
+        "plain": [], "sure": [], "adapted": [Adapted("threshold", 9.0, 2, 0), Adapted("threshold", 9.0, 2, 1)]
+    }  # fmt: skip
+    assert doubts[0] == doubts[1] < doubts[2] == doubts[3]
+
+
+def test_only_what_scores_are_compared_with_can_move() -> None:
+    assert learning("specreason", {}, 2, 0.1).option == "threshold"
+    assert learning("reward", {"threshold": 0.75}, 2, 0.1).adaptation.choice.threshold == 0.75
+    for policy in ("bild", "cascade", "reflective"):
+        found = learning(policy, {}, 2, 0.1)
+        assert (found.option, found.adaptation.thresholds) == ("", ())
+
+
+def test_nothing_is_looser_than_what_a_calibration_promised(tmp_path: Path) -> None:
+    (tmp_path / "stepspec.toml").write_text(calibrated())
+    covered = settings.load(options={"threshold": 6.0}, adapt=0.5)
+    other = settings.load(options={"threshold": 5.0}, adapt=0.5)
+    assert CALIBRATION["value"] == 6.0
+    promised, free = (Learnings(each).of("specreason", None) for each in (covered, other))
+    assert promised is not None
+    assert free is not None
+    assert (min(promised.adaptation.thresholds), min(free.adaptation.thresholds)) == (6.0, 0.0)
+    for _ in range(9):
+        for each in (promised, free):
+            each.learn(moments(9.0, 20))
+            each.learn(moments(5.5, 20))
+    assert (promised.adaptation.choice.threshold, free.adaptation.choice.threshold) == (6.0, 5.0)
+
+
+def test_what_a_run_names_itself_is_left_alone() -> None:
+    """As a client of the service may; what it repeats of the settings is not of its own."""
+    known = Learnings(settings.load(options={"threshold": 8, "read": "greedy"}, adapt=0.1))
+    same = known.of("specreason", {"threshold": 8, "read": "greedy"})
+    assert same is known.of("specreason", None)
+    own, without, asked = (
+        known.of("specreason", {"threshold": 9}),
+        known.of("specreason", {}),
+        known.of("specreason", {"threshold": 9}, limit=0.1),
+    )
+    assert [one.option if one else None for one in (same, own, without, asked)] == ["threshold", "", "", "threshold"]
+    assert own is not None
+    assert own.options(own.begin()) == {"threshold": 9}
+
+
+def test_what_was_learnt_long_ago_is_forgotten() -> None:
+    known = Learnings(settings.load(adapt=0.1))
+    first = known.of("specreason", None)
+    for ahead in range(100, 164):
+        known.of("specreason", None, ahead=ahead)
+    assert known.of("specreason", None, ahead=163) is known.of("specreason", None, ahead=163)
+    assert known.of("specreason", None) is not first
+
+
+def test_a_limit_that_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    found = learning("specreason", {}, 2, 0.05)
+    with caplog.at_level(logging.WARNING, "stepspec"):
+        for _ in range(9):
+            found.learn(moments(7.0, 40))
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 1
+    assert "no threshold of specreason that accepts anything keeps the share of bad steps at 0.05" in told[0]
+    assert found.frozen()["options"]["threshold"] > 7  # at which nothing is accepted
+
+
+def recorded(folder: Path, *grades: float, policy: str = "specreason") -> list[Path]:
+    paths = [folder / f"{policy}-{number}.jsonl" for number in range(len(grades))]
+    for path, grade in zip(paths, grades, strict=True):
+        write(path, moments(grade, 40, policy=policy))
+    return paths
+
+
+def test_traces_teach_what_the_runs_did_and_the_file_is_one_of_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = settings.load(options={"threshold": 9, "read": "greedy"}, adapt=0.3, ahead=4)
+    traces = recorded(tmp_path, *[8.0] * 8)
+    found = from_traces(chosen, [*recorded(tmp_path, 9.0, policy="bild"), *traces])
+    live = Learnings(chosen).of("specreason", None)
+    assert live is not None
+    for path in traces:
+        live.learn(read(path))
+    assert found.frozen() == live.frozen()
+    assert found.frozen() == {"policy": "specreason", "ahead": 3, "options": {"threshold": 8.0, "read": "greedy"}}
+    (tmp_path / "learnt.toml").write_text(found.toml())
+    assert "# Learnt from 8 runs of specreason: at most " in found.toml()
+    monkeypatch.setenv("STEPSPEC_CONFIG", str(tmp_path / "learnt.toml"))
+    again = settings.load()
+    assert (again.policy, again.ahead, again.options, again.adapt) == (*found.frozen().values(), 0.0)
+    assert arm(str(tmp_path / "learnt.toml")).options == again.options
+    assert set(again.options) <= set(options("specreason"))
+
+
+def test_where_the_depth_alone_was_learnt_the_file_says_so(tmp_path: Path) -> None:
+    found = from_traces(settings.load(policy="bild", adapt=0.1), recorded(tmp_path, 1.0, policy="bild"))
+    assert "only the depth is adapted" in found.toml()
+    assert found.frozen() == {"policy": "bild", "ahead": 2, "options": {}}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ({}, "nothing to adapt with adapt = 0 .*--share"),
+        ({"adapt": 0.1, "policy": "large"}, "nothing to adapt .*policy 'large'"),
+        ({"adapt": 0.1, "policy": "bild"}, "no trace of 'bild' among the 1 given, which are of: specreason"),
+    ],
+)
+def test_traces_that_teach_nothing_are_refused(chosen: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        from_traces(settings.load(**chosen), recorded(tmp_path, 9.0))
+
+
+def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
+    (tmp_path / "broken.jsonl").write_text("{}\n")
+    for name, complaint in (("broken", "not a line of a trace"), ("missing", "No such file")):
+        with pytest.raises(ConfigurationError, match=rf"{name}\.jsonl: {complaint}"):
+            from_traces(settings.load(adapt=0.1), [tmp_path / f"{name}.jsonl"])
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0])
+def test_a_share_that_is_none_is_refused(share: float) -> None:
+    with pytest.raises(ConfigurationError, match="adapt: Input should be"):
+        settings.load(adapt=share)

@@ -1,0 +1,167 @@
+"""A small model that is a pair in its turn: how it is described, and a solver over three servers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import Endpoint, NestedPair, Sampling, Solver, settings
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.events import Event, Started
+from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, neighbours
+
+from .orchestrator.endpoints.server import Break, FakeVllm
+
+SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
+PROBLEM = "What is 1 + 1?"
+FILE = """
+large = "http://large:1"
+
+[small]
+policy = "bild"
+options = { scale = "step" }
+ahead = 3
+large = { url = "http://small:1", model = "middle" }
+
+[small.small]
+small = "http://tiniest:1"
+large = "http://tiny:1"
+"""
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_pairs_nest_in_the_file_to_any_depth(nowhere: Path) -> None:
+    (nowhere / "stepspec.toml").write_text(FILE)
+    small = settings.load().small
+    assert isinstance(small, NestedPair)
+    assert (small.policy, small.options, small.ahead, small.large.model) == ("bild", {"scale": "step"}, 3, "middle")
+    assert isinstance(small.small, NestedPair)
+    assert (small.small.policy, small.small.ahead) == ("specreason", 2)
+    assert [(path, one.role, one.url) for path, one in small.models] == [
+        ("small.small.small", "small", "http://tiniest:1"),
+        ("small.small.large", "large", "http://tiny:1"),
+        ("small.large", "large", "http://small:1"),
+    ]
+    large = settings.load().large
+    assert large is not None
+    assert list(neighbours(small, large)) == [
+        "small.small.small with small.small.large",
+        "small.small.large with small.large",
+        "small.large with large",
+    ]
+    assert [[one.role for one in both] for both in neighbours(small, large).values()] == [["small", "large"]] * 3
+    assert list(neighbours(large.model_copy(update={"role": "small"}), large)) == ["small with large"]
+
+
+def test_a_pair_is_given_by_variables_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (
+        ("SMALL__SMALL", "http://tiny:1"),
+        ("SMALL__LARGE__URL", "http://small:1"),
+        ("SMALL__POLICY", "bild"),
+        ("SMALL__OPTIONS", '{"scale": "step"}'),
+        ("SMALL__AHEAD", "4"),
+    ):
+        monkeypatch.setenv(f"STEPSPEC_{name}", value)
+    small = settings.load().small
+    assert isinstance(small, NestedPair)
+    assert (small.policy, small.options, small.ahead) == ("bild", {"scale": "step"}, 4)
+    assert [one.url for _, one in small.models] == ["http://tiny:1", "http://small:1"]
+
+
+@pytest.mark.parametrize(
+    ("small", "complaint"),
+    [
+        ({"small": "http://a"}, r"small\.large: Field required"),
+        ({"small": "http://a", "large": "nonsense"}, r"small\.large\.url: 'nonsense' is not the URL of a server"),
+        ({"small": "http://a", "large": "http://b", "polcy": "bild"}, r"unknown setting 'small\.polcy'.*'policy'"),
+        ({"small": {"small": "http://a"}, "large": "http://b"}, r"small\.small\.large: Field required"),
+        ({"small": "http://a", "large": {"small": "http://b", "large": "http://c"}}, r"small\.large\.url: Field requ"),
+        ({"url": "http://a", "large": "http://b"}, r"unknown setting 'small\.large'"),
+        ({"small": "http://a", "large": "http://b", "ahead": -1}, r"small\.ahead"),
+    ],
+)
+def test_what_is_wrong_with_a_pair_is_named_by_its_place(small: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        settings.load(small=small)
+
+
+@dataclass
+class Servers:
+    """Three models that write the same; the tiny one is on a server of its own."""
+
+    tiny: FakeVllm
+    small: FakeVllm
+    endpoints: tuple[Endpoint, Endpoint, Endpoint]
+
+    def solver(self, policy: str = "specreason", **given: Any) -> Solver:
+        tiny, small, large = self.endpoints
+        return Solver({"small": tiny, "large": small, "policy": policy}, large, sampling=Sampling(), **given)
+
+
+@asynccontextmanager
+async def serving() -> AsyncGenerator[Servers]:
+    tiny = FakeVllm(SCRIPT, digits={"9": -0.1})
+    others = [replace(tiny, faults=deque(), requests=[]) for _ in range(2)]  # All share their token ids.
+    async with AsyncExitStack() as stack:
+        one = await stack.enter_async_context(tiny.serve("small", retries=0))
+        two, three = [await stack.enter_async_context(other.serve("large", retries=0)) for other in others]
+        yield Servers(tiny, others[0], (one, two, three))
+
+
+async def test_three_servers_solve_a_problem_and_every_model_has_an_account() -> None:
+    events: list[Event] = []
+    async with serving() as servers, servers.solver() as solver:
+        assert isinstance(solver.small, NestedEndpoint)
+        assert [leaf.settings.url for leaf in leaves(solver.small)] == [one.url for one in servers.endpoints[:2]]
+        solution = await solver.solve(PROBLEM, observe=events.append)
+    assert (solution.thinking, solution.answer) == ("So one.\n\nThen two.\n\nDone</think>", "2")
+    small, tiny = solution.ledger.nested
+    assert (small.path, tiny.path) == ("small.large", "small.small")
+    assert (tiny.kept, small.kept, small.judging > 0) == (8, 0, True)
+    assert solution.ledger.small.kept == 8
+    assert solution.ledger.sifted == (("small", 3, 3),)
+    (started,) = [event for event in events if isinstance(event, Started)]
+    assert dict(started.models)["small"] == described(solver.small)
+    assert described(solver.small).startswith("specreason of ")
+
+
+async def test_the_budget_of_a_run_holds_within_the_pair() -> None:
+    async with serving() as servers, servers.solver(budget={"tokens": 8, "answer": 3}) as solver:
+        solution = await solver.solve(PROBLEM)
+    assert solution.finish_reason == "length"
+    assert solution.thinking == "So one.\n\nThen two"
+
+
+async def test_a_tiny_model_that_dies_leaves_the_others_to_it() -> None:
+    async with serving() as servers, servers.solver() as solver:
+        servers.tiny.faults.extend([Break(after=0)] * 99)
+        solution = await solver.solve(PROBLEM)
+        assert solution.answer == "2"
+        assert solution.degraded == ("small.small",)
+        assert solution.ledger.nested[0].kept == 8
+        servers.small.faults.extend([Break(after=0)] * 99)
+        alone = await solver.solve(PROBLEM)
+    assert (alone.answer, alone.degraded) == ("2", ("small.small", "small"))
+
+
+async def test_a_pair_that_cannot_work_is_refused_on_entering() -> None:
+    async with serving() as servers:
+        with pytest.raises(ConfigurationError, match="there is no policy 'bidl', did you mean 'bild'"):
+            async with servers.solver(policy="bidl"):
+                pass
+        dead = servers.endpoints[0].model_copy(update={"url": "http://127.0.0.1:9", "retries": 0})
+        with pytest.raises(EndpointUnavailable, match=r"the small model at http://127\.0\.0\.1:9"):
+            async with replace(servers, endpoints=(dead, *servers.endpoints[1:])).solver():
+                pass
