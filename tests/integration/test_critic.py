@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import asynccontextmanager
@@ -22,6 +21,7 @@ from stepspec.orchestrator.endpoints.critic import laid_out, sigmoid, values
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.serving import Served, Server, launch
+from stepspec.orchestrator.serving.commands import arguments
 
 from .conftest import Pair
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.servers
 CHAIN = Chain.of(fresh(1, 4)[0].problem).extend(Step("On Monday 3 + 4 = 7.\n\n", "small"))
 LONGER = CHAIN.extend(Step("On Tuesday 7 + 1 = 8.\n\n", "small"))
 HEADS = {"one": (1, "classify"), "two": (2, "classify"), "tokens": (1, "token_classify")}  # labels, task
-FOR_WRITING = ("generation-config", "enable-prompt-tokens-details")
+FOR_WRITING = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
 
 
 def make_reward_model(folder: Path, labels: int) -> Path:
@@ -51,10 +51,9 @@ def critics(tmp_path_factory: pytest.TempPathFactory) -> Generator[Mapping[str, 
     for name, (labels, task) in HEADS.items():
         folder = make_reward_model(tmp_path_factory.mktemp(name), labels)
         flags = {key: value for key, value in FLAGS.items() if key not in FOR_WRITING}
-        args = [f"--{key}" if value is True else f"--{key}={value}" for key, value in flags.items()]
-        pooling = ("--runner=pooling", "--convert=classify", f"--pooler-config={json.dumps({'task': task})}")
+        flags |= {"runner": "pooling", "convert": "classify", "pooler-config": {"task": task}, "max-model-len": 1024}
         env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
-        servers.append(Server(name, folder, f"prm-{name}", (*args, "--max-model-len=1024", *pooling), env))
+        servers.append(Server(name, folder, f"prm-{name}", tuple(arguments(flags)), env))
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(launch(servers)) as served:
         yield served
 
