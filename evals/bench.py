@@ -26,7 +26,7 @@ from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, Arm, Result, measure, summa
 from .nested import NESTED, THREE
 from .nested import SMALL_PRINT as NESTED_SMALL_PRINT
 from .samples import Samples
-from .tables import SMALL_PRINT, markdown, table
+from .tables import markdown, small_print, table
 from .testbed.progress import counting
 from .testbed.servers import weights
 from .testbed.solving_pair import solvers
@@ -130,14 +130,15 @@ def main(
     if as_markdown:
         print(markdown(results))
     if stacked:
-        console.print(f"{SMALL_PRINT} {stacking.SMALL_PRINT}", style="dim")
+        console.print(f"{small_print(profile)} {stacking.SMALL_PRINT}", style="dim")
         return
     by_name = {result.name: result for result in results}
     console.print(
         f"SpecReason over sequential: {by_name[SHIPPED.name].seconds / by_name[SEQUENTIAL.name].seconds:.2f}"
         f"   {datetime.date.today()}   {platform.machine()}, {output}"
     )
-    console.print(f"{SMALL_PRINT} {NESTED_SMALL_PRINT}" if THREE in arms else SMALL_PRINT, style="dim")
+    printed = f"{small_print(profile, 'tiny')} {NESTED_SMALL_PRINT}" if THREE in arms else small_print(profile)
+    console.print(printed, style="dim")
     for bar in missed(results):
         console.print(f"missed: {bar}", style="red")
     if missed(results):
@@ -156,7 +157,7 @@ def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
 
 def _report(results: Sequence[Result], profile: str) -> list[dict[str, Any]]:
     """A list of arms; each carries what it was measured on, so that no figure stands alone."""
-    about = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED, "note": SMALL_PRINT}
+    about = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED, "note": small_print(profile)}
     return [{**dataclasses.asdict(result), **about} for result in results]
 
 

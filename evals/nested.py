@@ -15,7 +15,7 @@ NESTED: Mapping[str, Mapping[str, Any]] = {
 }
 
 SMALL_PRINT = (
-    "Three models: SpecReason, whose small model is a pair in its turn. A tiny one (a pass takes 3 ms and 10 us a "
-    "token) drafts, the small one reads its drafts and writes on where it disagrees (BiLD), and the large one grades "
-    "what comes of it. What each of them wrote and read is in the samples' ledgers."
+    "Three models: SpecReason, whose small model is a pair in its turn. A tiny one drafts, the small one "
+    "reads its drafts and writes on where it disagrees (BiLD), and the large one grades what comes of it. What each of "
+    "them wrote and read is in the samples' ledgers."
 )

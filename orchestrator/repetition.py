@@ -81,7 +81,7 @@ def _rounds(chain: Chain, step: Step) -> int:
 
 def _period(said: Sequence[str], period: int) -> int:
     block, rounds = said[-period:], 1
-    while len(said) >= (rounds + 1) * period and said[-(rounds + 1) * period : -rounds * period] == block:
+    while said[-(rounds + 1) * period : -rounds * period] == block:
         rounds += 1
     return rounds
 
@@ -110,7 +110,7 @@ def _said(paragraph: str) -> _Said:
 def _echoes(chain: Chain, step: Step, run: int) -> bool:
     """Whether the last *run* paragraphs, with that of *step*, have all been said before."""
     said = list(islice(_paragraphs(chain, step), WINDOW + run))
-    return len(said) > run and all(_worn(said[place], said[place + 1 :]) for place in range(run))
+    return all(_worn(said[place], said[place + 1 :]) for place in range(run))  # the last two have too few before them
 
 
 def _worn(said: _Said, before: Sequence[_Said]) -> bool:

@@ -29,6 +29,15 @@ class Pace:
         return {"architectures": [ARCHITECTURE], **{f"paced_{name}": value for name, value in asdict(self).items()}}
 
 
+def described(profile: str, *roles: str) -> str:
+    """What a pass of each of *roles* is set to, in words."""
+    known = [(role, one) for role in roles if (one := pace(profile, role)) is not None]
+    if not known:
+        return "passes take what they take"
+    said = (f"{role} {p.seconds_per_pass * 1e3:g} ms + {p.seconds_per_token * 1e6:g} us a token" for role, p in known)
+    return f"only the cost of a forward pass is set ({', '.join(said)}), to have the shape of a GPU's"
+
+
 def pace(profile: str, role: str) -> Pace | None:
     """Return the pace of *role* in *profile*; None if the profile does not pace it."""
     profiles = tomllib.loads(PROFILES.read_text(encoding="utf-8"))

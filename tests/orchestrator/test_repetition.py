@@ -60,6 +60,7 @@ def test_a_draft_is_refused_where_it_is_empty_or_goes_round_for_the_second_time(
         (("A", "B", "A", "B", "A"), "B", True),
         (("A", "B", "B", "B", "A"), "B", False),
         (("C",) * 9 + ("A", "B", "A", "B", "A"), "B", True),
+        (("A",) * 5, "A", True),
     ],
 )
 def test_a_repair_is_stuck_where_it_is_empty_or_goes_round_for_the_third_time(
@@ -74,6 +75,57 @@ def test_only_whole_steps_count(stop: Stop) -> None:
     assert obstacle(chain("A"), step("", stop)) == ""
     assert not stuck(chain("A", "A"), step("A", stop))
     assert not stuck(chain("A", "A"), step("", stop))
+
+
+@pytest.mark.parametrize(("stop", "why"), [("length", "empty"), ("until", ""), ("end", ""), ("delimiter", "")])
+def test_nothing_at_all_was_refused_by_its_limit_alone(stop: Stop, why: str) -> None:
+    """A delimiter ends the paragraph that was cut before it."""
+    cut = chain("A").extend(Step("B", "small", "length"))
+    assert obstacle(cut, Step("", "small", stop)) == why
+
+
+def words(count: int, letter: str = "a") -> list[str]:
+    """Words without digits, none of them twice."""
+    return [f"{letter}{chr(97 + place // 26)}{chr(97 + place % 26)}" for place in range(count)]
+
+
+@pytest.mark.parametrize(("length", "why"), [(n, "" if n < 13 else "repetition") for n in range(5, 19)])
+def test_a_paragraph_echoes_another_that_has_nine_in_ten_of_its_four_words_in_a_row(length: int, why: str) -> None:
+    """Of n words, n - 3 times four follow each other, and a last word that differs is part of one of these."""
+    said = [
+        " ".join([*words(length - 1, letter), last])
+        for last in ("alpha", "beta", "gamma")
+        for letter in ("x", "y", "z")
+    ]
+    assert obstacle(chain(*said[:-1]), step(said[-1])) == why
+
+
+@pytest.mark.parametrize(("count", "why"), [(3, ""), (4, "repetition")])
+def test_paragraphs_next_to_each_other_may_echo(count: int, why: str) -> None:
+    text = " ".join(words(13))
+    said = [text, text.upper(), text.title(), text.capitalize()]
+    assert obstacle(chain(*said[:count]), step(text.swapcase()[:20] + text[20:])) == why
+
+
+@pytest.mark.parametrize(("ago", "why"), [(WINDOW, "repetition"), (WINDOW + 1, "")])
+def test_what_was_said_before_the_window_is_forgotten(ago: int, why: str) -> None:
+    circle = dict(enumerate(" ".join(words(9, letter)) for letter in ("z", "y", "x")))  # the last paragraph first
+    said = {place + at: text for at in (0, 10, ago) for place, text in circle.items()}
+    backwards = [said.get(place, " ".join(words(9, f"filler{chr(97 + place)}"))) for place in range(ago + 3)]
+    assert obstacle(chain(*backwards[:0:-1]), step(backwards[0])) == why
+
+
+def test_a_paragraph_in_two_pieces_echoes_what_was_said_in_one() -> None:
+    circle = [" ".join(words(9, letter)) for letter in ("x", "y", "z")]
+    cut = chain(*circle, *circle, *circle[:2]).extend(Step(circle[2][:14], "small", "length"))
+    assert obstacle(cut, step(circle[2][14:])) == "repetition"
+
+
+@pytest.mark.parametrize(
+    ("period", "length", "why"), [(2, 127, ""), (2, 128, "repetition"), (24, 128, "repetition"), (25, 128, "")]
+)
+def test_a_spin_is_of_128_words_that_say_at_most_24_again_and_again(period: int, length: int, why: str) -> None:
+    assert obstacle(chain(), step(" ".join(words(period)[place % period] for place in range(length)))) == why
 
 
 @pytest.mark.parametrize("stop", ["length", "until"])
@@ -223,5 +275,5 @@ def test_what_the_caller_or_the_model_ended_is_not_looked_at(stop: Stop) -> None
 
 
 def test_circles_are_counted_by_the_steps_that_had_to_mend_them() -> None:
-    mended = [replace(step("A"), note=note) for note in ("repetition", "grade", "", "repetition")]
+    mended = [replace(step("A"), note=note) for note in ("repetition", "grade", "", "the wording", "no", "repetition")]
     assert circles(Chain((), tuple(mended))) == 2

@@ -1,6 +1,8 @@
 """One run from the problem to its answer: how it ends, what it tells, and what it survives."""
 
 import asyncio
+import inspect
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -74,6 +76,10 @@ class Case:
         return [event.text for event in self.events if isinstance(event, Answering)]
 
 
+def test_models_think_in_a_block_of_its_own_unless_told_otherwise() -> None:
+    assert inspect.signature(solve).parameters["thinks"].default is True
+
+
 def test_a_run_thinks_and_answers_and_tells_so() -> None:
     case = Case()
     outcome, seconds = case.run()
@@ -137,6 +143,37 @@ def test_a_lost_bet_on_the_answer_may_fail() -> None:
     case.large.fails = lambda verb, chain: GONE if chain.finished and "small" in chain.text else None
     outcome, _ = case.run(ahead=9)
     assert (outcome.answer, outcome.reason) == ("42", "stop")
+
+
+def test_after_a_repair_the_answer_is_a_bet_again() -> None:
+    case = Case()
+    case.large.judge = lambda chain, _: {"2" if chain.text == "The small one says 0.\n\n" else "9": 1}
+    # A draft, its judge, its repair; then three drafts with their judges behind them, the answer beside the last.
+    assert case.run(ahead=1)[1] == 3 + 4
+
+
+def test_no_answer_is_begun_on_a_draft_that_ends_no_thinking_or_on_one_after_a_refused_one() -> None:
+    case = Case()
+    case.large.judge = lambda chain, _: {"2" if chain.text.endswith("The small one says 1.\n\n") else "9": 1}
+    case.large.reading = lambda chain: 10.0 if len(chain.steps) == 1 else 1.0
+    case.run(ahead=9)
+    begun = [line for line in case.small.log if re.fullmatch(r"large write \d+", line)]
+    assert begun == ["large write 1", "large write 4"]  # the repair, and the answer to the four steps
+    cut = Case()
+    cut.small.script = lambda said: " ".join(map(str, range(600))) + "\n\n" if not said else f"The end.\n{THINK_END}"
+    cut.run(ahead=9)
+    assert sum(re.fullmatch(r"large write \d+", line) is not None for line in cut.small.log) == 1
+
+
+def test_the_seconds_of_a_run_are_its_own() -> None:
+    case = Case()
+
+    async def main() -> None:
+        await asyncio.sleep(7.0)
+        await case.solve()
+
+    run(main())
+    assert case.events[-1] == Finished("stop", "42", 5.0)
 
 
 @pytest.mark.parametrize("eighths", range(0, 48, 3))

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..evals.tables import SMALL_PRINT, table
+from ..evals.tables import small_print, table
 from ..evals.testbed import demo as demonstration
 from ..evals.testbed import up as testbed
 from ..evals.testbed.servers import miniature_servers, speculating
@@ -83,4 +83,4 @@ def demo(
         return
     stdout.print()
     stdout.print(table(results, intervals=False))
-    stdout.print(SMALL_PRINT, style="dim")
+    stdout.print(small_print(profile), style="dim")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from stepspec.evals.tables import small_print
 from stepspec.evals.testbed.profiles import Pace, pace, paced_drafter
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -56,3 +57,9 @@ def test_slow_is_three_times_as_long_for_all_three_models() -> None:
         assert usual is not None
         assert slow.seconds_per_pass == pytest.approx(3 * usual.seconds_per_pass)
         assert slow.seconds_per_token == pytest.approx(3 * usual.seconds_per_token)
+
+
+def test_a_table_says_what_the_passes_were_set_to() -> None:
+    assert "(large 30 ms + 60 us a token, small 6 ms + 20 us a token)" in small_print("paced")
+    assert "(large 90 ms + 180 us a token, small 18 ms + 60 us a token, tiny 9 ms" in small_print("slow", "tiny")
+    assert "passes take what they take. Seconds" in small_print("off")
