@@ -16,6 +16,7 @@ from rich.progress import TaskID
 
 from ..api import Solver
 from ..orchestrator.errors import ConfigurationError
+from ..orchestrator.nesting import described
 from .arms import Task
 from .benchmarks import Benchmark, find, load, own
 from .grading import Graders, require
@@ -126,7 +127,7 @@ def _conditions(solver: Solver) -> dict[str, Any]:
     """What else must be the same for trials to belong together."""
     settings = solver.settings
     return {
-        "models": {"small": solver.small.name, "large": solver.large.name},
+        "models": {"small": described(solver.small), "large": solver.large.name},
         "sampling": settings.sampling.model_dump(mode="json"),
         "budget": settings.budget.model_dump(mode="json"),
         "options": settings.options,

@@ -73,7 +73,7 @@ class Staff:
 
     def posts(self, settings: Settings, plan: Plan, *, near: bool) -> Sequence[Post]:
         self._alone, rules = asyncio.get_running_loop().time(), replace(plan, tasks=())
-        return [partial(self._filled, _turned(settings, at), rules, near) for at in range(self._workers)]
+        return [partial(self._filled, settings.turned(at), rules, near) for at in range(self._workers)]
 
     @asynccontextmanager
     async def _filled(self, settings: Settings, plan: Plan, near: bool) -> AsyncGenerator[_Hired]:
@@ -157,12 +157,6 @@ class Staff:
                 "reach: serve the models where every machine reaches them and name them with --small and --large, or "
                 "pass --ray local"
             )
-
-
-def _turned(settings: Settings, places: int) -> Settings:
-    """Let workers who begin at the same time begin with different servers of a model."""
-    ends = {"small": settings.small, "large": settings.large}
-    return settings.model_copy(update={role: end and end.turned(places) for role, end in ends.items()})
 
 
 def _write(path: Path, trace: bytes) -> None:

@@ -80,13 +80,13 @@ class Budgeted:
         opening: str = "",
         top: int = 0,
     ) -> Step:
-        limit = min(limit, self.left(chain))
+        limit = self._most(chain, limit)
         return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
 
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
     ) -> tuple[Step, ...]:
-        return await self.model.branch(chain, begun, stop=stop, limit=min(limit, self.left(chain)))
+        return await self.model.branch(chain, begun, stop=stop, limit=self._most(chain, limit))
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         return await self.model.score(chain, *spans, top=top)
@@ -95,3 +95,6 @@ class Budgeted:
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
         return await self.model.ask(chain, question, choices, opening=opening)
+
+    def _most(self, chain: Chain, limit: int) -> int:
+        return min(limit, self.left(chain))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from .chain import Accept, Party, Step
 from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired
@@ -42,6 +42,10 @@ class Account:
     def waste(self) -> float:
         """Discarded tokens over written ones; 0 where nothing was written."""
         return self.discarded / self.written if self.written else 0.0
+
+
+COUNTED = tuple(one.name for one in fields(Account) if one.name not in ("role", "path"))
+"""What of an account can be added up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,6 +21,14 @@ async def to_the_end(work: Coroutine[object, object, None]) -> None:
     working.result()
     if cancelled:
         raise cancelled
+
+
+async def all_entered(stack: AsyncExitStack, contexts: Iterable[AbstractAsyncContextManager[Any]]) -> None:
+    """Enter *contexts* at the same time, for *stack* to leave. Raise the first failure once all have come so far."""
+    entering = [stack.enter_async_context(context) for context in contexts]
+    for entered in await asyncio.gather(*entering, return_exceptions=True):
+        if isinstance(entered, BaseException):
+            raise entered
 
 
 async def at_once(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

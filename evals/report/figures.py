@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import fmean, median
 
 from ...orchestrator.chain import Party
-from ...orchestrator.ledger import Account
+from ...orchestrator.ledger import COUNTED, Account
 from ..arms import LARGE, SMALL
 from ..samples import Place
 from ..summary import ORACLE, Standing, complete, oracle, stand
 from ..trial import Arm, Sample, Written
 
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
-COUNTED = tuple(field.name for field in fields(Account) if field.name not in ("role", "path"))
 
 
 @dataclass(frozen=True, slots=True)

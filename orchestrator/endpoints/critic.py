@@ -9,7 +9,6 @@ not matter what the server thinks of its head: one value through a sigmoid, two 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from math import exp
 from types import TracebackType
@@ -19,6 +18,7 @@ from ..chain import DELIMITER, THINK_END, Chain
 from ..errors import EndpointRejected, MalformedReply
 from ..events import Observer
 from .client import Connection
+from .clock import or_now
 from .failures import Call
 from .reading import Tally
 from .settings import CriticEndpoint
@@ -58,8 +58,7 @@ class VllmCritic:
         self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None
     ) -> ServedCritic:
         """Make the critic of one run. *clock* returns the seconds since the run began; by default it begins now."""
-        began = time.perf_counter()
-        return ServedCritic(self, observe, clock or (lambda: time.perf_counter() - began))
+        return ServedCritic(self, observe, or_now(clock))
 
     def ask(self, chain: Chain, *, logits: bool = True) -> Body:
         """Make the request that has the last paragraph of *chain* rated."""

@@ -7,7 +7,6 @@ Nothing committed is lost when it moves: the chain is a value, and the verb that
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import fields
@@ -18,6 +17,7 @@ from ..chain import Message, Role
 from ..errors import EndpointRejected, EndpointUnavailable
 from ..events import Observer
 from .acceptance import Acceptance, total
+from .clock import or_now
 from .interfaces import AnyEndpoint
 from .probe import Capabilities
 from .queue import Queue
@@ -136,8 +136,7 @@ class ReplicatedEndpoint:
         format: Format | None = None,
     ) -> ReplicatedModel:
         """Make the model of one run, as `VllmEndpoint.model` does; the run should `ReplicatedModel.leave` it."""
-        began = time.perf_counter()
-        clock = clock or (lambda: time.perf_counter() - began)
+        clock = or_now(clock)
         seat = Seat(self, observe)
         return ReplicatedModel(seat, lambda at: at.model(sampling, observe=observe, clock=clock, format=format))
 

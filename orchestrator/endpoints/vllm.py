@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
@@ -13,6 +12,7 @@ from ..events import Observer
 from . import acceptance, wire
 from .acceptance import Acceptance
 from .client import Connection
+from .clock import or_now
 from .encoder import Encoder
 from .model import VllmModel
 from .probe import Capabilities, probe
@@ -100,8 +100,7 @@ class VllmEndpoint:
 
         With a *format*, everything that this model writes is JSON.
         """
-        began = time.perf_counter()
-        return VllmModel(self, sampling, observe, clock or (lambda: time.perf_counter() - began), format)
+        return VllmModel(self, sampling, observe, or_now(clock), format)
 
     async def capabilities(self) -> Capabilities:
         """Find out what the server can do, once."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -12,12 +11,14 @@ from typing import Self
 from ..chain import Message, Role
 from ..endpoints import AnyEndpoint, Endpoint, Sampling, Template
 from ..endpoints.acceptance import Acceptance
+from ..endpoints.clock import or_now
 from ..endpoints.probe import Capabilities
 from ..endpoints.queue import Queue
 from ..endpoints.wire import GREEDY, Format
 from ..errors import ConfigurationError
 from ..events import Observer
 from ..interfaces import Model, Policy
+from ..tasks import all_entered
 from .model import Nested, within
 
 
@@ -46,10 +47,7 @@ class NestedEndpoint:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            entering = [stack.enter_async_context(endpoint) for endpoint in (self.small, self.large)]
-            for entered in await asyncio.gather(*entering, return_exceptions=True):
-                if isinstance(entered, BaseException):
-                    raise entered
+            await all_entered(stack, (self.small, self.large))
             if self.small.template.thinks != self.large.template.thinks:
                 raise ConfigurationError(
                     f"of the {self.role} pair, only one model thinks in a block of its own before it answers: "
@@ -117,9 +115,7 @@ class NestedEndpoint:
         format: Format | None = None,
     ) -> Nested:
         """Make the model of one run, as `VllmEndpoint.model` does. Raise `ConfigurationError` for a wrong policy."""
-        began = time.perf_counter()
-        clock = clock or (lambda: time.perf_counter() - began)
-        told = within(self.role, observe)
+        clock, told = or_now(clock), within(self.role, observe)
         small, large = (
             endpoint.model(sampling, observe=told, clock=clock, format=format) for endpoint in (self.small, self.large)
         )

@@ -159,7 +159,7 @@ class Nested:
         return Terms(cap, top, opening, len(chain.text) if opening else 0)
 
     def _policy(self, terms: Terms) -> Policy:
-        return self.policy(Bound(self.small, terms, self.left), Bound(self.large, terms, self.left))
+        return self.policy(Bound(self.small, self.left, terms), Bound(self.large, self.left, terms))
 
     def _spent(self, inside: Chain) -> bool:
         return self.left(inside) <= 0

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..chain import DELIMITER, Chain, Role, Step, Token
-from ..interfaces import Model
+from ..budget import Budgeted
+from ..chain import DELIMITER, Chain, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +30,10 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
-    """A model that writes on *terms*, and never more than *left* says; otherwise the same."""
+class Bound(Budgeted):
+    """A budgeted model that writes on *terms*."""
 
-    model: Model
     terms: Terms
-    left: Callable[[Chain], int]
-
-    @property
-    def role(self) -> Role:
-        return self.model.role
 
     async def write(
         self,
@@ -51,21 +45,8 @@ class Bound:
         opening: str = "",
         top: int = 0,
     ) -> Step:
-        limit, opening, top = self._most(chain, limit), self.terms.rest(chain) + opening, max(top, self.terms.top)
-        return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
-
-    async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
-    ) -> tuple[Step, ...]:
-        return await self.model.branch(chain, begun, stop=stop, limit=self._most(chain, limit))
-
-    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        return await self.model.score(chain, *spans, top=top)
-
-    async def ask(
-        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
-    ) -> Mapping[str, float]:
-        return await self.model.ask(chain, question, choices, opening=opening)
+        opening, top = self.terms.rest(chain) + opening, max(top, self.terms.top)
+        return await Budgeted.write(self, chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
 
     def _most(self, chain: Chain, limit: int) -> int:
-        return min(limit, self.left(chain), limit if self.terms.cap is None else self.terms.cap)
+        return Budgeted._most(self, chain, limit if self.terms.cap is None else min(limit, self.terms.cap))

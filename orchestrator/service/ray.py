@@ -56,7 +56,7 @@ class Replica:
         place = serve.get_replica_context()
         self._name = place.replica_tag
         self._open = AsyncExitStack()
-        self._service = await self._open.enter_async_context(serving.opened(_turned(settings, place.rank.rank)))
+        self._service = await self._open.enter_async_context(serving.opened(settings.turned(place.rank.rank)))
 
     async def answer(self, asked: Asked) -> AsyncGenerator[Messages]:
         async for messages in answered(self._service.app, asked):
@@ -196,9 +196,3 @@ def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
         else:
             joined[name] = value
     return joined
-
-
-def _turned(settings: Settings, rank: int) -> Settings:
-    """Let services that begin at the same time begin with different servers of a model."""
-    ends = {"small": settings.small, "large": settings.large}
-    return settings.model_copy(update={role: end and end.turned(rank) for role, end in ends.items()})

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ..chain import THINK_END
 from ..events import Answered, Answering, Called, Committed, Event
-from ..ledger import Account, Ledger
+from ..ledger import COUNTED, Account, Ledger
 from ..solution import Solution
 from .orders import Order
 from .settings import Thinking
@@ -176,8 +176,7 @@ def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
 
 
 def _sum(accounts: Sequence[Account]) -> Account:
-    names = [one.name for one in dataclasses.fields(Account) if one.name not in ("role", "path")]
-    return replace(accounts[0], **{name: sum(getattr(one, name) for one in accounts) for name in names})
+    return replace(accounts[0], **{name: sum(getattr(one, name) for one in accounts) for name in COUNTED})
 
 
 def _by_path(accounts: Sequence[Account]) -> tuple[Account, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -32,6 +32,7 @@ from .orchestrator.nesting import NestedPair, described
 from .orchestrator.run import run
 from .orchestrator.shadow import Check, Shadows
 from .orchestrator.solution import Solution
+from .orchestrator.tasks import all_entered
 from .promise import Promise
 from .settings import Adapting, Limits, Settings
 from .stream import Stream
@@ -120,12 +121,7 @@ class Solver:
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            entering: list[Awaitable[object]] = [stack.enter_async_context(e) for e in (self.small, self.large)]
-            if self.critic is not None:
-                entering.append(stack.enter_async_context(self.critic))
-            for entered in await asyncio.gather(*entering, return_exceptions=True):
-                if isinstance(entered, BaseException):
-                    raise entered
+            await all_entered(stack, (self.small, self.large, *((self.critic,) if self.critic else ())))
             stack.push_async_callback(self.shadows.close)
             self.policy()  # Wrong names and options fail here, before any problem.
             if self.settings.load == "adapt":

@@ -154,6 +154,11 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _file())
 
+    def turned(self, places: int) -> Self:
+        """The same, for one of several that begin at the same time: with other servers of each model first."""
+        ends = {"small": self.small, "large": self.large}
+        return self.model_copy(update={role: end and end.turned(places) for role, end in ends.items()})
+
 
 def load(**given: Any) -> Settings:
     """

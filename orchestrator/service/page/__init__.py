@@ -57,6 +57,7 @@ def headers() -> dict[str, str]:
     }
 
 
+@cache
 def _policy(connect: str) -> str:
     return (
         f"default-src 'none'; script-src {allowed(script(MODULES))}; style-src {allowed(style())}; "

@@ -63,8 +63,7 @@ def profile_pair(
         stdout.print(profiling.caption(found), style="dim", highlight=False)
     if not found.cues:
         raise typer.Exit(1)
-    output.write_text(profiling.snippet(found, about), encoding="utf-8")
-    stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
+    _keep(output, profiling.snippet(found, about))
 
 
 async def _profile(
@@ -110,5 +109,9 @@ def adapt(
     if output is None:
         stdout.print(learnt, end="", markup=False, highlight=False, soft_wrap=True)
         return
-    output.write_text(learnt, encoding="utf-8")
+    _keep(output, learnt)
+
+
+def _keep(output: Path, settings: str) -> None:
+    output.write_text(settings, encoding="utf-8")
     stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)

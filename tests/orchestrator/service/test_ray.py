@@ -109,7 +109,7 @@ def test_settings_travel_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("small", [URLS["small"], {"small": "http://t", "large": URLS["small"]}])
 def test_replicas_begin_with_different_servers_of_a_model(small: Any) -> None:
     settings = serving.read({**URLS, "small": small})
-    turned: list[Any] = [service_on_ray._turned(settings, rank) for rank in range(3)]  # pyright: ignore[reportPrivateUsage]
+    turned: list[Any] = [settings.turned(rank) for rank in range(3)]
     urls = [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1"), ("http://a:1", "http://b:1")]
     assert [(each.small if isinstance(small, str) else each.small.large).urls for each in turned] == urls
     assert {each.large.urls for each in turned} == {("http://c:1",)}
