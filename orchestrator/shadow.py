@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 from .chain import DELIMITER, Accept, Chain, Step, Verdict
 from .errors import StepspecError
-from .events import Called, Event
+from .events import Called, Committed, Event
+from .load import Load
 
 Check: TypeAlias = Callable[[Chain, Step], Awaitable[Verdict]]
 
@@ -93,6 +94,24 @@ class Shadows:
             agreed = isinstance(verdict, Accept)
             one = self.record
             self.record = replace(one, agreed=one.agreed + agreed, differed=one.differed + (not agreed))
+
+
+class Shadowing:
+    """
+    Lets *shadows* consider the accepted steps of one run, which begins with *chain*, while the *load* is calm.
+
+    *checking* makes what a step of some grade is checked with.
+    """
+
+    def __init__(self, shadows: Shadows, chain: Chain, checking: Callable[[float | None], Check], load: Load) -> None:
+        self._shadows, self._chain, self._checking, self._load = shadows, chain, checking, load
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Committed):
+            return
+        if event.step.author == "small":
+            self._shadows.consider(self._chain, event.step, self._checking(event.score), calm=self._load.calm)
+        self._chain = self._chain.extend(event.step)
 
 
 def _drawn(chain: Chain, step: Step) -> float:

@@ -12,11 +12,15 @@ from stepspec import Solver, settings
 from stepspec.evals.choosing import arm
 from stepspec.evals.trial import Arm, solve_once
 from stepspec.learning import Learnings, from_traces, learning
+from stepspec.models import Models
 from stepspec.orchestrator import Accept, Step
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Adapted, Committed, Drafted, Event, Judged, Started
+from stepspec.orchestrator.interfaces import Policy
+from stepspec.orchestrator.lookahead import Ahead
 from stepspec.orchestrator.trace import Moment, read, write
 from stepspec.policies import options
+from stepspec.settings import Settings
 
 from .orchestrator.endpoints.server import Refuse
 from .test_solver import CALIBRATION, PROBLEM, calibrated, serving
@@ -53,13 +57,13 @@ async def test_a_run_uses_what_those_before_it_taught(monkeypatch: pytest.Monkey
     async with serving() as servers, servers.solver(options={"threshold": 9}, adapt=0.3, ahead=4) as solver:
         made, ahead = solver._policy, solver._ahead  # pyright: ignore[reportPrivateUsage]
 
-        def policy(*given: Any, **more: Any) -> Any:
-            used.append((given[2]["threshold"], -1))
-            return made(*given, **more)
+        def policy(models: Models, told: Settings) -> Policy:
+            used.append((told.options["threshold"], -1))
+            return made(models, told)
 
-        def depth(given: int | None, *more: Any, **also: Any) -> Any:
-            used[-1] = used[-1][0], given or 0
-            return ahead(given, *more, **also)
+        def depth(told: Settings) -> Ahead:
+            used[-1] = used[-1][0], told.ahead
+            return ahead(told)
 
         monkeypatch.setattr(solver, "_policy", policy)
         monkeypatch.setattr(solver, "_ahead", depth)
@@ -115,7 +119,8 @@ async def test_the_load_still_shrinks_what_was_learnt() -> None:
         solver.load.share = 0.5
         given = await solved(solver)
         assert given is not None
-        assert solver._ahead(given.ahead, None, None).depth() == 2  # pyright: ignore[reportPrivateUsage]
+        told = solver.settings.told({"ahead": given.ahead})
+        assert solver._ahead(told).depth() == 2  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_bets_are_sure_in_the_runs_that_ask_for_it() -> None:
@@ -156,7 +161,7 @@ def test_nothing_is_looser_than_what_a_calibration_promised(tmp_path: Path) -> N
     covered = settings.load(options={"threshold": 6.0}, adapt=0.5)
     other = settings.load(options={"threshold": 5.0}, adapt=0.5)
     assert CALIBRATION["value"] == 6.0
-    promised, free = (Learnings(each).of("specreason", None) for each in (covered, other))
+    promised, free = (Learnings(each).of(each) for each in (covered, other))
     assert promised is not None
     assert free is not None
     assert (min(promised.adaptation.thresholds), min(free.adaptation.thresholds)) == (6.0, 0.0)
@@ -169,13 +174,14 @@ def test_nothing_is_looser_than_what_a_calibration_promised(tmp_path: Path) -> N
 
 def test_what_a_run_names_itself_is_left_alone() -> None:
     """As a client of the service may; what it repeats of the settings is not of its own."""
-    known = Learnings(settings.load(options={"threshold": 8, "read": "greedy"}, adapt=0.1))
-    same = known.of("specreason", {"threshold": 8, "read": "greedy"})
-    assert same is known.of("specreason", None)
+    chosen = settings.load(options={"threshold": 8, "read": "greedy"}, adapt=0.1)
+    known = Learnings(chosen)
+    same = known.of(chosen.told({"options": {"threshold": 8, "read": "greedy"}}))
+    assert same is known.of(chosen)
     own, without, asked = (
-        known.of("specreason", {"threshold": 9}),
-        known.of("specreason", {}),
-        known.of("specreason", {"threshold": 9}, limit=0.1),
+        known.of(chosen.told({"options": {"threshold": 9}})),
+        known.of(chosen.told({"options": {}})),
+        known.of(chosen.told({"options": {"threshold": 9}}), limited=True),
     )
     assert [one.option if one else None for one in (same, own, without, asked)] == ["threshold", "", "", "threshold"]
     assert own is not None
@@ -183,12 +189,14 @@ def test_what_a_run_names_itself_is_left_alone() -> None:
 
 
 def test_what_was_learnt_long_ago_is_forgotten() -> None:
-    known = Learnings(settings.load(adapt=0.1))
-    first = known.of("specreason", None)
-    for ahead in range(100, 164):
-        known.of("specreason", None, ahead=ahead)
-    assert known.of("specreason", None, ahead=163) is known.of("specreason", None, ahead=163)
-    assert known.of("specreason", None) is not first
+    chosen = settings.load(adapt=0.1)
+    known = Learnings(chosen)
+    first = known.of(chosen)
+    told = [chosen.told({"ahead": ahead}) for ahead in range(100, 164)]
+    for each in told:
+        known.of(each)
+    assert known.of(told[-1]) is known.of(told[-1])
+    assert known.of(chosen) is not first
 
 
 def test_a_limit_that_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -215,7 +223,7 @@ def test_traces_teach_what_the_runs_did_and_the_file_is_one_of_settings(
     chosen = settings.load(options={"threshold": 9, "read": "greedy"}, adapt=0.3, ahead=4)
     traces = recorded(tmp_path, *[8.0] * 8)
     found = from_traces(chosen, [*recorded(tmp_path, 9.0, policy="bild"), *traces])
-    live = Learnings(chosen).of("specreason", None)
+    live = Learnings(chosen).of(chosen)
     assert live is not None
     for path in traces:
         live.learn(read(path))

@@ -37,7 +37,7 @@ def test_flags_come_before_variables_and_these_before_the_file(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ({"prot": 1}, r"unknown setting 'service\.prot', did you mean 'port'"),
+        ({"prot": 1}, r"unknown setting 'service\.prot' \(did you mean 'port'"),
         ({"port": 70000}, r"service\.port"),
         ({"host": "0.0.0.0"}, "set STEPSPEC_SERVICE__KEYS"),
         ({"thinking": "loud"}, r"service\.thinking"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -15,11 +16,13 @@ import pytest
 
 from stepspec import Endpoint, Sampling, Solver, Step
 from stepspec.orchestrator.chain import Accept
+from stepspec.orchestrator.choices import Choices
 from stepspec.orchestrator.drift import LEAST
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
-from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Event, Judged, Moved
 from stepspec.orchestrator.load import Load
+from stepspec.settings import load
 
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
 
@@ -110,15 +113,15 @@ async def test_when_every_large_replica_is_gone_the_error_names_them() -> None:
 )
 @pytest.mark.parametrize("where", ["the solver", "the run"])
 async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
-    where: str, chosen: dict[str, Any], authors: list[str]
+    where: str, chosen: Choices, authors: list[str]
 ) -> None:
     plan = ("Plan:", " one", ".\n\n", *SCRIPT[3:])
     async with serving() as servers:
         if "plan" in chosen:
             for each in (servers.small, *servers.large):
                 each.script = plan
-        async with servers.solver(**chosen if where == "the solver" else {}) as solver:
-            solution = await solver.solve(PROBLEM, **chosen if where == "the run" else {})
+        async with servers.solver(**chosen if where == "the solver" else Choices()) as solver:
+            solution = await solver.solve(PROBLEM, **chosen if where == "the run" else Choices())
     assert [step.author for step in solution.steps if step.fate == "kept"] == authors
 
 
@@ -127,7 +130,7 @@ async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
     [({}, {}, [2, 0]), ({}, {"load": "ignore"}, [2, 2]), ({"load": "ignore"}, {}, [2, 2]), ({}, {"ahead": 8}, [8, 0])],
 )
 async def test_all_runs_of_a_solver_share_the_load_unless_told_to_ignore_it(
-    settings: dict[str, Any], chosen: dict[str, Any], depths: list[int], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], chosen: Choices, depths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -137,12 +140,33 @@ async def test_all_runs_of_a_solver_share_the_load_unless_told_to_ignore_it(
 
     monkeypatch.setattr(Load, "depth", depth)
     async with serving() as servers, servers.solver(**settings) as solver:
-        begun = solver._ahead(chosen.get("ahead"), None, chosen.get("load"))  # pyright: ignore[reportPrivateUsage]
+        begun = solver._ahead(solver.settings.told(chosen))  # pyright: ignore[reportPrivateUsage]
         assert (begun.depth(), begun.calm()) == (depths[0], True)
         solver.load.share = 0.1
         assert (begun.depth(), begun.calm()) == (depths[1], depths[1] > 0)
         await solver.solve(PROBLEM, **chosen)
     assert bool(asked) == (depths[1] == 0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "complaint"),
+    [
+        ({"aheadd": 1}, "unknown setting 'aheadd' (did you mean 'ahead'?)"),
+        ({"ahead": -1}, "ahead: Input should be greater than or equal to 0"),
+        ({"hedge": 2}, "hedge: Input should be less than or equal to 1"),
+        ({"load": "adopt"}, "load: Input should be 'adapt' or 'ignore'"),
+        ({"policy": "specreasn"}, "no policy 'specreasn' (did you mean 'specreason'?); the policies: "),
+        ({"options": {"thresholds": 1}}, "'thresholds'"),
+        ({"options": {"threshold": 10}}, "option 'threshold': a number from 0 to 9 (got 10)"),
+        ({"policy": "reward"}, "policy 'reward' needs a reward model"),
+    ],
+)
+async def test_a_wrong_choice_for_one_run_asks_nothing_of_the_models(chosen: dict[str, Any], complaint: str) -> None:
+    async with serving() as servers, servers.solver() as solver:
+        before = [len(each.requests) for each in (servers.small, *servers.large)]
+        with pytest.raises(ConfigurationError, match=re.escape(complaint)):
+            await solver.solve(PROBLEM, **chosen)
+        assert [len(each.requests) for each in (servers.small, *servers.large)] == before
 
 
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
@@ -214,6 +238,47 @@ async def test_grades_that_drift_away_from_the_calibration_are_told_once(
     told = [record.getMessage() for record in caplog.records if record.name == "stepspec"]
     assert len(told) == int(warns)
     assert not warns or "stepspec calibrate" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("made", "settings", "differs"),
+    [
+        ({}, {}, ""),
+        ({"models": {"small": "fake", "large": "fake"}}, {}, ""),
+        ({"models": {"small": "fake", "large": "another"}}, {}, "models.large"),
+        ({}, {"options": {"threshold": 5.0}}, "options.threshold"),
+        ({"told": True}, {}, ""),
+        ({"told": True}, {"options": {"threshold": 6.0, "read": "greedy"}}, "options.read"),
+        ({"told": True}, {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5}, ""),
+        ({"told": True}, {"lead": 3, "early_exit": True}, "lead, early_exit"),
+        ({"told": True}, {"budget": {"steps": 4}}, "budget.steps"),
+        ({"told": True}, {"sampling": Sampling(temperature=1.0)}, "sampling.temperature"),
+    ],
+)
+async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
+    made: dict[str, Any], settings: dict[str, Any], differs: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as servers:
+        chosen: dict[str, Any] = {"policy": "specreason", "options": {"threshold": 6.0}}
+        if "told" in made:
+            bearing = servers.solver(**chosen).settings.bearing()
+            del bearing["options"]["threshold"]
+            made = {**made, "told": bearing}
+        small, large = servers.endpoints
+        before = load(
+            small=small,
+            large=large,
+            calibration={**CALIBRATION, **made},
+            **{"sampling": Sampling(), **chosen, **settings},
+        )
+        async with Solver.of(before) as solver:
+            assert solver.promise is not None
+            assert solver.promise.covers(solver.settings, solver.models) == (not differs)
+            seen = solver.promise.drift.live.n
+            await solver.solve(PROBLEM)
+            assert (solver.promise.drift.live.n > seen) == (not differs)
+    told = [record.getMessage() for record in caplog.records if record.name == "stepspec"]
+    assert [f"(other: {differs})" in line for line in told] == ([True] if differs else [])
 
 
 def calibrated() -> str:

@@ -5,36 +5,39 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import orjson
 
 from . import policies
 from . import settings as configuration
 from .learning import Learning, Learnings
-from .models import Models, connected
+from .models import Models, check, connected
 from .orchestrator import trace
 from .orchestrator.budget import Budget
 from .orchestrator.chain import Accept, Chain, Message, Party, Role, Step, Verdict
-from .orchestrator.endpoints import CriticEndpoint, Endpoint, ReplicatedModel, Sampling, VllmCritic
+from .orchestrator.choices import Choices
+from .orchestrator.endpoints import Endpoint, ReplicatedModel, Sampling, VllmCritic
 from .orchestrator.endpoints.queue import polled
 from .orchestrator.endpoints.room import fitted
+from .orchestrator.endpoints.underneath import Underneath, Windows
 from .orchestrator.endpoints.wire import Format
 from .orchestrator.errors import ConfigurationError, MalformedReply
-from .orchestrator.events import Committed, Event, Observer, Started
+from .orchestrator.events import Event, Observer, Started
 from .orchestrator.floor import Floor
 from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
 from .orchestrator.interfaces import Policy
 from .orchestrator.load import Load
 from .orchestrator.lookahead import Ahead, confidence
-from .orchestrator.nesting import NestedPair, described
+from .orchestrator.nesting import NestedPair, described, named, servers
 from .orchestrator.run import run
-from .orchestrator.shadow import Check, Shadows
+from .orchestrator.shadow import Check, Shadowing, Shadows
 from .orchestrator.solution import Solution
 from .orchestrator.tasks import all_entered
-from .promise import Promise
-from .settings import Adapting, Limits, Settings
+from .promise import PromiseWatch
+from .settings import Given, Settings, Small
 from .stream import Stream
 
 
@@ -52,45 +55,11 @@ class Solver:
 
     def __init__(
         self,
-        small: str | Endpoint | NestedPair | Mapping[str, Any] | None = None,
+        small: Small | None = None,
         large: str | Endpoint | None = None,
-        *,
-        critic: str | CriticEndpoint | None = None,
-        policy: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        ahead: int | None = None,
-        hedge: float | None = None,
-        load: Adapting | None = None,
-        lead: int | None = None,
-        plan: bool | None = None,
-        early_exit: bool | None = None,
-        give_up: bool | None = None,
-        shadow: float | None = None,
-        sure_bets: bool | None = None,
-        adapt: float | None = None,
-        sampling: Sampling | Mapping[str, Any] | None = None,
-        budget: Limits | Mapping[str, Any] | None = None,
+        **given: Unpack[Given],
     ) -> None:
-        settings = configuration.load(
-            small=small,
-            large=large,
-            critic=critic,
-            policy=policy,
-            options=options,
-            ahead=ahead,
-            hedge=hedge,
-            load=load,
-            lead=lead,
-            plan=plan,
-            early_exit=early_exit,
-            give_up=give_up,
-            shadow=shadow,
-            sure_bets=sure_bets,
-            adapt=adapt,
-            sampling=sampling,
-            budget=budget,
-        )
-        self._take(settings)
+        self._take(configuration.load(small=small, large=large, **given))
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -102,19 +71,21 @@ class Solver:
     def _take(self, settings: Settings) -> None:
         self.settings = settings
         self._exit = AsyncExitStack()
+        check(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
         self.critic = VllmCritic(self.settings.critic) if self.settings.critic else None
         self.load = Load()
-        self.promise = Promise(self.settings.calibration) if self.settings.calibration else None
+        self.promise = PromiseWatch(self.settings.calibration) if self.settings.calibration else None
         self.shadows = Shadows(self.settings.shadow)
         self.floor = Floor(confidence)
+        self.underneath = Underneath(lambda: (*servers(self.small), *servers(self.large)))
         self._learnings = Learnings(self.settings)
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
         if endpoint is None:
             raise ConfigurationError(
-                f"no {role} model: pass {role}='http://HOST:PORT/v1', set STEPSPEC_{role.upper()}, "
+                f"no {role} model: pass {role}='http://HOST:PORT/v1', or --{role} URL, set STEPSPEC_{role.upper()}, "
                 f"or write a [{role}] table with its url into {configuration.DEFAULT_FILE}"
             )
         return endpoint
@@ -123,9 +94,11 @@ class Solver:
         async with AsyncExitStack() as stack:
             await all_entered(stack, (self.small, self.large, *((self.critic,) if self.critic else ())))
             stack.push_async_callback(self.shadows.close)
-            self.policy()  # Wrong names and options fail here, before any problem.
+            if self.promise:
+                self.promise.warn_of_differences(self.settings, self.models)
             if self.settings.load == "adapt":
                 await stack.enter_async_context(polled(self.large, self.load.queue))
+            await stack.enter_async_context(self.underneath.watched())
             self._exit = stack.pop_all()
         return self
 
@@ -138,125 +111,81 @@ class Solver:
         options: Mapping[str, Any] | None = None,
         *,
         budget: Budget | None = None,
-        sampling: Sampling | None = None,
         observe: Observer = lambda event: None,
-        lead: int | None = None,
-        plan: bool | None = None,
     ) -> Policy:
         """Build a policy over both models, for one run that begins now; what is not given comes from the settings."""
-        return self._policy(self._models(budget, sampling, observe, trace.Stopwatch()), name, options, lead, plan)
-
-    def _models(
-        self,
-        budget: Budget | None,
-        sampling: Sampling | None,
-        observe: Observer,
-        clock: Callable[[], float],
-        format: Format | None = None,
-    ) -> Models:
-        sampling = sampling or self.settings.sampling
-        small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
-        formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
-        critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
-        return Models(small, large, critic, budget or self.settings.budget.budget(), formatting)
-
-    def _policy(
-        self,
-        models: Models,
-        name: str | None,
-        options: Mapping[str, Any] | None,
-        lead: int | None = None,
-        plan: bool | None = None,
-    ) -> Policy:
-        name = name or self.settings.policy
-        if options is None:
-            options = self.settings.options if name == self.settings.policy else {}
-        return models.policy(
-            name,
-            options,
-            lead=self.settings.lead if lead is None else lead,
-            plan=self.settings.plan if plan is None else plan,
-        )
+        told = self.settings.told({"policy": name, "options": options})
+        return self._policy(self._models(budget or told.budget.budget(), None, observe, trace.Stopwatch()), told)
 
     async def solve(
         self,
         problem: str | Sequence[Message],
         *,
-        policy: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        ahead: int | None = None,
-        hedge: float | None = None,
-        load: Adapting | None = None,
-        lead: int | None = None,
-        plan: bool | None = None,
-        early_exit: bool | None = None,
-        give_up: bool | None = None,
-        sure_bets: bool | None = None,
-        adapt: float | None = None,
         sampling: Sampling | None = None,
         budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
         observe: Observer = lambda event: None,
         trace_to: Path | None = None,
+        **choices: Unpack[Choices],
     ) -> Solution:
         """
         Solve one *problem*: a text, or a conversation whose last turn poses it.
 
         The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON schema, the large
-        model writes it so; raise `MalformedReply` if its server does not see to that. What is not given comes from the
-        settings. *observe* sees every event as it happens; *trace_to* receives the
+        model writes it so; raise `MalformedReply` if its server does not see to that. What is not given, of the
+        *choices* as well, comes from the settings. *observe* sees every event as it happens; *trace_to* receives the
         trace, also of a run that fails. If the small model fails for good, the large one goes on alone, and the
-        solution says so; raise an `EndpointError` if the large one does.
+        solution says so; raise an `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
-        name, chain = policy or self.settings.policy, Chain.of(problem)
+        told, chain = self.settings.told(choices), Chain.of(problem)
+        check(told)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        budget = await fitted(budget or self.settings.budget.budget(), chain, (self.small, self.large))
-        promise = self.promise if self.promise and self.promise.covers(self.settings, name, options) else None
-        clock = trace.Stopwatch()
-        recorder = trace.Recorder(clock)
-        committed = chain
-        sure = self.settings.sure_bets if sure_bets is None else sure_bets
-        learning = self._learnings.of(name, options, ahead=ahead, limit=adapt)
+        budget = await fitted(budget or told.budget.budget(), chain, (self.small, self.large))
+        learning = self._learnings.of(told, limited=choices.get("adapt") is not None)
+        effective = told.model_copy(update={"sampling": sampling}) if sampling else told
+        promise = self.promise if self.promise and self.promise.covers(effective, self.models) else None
+        recorder = trace.Recorder(clock := trace.Stopwatch())
+        windows = Windows(self.underneath, clock)
+        observers: list[Observer] = [
+            recorder,
+            Shadowing(self.shadows, chain, partial(self._checking, learning), self.load),
+            self.load.observe,
+            *([self.floor.observe] if told.sure_bets else []),
+            *([promise] if promise else []),
+            observe,
+        ]
 
         def watch(event: Event) -> None:
-            nonlocal committed
-            recorder(event)
-            if isinstance(event, Committed):
-                if event.step.author == "small":
-                    check = self._checking(learning, event.score)
-                    self.shadows.consider(committed, event.step, check, calm=self.load.calm)
-                committed = committed.extend(event.step)
-            self.load.observe(event)
-            if sure:
-                self.floor.observe(event)
-            if promise is not None:
-                promise(event)
-            observe(event)
+            for told in windows.before(event):
+                for observer in observers:
+                    observer(told)
 
         models = self._models(budget, sampling, watch, clock, format)
-        watch(Started(chain.messages, name, self._names()))
+        watch(Started(chain.messages, told.policy, (*named(self.small), *self._names()[1:])))
         if learning is not None:
             given = learning.begin()
-            options, ahead = learning.options(given), given.ahead
+            told = told.told({"options": learning.options(given), "ahead": given.ahead})
             watch(given)
         try:
+            windows.begin()
             outcome = await run(
-                self._policy(models, name, options, lead, plan),
+                self._policy(models, told),
                 chain,
                 budget=budget,
-                ahead=self._ahead(ahead, hedge, load, sure=sure),
+                ahead=self._ahead(told),
                 observe=watch,
-                fallback=models.policy("large", {}) if name != "small" else None,
+                fallback=models.policy("large", {}) if told.policy != "small" else None,
                 thinks=self.thinks,
-                watch=self._watch(models, budget, early_exit, give_up),
+                watch=self._watch(models, budget, told),
                 answerer=models.answerer,
                 stop=stop,
             )
             if format is not None and outcome.reason == "stop":
                 self._check_json(outcome.text)
         finally:
+            windows.end()
             models.leave()
             if trace_to is not None:
                 trace.write(trace_to, recorder.moments)
@@ -266,11 +195,43 @@ class Solver:
                 promise.warn_of_drift()
         return Solution.of(outcome, recorder.moments)
 
+    def _models(
+        self,
+        budget: Budget,
+        sampling: Sampling | None,
+        observe: Observer,
+        clock: Callable[[], float],
+        format: Format | None = None,
+    ) -> Models:
+        sampling = sampling or self.settings.sampling
+        small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
+        formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
+        critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
+        return Models(small, large, critic, budget, formatting)
+
+    def _policy(self, models: Models, told: Settings) -> Policy:
+        return models.policy(told.policy, told.options, lead=told.lead, plan=told.plan)
+
+    def _ahead(self, told: Settings) -> Ahead:
+        carries = self.floor.carries if told.sure_bets else _always
+        if told.load == "ignore":
+            return Ahead(lambda: told.ahead, told.hedge, carries=carries)
+        return Ahead(lambda: self.load.depth(told.ahead), told.hedge, lambda: self.load.calm, carries)
+
+    def _watch(self, models: Models, budget: Budget, told: Settings) -> Watch | None:
+        watches: list[Watch] = []
+        if told.early_exit:
+            watches.append(TrialAnswer(models.large))
+        if told.give_up:
+            watches.append(GiveUp(budget.tokens - budget.for_answer))
+        return AnyOf(tuple(watches)) if watches and self.thinks else None
+
     async def _shadow(self, chain: Chain, step: Step) -> Verdict:
         """Whether the large model would go on from *chain* as *step* does."""
         large = self.large.model(self.settings.sampling, observe=self.shadows.observe)
         try:
-            return await policies.LookaheadReasoning(large, large).verify(chain, step)
+            with self.underneath.company():
+                return await policies.LookaheadReasoning(large, large).verify(chain, step)
         finally:
             if isinstance(large, ReplicatedModel):
                 large.leave()
@@ -290,7 +251,7 @@ class Solver:
     @property
     def adaptation(self) -> Learning | None:
         """What is learnt about the settings' own policy; None if nothing is to be adapted."""
-        return self._learnings.of(self.settings.policy, None)
+        return self._learnings.of(self.settings)
 
     def _check_json(self, text: str) -> None:
         """Raise `MalformedReply` if *text* is no JSON: some servers accept a format and ignore it."""
@@ -309,25 +270,14 @@ class Solver:
         """Whether the models reason in a block of its own before they answer; known once entered."""
         return self.large.template.thinks
 
-    def _watch(self, models: Models, budget: Budget, early_exit: bool | None, give_up: bool | None) -> Watch | None:
-        watches: list[Watch] = []
-        if self.settings.early_exit if early_exit is None else early_exit:
-            watches.append(TrialAnswer(models.large))
-        if self.settings.give_up if give_up is None else give_up:
-            watches.append(GiveUp(budget.tokens - budget.for_answer))
-        return AnyOf(tuple(watches)) if watches and self.thinks else None
+    @property
+    def models(self) -> Mapping[str, str]:
+        """What the models call themselves, by role; known once entered."""
+        return dict(self._names())
 
     def _names(self) -> tuple[tuple[Party, str], ...]:
         models: tuple[tuple[Party, str], ...] = (("small", described(self.small)), ("large", self.large.name))
         return (*models, ("critic", self.critic.name)) if self.critic else models
-
-    def _ahead(self, ahead: int | None, hedge: float | None, load: Adapting | None, *, sure: bool = False) -> Ahead:
-        depth = self.settings.ahead if ahead is None else ahead
-        hedge = self.settings.hedge if hedge is None else hedge
-        carries = self.floor.carries if sure else _always
-        if (load or self.settings.load) == "ignore":
-            return Ahead(lambda: depth, hedge, carries=carries)
-        return Ahead(lambda: self.load.depth(depth), hedge, lambda: self.load.calm, carries)
 
     @asynccontextmanager
     async def stream(self, problem: str | Sequence[Message], **choices: Any) -> AsyncGenerator[Stream]:
@@ -352,15 +302,25 @@ class Solver:
             await asyncio.wait([solving])
 
 
-async def asolve(problem: str | Sequence[Message], **settings: Any) -> Solution:
-    """Solve one *problem*; *settings* are those of `Solver`. For more than one, keep a `Solver`."""
-    async with Solver(**settings) as solver:
+async def asolve(
+    problem: str | Sequence[Message],
+    small: Small | None = None,
+    large: str | Endpoint | None = None,
+    **given: Unpack[Given],
+) -> Solution:
+    """Solve one *problem*; what else is given is as for `Solver`. For more than one, keep a `Solver`."""
+    async with Solver(small, large, **given) as solver:
         return await solver.solve(problem)
 
 
-def solve(problem: str | Sequence[Message], **settings: Any) -> Solution:
+def solve(
+    problem: str | Sequence[Message],
+    small: Small | None = None,
+    large: str | Endpoint | None = None,
+    **given: Unpack[Given],
+) -> Solution:
     """
-    Solve one *problem* and wait for it; *settings* are those of `Solver`.
+    Solve one *problem* and wait for it; what else is given is as for `Solver`.
 
     ::
 
@@ -369,7 +329,7 @@ def solve(problem: str | Sequence[Message], **settings: Any) -> Solution:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(asolve(problem, **settings))
+        return asyncio.run(asolve(problem, small, large, **given))
     raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
 
 

@@ -81,28 +81,24 @@ class Learnings:
         self._settings = settings
         self._known: dict[str, Learning] = {}
 
-    def of(
-        self, policy: str, options: Mapping[str, Any] | None, *, ahead: int | None = None, limit: float | None = None
-    ) -> Learning | None:
+    def of(self, told: Settings, *, limited: bool = False) -> Learning | None:
         """
-        What is known about *policy*; what is not given comes from the settings. None if nothing is to be adapted.
+        What is known about the policy of a run that is *told* so much. None if nothing is to be adapted.
 
-        A run that is given a value for the option that would move, but no *limit* of its own, keeps its value.
+        A run that is given a value for the option that would move, and is not *limited* on its own, keeps its value.
         """
-        share = self._settings.adapt if limit is None else limit
-        if not share or policy in policies.BASELINES:
+        policy, options = told.policy, told.options
+        if not told.adapt or policy in policies.BASELINES:
             return None
         own = self._settings.options if policy == self._settings.policy else {}
-        chosen = own if options is None else options
         knob = KNOBS.get(policy)
-        pinned = knob is None or (limit is None and chosen.get(knob.option) != own.get(knob.option))
-        most = self._settings.ahead if ahead is None else ahead
-        key = repr((policy, sorted(chosen.items()), most, share, pinned))
+        pinned = knob is None or (not limited and options.get(knob.option) != own.get(knob.option))
+        key = repr((policy, sorted(options.items()), told.ahead, told.adapt, pinned))
         if key not in self._known:
             if len(self._known) >= MOST:
                 del self._known[next(iter(self._known))]
-            promised = None if pinned else self._promised(policy, chosen)
-            self._known[key] = learning(policy, chosen, most, share, pinned=pinned, promised=promised)
+            promised = None if pinned else self._promised(policy, options)
+            self._known[key] = learning(policy, options, told.ahead, told.adapt, pinned=pinned, promised=promised)
         return self._known[key]
 
     def _promised(self, policy: str, options: Mapping[str, Any]) -> float | None:
@@ -143,7 +139,7 @@ def from_traces(settings: Settings, paths: Sequence[Path]) -> Learning:
 
     Raise `ConfigurationError` if there is nothing to learn from, or nothing that could be.
     """
-    found = Learnings(settings).of(settings.policy, None)
+    found = Learnings(settings).of(settings)
     if found is None:
         raise ConfigurationError(
             f"there is nothing to adapt with adapt = {settings.adapt:g} and the policy {settings.policy!r}: "

@@ -10,8 +10,11 @@ from typing import Any
 from . import policies
 from .orchestrator.budget import Budget, Budgeted
 from .orchestrator.endpoints import AnyEndpoint, Endpoint, ReplicatedModel, connect
+from .orchestrator.errors import ConfigurationError
 from .orchestrator.interfaces import Critic, Model, Policy
 from .orchestrator.nesting import Nested, NestedEndpoint, NestedPair
+from .orchestrator.nesting.settings import Nesting
+from .settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,22 @@ class Models:
         for model in (self.small, self.large, self.formatting):
             if isinstance(model, ReplicatedModel | Nested):
                 model.leave()
+
+
+def check(settings: Settings) -> None:
+    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within."""
+    policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
+    if isinstance(settings.small, NestedPair):
+        check_within(settings.small.nested)
+
+
+def check_within(pairs: Mapping[str, Nesting]) -> None:
+    """Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths, cannot be."""
+    for path, pair in pairs.items():
+        try:
+            policies.check(pair.policy, pair.options, has_critic=False)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{path}: {exc}") from exc
 
 
 def connected(settings: Endpoint | NestedPair) -> AnyEndpoint:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
 
 from .orchestrator.drift import Drift, GradeWatch
 from .orchestrator.events import Event
 from .settings import Calibration, Settings
 
+_NOTHING = object()
+
 log = logging.getLogger("stepspec")
 
 
-class Promise:
+class PromiseWatch:
     """An observer of the runs that a *calibration* speaks of: it counts their grades, and warns once if they drift."""
 
     def __init__(self, calibration: Calibration) -> None:
@@ -21,12 +23,31 @@ class Promise:
         self._grades = GradeWatch(calibration.grades())
         self._warned = False
 
-    def covers(self, settings: Settings, policy: str, options: Mapping[str, Any] | None) -> bool:
-        """Whether a run of *policy* with *options*, or the settings' own, is one that the calibration speaks of."""
-        if policy != self.calibration.policy:
-            return False
-        chosen = settings.options if options is None and policy == settings.policy else options or {}
-        return chosen.get(self.calibration.option) == self.calibration.value
+    def differs(self, told: Settings, models: Mapping[str, str]) -> tuple[str, ...]:
+        """In what a run of *models*, by role, that is *told* so much is not one that the calibration speaks of."""
+        one, now = self.calibration, told.bearing()
+        if told.policy != one.policy:
+            return ("policy",)
+        value = now["options"].pop(one.option, _NOTHING)
+        return (
+            *((f"options.{one.option}",) if value != one.value else ()),
+            *_differs("models", one.models, models if one.models else {}),
+            *_differs("", one.told, now if one.told else {}),
+        )
+
+    def covers(self, told: Settings, models: Mapping[str, str]) -> bool:
+        """Whether such a run is one that the calibration speaks of."""
+        return not self.differs(told, models)
+
+    def warn_of_differences(self, told: Settings, models: Mapping[str, str]) -> None:
+        """Say so, if it is so, that the promise is of other runs than those that are *told* so much."""
+        if differs := self.differs(told, models):
+            log.warning(
+                "what %s was calibrated for is not what runs now (other: %s): its promise does not hold here; "
+                "run `stepspec calibrate` again with these settings, or go back to those",
+                self.calibration.policy,
+                ", ".join(differs),
+            )
 
     def __call__(self, event: Event) -> None:
         self._grades(event)
@@ -48,3 +69,14 @@ class Promise:
             drift.live.n,
             self.calibration.policy,
         )
+
+
+def _differs(place: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Where what was said *then* and is said *now* are not the same."""
+    for name in dict.fromkeys((*then, *now)):
+        path = f"{place}.{name}".lstrip(".")
+        one, other = then.get(name, _NOTHING), now.get(name, _NOTHING)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differs(path, cast("Mapping[str, Any]", one), cast("Mapping[str, Any]", other))
+        elif one != other:
+            yield path

@@ -14,7 +14,7 @@ from .api import Solver
 from .orchestrator.errors import ConfigurationError
 from .orchestrator.service.interfaces import Method, Offer
 from .orchestrator.service.settings import ServiceSettings
-from .orchestrator.service.trust import Promise, Trust
+from .orchestrator.service.trust import Promised, Trust
 from .settings import Settings
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
         await stack.enter_async_context(solver)
         witnesses: list[Witness] = [logs]
         if settings.tracing or spans.wanted():
-            tracing = spans.Spans(spans.connect(VERSION), {"small": solver.small.name, "large": solver.large.name})
+            tracing = spans.Spans(spans.connect(VERSION))
             await stack.enter_async_context(tracing.flushed())
             witnesses.insert(0, tracing)
         yield Service(offer(solver), settings, witnesses), logs
@@ -104,6 +104,8 @@ def offer(solver: Solver) -> Offer:
         budget=chosen.budget.budget(),
         version=VERSION,
         trust=lambda: trust(solver),
+        speculation=lambda: solver.underneath.totals,
+        check=policies.check,
     )
 
 
@@ -111,8 +113,8 @@ def trust(solver: Solver) -> Trust:
     """What *solver* knows by now about its judge."""
     chosen, watched = solver.settings, solver.promise
     shadows = solver.shadows.record if chosen.shadow else None
-    if watched is None or not watched.covers(chosen, chosen.policy, None):
+    if watched is None or not watched.covers(chosen, solver.models):
         return Trust(shadows=shadows)
     made = watched.calibration
-    promise = Promise(made.policy, made.option, made.value, made.max_loss, made.confidence)
+    promise = Promised(made.policy, made.option, made.value, made.max_loss, made.confidence)
     return Trust(promise, watched.drift, shadows)

@@ -7,10 +7,10 @@ Unknown keys are errors, in all three places.
 
 from __future__ import annotations
 
-import difflib
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, cast
+from typing import Annotated, Any, Self, TypeAlias, cast
 
 from pydantic import (
     BaseModel,
@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     NonNegativeInt,
     PositiveInt,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -31,19 +32,25 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from . import policies
 from .orchestrator.budget import Budget
 from .orchestrator.chain import Party
+from .orchestrator.choices import Adapting, Below1, Choices, Count, Share
 from .orchestrator.drift import Histogram
 from .orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from .orchestrator.errors import ConfigurationError
-from .orchestrator.nesting.settings import TAGS, SmallModel, for_role
+from .orchestrator.near import near
+from .orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
 from .orchestrator.service.settings import ServiceSettings
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
-Adapting: TypeAlias = Literal["adapt", "ignore"]
 
+BEARING = ("lead", "plan", "early_exit", "give_up", "sampling", "budget")
+Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
+
+_CHOICES = TypeAdapter(Choices)
 SAMPLING = {"temperature": 0.6, "top_p": 0.95}
 
 
@@ -76,7 +83,8 @@ class Calibration(BaseModel):
 
     With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone. Of *problems* it
     *lost* so many that the large model got right, and *gained* the others. *edges* and *counts* are the histogram of
-    grades that live ones are compared with.
+    grades that live ones are compared with. The promise is of these *models*, by their roles, and of runs that are
+    *told* so much besides (see `Settings.bearing`); what is absent there is not asked about.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -91,6 +99,8 @@ class Calibration(BaseModel):
     lost: NonNegativeInt = 0
     gained: NonNegativeInt = 0
     date: str = ""
+    models: dict[str, str] = {}
+    told: dict[str, Any] = {}
     edges: tuple[float, ...] = ()
     counts: tuple[int, ...] = (0,)
 
@@ -131,10 +141,10 @@ class Settings(BaseSettings):
     critic: Annotated[CriticEndpoint | None, NoDecode, _for_role("critic")] = None
     policy: str = "specreason"
     options: dict[str, Any] = {}
-    ahead: NonNegativeInt = 2
-    hedge: float = Field(default=0.0, ge=0, le=1)
+    ahead: Count = 2
+    hedge: Share = 0.0
     load: Adapting = "adapt"
-    lead: NonNegativeInt = 0
+    lead: Count = 0
     plan: bool = False
     early_exit: bool = False
     give_up: bool = False
@@ -142,9 +152,9 @@ class Settings(BaseSettings):
     budget: Limits = Limits()
     service: ServiceSettings = ServiceSettings()
     calibration: Calibration | None = None
-    shadow: float = Field(default=0.0, ge=0, le=1)
+    shadow: Share = 0.0
     sure_bets: bool = False
-    adapt: float = Field(default=0.0, ge=0, lt=1)
+    adapt: Below1 = 0.0
 
     @classmethod
     def settings_customise_sources(
@@ -154,10 +164,36 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _file())
 
+    def told(self, choices: Choices) -> Self:
+        """The same, but for the *choices* of one run. Raise `ConfigurationError` for what cannot be."""
+        try:
+            given = {key: value for key, value in _CHOICES.validate_python(choices).items() if value is not None}
+        except ValidationError as exc:
+            raise _explained(exc) from exc
+        if given.get("policy", self.policy) != self.policy:
+            given.setdefault("options", {})
+        return self.model_copy(update=given)
+
+    def bearing(self) -> dict[str, Any]:
+        """What bears upon the steps and answers of a run, besides its policy and models; as values that TOML has."""
+        plain = self.model_dump(mode="json", include=set(BEARING), exclude_none=True)
+        plain["sampling"].pop("seed", None)
+        own = {name: option.default for name, option in policies.options(self.policy).items()}
+        return plain | {"options": {name: value for name, value in (own | self.options).items() if value is not None}}
+
     def turned(self, places: int) -> Self:
         """The same, for one of several that begin at the same time: with other servers of each model first."""
         ends = {"small": self.small, "large": self.large}
         return self.model_copy(update={role: end and end.turned(places) for role, end in ends.items()})
+
+
+class Given(Choices, total=False):
+    """The settings of a solver, as its arguments; all but its two models."""
+
+    critic: str | CriticEndpoint | None
+    shadow: float | None
+    sampling: Sampling | Mapping[str, Any] | None
+    budget: Limits | Mapping[str, Any] | None
 
 
 def load(**given: Any) -> Settings:
@@ -170,17 +206,19 @@ def load(**given: Any) -> Settings:
     try:
         return Settings(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as exc:
-        problems = "; ".join(_explain(e["type"], e["loc"], e["msg"]) for e in exc.errors())
-        raise ConfigurationError(problems) from exc
+        raise _explained(exc) from exc
     except (SettingsError, ValueError, OSError) as exc:  # a variable that is no JSON, a file that is no TOML
         raise ConfigurationError(str(exc)) from exc
+
+
+def _explained(exc: ValidationError) -> ConfigurationError:
+    return ConfigurationError("; ".join(_explain(e["type"], e["loc"], e["msg"]) for e in exc.errors()))
 
 
 def _explain(kind: str, place: tuple[int | str, ...], message: str) -> str:
     name = ".".join(str(part) for part in place if part not in TAGS)
     if kind == "extra_forbidden":
-        close = difflib.get_close_matches(str(place[-1]), _model(place).model_fields, n=1)
-        return f"unknown setting {name!r}" + (f", did you mean {close[0]!r}?" if close else "")
+        return f"unknown setting {name!r}{near(str(place[-1]), _model(place).model_fields)}"
     return f"{name}: {message.removeprefix('Value error, ')}"
 
 
@@ -208,8 +246,5 @@ def _no_unknown_variables() -> None:
     known = {f"{PREFIX}{field}".upper() for field in Settings.model_fields} | {CONFIG}
     for variable in os.environ:
         if variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in known:
-            close = difflib.get_close_matches(variable.upper(), known, n=1)
-            raise ConfigurationError(
-                f"unknown setting {variable}"
-                + (f", did you mean {close[0]}?" if close else f"; known: {sorted(known)}")
-            )
+            meant = near(variable.upper(), known) or f"; known: {sorted(known)}"
+            raise ConfigurationError(f"unknown setting {variable}{meant}")
