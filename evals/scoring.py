@@ -28,7 +28,9 @@ from rich.table import Table
 from ..orchestrator.chain import Chain, Step
 from ..orchestrator.endpoints import Endpoint, VllmEndpoint
 from ..orchestrator.events import Called, Event
+from ..policies import Reflective
 from ..prompts import load
+from .script import script
 from .testbed.problems import generate, worked
 from .testbed.servers import endpoint, running
 
@@ -125,7 +127,13 @@ async def ways(large: Endpoint, together: int) -> AsyncGenerator[tuple[VllmEndpo
         def score(name: str, at: VllmEndpoint) -> Way:
             events: list[Event] = []
             model = at.model(observe=events.append)
-            return Way(name, scored, 1, lambda chain, steps: model.score(chain, steps[0].text), events, [at])
+            return Way(name, plain, 1, lambda chain, steps: model.score(chain, steps[0].text), events, [at])
+
+        def reflect(name: str, at: VllmEndpoint) -> Way:
+            events: list[Event] = []
+            model = at.model(observe=events.append)
+            policy = Reflective(model, model)
+            return Way(name, plain, 1, lambda chain, steps: policy.verify(chain, steps[0]), events, [at])
 
         def ask(name: str, plain: str, at: Sequence[VllmEndpoint], *, at_once: bool = True) -> Way:
             events: list[Event] = []
@@ -144,13 +152,15 @@ async def ways(large: Endpoint, together: int) -> AsyncGenerator[tuple[VllmEndpo
 
             return Way(name, plain, len(at), judge, events, at)
 
-        scored, asked = "score, the whole chain read again", f"{together} questions, one after the other"
+        plain, asked = "one question", f"{together} questions, one after the other"
         yield (
             suffix,
             (
-                score(scored, whole),
-                score("score, the suffix alone", suffix),
-                ask("one question", scored, [suffix]),
+                ask(plain, plain, [suffix]),
+                score("BiLD's score, the step alone", suffix),
+                score("BiLD's score, the chain again", whole),
+                reflect("reflective, the step alone", suffix),
+                reflect("reflective, the chain again", whole),
                 ask(asked, asked, alone, at_once=False),
                 ask(f"{together} questions at once", asked, alone),
                 ask(f"{together} questions in one request", asked, [suffix] * together),
@@ -213,9 +223,9 @@ def table(timings: Sequence[Timing]) -> Table:
 SMALL_PRINT = (
     "The large miniature model, served by real vLLM on this CPU at the pace of the profile, and one chain that it has "
     "read before. Every round judges new drafts of about 14 tokens with known ids, in every way in turn. Of plain: the "
-    "median over that of the first row, for several questions over that of the fourth. Tokens read: prompt tokens that "
-    "were in no prefix cache; of several questions in one request vLLM tells the last one's only, the others are "
-    "estimated."
+    "median over that of one question, for several over that of as many one after the other. Tokens read: prompt "
+    "tokens that were in no prefix cache; of several questions in one request vLLM tells the last one's only, the "
+    "others are estimated."
 )
 
 
@@ -252,4 +262,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    script(main)

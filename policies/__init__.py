@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
 from ..orchestrator import Critic, Model, Policy
 from ..orchestrator.errors import ConfigurationError
+from ..orchestrator.near import near
 from .bild import BiLD
 from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
+from .kinds import meaning, said
 from .lead import Led
 from .lookahead_reasoning import LookaheadReasoning
 from .lot import Lot
@@ -37,12 +39,15 @@ __all__ = [
     "LookaheadReasoning",
     "Lot",
     "Method",
+    "Option",
     "Reflective",
     "Relay",
     "Reward",
     "Solo",
     "SpecReason",
     "SpeculativeThinking",
+    "check",
+    "explained",
     "make",
     "options",
 ]
@@ -62,13 +67,26 @@ class Method:
     cost: str = ""
 
     @property
+    def documentation(self) -> str:
+        return inspect.getdoc(self.build) or ""
+
+    @property
     def about(self) -> str:
         """The first line of its documentation."""
-        return (inspect.getdoc(self.build) or "").partition("\n")[0]
+        return self.documentation.partition("\n")[0]
 
     @property
     def needs_critic(self) -> bool:
         return "critic" in inspect.signature(self.build).parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a policy for the eye: its *default*, which *values* it may have, in words, and what it *means*."""
+
+    default: Any
+    values: str
+    means: str
 
 
 METHODS: Mapping[str, Method] = {
@@ -152,40 +170,59 @@ def options(name: str) -> Mapping[str, inspect.Parameter]:
 
 def make(name: str, small: Model, large: Model, *, critic: Critic | None = None, **chosen: Any) -> Policy:
     """Build the policy called *name*. Raise `ConfigurationError` for unknown names or options and for wrong values."""
-    method, known = _find(name), options(name)
+    method, checked = _find(name), check(name, chosen, has_critic=critic is not None)
+    return method.build(small, large, **({"critic": critic} if method.needs_critic else {}), **checked)
+
+
+def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool = True) -> Mapping[str, Any]:
+    """
+    The *chosen* options with values of the right kinds. Raise `ConfigurationError` as `make` would.
+
+    Unless it *has_critic*, a policy that needs one is refused too.
+    """
+    method, known, kinds = _find(name), options(name), _kinds(name)
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
-            hint = f" ({LEAD})" if option == "first" else _near(option, known)
+            hint = f" ({LEAD})" if option == "first" else near(option, known)
             raise ConfigurationError(f"policy {name!r} has no option {option!r}{hint}; its options: {listed}")
-    hints = get_type_hints(method.build)
-    models: dict[str, Any] = {"small": small, "large": large}
-    if method.needs_critic:
-        if critic is None:
-            raise ConfigurationError(
-                f"policy {name!r} needs a reward model: pass critic='http://HOST:PORT/v1', set STEPSPEC_CRITIC, "
-                "or write a [critic] table with its url into stepspec.toml"
-            )
-        models["critic"] = critic
-    return method.build(**models, **{key: _checked(name, key, hints[key], chosen[key]) for key in chosen})
+    checked = {key: _checked(name, key, kinds[key], value) for key, value in chosen.items()}
+    if method.needs_critic and not has_critic:
+        raise ConfigurationError(
+            f"policy {name!r} needs a reward model, which no pair within another has: pass "
+            "critic='http://HOST:PORT/v1', set STEPSPEC_CRITIC, or write a [critic] table with its url into "
+            "stepspec.toml"
+        )
+    nobody = dict.fromkeys(set(inspect.signature(method.build).parameters) - set(known))
+    method.build(**nobody, **checked)  # It may refuse what its options are together.
+    return checked
 
 
-def _checked(policy: str, option: str, kind: Any, value: object) -> Any:
+def explained(name: str) -> Mapping[str, Option]:
+    """The options of the policy called *name*, for the eye."""
+    method, kinds = _find(name), _kinds(name)
+    return {
+        key: Option(option.default, said(kinds[key]), meaning(method.documentation, key))
+        for key, option in options(name).items()
+    }
+
+
+@cache
+def _kinds(name: str) -> Mapping[str, TypeAdapter[Any]]:
+    hints = get_type_hints(_find(name).build, include_extras=True)
+    return {option: TypeAdapter(hints[option]) for option in options(name)}
+
+
+def _checked(policy: str, option: str, kind: TypeAdapter[Any], value: object) -> Any:
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return kind.validate_python(value)
     except ValidationError as exc:
-        wrong = "; ".join(error["msg"] for error in exc.errors())
-        raise ConfigurationError(f"policy {policy!r}, option {option!r}: {wrong} (got {value!r})") from exc
+        raise ConfigurationError(f"policy {policy!r}, option {option!r}: {said(kind)} (got {value!r})") from exc
 
 
 def _find(name: str) -> Method:
     if name not in METHODS:
         raise ConfigurationError(
-            f"there is no policy {name!r}{_near(name, METHODS)}; the policies: {', '.join(METHODS)}"
+            f"there is no policy {name!r}{near(name, METHODS)}; the policies: {', '.join(METHODS)}"
         )
     return METHODS[name]
-
-
-def _near(word: str, known: Mapping[str, Any]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..orchestrator.chain import DELIMITER
+from .kinds import Amount, AtLeast1, Share
 from .scores import surest
 
 CHARACTER = 4  # tokens, of a byte each, make any character
@@ -22,8 +23,8 @@ class BiLD:
     Let the small model write until its best token has a probability below *fallback*; have the large one read the run.
 
     The draft is cut before the first token with a cross-entropy above *rollback* nats, unless it is the large model's
-    own first choice. The defaults are the paper's (Algorithm 1; a *run* is 10 tokens and a repair one, appendix
-    7.1.2); at the *scale* "step" a draft and its repair go on to the end of the step.
+    own first choice. A draft ends after *run* tokens at the latest, and a repair is one. At the *scale* "step" both go
+    on to the end of the step instead. The defaults are the paper's (Algorithm 1, appendix 7.1.2).
 
     The unsure token, which the paper drops, ends the draft: it stands if it is the large model's first choice, which
     spares the request for that token. A sure run is accepted as it is, as in Algorithm 1; the authors' code has the
@@ -34,9 +35,9 @@ class BiLD:
 
     small: Model
     large: Model
-    fallback: float = 0.6
-    rollback: float = 5.0
-    run: int = 10
+    fallback: Share = 0.6
+    rollback: Amount = 5.0
+    run: AtLeast1 = 10
     scale: Literal["token", "step"] = "token"
 
     @property

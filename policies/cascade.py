@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..prompts import load
+from .kinds import Share
 
 CHECK = load("check")
 YES, NO = "Yes", "No"
@@ -30,8 +31,8 @@ class Cascade:
 
     small: Model
     large: Model
-    sure: float = 0.9
-    threshold: float = 0.5
+    sure: Share = 0.9
+    threshold: Share = 0.5
 
     @property
     def answerer(self) -> Model:

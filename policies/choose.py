@@ -13,13 +13,11 @@ from math import log
 from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rival, Rollback, Step, Verdict
-from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.repetition import obstacle
 from ..orchestrator.tasks import at_once
+from .kinds import MOST, Above0, Amount, Grade, Share, Top
 from .rivals import decided, drawn, forks, standing
 from .specreason import SpecReason
-
-MOST = 20  # tokens of a place that servers tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,39 +27,32 @@ class Choose:
 
     A rival is begun as the draft is, up to a token of which the small model was unsure, and there with another one, of
     a probability of *least* at least: no two candidates begin alike, and a draft without such a token has no rivals.
-    They *fork* "anywhere", from the likeliest of those tokens, or at the "first" token only. With a *temperature* the
-    tokens are drawn without replacement (Gumbel's top k, by *seed* and chain) instead.
+    Rivals *fork* "anywhere", from the likeliest of those tokens, or at the "first" token of the draft only. With a
+    *temperature* above 0 the tokens are drawn without replacement instead (Gumbel's top k), by *seed* and chain.
 
-    The draft is graded as SpecReason grades (*threshold*, *read*, *sure*), and only if it is refused the rivals are
-    written, in one request, and graded, in another. To *compare* is to do so with every draft that may have rivals:
-    then it stands only if none of them is better. A rival that says what another says, or goes round in circles, is
-    refused at once. One candidate is SpecReason.
+    Steps are graded as by SpecReason: one passes if its grade, *read* "expected" or "greedy", reaches *threshold*, and
+    the judge puts *sure* of its probability on digits at least. Only if the draft is refused the rivals are written, in
+    one request, and graded, in another. To *compare* is to do so with every draft that may have rivals: then it stands
+    only if none of them is better. A rival that says what another says, or goes round in circles, is refused at once.
+    One candidate is SpecReason.
 
     The papers test tokens so that their distribution stays the large model's, which a threshold on grades does not.
-    They fork at every token of a tree; here at one. Raise `ConfigurationError` for options that make no sense.
+    They fork at every token of a tree; here at one.
     """
 
     foreseeable: ClassVar[bool] = True
 
     small: Model
     large: Model
-    candidates: int = 4
-    least: float = 0.05
+    candidates: Top = 4
+    least: Above0 = 0.05
     fork: Literal["anywhere", "first"] = "anywhere"
     compare: bool = False
-    temperature: float = 0.0
+    temperature: Amount = 0.0
     seed: int = 0
-    threshold: float = 7
+    threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
-    sure: float = 0.05
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.candidates <= MOST:
-            raise ConfigurationError(f"policy 'choose': {self.candidates} candidates; there may be 1 to {MOST}")
-        if not 0 < self.least <= 1:
-            raise ConfigurationError(f"policy 'choose': least={self.least} is a probability, above 0 and at most 1")
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigurationError(f"policy 'choose': temperature={self.temperature} must be 0 or more")
+    sure: Share = 0.05
 
     @property
     def answerer(self) -> Model:

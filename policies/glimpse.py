@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from .kinds import Amount, Several
 from .scores import entropy
 
 
@@ -23,8 +24,8 @@ class Glimpse:
 
     small: Model
     large: Model
-    threshold: float = 1.0
-    top: int = 20
+    threshold: Amount = 1.0
+    top: Several = 20
 
     @property
     def answerer(self) -> Model:

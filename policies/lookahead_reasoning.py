@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..orchestrator.chain import DELIMITER
 from ..prompts import load
+from .kinds import Share
 
 SAME = load("lookahead-reasoning.same")
 
@@ -31,7 +32,7 @@ class LookaheadReasoning:
 
     small: Model
     large: Model
-    sure: float = 0.05
+    sure: Share = 0.05
 
     @property
     def answerer(self) -> Model:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from .kinds import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +19,7 @@ class Lot:
 
     small: Model
     large: Model
-    p: float = 0.5
+    p: Share = 0.5
     seed: int = 0
 
     @property

@@ -15,6 +15,7 @@ from ..orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
 from ..orchestrator.chain import DELIMITER, THINK_END
 from ..orchestrator.errors import MissingCapability
 from ..prompts import load
+from .kinds import Amount, Share, Top
 
 PROMPTS = {name: load(f"reflective.{name}") for name in ("reflect", "neutral")}
 
@@ -25,30 +26,32 @@ class Reflective:
     Keep a draft up to the first token that the large model would not write, going by a blend of two readings.
 
     One prefill reads ``draft | prompt, anchor | draft``; the anchor is the chain's last paragraph, so that the second
-    copy stands after the same words as the first. The readings are fused as ``(1 - alpha) * first + alpha * second``.
-    *accept* a token that "match"es the likeliest of the fused distribution, or one that is "typical" of it: its
-    probability is above ``min(epsilon, delta * exp(-entropy))``, with the constants of Medusa (arXiv:2401.10774).
+    copy stands after the same words as the first. The second reading weighs *alpha*, a third-party implementation's
+    default, and the first the rest. *accept* a token that "match"es the likeliest of the fused distribution, or one
+    that is "typical" of it: its probability is above *epsilon* or above *delta* times ``exp(-entropy)``, with the
+    constants of Medusa (arXiv:2401.10774).
 
-    The *prompt* "neutral", of the same length, is the control for what a copy gains by being a copy. *alpha* is the
-    default of a third-party implementation; the paper's body could not be read, nor its prompt, its anchor's length
-    or where it takes the corrected token from. Here the large model writes on from what was kept, by itself.
+    The *prompt* "neutral", of the same length, is the control for what a copy gains by being a copy. The paper's body
+    could not be read, nor its prompt, its anchor's length or where it takes the corrected token from. Here the large
+    model writes on from what was kept, by itself.
 
-    Logits are fused over the *top* tokens of both places (20 at most). Log-probabilities do for logits, as a constant
+    Logits are fused over the *top* tokens of both places, 20 at most. Log-probabilities do for logits, as a constant
     for each place cancels out. A token that one list lacks counts there as its last one, which is the most it can be:
-    a match is a match in the whole vocabulary, while typical probabilities leave out the mass beyond both lists. Raise
-    `MissingCapability` for an endpoint that does not tell the top tokens.
+    a match is a match in the whole vocabulary, however short the lists, while typical probabilities leave out the mass
+    beyond both. *top* is 3 for a match, which more hardly change while each costs the server time, and else 20, unless
+    it is told. Raise `MissingCapability` for an endpoint that does not tell the top tokens.
     """
 
     foreseeable: ClassVar[bool] = True
 
     small: Model
     large: Model
-    alpha: float = 0.3
+    alpha: Share = 0.3
     accept: Literal["match", "typical"] = "match"
     prompt: Literal["reflect", "neutral"] = "reflect"
-    top: int = 20
-    epsilon: float = 0.09
-    delta: float = 0.3
+    top: Top | None = None
+    epsilon: Share = 0.09
+    delta: Amount = 0.3
 
     @property
     def answerer(self) -> Model:
@@ -59,7 +62,8 @@ class Reflective:
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         bridge = f"{_break(draft)}{PROMPTS[self.prompt].text}{DELIMITER}{anchor(chain)}"
-        first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=self.top)
+        top = self.top or (3 if self.accept == "match" else 20)
+        first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
         keep, least = 0, 1.0
         for token, again in zip(first, second, strict=True):
             chances = fuse(token, again, self.alpha)
@@ -87,7 +91,7 @@ def anchor(chain: Chain) -> str:
 def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
     """Blend two readings of one place; return the probability of every token that either tells, by its id."""
     read, reread = _logits(first), _logits(second)
-    least, again = min(read.values()), min(reread.values())
+    least, again = (min(other.logprob for other in token.top) for token in (first, second))
     fused = {id: (1 - alpha) * read.get(id, least) + alpha * reread.get(id, again) for id in read | reread}
     most = max(fused.values())
     weights = {id: exp(logit - most) for id, logit in fused.items()}

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..orchestrator import Accept, Chain, Critic, Model, Rollback, Step, Verdict
+from .kinds import Share
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Reward:
     small: Model
     large: Model
     critic: Critic
-    threshold: float = 0.7
+    threshold: Share = 0.7
 
     @property
     def answerer(self) -> Model:

@@ -69,8 +69,9 @@ def _ruled(step: Step, verdict: Verdict) -> Rival:
     return Rival(step, verdict.score, verdict.reason if isinstance(verdict, Rollback) else "")
 
 
-def _worth(judged: Rival | Verdict) -> float:
-    return -1.0 if judged.score is None else judged.score
+def _worth(passed: Rival | Accept) -> float:
+    assert passed.score is not None  # Whoever passed was graded.
+    return passed.score
 
 
 def _likeliness(begun: Step) -> float:

@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..prompts import load
+from .kinds import Grade, Share
 from .scores import DIGITS, expected, likeliest
 
 GRADE = load("specreason.grade")
@@ -31,9 +32,9 @@ class SpecReason:
 
     small: Model
     large: Model
-    threshold: float = 7
+    threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
-    sure: float = 0.05
+    sure: Share = 0.05
 
     @property
     def answerer(self) -> Model:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..orchestrator.chain import DELIMITER
 from ..prompts import load
+from .kinds import AtLeast1
 
 RECAP = load("speculative-thinking.recap").text
 TAKEOVERS = ("affirmation", "reflection", "delimiter")
@@ -41,10 +42,10 @@ class SpeculativeThinking:
     """
     Where the first *n1* tokens of a small paragraph hold a cue, let the large model begin it anew with *n1* tokens.
 
-    It goes on for *n2* if those speak of verifying. After *limit* takeovers that reflect (5 more after each recap, up
-    to 30) it is told to look for mistakes and writes *n3* tokens (25 more each time, up to 200). For a small model that
-    does not reason (*reasoning* false) it begins every paragraph, the first with *begin* tokens. Words and numbers are
-    the paper's (sections 3 and 4.2, appendix A.2) and, where it is silent, its code's.
+    It goes on for *n2* more if those speak of verifying. After *limit* takeovers that reflect (5 more after each recap,
+    up to 30) it is told to look for mistakes and writes *n3* tokens (25 more each time, up to 200). For a small model
+    that does not reason (*reasoning* false) it begins every paragraph, the first with *begin* tokens. Words and numbers
+    are the paper's (sections 3 and 4.2, appendix A.2) and, where it is silent, its code's.
 
     Deviations: words match as a whole, not inside others; a cue ends the draft at once, as both kinds lead to a
     takeover; a paragraph without one is kept as it was classified, where the code has it written again.
@@ -52,11 +53,11 @@ class SpeculativeThinking:
 
     small: Model
     large: Model
-    n1: int = 20
-    n2: int = 125
-    n3: int = 125
-    limit: int = 15
-    begin: int = 100
+    n1: AtLeast1 = 20
+    n2: AtLeast1 = 125
+    n3: AtLeast1 = 125
+    limit: AtLeast1 = 15
+    begin: AtLeast1 = 100
     reasoning: bool = True
 
     @property

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from pathlib import Path
 
 import orjson
 import pytest
+import typer
+import typer.core
 
 from stepspec import cli
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.events import Started
+from stepspec.policies import METHODS, explained
+from stepspec.policies.relay import CUES
 
+DEAD = "--small", "http://127.0.0.1:1", "--large", "http://127.0.0.1:1"
 COMMANDS = [one.name or getattr(one.callback, "__name__", "") for one in cli.app.registered_commands]
 
 
@@ -42,9 +48,34 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "x", "--small", "ftp://h", "--large", "http://h:1"], "'ftp://h' is not the URL of a server"),
         (["solve", "x", "--temperature", "7"], "sampling.temperature"),
         (["solve", "x", "-o", "threshold"], "write it as NAME=VALUE"),
+        (["solve", "x", *DEAD, "-p", "specreasn"], "no policy 'specreasn' (did you mean 'specreason'?)"),
+        (["solve", "x", *DEAD, "-p", "bild", "-o", "fallbacks=1"], "no option 'fallbacks' (did you mean 'fallback'?)"),
+        (["solve", "x", *DEAD, "-p", "bild", "-o", "run=0"], "option 'run': a whole number of 1 or more (got 0)"),
+        (["solve", "x", *DEAD, "-p", "reward"], "needs a reward model"),
+        (["serve", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
+        (["serve", *DEAD, "-o", "threshold=NaN"], "option 'threshold': a number from 0 to 9 (got 'NaN')"),
+        (["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9 (got 'high')"),
+        (["eval", "arithmetic", *DEAD, "-p", "specreason:thresholds=1"], "did you mean 'threshold'"),
+        (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
+        (["eval", "arithmetic", *DEAD, "-p", "reward"], "needs a reward model"),
+        (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
+        (["adapt", "x.jsonl", "--share", "0.1", "-p", "specreasn"], "did you mean 'specreason'"),
+        (["adapt", "x.jsonl", "--share", "0.1", "-o", "thresholds=8"], "did you mean 'threshold'"),
+        (["policies", "chose"], "no policy 'chose' (did you mean 'choose'?)"),
+        (["policies", "chose", "--json"], "no policy 'chose' (did you mean 'choose'?)"),
         (["up"], "pass --testbed"),
         (["up", "pair.toml", "--testbed"], "pass --testbed"),
         (["up", "nowhere.toml"], "nowhere.toml: No such file"),
+        (
+            ["up", "pair.toml", "--speculation", "ngram"],
+            "--speculation is for --testbed alone: in pair.toml, set `specul",
+        ),
+        (["up", "pair.toml", "--profile", "paced"], "--profile is for --testbed alone: in pair.toml, `flags.hf-overr"),
+        (
+            ["up", "pair.toml", "--tiny"],
+            "--tiny is for --testbed alone: in pair.toml, describe a pair within, [small.sm",
+        ),
+        (["up", "pair.toml", "--small-other"], "--small-other is for --testbed alone: in pair.toml, set `model` of"),
         (["up", "--testbed", "--speculation", "eagle3"], "cannot speculate by 'eagle3'"),
         (["profile"], "name a file of problems, or pass --testbed"),
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
@@ -55,6 +86,9 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "math-50"], "did you mean 'math500'"),
         (["eval", "arithmetic"], "no small model: pass small="),
         (["eval", "arithmetic", "-p", "specraeson"], "did you mean 'specreason'"),
+        (["eval", "arithmetic", "--testbed", "--small", "http://h:1"], "leave out either it or --small"),
+        (["calibrate", "arithmetic", "--testbed", "--critic", "http://h:1"], "leave out either it or --critic"),
+        (["profile", "--testbed", "--large", "http://h:1"], "leave out either it or --large"),
         (["eval", "arithmetic", "--half", "both"], "it is report or calibration"),
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
@@ -83,10 +117,52 @@ def test_policies_are_listed_with_their_options(capfd: pytest.CaptureFixture[str
     assert "threshold=7" in capfd.readouterr().out
 
 
+@pytest.mark.parametrize("columns", [40, 66, 67, 68, 90, 200])
+def test_lines_end_between_options_and_never_within_a_cue(
+    columns: int, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    for arguments in ((), ("relay",)):
+        assert call("policies", *arguments) == 0
+        printed = capfd.readouterr().out.splitlines()
+        cues = [line for line in printed if any(repr(cue) in line for cue in CUES)]
+        assert all(line.count("'") % 2 == 0 for line in cues)
+        assert re.findall(r"'[^']*'", " ".join(cues))[: len(CUES)] == list(map(repr, CUES))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_is_told_whole(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+    method = METHODS[name]
+    assert call("policies", name) == 0
+    printed = " ".join(capfd.readouterr().out.split())
+    said = [option.means for option in explained(name).values()]
+    for wanted in (method.documentation, method.paper, method.needs, method.cost, *said):
+        assert " ".join(wanted.split()) in printed
+    for key, option in explained(name).items():
+        assert f"{key} {option.values} default {option.default!r} means" in printed
+    assert call("policies", name, "--json") == 0
+    listed = orjson.loads(capfd.readouterr().out)
+    assert listed["documentation"] == method.documentation
+    assert {key: option["means"] for key, option in listed["options"].items()} == {
+        key: option.means for key, option in explained(name).items()
+    }
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(command: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert call(command, "--help") == 0
     assert "Usage" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_its_examples_use_what_it_has(command: str) -> None:
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, typer.core.TyperGroup)
+    known = {name: {flag for one in each.params for flag in one.opts} for name, each in group.commands.items()}
+    examples = re.findall(r"stepspec (\w+)([^\n|&]*)", group.commands[command].epilog or "")
+    assert command in {name for name, _ in examples}
+    for name, line in examples:
+        assert set(re.findall(r"(?<=\s)--?[a-z][\w-]*", line.partition(" # ")[0])) <= known[name]
 
 
 def test_the_help_lists_every_command(capfd: pytest.CaptureFixture[str]) -> None:
@@ -119,8 +195,25 @@ def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd:
     assert '--speculative-config \'{"method": "draft_model"' in large
     assert "--served-model-name testbed-small" in small
     (tmp_path / "pair.toml").write_text('[large]\nurl = "http://a:1"\n[small]\nurl = "http://b:1"\n')
-    assert call("up", "pair.toml", "--dry-run") == 0
+    assert call("up", "pair.toml", "--dry-run", "--log-dir", "logs", "--json") == 0
     assert capfd.readouterr().out.splitlines() == ["# large runs at http://a:1", "# small runs at http://b:1"]
+
+
+def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    three = 'large = "http://a:1"\n[small]\npolicy = "bild"\nlarge = "http://b:1"\nsmall = "http://c:1"\n'
+    (tmp_path / "three.toml").write_text(three)
+    assert call("up", "three.toml", "--dry-run") == 0
+    assert capfd.readouterr().out.splitlines()[0].startswith("# small is a pair: bild over small.small and small.large")
+    for was, now, complaint in (
+        ("bild", "bidl", "small: there is no policy 'bidl' (did you mean 'bild'?"),
+        ('"bild"', '"bild"\noptions = { scael = "step" }', "small: policy 'bild' has no option 'scael' (did you mean"),
+        ("bild", "reward", "small: policy 'reward' needs a reward model"),
+    ):
+        (tmp_path / "three.toml").write_text(three.replace(was, now))
+        assert call("up", "three.toml") == 2
+        assert complaint in capfd.readouterr().err
 
 
 def test_the_tiny_model_is_started_when_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:

@@ -112,10 +112,11 @@ class VllmModel:
         encoded = [(span, await encoder.encode(span)) for span in spans]
         prompt = [*before, *(number for _, ids in encoded for number in ids)]
         rows = await self._suffix(prompt, len(before), top) if self._endpoint.settings.suffix_scoring else None
+        pieces = None if rows is None else await encoder.pieces(set(prompt[len(before) :]))
         if rows is None:
             reply = await self._post("score", prompt, scoring.whole(self._endpoint.name, prompt, top))
             rows = scoring.rows(self._call("score"), reply, len(before))
-        return scoring.scores(self._call("score"), rows, encoded, top)
+        return scoring.scores(self._call("score"), rows, encoded, top, pieces)
 
     async def _suffix(self, prompt: Sequence[int], start: int, top: int) -> Sequence[scoring.Row] | None:
         """Score *prompt* from token *start* on; None if the server did not compute all of it, or could not tell."""
@@ -132,10 +133,7 @@ class VllmModel:
             ) from exc
         except EndpointUnavailable:
             return None  # Whether it has failed for good, the whole will show.
-        rows = scoring.computed_rows(reply, prompt, start)
-        if rows is None:
-            return None
-        return scoring.spelled(rows, await self._endpoint.encoder.pieces({int(key) for row in rows for key in row}))
+        return scoring.computed_rows(reply, prompt, start)
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""

@@ -64,22 +64,27 @@ def computed_rows(reply: Reply, prompt: Sequence[int], start: int) -> Sequence[R
     return last if all(str(number) in row for number, row in zip(prompt[start:], last, strict=True)) else None
 
 
-def spelled(rows: Sequence[Row], pieces: Mapping[int, str]) -> Sequence[Row]:
-    """Give the tokens of *rows* their texts, which `suffix` does not bring along."""
-    return [{key: {**known, "decoded_token": pieces[int(key)]} for key, known in row.items()} for row in rows]
-
-
 def scores(
-    call: Call, rows: Sequence[Row], spans: Sequence[tuple[str, Sequence[int]]], top: int
+    call: Call,
+    rows: Sequence[Row],
+    spans: Sequence[tuple[str, Sequence[int]]],
+    top: int,
+    pieces: Mapping[int, str] | None = None,
 ) -> list[tuple[Token, ...]]:
-    """Read from *rows*, which begin with the first span, each span's tokens with the *top* likeliest of their place."""
+    """
+    Read from *rows*, which begin with the first span, each span's tokens with the *top* likeliest of their place.
+
+    *pieces* are the texts of the spans' own tokens, for a reply that has none. The others are not looked up, which
+    would be one more request for every step: they have no text then.
+    """
     try:
         read: list[tuple[Token, ...]] = []
         start = 0
         for text, ids in spans:
             found = rows[start : start + len(ids)]
             own = [row[str(number)] for row, number in zip(found, ids, strict=True)]
-            spelt = spell(text, ids, [known["decoded_token"] for known in own])
+            told = [known["decoded_token"] for known in own] if pieces is None else [pieces[number] for number in ids]
+            spelt = spell(text, ids, told)
             read.append(
                 tuple(
                     [
@@ -96,7 +101,9 @@ def scores(
 
 def _top(row: Row, top: int) -> tuple[Token, ...]:
     best = sorted((known["rank"], int(key), known) for key, known in row.items() if known["rank"] <= top)
-    return tuple([Token(known["decoded_token"], floored(known["logprob"]), rank, id) for rank, id, known in best])
+    return tuple(
+        [Token(known.get("decoded_token") or "", floored(known["logprob"]), rank, id) for rank, id, known in best]
+    )
 
 
 def _malformed(call: Call) -> MalformedReply:

@@ -14,7 +14,7 @@ COMPLETIONS = "/v1/completions"
 
 
 async def test_every_way_sends_what_its_name_says() -> None:
-    server = FakeVllm(("So", " it", " is", "\n\n"), digits={"9": -0.1}, block=16, scale_out=True)
+    server = FakeVllm(("So", " it", " is", "\n\n"), digits={"9": -0.1}, block=64, scale_out=True)
     async with server.serve("large", suffix_scoring=True) as endpoint, ways(endpoint, 3) as (large, all_ways):
         chain, steps = await long_chain(large, 500), fresh_steps(7)
         sent: list[list[tuple[str, int]]] = []
@@ -31,6 +31,8 @@ async def test_every_way_sends_what_its_name_says() -> None:
                 ]
             )
     assert sent == [
+        [(COMPLETIONS, 1)],
+        [(GENERATE, 1)],
         [(COMPLETIONS, 1)],
         [(GENERATE, 1)],
         [(COMPLETIONS, 1)],

@@ -22,11 +22,7 @@ from stepspec.orchestrator.reason import End
 from ..fakes import Said, ScriptedModel, counting
 
 PROBLEM = Chain.of("What is 6 x 7?")
-ARMS = (
-    "small", "large", "specreason", "keeping", "overtaking", "tokenwise",
-    "reflective", "lookahead-reasoning", "reward", "relay",
-    "speculative-thinking", "bild", "glimpse", "cascade", "random", "choose", "comparing",
-)  # fmt: skip
+ARMS = (*policies.METHODS, "keeping", "overtaking", "tokenwise", "comparing")
 CUES = ("So", "Wait:", "Yes:", "Let me check:")
 
 settings.register_profile("bounded", max_examples=20, deadline=None, derandomize=True, database=None)
@@ -216,6 +212,10 @@ def arm(name: str, seed: int = 0, *, budget: Budget | None = None, sticky: bool 
 
 
 def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
+    """Build a policy of these tests, or any method; its options are drawn by *seed* where that reaches more of it."""
+    critic = ScriptedCritic(
+        lambda chain: taste(seed, "reward", chain.text), lambda chain: quarters(seed, "critic", chain.text)
+    )
     match name:
         case "keeping":
             return Keeping(small, large, ragged=seed % 3)
@@ -232,9 +232,6 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
                 name, small, large, alpha=(0.0, 0.3, 1.0)[seed % 3], accept=("match", "typical")[seed % 2]
             )
         case "reward":
-            critic = ScriptedCritic(
-                lambda chain: taste(seed, "reward", chain.text), lambda chain: quarters(seed, "critic", chain.text)
-            )
             return policies.make(name, small, large, critic=critic, threshold=taste(seed, "doubt"))
         case "speculative-thinking":
             return policies.make(name, small, large, n1=4, n2=6, n3=5, limit=1, begin=3, reasoning=seed % 3 > 0)
@@ -249,7 +246,7 @@ def build(name: str, small: Model, large: Model, seed: int = 0) -> Policy:
         case "relay":
             return policies.make(name, small, large, cues=("So 1 is", " as", "any one"))
         case _:
-            return policies.make(name, small, large)
+            return policies.make(name, small, large, critic=critic)
 
 
 def pair(length: int = 10, wrong: tuple[int, ...] = ()) -> tuple[ScriptedModel, ScriptedModel]:

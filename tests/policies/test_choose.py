@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Accept, Chain, Ledger, Rival, Rollback, Step, Token, reason
+from stepspec.orchestrator import Accept, Chain, Ledger, Rollback, Step, Token, reason
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
@@ -60,42 +60,6 @@ def texts(ruling: Accept | Rollback) -> list[tuple[str, float | None, str]]:
     return [(rival.step.text, rival.score, rival.reason) for rival in ruling.rivals]
 
 
-@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]), sticky=st.booleans())
-@BOUNDED
-def test_one_candidate_is_specreason_call_for_call(seed: int, ahead: int, sticky: bool) -> None:
-    runs: list[tuple[object, float, list[str], list[Event]]] = []
-    for policy in (SpecReason, Choose):
-        tried = arm("choose", seed, sticky=sticky)
-        options: dict[str, Any] = {}
-        if policy is Choose:
-            options = {"candidates": 1, "compare": bool(seed % 2), "least": 0.01}
-        tried.policy = policy(tried.small, tried.large, **options)
-        result, seconds = run(tried.run(ahead))
-        runs.append((result, seconds, tried.log, tried.events))
-    assert runs[0] == runs[1]
-
-
-@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
-@BOUNDED
-def test_a_step_is_the_small_models_wherever_specreason_would_have_kept_it_or_a_rival_passes(
-    seed: int, ahead: int
-) -> None:
-    tried = arm("choose", seed)
-    policy = Choose(tried.small, tried.large, least=0.01, threshold=5)
-    tried.policy = policy
-    (chain, _), _ = run(tried.run(ahead))
-    before = PROBLEM
-    for step in chain.steps:
-        draft = run(policy.draft(before))[0]
-        plain = run(policy.alone.verify(before, draft))[0]
-        if isinstance(plain, Accept):
-            assert step.text == draft.text or step.note
-        elif step.author == "small":
-            assert step.text != draft.text
-            assert isinstance(run(policy.alone.verify(before, step))[0], Accept)
-        before = before.extend(step)
-
-
 @pytest.mark.parametrize(
     ("grades", "kept", "others"),
     [
@@ -119,6 +83,7 @@ def test_the_best_rival_that_passes_stands_or_none(
     ("grades", "stands"),
     [
         ({DRAFT: 8, A: 7, B: 8, C: 3}, DRAFT),  # of equals, the draft: bets rest on it
+        ({DRAFT: 9, A: 8, B: 7, C: 3}, DRAFT),
         ({DRAFT: 7, A: 8, B: 7, C: 3}, A),
     ],
 )
@@ -126,7 +91,7 @@ def test_a_draft_that_passes_has_to_be_the_best_only_if_it_is_compared(grades: M
     ruling, seconds = verdict(grades, compare=True)
     assert seconds == 3.0  # the draft, its rivals in one request, and all grades at once
     if stands == DRAFT:
-        assert ruling == Accept(8.0, ruling.rivals)
+        assert ruling == Accept(float(grades[DRAFT]), ruling.rivals)
         assert [reason for _, _, reason in texts(ruling)] == ["beaten", "beaten", "grade"]
     else:
         assert isinstance(ruling, Rollback)
@@ -287,6 +252,88 @@ def test_the_answer_is_bet_on_again_after_a_rival() -> None:
     assert seconds == 6.0  # four for the first step, one to draft the last, and its grade beside the answer
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"candidates": 0}, "'candidates': a whole number from 1 to 20 .got 0"),
+        ({"candidates": 21}, "from 1 to 20"),
+        ({"least": 0}, "above 0, 1 at most"),
+        ({"least": 1.5}, "above 0, 1 at most"),
+        ({"least": "nan"}, "above 0, 1 at most"),
+        ({"temperature": -1}, "a number of 0 or more"),
+        ({"temperature": "inf"}, "a number of 0 or more"),
+        ({"fork": "last"}, "option 'fork'"),
+    ],
+)
+def test_options_without_a_meaning_are_refused(options: Mapping[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make("choose", *pair({}), **options)
+
+
+@pytest.mark.parametrize("options", [{"candidates": 1}, {"candidates": 20}, {"least": 1}, {"temperature": 0}])
+def test_options_at_the_edge_of_what_makes_sense_are_taken(options: Mapping[str, Any]) -> None:
+    make("choose", *pair({}), **options)
+
+
+def test_the_defaults_are_those_that_are_stated_and_the_rest_specreasons() -> None:
+    models = pair({})
+    policy = Choose(*models)
+    assert policy == Choose(*models, candidates=4, least=0.05, fork="anywhere", temperature=0.0, seed=0)
+    assert policy.alone == SpecReason(*models)
+
+
+@pytest.mark.parametrize(("options", "told"), [({}, 4), ({"candidates": 3}, 3), ({"temperature": 0.5}, 20)])
+def test_no_more_likely_tokens_are_asked_for_than_may_be_needed(options: Mapping[str, Any], told: int) -> None:
+    small, large = pair({})
+    small.rivals = lambda before, token: [Token(f"w{place}") for place in range(30)]
+    draft, _ = run(Choose(small, large, **options).draft(PROBLEM))
+    assert {len(token.top) for token in draft.tokens} == {told}
+
+
+def test_the_first_token_is_a_place_to_fork_if_it_is_the_only_one() -> None:
+    small, large = pair({DRAFT: 2})
+    small.rivals = lambda before, token: [Token(token), Token("Or", -1.0)] if token == "So" else [Token(token)]
+    policy = Choose(small, large, fork="first")
+    draft, _ = run(policy.draft(PROBLEM))
+    assert [step.text for step in policy.beginnings(PROBLEM, draft)] == ["Or"]
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]), sticky=st.booleans())
+@BOUNDED
+def test_one_candidate_is_specreason_call_for_call(seed: int, ahead: int, sticky: bool) -> None:
+    runs: list[tuple[object, float, list[str], list[Event]]] = []
+    for policy in (SpecReason, Choose):
+        tried = arm("choose", seed, sticky=sticky)
+        options: dict[str, Any] = {}
+        if policy is Choose:
+            options = {"candidates": 1, "compare": bool(seed % 2), "least": 0.01}
+        tried.policy = policy(tried.small, tried.large, **options)
+        result, seconds = run(tried.run(ahead))
+        runs.append((result, seconds, tried.log, tried.events))
+    assert runs[0] == runs[1]
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 2]))
+@BOUNDED
+def test_a_step_is_the_small_models_wherever_specreason_would_have_kept_it_or_a_rival_passes(
+    seed: int, ahead: int
+) -> None:
+    tried = arm("choose", seed)
+    policy = Choose(tried.small, tried.large, least=0.01, threshold=5)
+    tried.policy = policy
+    (chain, _), _ = run(tried.run(ahead))
+    before = PROBLEM
+    for step in chain.steps:
+        draft = run(policy.draft(before))[0]
+        plain = run(policy.alone.verify(before, draft))[0]
+        if isinstance(plain, Accept):
+            assert step.text == draft.text or step.note
+        elif step.author == "small":
+            assert step.text != draft.text
+            assert isinstance(run(policy.alone.verify(before, step))[0], Accept)
+        before = before.extend(step)
+
+
 def test_the_arms_of_the_promises_choose_now_and_then() -> None:
     """What the loop promises is tried on runs in which rivals stand, are beaten, and are refused."""
     seen = set[str]()
@@ -300,27 +347,3 @@ def test_the_arms_of_the_promises_choose_now_and_then() -> None:
         seen |= {f"under {type(ruling).__name__}" for ruling in rulings if ruling.rivals}
     assert {"", "grade", "beaten", "under Accept", "under Rollback"} <= seen
     assert {"choose", "comparing"} <= set(ARMS)
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"candidates": 0}, "0 candidates; there may be 1 to 20"),
-        ({"candidates": 21}, "21 candidates"),
-        ({"least": 0}, "above 0 and at most 1"),
-        ({"least": 1.5}, "above 0 and at most 1"),
-        ({"least": "nan"}, "above 0 and at most 1"),
-        ({"temperature": -1}, "must be 0 or more"),
-        ({"temperature": "inf"}, "must be 0 or more"),
-        ({"fork": "last"}, "option 'fork'"),
-    ],
-)
-def test_options_without_a_meaning_are_refused(options: Mapping[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        make("choose", *pair({}), **options)
-
-
-def test_a_rival_without_a_reason_is_the_chosen_one() -> None:
-    one, other = Rival(Step(A, "small"), 8.0, "beaten"), Rival(Step(B, "small"), 9.0)
-    assert Rollback(rivals=(one, other)).chosen is other
-    assert Rollback(rivals=(one,)).chosen is None

@@ -76,6 +76,12 @@ def test_one_prefill_reads_the_draft_twice_with_the_prompt_and_the_anchor_betwee
     assert isinstance(ruling, Accept)
 
 
+@pytest.mark.parametrize(("accept", "top"), [("match", 3), ("typical", 20)])
+def test_no_more_tokens_are_asked_for_than_the_rule_needs(accept: str, top: int) -> None:
+    _, large = verdict({}, {}, accept=accept)
+    assert [asked for _, _, asked in large.asked] == [top]
+
+
 def test_the_neutral_prompt_takes_the_place_of_the_reflection() -> None:
     _, large = verdict({}, {}, prompt="neutral")
     assert large.asked[0][1][1] == load("reflective.neutral").text + "\n\n"
@@ -150,9 +156,32 @@ def test_a_blend_is_a_distribution_and_no_unlisted_token_could_beat_its_best(
 
     fused = fuse(read(values, 0), read(again, 2), alpha)
     assert sum(fused.values()) == pytest.approx(1)
-    bound = (1 - alpha) * min(*values, -7.0) + alpha * min(*again, -7.0)  # the most a token in neither list can have
+    bound = (1 - alpha) * min(values) + alpha * min(again)  # the most a token in neither list can have
     known = (1 - alpha) * -7.0 + alpha * -7.0
     assert max(fused.values()) >= fused[99] * exp(bound - known) * (1 - 1e-9)
+
+
+@given(
+    readings=st.tuples(*[st.lists(st.floats(-20, 0), min_size=8, max_size=8)] * 2),
+    token=st.integers(0, 7),
+    top=st.integers(1, 8),
+    alpha=st.floats(0, 1),
+)
+@BOUNDED
+def test_a_match_is_the_likeliest_of_the_whole_vocabulary_however_short_the_lists(
+    readings: tuple[list[float], list[float]], token: int, top: int, alpha: float
+) -> None:
+    def told(logprobs: list[float]) -> Token:
+        listed = sorted(range(8), key=lambda id: -logprobs[id])[:top]
+        return Token("", logprobs[token], id=token, top=tuple(Token("", logprobs[id], id=id) for id in listed))
+
+    first, second = readings
+    chances = fuse(told(first), told(second), alpha)
+    blend = [(1 - alpha) * one + alpha * other for one, other in zip(first, second, strict=True)]
+    if chances[token] >= max(chances.values()):
+        assert blend[token] >= max(blend) - 1e-6
+    elif top == 8:
+        assert blend[token] < max(blend)
 
 
 def test_the_second_reading_turns_a_token_down_only_with_weight_enough() -> None:
@@ -233,7 +262,7 @@ def test_the_large_model_writes_on_from_what_was_kept_and_answers() -> None:
 def test_the_defaults_are_those_that_are_stated() -> None:
     small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
     assert Reflective(small, large) == Reflective(
-        small, large, alpha=0.3, accept="match", prompt="reflect", top=20, epsilon=0.09, delta=0.3
+        small, large, alpha=0.3, accept="match", prompt="reflect", top=None, epsilon=0.09, delta=0.3
     )
 
 

@@ -31,7 +31,7 @@ def policy(reward: float, **options: Any) -> Reward:
         (0.7, {}, Accept(0.7)),
         (0.6875, {}, Rollback(reason="reward", score=0.6875)),
         (0.0, {"threshold": 0}, Accept(0.0)),
-        (1.0, {"threshold": 1.5}, Rollback(reason="reward", score=1.0)),
+        (0.9375, {"threshold": 1}, Rollback(reason="reward", score=0.9375)),
     ],
 )
 def test_a_reward_that_reaches_the_threshold_is_enough(reward: float, options: dict[str, Any], ruling: Verdict) -> None:

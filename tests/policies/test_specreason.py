@@ -71,7 +71,7 @@ def test_a_step_is_the_small_models_exactly_where_its_grade_reaches_the_threshol
         ("6", 7, Rollback(reason="grade", score=6.0)),
         ("9", 7, Accept(9.0)),
         ("0", 0, Accept(0.0)),
-        ("9", 9.5, Rollback(reason="grade", score=9.0)),
+        ("8", 8.5, Rollback(reason="grade", score=8.0)),
     ],
 )
 def test_a_grade_that_reaches_the_threshold_is_enough(grade: str, threshold: float, ruling: Verdict) -> None:

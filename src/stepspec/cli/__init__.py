@@ -13,7 +13,7 @@ from ..evals import calibrate as calibrating
 from ..evals import command as evaluating
 from ..evals.report import command as reporting
 from ..orchestrator.errors import ConfigurationError, StepspecError
-from . import learning, looking, running, serving, solving
+from . import learning, listing, looking, running, serving, solving
 from .terminal import stderr, stdout
 
 EXAMPLES = """
@@ -62,15 +62,15 @@ def _root(  # pyright: ignore[reportUnusedFunction]
     pass
 
 
-app.command()(solving.solve)
+app.command(epilog=solving.EXAMPLES)(solving.solve)
 app.command(epilog=serving.EXAMPLES)(serving.serve)
-app.command("trace")(looking.show_trace)
-app.command("policies")(looking.list_policies)
-app.command()(looking.doctor)
+app.command("trace", epilog=looking.TRACE_EXAMPLES)(looking.show_trace)
+app.command("policies", epilog=listing.EXAMPLES)(listing.policies_command)
+app.command(epilog=looking.DOCTOR_EXAMPLES)(looking.doctor)
 app.command("profile", epilog=learning.PROFILE_EXAMPLES)(learning.profile_pair)
 app.command(epilog=learning.ADAPT_EXAMPLES)(learning.adapt)
 app.command("eval", epilog=evaluating.EXAMPLES)(evaluating.command)
 app.command("calibrate", epilog=calibrating.EXAMPLES)(calibrating.calibrate)
 app.command("report", epilog=reporting.EXAMPLES)(reporting.command)
 app.command(epilog=running.EXAMPLES)(running.up)
-app.command()(running.demo)
+app.command(epilog=running.DEMO_EXAMPLES)(running.demo)

@@ -10,9 +10,11 @@ from typing import Annotated
 
 import typer
 
+from .. import policies
 from .. import settings as configuration
 from ..api import Solver
 from ..evals import profile as profiling
+from ..evals.beforehand import only_without_testbed, writable
 from ..evals.testbed.progress import counting
 from ..evals.testbed.solving_pair import pair_solver
 from ..learning import from_traces
@@ -53,7 +55,10 @@ def profile_pair(
     """
     if use_testbed == (problems is not None):
         raise ConfigurationError("name a file of problems, or pass --testbed")
+    writable("--output", output)
     texts = profiling.load_problems(problems, count) if problems else profiling.training_problems(count, seed)
+    if use_testbed:
+        only_without_testbed(small=small, large=large)
     pair = pair_solver("off", stderr, (), seed, problems=0) if use_testbed else Solver(small, large)
     found, about = wait(_profile(pair, texts, least))
     if json:
@@ -105,6 +110,7 @@ def adapt(
     """
     options = dict(map(option_of, option)) if option else None
     settings = configuration.load(policy=policy, options=options, ahead=ahead, adapt=share)
+    policies.check(settings.policy, settings.options)
     learnt = from_traces(settings, traces).toml()
     if output is None:
         stdout.print(learnt, end="", markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The commands that look at something: ``trace``, ``policies``, ``doctor``."""
+"""The commands that look at something: ``trace`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 from rich.text import Text
 
-from .. import policies
 from ..api import Solver
 from ..orchestrator.endpoints.doctor import diagnose, render
 from ..orchestrator.errors import ConfigurationError
@@ -19,6 +17,22 @@ from ..orchestrator.nesting import neighbours
 from ..orchestrator.service.page import html
 from ..prompts import load
 from .terminal import Json, LargeUrl, SmallUrl, print_json, stderr, stdout, wait
+
+TRACE_EXAMPLES = """
+Examples:
+
+  stepspec solve "What is 6 x 7?" --trace run.jsonl && stepspec trace run.jsonl     # writes run.html
+
+  stepspec trace run.jsonl -o - > page.html
+"""
+
+DOCTOR_EXAMPLES = """
+Examples:
+
+  stepspec doctor --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec doctor --json | jq .large     # both servers are in stepspec.toml
+"""
 
 
 def show_trace(
@@ -41,33 +55,6 @@ def show_trace(
     except OSError as exc:
         raise ConfigurationError(f"{exc.filename}: {exc.strerror}") from exc
     stderr.print(f"wrote {target}", highlight=False, soft_wrap=True)
-
-
-def list_policies(json: Json = False) -> None:
-    """List the methods: their options, what they need from the endpoints, and what they cost."""
-    described = {
-        name: {
-            "about": method.about,
-            "paper": method.paper,
-            "options": {key: parameter.default for key, parameter in policies.options(name).items()},
-            "needs": method.needs,
-            "cost": method.cost,
-        }
-        for name, method in policies.METHODS.items()
-    }
-    if json:
-        print_json(described)
-        return
-    for name, method in policies.METHODS.items():
-        stdout.print(Text.assemble((name, "bold"), f"  {method.about}"), highlight=False)
-        chosen = " ".join(f"{key}={parameter.default!r}" for key, parameter in policies.options(name).items())
-        rows = Table.grid(padding=(0, 2))
-        for what, said in (
-            ("paper", method.paper), ("options", chosen), ("needs", method.needs), ("cost", method.cost),
-        ):  # fmt: skip
-            if said:
-                rows.add_row(Text(f"  {what}", "dim"), Text(said))
-        stdout.print(rows)
 
 
 def doctor(small: SmallUrl = None, large: LargeUrl = None, json: Json = False) -> None:

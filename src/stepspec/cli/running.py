@@ -12,6 +12,7 @@ from ..evals.tables import small_print, table
 from ..evals.testbed import demo as demonstration
 from ..evals.testbed import up as testbed
 from ..evals.testbed.servers import miniature_servers, speculating
+from ..models import check_within
 from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.serving import up as bringing
 from ..orchestrator.serving.commands import shown
@@ -22,13 +23,33 @@ Examples:
 
   stepspec up recipes/qwen3-32b.toml --dry-run     # check it, and print the commands
 
-  stepspec up recipes/qwen3-32b.toml
+  stepspec up recipes/qwen3-32b.toml > stepspec.toml   # what it prints, `solve` and `serve` read
 
   stepspec up --testbed --speculation ngram        # the miniature pair, on this CPU
 """
 
+DEMO_EXAMPLES = """
+Examples:
+
+  stepspec demo
+
+  stepspec demo --problems 20 --seed 1
+
+  stepspec demo --profile off --json     # as fast as this machine is; JSON on standard output
+"""
+
+
+OF_THE_TESTBED = {
+    "profile": "`flags.hf-overrides` of a model paces it, if it is a miniature one",
+    "speculation": "set `speculation` of each model that is to have any",
+    "other": "set `model` of [small]",
+    "tiny": "describe a pair within, [small.small] and [small.large]",
+}
+"""Options that say something of the miniature models alone, and what does the same in a pair's file."""
+
 
 def up(
+    context: typer.Context,
     pair: Annotated[Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")] = None,
     use_testbed: Annotated[bool, typer.Option("--testbed", help="The miniature pair, on this CPU.")] = False,
     profile: Profile = "paced",
@@ -44,14 +65,18 @@ def up(
     json: Json = False,
 ) -> None:
     """
-    Start the vLLM servers of a pair, print their base URLs, and stop them on Ctrl-C.
+    Start the vLLM servers of a pair, print where they are, and stop them on Ctrl-C.
+
+    The small model may be a pair in its turn, to any depth. Of a file, the settings of a solver are printed.
 
     What cannot work is refused before anything is downloaded or started, with what to change.
     """
     if use_testbed == (pair is not None):
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
     if pair is not None:
+        _refuse_the_testbeds(context, pair)
         described = bringing.checked(pair, stderr)
+        check_within(described.nested)
         if dry_run:
             stdout.print(bringing.commands(described), markup=False, highlight=False, soft_wrap=True)
         else:
@@ -64,6 +89,16 @@ def up(
         stdout.print("\n".join(commands), markup=False, highlight=False, soft_wrap=True)
         return
     wait(testbed.up(profile, roles, json_output=json, log_dir=log_dir, speculation=chosen))
+
+
+def _refuse_the_testbeds(context: typer.Context, pair: Path) -> None:
+    """Raise `ConfigurationError` for an option that would say nothing of a file."""
+    for option in context.command.params:
+        source = context.get_parameter_source(option.name) if option.name in OF_THE_TESTBED else None
+        if source is not None and source.name != "DEFAULT":
+            raise ConfigurationError(
+                f"{option.opts[0]} is for --testbed alone: in {pair}, {OF_THE_TESTBED[option.name]}"
+            )
 
 
 def demo(

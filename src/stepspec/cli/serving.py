@@ -8,12 +8,14 @@ import typer
 
 from .. import serving
 from ..api import Solver
-from .terminal import CriticUrl, LargeUrl, SmallUrl, wait
+from .terminal import Ahead, CriticUrl, LargeUrl, Option, SmallUrl, options_of, wait
 
 EXAMPLES = """
 Examples:
 
   stepspec serve --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec serve --policy bild -o scale=step --ahead 3     # what `auto` means; both servers are in stepspec.toml
 
   stepspec serve --host 0.0.0.0 --key SECRET --log-format json
 """
@@ -24,6 +26,14 @@ def serve(
     large: LargeUrl = None,
     critic: CriticUrl = None,
     policy: Annotated[str | None, typer.Option("--policy", "-p", help="The method that `auto` means.")] = None,
+    option: Option = None,
+    ahead: Ahead = None,
+    shadow: Annotated[
+        float | None,
+        typer.Option(
+            help="Let the large model check this share of accepted steps, off the critical path.", min=0, max=1
+        ),
+    ] = None,
     adapt: Annotated[
         float | None,
         typer.Option(help="Let threshold and depth follow; this share of accepted steps may be bad.", min=0, max=1),
@@ -54,7 +64,7 @@ def serve(
     """
     Serve an OpenAI-compatible endpoint in front of both models, and a page at / to watch them on.
 
-    Every flag, and more, may also come from STEPSPEC_SERVICE__* variables and the table [service] of stepspec.toml.
+    All of this, and more, may also come from STEPSPEC_* variables and from stepspec.toml; docs/service.md lists it.
     """
     serving.require()
     settings = serving.service_settings(
@@ -73,4 +83,14 @@ def serve(
         log_level=log_level,
         log_prompts=log_prompts,
     )
-    wait(serving.serve(Solver(small, large, critic=critic, policy=policy, adapt=adapt), settings))
+    solver = Solver(
+        small,
+        large,
+        critic=critic,
+        policy=policy,
+        options=options_of(option),
+        ahead=ahead,
+        shadow=shadow,
+        adapt=adapt,
+    )
+    wait(serving.serve(solver, settings))

@@ -10,13 +10,25 @@ from typing import Annotated
 import typer
 
 from ..api import Solver
-from ..display import Narrator, summary
+from ..display import Narrator, summary, underneath
 from ..orchestrator.endpoints import ReplicatedEndpoint
 from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.events import Event, Observer
 from ..orchestrator.nesting import leaves
 from ..orchestrator.solution import Solution
-from .terminal import CriticUrl, Json, LargeUrl, SmallUrl, option_of, print_json, stderr, stdout, wait
+from .terminal import Ahead, CriticUrl, Json, LargeUrl, Option, SmallUrl, options_of, print_json, stderr, stdout, wait
+
+EXAMPLES = """
+Examples:
+
+  stepspec solve "What is 6 x 7?" --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec solve - --policy bild -o scale=step < problem.txt     # both servers are in stepspec.toml
+
+  stepspec solve "..." --max-tokens 4096 --max-seconds 60 --trace run.jsonl
+
+  stepspec solve "..." --json | jq .ledger
+"""
 
 
 def solve(
@@ -27,12 +39,8 @@ def solve(
     policy: Annotated[
         str | None, typer.Option("--policy", "-p", help="The method; `stepspec policies` lists them.")
     ] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="An option of the method.", metavar="NAME=VALUE")
-    ] = None,
-    ahead: Annotated[
-        int | None, typer.Option(help="Drafts made beyond the one to be committed; 0: one by one.")
-    ] = None,
+    option: Option = None,
+    ahead: Ahead = None,
     hedge: Annotated[
         float | None,
         typer.Option(help="Repair drafts of at most this confidence while they are judged; 1: all.", min=0, max=1),
@@ -49,6 +57,9 @@ def solve(
     ] = None,
     give_up: Annotated[
         bool | None, typer.Option("--give-up/--no-give-up", help="Answer once thinking on looks hopeless.")
+    ] = None,
+    sure_bets: Annotated[
+        bool | None, typer.Option("--sure-bets/--no-sure-bets", help="Work ahead only of drafts that look safe.")
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
@@ -75,7 +86,7 @@ def solve(
         large,
         critic=critic,
         policy=policy,
-        options=dict(map(option_of, option)) if option else None,
+        options=options_of(option),
         ahead=ahead,
         hedge=hedge,
         load=load,  # type: ignore[arg-type]  # the settings check the word
@@ -83,6 +94,7 @@ def solve(
         plan=plan,
         early_exit=early_exit,
         give_up=give_up,
+        sure_bets=sure_bets,
         sampling=sampling or None,
         budget=budget or None,
     )
@@ -111,4 +123,6 @@ def _ignore(event: Event) -> None:
 
 def _print_solution(solution: Solution) -> None:
     stderr.print(summary(solution))
+    for one in solution.ledger.speculation:
+        stderr.print(underneath(one), soft_wrap=True)
     stdout.print(solution.answer, markup=False, highlight=False, soft_wrap=True)

@@ -24,6 +24,10 @@ CriticUrl = Annotated[
     typer.Option("--critic", help="Base URL of the reward model's server, if the method needs one.", metavar="URL"),
 ]
 LargeUrl = Annotated[str | None, typer.Option("--large", help=URL.format("large"), metavar="URL")]
+Option = Annotated[
+    list[str] | None, typer.Option("--option", "-o", help="An option of the method.", metavar="NAME=VALUE")
+]
+Ahead = Annotated[int | None, typer.Option(help="Drafts made beyond the one to be committed; 0: one by one.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Profile = Annotated[str, typer.Option(help="How the miniature models' passes are paced; see profiles.toml.")]
 
@@ -40,6 +44,11 @@ def wait(work: Coroutine[Any, Any, T]) -> T:
 def print_json(value: object) -> None:
     sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
     sys.stdout.flush()
+
+
+def options_of(given: list[str] | None) -> dict[str, Any] | None:
+    """The options of a method; None if none are given."""
+    return dict(map(option_of, given)) if given else None
 
 
 def option_of(given: str) -> tuple[str, Any]:
