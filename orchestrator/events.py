@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from .acceptance import Acceptance
 from .chain import Message, Party, Role, Rollback, Step, Verdict
 
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
@@ -39,11 +40,15 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A run begins: the conversation that poses the problem, and what is needed to read the rest."""
+    """
+    A run begins: the conversation that poses the problem, and what is needed to read the rest.
+
+    *models* names them by their roles, and those within a nested pair also by their paths, as in `Called`.
+    """
 
     messages: tuple[Message, ...]
     policy: str
-    models: tuple[tuple[Party, str], ...] = ()
+    models: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,25 @@ class Adapted:
 
 
 @dataclass(frozen=True, slots=True)
+class Speculated:
+    """
+    What the server at *url* *counted* of the tokens that it drafts itself, from second *since* of a run to *until*.
+
+    It is a look at the server's own counters, which know no runs: they hold what the server did for everybody. *shared*
+    says that others are known to have been at work there. A window may begin before the run, at the last look before.
+    The model is told as in `Called`.
+    """
+
+    role: Party
+    counted: Acceptance
+    since: float
+    until: float
+    shared: bool = False
+    url: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """A run is over after *seconds*; *reason* is why the thinking or the answer ended."""
 
@@ -185,6 +209,7 @@ Event: TypeAlias = (
     | Degraded
     | Moved
     | Adapted
+    | Speculated
     | Finished
 )
 Observer: TypeAlias = Callable[[Event], None]

@@ -14,7 +14,7 @@ import pytest
 from stepspec import Endpoint, NestedPair, Sampling, Solver, settings
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, neighbours
+from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours, servers
 
 from .orchestrator.endpoints.server import Break, FakeVllm
 
@@ -135,6 +135,13 @@ async def test_three_servers_solve_a_problem_and_every_model_has_an_account() ->
     (started,) = [event for event in events if isinstance(event, Started)]
     assert dict(started.models)["small"] == described(solver.small)
     assert described(solver.small).startswith("specreason of ")
+    names = [leaf.name for leaf in leaves(solver.small)]
+    assert list(named(solver.small)) == [
+        ("small", described(solver.small)),
+        ("small.small", names[0]),
+        ("small.large", names[1]),
+    ]
+    assert list(named(solver.large)) == [("large", solver.large.name)]
 
 
 async def test_the_budget_of_a_run_holds_within_the_pair() -> None:
@@ -156,12 +163,40 @@ async def test_a_tiny_model_that_dies_leaves_the_others_to_it() -> None:
     assert (alone.answer, alone.degraded) == ("2", ("small.small", "small"))
 
 
-async def test_a_pair_that_cannot_work_is_refused_on_entering() -> None:
+@pytest.mark.parametrize(
+    ("pair", "complaint"),
+    [
+        ({"policy": "bidl"}, r"^small: there is no policy 'bidl' \(did you mean 'bild'"),
+        ({"options": {"scal": "step"}}, "^small: policy 'specreason' has no option 'scal'; its options: "),
+        ({"options": {"threshold": -1}}, r"^small: .*'threshold': a number from 0 to 9 \(got -1\)"),
+        ({"policy": "reward"}, "^small: policy 'reward' needs a reward model, which no pair within another has"),
+        (
+            {"small": {"policy": "bidl", "small": "http://d", "large": "http://e"}},
+            r"^small\.small: there is no policy 'bidl'",
+        ),
+    ],
+)
+def test_a_policy_within_that_cannot_be_is_refused_before_anybody_is_asked(
+    pair: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        Solver({"small": "http://a", "large": "http://b", **pair}, "http://c", critic="http://f")
+
+
+async def test_a_pair_that_cannot_be_reached_is_refused_on_entering() -> None:
     async with serving() as servers:
-        with pytest.raises(ConfigurationError, match="there is no policy 'bidl', did you mean 'bild'"):
-            async with servers.solver(policy="bidl"):
-                pass
         dead = servers.endpoints[0].model_copy(update={"url": "http://127.0.0.1:9", "retries": 0})
         with pytest.raises(EndpointUnavailable, match=r"the small model at http://127\.0\.0\.1:9"):
             async with replace(servers, endpoints=(dead, *servers.endpoints[1:])).solver():
                 pass
+
+
+async def test_every_server_is_known_by_the_path_of_its_model() -> None:
+    async with serving() as three, three.solver() as solver:
+        found = [*servers(solver.small), *servers(solver.large)]
+    tiny, small, large = three.endpoints
+    assert [(name, one.settings.url) for name, one in found] == [
+        ("small.small", tiny.url),
+        ("small.large", small.url),
+        ("large", large.url),
+    ]

@@ -39,11 +39,18 @@ def described(profile: str, *roles: str) -> str:
 
 
 def pace(profile: str, role: str) -> Pace | None:
-    """Return the pace of *role* in *profile*; None if the profile does not pace it."""
+    """
+    Return the pace of *role* in *profile*; None if the profile paces nobody.
+
+    Raise ConfigurationError for an unknown profile, and for a role that the profile should pace and does not.
+    """
     profiles = tomllib.loads(PROFILES.read_text(encoding="utf-8"))
     if profile not in profiles:
         raise ConfigurationError(f"there is no pacing profile {profile!r}; there are: {', '.join(sorted(profiles))}")
-    return Pace(**profiles[profile][role]) if role in profiles[profile] else None
+    paces = profiles[profile]
+    if paces and role not in paces:
+        raise ConfigurationError(f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}")
+    return Pace(**paces[role]) if paces else None
 
 
 @contextmanager

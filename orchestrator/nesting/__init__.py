@@ -1,7 +1,17 @@
 """Nested pairs: two models and a policy over them stand in for one model, to any depth."""
 
-from .endpoint import NestedEndpoint, described, leaves
+from .endpoint import NestedEndpoint, described, leaves, named, servers
 from .model import Nested
 from .settings import NestedPair, SmallModel, neighbours
 
-__all__ = ["Nested", "NestedEndpoint", "NestedPair", "SmallModel", "described", "leaves", "neighbours"]
+__all__ = [
+    "Nested",
+    "NestedEndpoint",
+    "NestedPair",
+    "SmallModel",
+    "described",
+    "leaves",
+    "named",
+    "neighbours",
+    "servers",
+]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self
 
 from ..chain import Message, Role
-from ..endpoints import AnyEndpoint, Endpoint, Sampling, Template
+from ..endpoints import AnyEndpoint, Endpoint, ReplicatedEndpoint, Sampling, Template, VllmEndpoint
 from ..endpoints.acceptance import Acceptance
 from ..endpoints.clock import or_now
 from ..endpoints.probe import Capabilities
@@ -130,3 +130,27 @@ def leaves(endpoint: AnyEndpoint) -> tuple[AnyEndpoint, ...]:
 def described(endpoint: AnyEndpoint) -> str:
     """The name of the model behind *endpoint*; of a nested pair, those of all of its models."""
     return endpoint.described if isinstance(endpoint, NestedEndpoint) else endpoint.name
+
+
+def named(endpoint: AnyEndpoint) -> Iterator[tuple[str, str]]:
+    """Name what is behind *endpoint*, by its role; of a nested pair then its models by their paths, cheapest first."""
+    yield endpoint.role, described(endpoint)
+    if isinstance(endpoint, NestedEndpoint):
+        for one in (endpoint.small, endpoint.large):
+            for path, name in named(one):
+                yield f"{endpoint.role}.{path}", name
+
+
+def servers(endpoint: AnyEndpoint) -> Iterator[tuple[str, VllmEndpoint]]:
+    """The servers behind *endpoint* that are up, by the role of their model or, in a nested pair, by its path."""
+    match endpoint:
+        case NestedEndpoint():
+            for one in (endpoint.small, endpoint.large):
+                yield from ((f"{endpoint.role}.{name}", server) for name, server in servers(one))
+        case ReplicatedEndpoint():
+            for one in endpoint.up:
+                yield from servers(one)
+        case VllmEndpoint():
+            yield endpoint.role, endpoint
+        case _:
+            pass

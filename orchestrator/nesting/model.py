@@ -168,8 +168,10 @@ class Nested:
         self.observe(JudgedWithin(self.role, place, draft, verdict))
 
     def _inside(self, chain: Chain) -> Chain:
-        """The chain as the pair's own models made it."""
+        """The chain as the pair's own models made it, which goes on where the chain does."""
         steps = [piece for step in chain.steps for piece in (self._made(step) or (step,))]
+        if steps and steps[-1].stop == "end" and not chain.finished:  # The write ended with the last token of a turn.
+            steps[-1] = replace(steps[-1], stop=chain.steps[-1].stop)
         return replace(chain, steps=tuple(steps))
 
     def _made(self, step: Step) -> tuple[Step, ...]:

@@ -15,9 +15,18 @@ SINGLE, PAIR = "one model", "a nested pair"
 TAGS = frozenset({SINGLE, PAIR})  # what pydantic puts into the places of errors, and no user has written
 
 
+class Nesting(BaseModel, frozen=True, extra="forbid"):
+    """What is set of a nested pair besides its models: a *policy* with its *options*, how far *ahead* it works."""
+
+    role: Literal["small"] = "small"
+    policy: str = "specreason"
+    options: dict[str, Any] = {}
+    ahead: NonNegativeInt = 2
+
+
 def kind(given: object) -> str:
     """Say whether *given* describes a pair: it has no URL, but something that only a pair has."""
-    if isinstance(given, NestedPair):
+    if isinstance(given, Nesting):
         return PAIR
     keys = set(cast("dict[str, Any]", given)) if isinstance(given, dict) else set[str]()
     return PAIR if "url" not in keys and keys & (set(NestedPair.model_fields) - {"role"}) else SINGLE
@@ -30,7 +39,7 @@ def for_role(given: Any, role: str) -> Any:
     return {"role": role, **cast("dict[str, Any]", given)} if isinstance(given, dict) else given
 
 
-class NestedPair(BaseModel, frozen=True, extra="forbid"):
+class NestedPair(Nesting, frozen=True):
     """
     Two models that stand in for one: a *policy* with *options* over a *small* and a *large* one.
 
@@ -38,10 +47,6 @@ class NestedPair(BaseModel, frozen=True, extra="forbid"):
     be such a pair as well.
     """
 
-    role: Literal["small"] = "small"
-    policy: str = "specreason"
-    options: dict[str, Any] = {}
-    ahead: NonNegativeInt = 2
     small: Annotated[SmallModel, NoDecode]
     large: Annotated[Endpoint, NoDecode]
 
@@ -55,6 +60,14 @@ class NestedPair(BaseModel, frozen=True, extra="forbid"):
         """The single models in it with their paths, the cheapest first."""
         inner = self.small.models if isinstance(self.small, NestedPair) else (("small", self.small),)
         return tuple((f"{self.role}.{path}", one) for path, one in (*inner, ("large", self.large)))
+
+    @property
+    def nested(self) -> Mapping[str, NestedPair]:
+        """This pair and those within it, by their paths."""
+        found: dict[str, NestedPair] = {self.role: self}
+        if isinstance(self.small, NestedPair):
+            found |= {f"{self.role}.{path}": pair for path, pair in self.small.nested.items()}
+        return found
 
     def turned(self, places: int) -> NestedPair:
         """The same models, each with another of its servers first."""

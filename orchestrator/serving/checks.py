@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
-from ..chain import Role
 from ..errors import ConfigurationError
+from .cards import VISIBLE
 from .facts import Facts, Files
 from .memory import cached, need
 from .pair import Pair, Started
@@ -15,6 +16,8 @@ from .speculation import METHODS
 INSTALL = "pip install 'stepspec[vllm]', on a CPU 'stepspec[testbed]'"
 ARCTIC = "pip install arctic-inference==0.1.1, or choose ngram, which needs nothing"
 ROUNDING = 1e-9
+
+K = TypeVar("K", bound=Hashable)
 
 
 def refuse(pair: Pair, facts: Facts) -> tuple[str, ...]:
@@ -34,62 +37,78 @@ def _wrong(pair: Pair, facts: Facts) -> Iterator[str]:
         yield f"vLLM is not installed: {INSTALL}"
     yield from _addresses(pair, facts)
     yield from _cards(pair, facts)
-    for role, one in pair.started.items():
-        yield from _method(role, one, facts)
-        yield from _drafter(pair, role, one, facts)
-        yield from _model(role, one, facts)
-        yield from _memory(pair, role, one, facts)
+    for path, one in pair.started.items():
+        yield from _method(path, one, facts)
+        yield from _drafter(pair, path, one, facts)
+        yield from _model(path, one, facts)
+        yield from _memory(pair, path, one, facts)
 
 
 def _addresses(pair: Pair, facts: Facts) -> Iterator[str]:
-    for role, one in pair.started.items():
+    for path, one in pair.started.items():
         if reason := facts.taken.get((one.host, one.port)):
-            yield f"{role}.port: {one.host}:{one.port} cannot be had ({reason}): stop who has it, or name another"
-    ports = [(one.host, one.port) for one in pair.started.values() if one.port]
-    if len(set(ports)) < len(ports):
-        yield f"both servers are to listen at port {ports[0][1]}: give each its own, or leave them out"
-    names = [one.name or role for role, one in pair.started.items()]
-    if len(set(names)) < len(names):
-        yield f"both models are to be served as {names[0]!r}: give each a name of its own"
+            yield f"{path}.port: {one.host}:{one.port} cannot be had ({reason}): stop who has it, or name another"
+    ports = {path: (one.host, one.port) for path, one in pair.started.items() if one.port}
+    for (_, port), paths in _shared(ports):
+        yield f"{paths} are to listen at port {port}: give each its own, or leave them out"
+    for name, paths in _shared({path: one.name or path for path, one in pair.started.items()}):
+        yield f"{paths} are to be served as {name!r}: give each a name of its own"
+
+
+def _shared(wanted: Mapping[str, K]) -> Iterator[tuple[K, str]]:
+    """Return what several want, and who they are."""
+    for one in dict.fromkeys(wanted.values()):
+        paths = [path for path, other in wanted.items() if other == one]
+        if len(paths) > 1:
+            yield one, " and ".join(paths)
 
 
 def _cards(pair: Pair, facts: Facts) -> Iterator[str]:
     there = len(facts.cards) if facts.cards is not None else None
     for card in sorted({card for one in pair.started.values() for card in one.gpus}):
-        users = {role: one.memory for role, one in pair.started.items() if card in one.gpus}
+        users = {path: one.memory for path, one in pair.started.items() if card in one.gpus}
         if there is not None and card >= there:
-            yield f"{', '.join(users)}: there is no GPU {card}; the driver knows {there}, numbered from 0"
+            yield f"{', '.join(users)}: there is no GPU {card}; {_known(there, facts.allotted)}"
         if sum(users.values()) > 1 + ROUNDING:
-            shares = " + ".join(f"{role}.memory {share:g}" for role, share in users.items())
+            shares = " + ".join(f"{path}.memory {share:g}" for path, share in users.items())
             yield f"GPU {card} is given away more than once ({shares} > 1): lower one, or put a model on another GPU"
 
 
-def _method(role: Role, one: Started, facts: Facts) -> Iterator[str]:
+def _known(there: int, allotment: Sequence[str] | None) -> str:
+    if allotment is None:
+        return f"the driver knows {there}, numbered from 0"
+    if not allotment:
+        return f"{VISIBLE} allots none"
+    unknown = f", and the driver does not know {allotment[there]}" if there < len(allotment) else ""
+    return f"{VISIBLE} allots {', '.join(allotment)}, which gpus number from 0{unknown}"
+
+
+def _method(path: str, one: Started, facts: Facts) -> Iterator[str]:
     method, vllm = one.speculation.method, facts.vllm
     if method == "none" or vllm is None:
         return
     if vllm.methods is not None and method not in vllm.methods:
         has = ", ".join(one for one in METHODS if one in vllm.methods) or "none of ours"
-        yield f"{role}.speculation: vLLM {vllm.version or '?'} has no method {method!r}; it has: {has}"
+        yield f"{path}.speculation: vLLM {vllm.version or '?'} has no method {method!r}; it has: {has}"
     elif method == "suffix" and not vllm.suffixes:
-        yield f"{role}.speculation: suffix needs arctic-inference, which is not installed: {ARCTIC}"
+        yield f"{path}.speculation: suffix needs arctic-inference, which is not installed: {ARCTIC}"
 
 
-def _drafter(pair: Pair, role: Role, one: Started, facts: Facts) -> Iterator[str]:
+def _drafter(pair: Pair, path: str, one: Started, facts: Facts) -> Iterator[str]:
     if one.speculation.method != "draft_model":
         return
-    drafter = pair.drafter(role)
+    drafter = pair.drafter(path)
     if drafter is None:
-        yield f"{role}.speculation: no model to draft is known here: name one as its model"
+        yield f"{path}.speculation: no model to draft is known here: name one as its model"
         return
     if drafter[0] == one.model:
-        yield f"{role}.speculation: the model cannot draft for itself: name a smaller one, or choose ngram"
+        yield f"{path}.speculation: the model cannot draft for itself: name a smaller one, or choose ngram"
     if one.speculation.heterogeneous:
         return
     large, small = facts.of(one.model, one.revision), facts.of(*drafter)
     if differing := _differing(large, small):
         yield (
-            f"{role}.speculation: {drafter[0]} cannot draft for {one.model}: {differing}. Set heterogeneous = true, "
+            f"{path}.speculation: {drafter[0]} cannot draft for {one.model}: {differing}. Set heterogeneous = true, "
             "and vLLM drafts the tokens that both have, on its V1 runner, greedily; or choose ngram"
         )
 
@@ -105,22 +124,22 @@ def _differing(large: Files, small: Files) -> str:
     return f"{moved} of its {len(large.vocabulary)} tokens have another id there, or none"
 
 
-def _model(role: Role, one: Started, facts: Facts) -> Iterator[str]:
+def _model(path: str, one: Started, facts: Facts) -> Iterator[str]:
     files = facts.of(one.model, one.revision)
     if files.missing:
-        yield f"{role}.model: no model at {files.missing}: a folder with a config.json is needed"
+        yield f"{path}.model: no model at {files.missing}: a folder with a config.json is needed"
     sized = _shape(files, one.dtype)
     if sized is None:
         return
     if sized.context is not None and one.context > sized.context and "hf-overrides" not in one.flags:
-        yield f"{role}.context: the model takes {sized.context} tokens, not {one.context}: lower it"
+        yield f"{path}.context: the model takes {sized.context} tokens, not {one.context}: lower it"
     heads = int((files.config or {}).get("num_attention_heads") or 0)
     if one.gpus and heads % len(one.gpus):
-        yield f"{role}.gpus: {heads} attention heads cannot be divided among {len(one.gpus)} cards"
+        yield f"{path}.gpus: {heads} attention heads cannot be divided among {len(one.gpus)} cards"
 
 
-def _memory(pair: Pair, role: Role, one: Started, facts: Facts) -> Iterator[str]:
-    sized, drafter = _shape(facts.of(one.model, one.revision), one.dtype), _drafting(pair, role, one, facts)
+def _memory(pair: Pair, path: str, one: Started, facts: Facts) -> Iterator[str]:
+    sized, drafter = _shape(facts.of(one.model, one.revision), one.dtype), _drafting(pair, path, one, facts)
     if sized is None:
         return
     if not one.gpus:
@@ -128,16 +147,16 @@ def _memory(pair: Pair, role: Role, one: Started, facts: Facts) -> Iterator[str]
         asked = cached(one, sized, drafter)
         if isinstance(room, int) and asked > room:
             yield (
-                f"{role}: the keys and values of {one.context} tokens take {asked:.0f} bytes, and "
-                f"kv-cache-memory-bytes is {room}: raise it, or lower {role}.context"
+                f"{path}: the keys and values of {one.context} tokens take {asked:.0f} bytes, and "
+                f"kv-cache-memory-bytes is {room}: raise it, or lower {path}.context"
             )
         return
     card = smallest(pair, one, facts)
     needed = need(one, sized, drafter)
     if card is not None and needed.total > one.memory * card:
         yield (
-            f"{role} does not fit: it takes {needed} of a card, and may use {one.memory:g} of {card:.0f} GiB: raise "
-            f"{role}.memory, lower {role}.context, use more gpus, or a quantised model"
+            f"{path} does not fit: it takes {needed} of a card, and may use {one.memory:g} of {card:.0f} GiB: raise "
+            f"{path}.memory, lower {path}.context, use more gpus, or a quantised model"
         )
 
 
@@ -146,11 +165,11 @@ def smallest(pair: Pair, one: Started, facts: Facts) -> float | None:
     if pair.card is not None:
         return pair.card
     known = [facts.cards[card] for card in one.gpus if card < len(facts.cards)] if facts.cards else []
-    return min(known, default=None)
+    return min((gib for gib in known if gib is not None), default=None)
 
 
-def _drafting(pair: Pair, role: Role, one: Started, facts: Facts) -> Shape | None:
-    drafter = pair.drafter(role)
+def _drafting(pair: Pair, path: str, one: Started, facts: Facts) -> Shape | None:
+    drafter = pair.drafter(path)
     return _shape(facts.of(*drafter), one.dtype) if drafter else None
 
 
@@ -161,13 +180,13 @@ def _shape(files: Files, dtype: str = "auto") -> Shape | None:
 def _unchecked(pair: Pair, facts: Facts) -> Iterator[str]:
     if pair.started and facts.vllm is not None and facts.vllm.methods is None:
         yield f"which methods vLLM {facts.vllm.version or '?'} has: its source does not tell"
-    for role, one in pair.started.items():
-        drafter = pair.drafter(role)
+    for path, one in pair.started.items():
+        drafter = pair.drafter(path)
         for model, revision in dict.fromkeys(filter(None, ((one.model, one.revision), drafter))):
             files = facts.of(model, revision)
             if files.config is None:
-                yield f"{role}: the memory and the vocabulary of {model}, which is not on this machine yet"
+                yield f"{path}: the memory and the vocabulary of {model}, which is not on this machine yet"
             elif _shape(files) is None:
-                yield f"{role}: the memory of {model}: its config.json describes no decoder that the formula fits"
+                yield f"{path}: the memory of {model}: its config.json describes no decoder that the formula fits"
         if one.gpus and smallest(pair, one, facts) is None:
-            yield f"{role}: the memory of its GPUs: nvidia-smi does not tell; say `card = GIB` at the top of the file"
+            yield f"{path}: the memory of its GPUs: nvidia-smi does not tell; say `card = GIB` at the top of the file"

@@ -7,8 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..chain import Role
-from ..endpoints.settings import Endpoint
+from .cards import variables
 from .pair import Pair, Started
 from .server import Server
 
@@ -17,27 +16,32 @@ from .server import Server
 ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 
 
-def servers(pair: Pair) -> tuple[Server, ...]:
-    """Describe the servers to start, the large model's first."""
-    return tuple(_server(pair, role, one) for role, one in pair.started.items())
+def servers(pair: Pair, allotment: Sequence[str] | None = None) -> tuple[Server, ...]:
+    """
+    Describe the servers to start, the dearest model's first; they are called by their paths.
+
+    *allotment* are the names of the cards that are ours, if not all are.
+    """
+    return tuple(_server(pair, path, one, allotment) for path, one in pair.started.items())
 
 
-def waves(pair: Pair) -> tuple[tuple[Server, ...], ...]:
+def waves(pair: Pair, allotment: Sequence[str] | None = None) -> tuple[tuple[Server, ...], ...]:
     """
     Return the servers in the order in which to start them: those of one wave at the same time.
 
-    vLLM measures how much of a card its own model takes, and has to be the only one that takes any meanwhile.
+    vLLM measures how much of a card its own model takes, and has to be the only one that takes any meanwhile. Of those
+    that share a card, the dearest goes first.
     """
-    described = servers(pair)
-    cards = [card for one in pair.started.values() for card in one.gpus]
-    if len(set(cards)) < len(cards):
-        return tuple((server,) for server in described)
-    return (described,) if described else ()
-
-
-def endpoint(role: Role, one: Started, url: str) -> Endpoint:
-    """Return the settings of the endpoint that a started server is."""
-    return Endpoint(role=role, url=url, model=one.name or role, suffix_scoring=one.suffix_scoring)
+    begun: list[list[Server]] = []
+    taken: list[set[int]] = []
+    for server, one in zip(servers(pair, allotment), pair.started.values(), strict=True):
+        place = max((wave for wave, cards in enumerate(taken, 1) if cards & set(one.gpus)), default=0)
+        if place == len(begun):
+            begun.append([])
+            taken.append(set())
+        begun[place].append(server)
+        taken[place].update(one.gpus)
+    return tuple(map(tuple, begun))
 
 
 def shown(server: Server) -> str:
@@ -57,20 +61,20 @@ def arguments(flags: Mapping[str, Any]) -> list[str]:
     return spelled
 
 
-def _server(pair: Pair, role: Role, one: Started) -> Server:
+def _server(pair: Pair, path: str, one: Started, allotment: Sequence[str] | None) -> Server:
     return Server(
-        name=role,
+        name=path,
         model=one.model,
-        served_name=one.name or role,
-        args=tuple(_arguments(pair, role, one)),
-        env={**_environment(one), **one.environment},
+        served_name=one.name or path,
+        args=tuple(_arguments(pair, path, one)),
+        env={**_environment(one, allotment), **one.environment},
         host=one.host,
         port=one.port,
     )
 
 
-def _arguments(pair: Pair, role: Role, one: Started) -> Sequence[str]:
-    drafter = pair.drafter(role)
+def _arguments(pair: Pair, path: str, one: Started) -> Sequence[str]:
+    drafter = pair.drafter(path)
     speculation = one.speculation.configuration(drafter[0] if drafter else None)
     if speculation and drafter and drafter[1] and one.speculation.model is None:
         speculation["revision"] = drafter[1]
@@ -89,7 +93,7 @@ def _arguments(pair: Pair, role: Role, one: Started) -> Sequence[str]:
     return arguments({**own, **one.flags})
 
 
-def _environment(one: Started) -> Mapping[str, str]:
+def _environment(one: Started, allotment: Sequence[str] | None) -> Mapping[str, str]:
     if one.gpus:
-        return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, one.gpus))}
+        return variables(one.gpus, allotment)
     return ZEROS if one.suffix_scoring else {}

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import local
+from . import cards, local
 from .child import reserve
 from .installed import Installed, installed
 from .pair import Pair
 
-ASK = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+ASK = ("nvidia-smi", f"--query-gpu={','.join(cards.FIELDS)}", "--format=csv,noheader,nounits")
 PATIENCE = 20.0  # seconds for the driver to answer
 
 
@@ -28,13 +29,15 @@ class Files:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """
-    What was found. *files* are by model and revision, *cards* the GiB of every GPU, in the driver's order, or None if
-    it could not be asked. *taken* are the addresses that somebody has, with the reason.
+    What was found. *files* are by model and revision. *cards* are the GiB of every GPU that is ours, None for one that
+    nobody knows, and None for all if their number is not known either; *allotted* are their names where the environment
+    allots them. *taken* are the addresses that somebody has, with the reason.
     """
 
     vllm: Installed | None
     files: Mapping[tuple[str, str | None], Files] = field(default_factory=dict[tuple[str, str | None], Files])
-    cards: tuple[float, ...] | None = None
+    cards: tuple[float | None, ...] | None = None
+    allotted: tuple[str, ...] | None = None
     taken: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
 
     def of(self, model: str, revision: str | None) -> Files:
@@ -44,10 +47,18 @@ class Facts:
 def look(pair: Pair) -> Facts:
     """Find out about everything that *pair* names."""
     named = {(one.model, one.revision) for one in pair.started.values()}
-    named |= {drafter for role in pair.started if (drafter := pair.drafter(role)) is not None}
+    named |= {drafter for path in pair.started if (drafter := pair.drafter(path)) is not None}
     addresses = {(one.host, one.port) for one in pair.started.values() if one.port}
     reasons = {address: reason for address in addresses if (reason := _taken(*address))}
-    return Facts(installed(), {one: _files(*one) for one in named}, _cards(pair), reasons)
+    allotment = cards.allotted(os.environ)
+    wanted = any(one.gpus for one in pair.started.values())
+    return Facts(
+        installed(),
+        {one: _files(*one) for one in named},
+        cards.ours(_driven(), allotment) if wanted else None,
+        allotment,
+        reasons,
+    )
 
 
 def _files(model: str, revision: str | None) -> Files:
@@ -65,12 +76,9 @@ def _taken(host: str, port: int) -> str:
     return ""
 
 
-def _cards(pair: Pair) -> tuple[float, ...] | None:
-    """Ask the driver for the memory of every card; None where there is none to ask, or no need."""
-    if not any(one.gpus for one in pair.started.values()):
-        return None
+def _driven() -> cards.Known | None:
+    """Ask the driver about every card; None where there is none to ask."""
     try:
-        told = subprocess.run(ASK, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout
-        return tuple(float(line) / 1024 for line in told.split())  # it counts in MiB
+        return cards.listed(subprocess.run(ASK, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
         return None

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias, cast
+from itertools import pairwise
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     Discriminator,
     Field,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Tag,
-    ValidationError,
+    field_validator,
     model_validator,
 )
 
-from ..chain import Role
 from ..endpoints.settings import Endpoint
-from ..errors import ConfigurationError
+from ..nesting.settings import PAIR, Nesting, for_role, kind
+from .cards import VISIBLE
 from .speculation import Speculation
 
-ROLES: tuple[Role, ...] = ("large", "small")
+CONNECTED, STARTED = "a server that runs", "a server to start"
 Number: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
 SET_BY: Mapping[str, str] = {
@@ -50,9 +48,9 @@ class Started(BaseModel, frozen=True, extra="forbid"):
     A model to start a server for.
 
     *model* is a name on the hub or, if it begins with a dot or a slash, a folder beside the file. *gpus* are the cards
-    that share it, none for a CPU, and *memory* its share of each. *context* is in tokens. *kv_cache* is what a token's
-    keys and values are kept in. *flags* are vLLM's own, without their dashes: true stands alone, false is left out, a
-    table becomes JSON. *environment* is added to ours. *port* 0 takes a free one; *name* is what it is served as.
+    that share it, numbered among those that are ours (see `cards`), none for a CPU, and *memory* its share of each.
+    *context* is in tokens. *flags* are vLLM's own, without their dashes: true stands alone, false is left out, a table
+    becomes JSON. *environment* is added to ours. *port* 0 takes a free one; *name* is what it is served as.
     """
 
     model: str = Field(min_length=1)
@@ -75,96 +73,120 @@ class Started(BaseModel, frozen=True, extra="forbid"):
         if len(set(self.gpus)) < len(self.gpus):
             raise ValueError(f"gpus: a card is named twice: {', '.join(map(str, self.gpus))}")
         for flag in self.flags:
-            if flag.startswith("-") or "_" in flag:
-                raise ValueError(f"flags: write {flag!r} as {flag.strip('-').replace('_', '-')!r}")
+            name, dot, key = flag.partition(".")  # of a flag that takes JSON, one key may be set
+            if name != (spelled := name.strip("-").replace("_", "-")):
+                raise ValueError(f"flags: write {flag!r} as {spelled + dot + key!r}")
             if flag in SET_BY:
                 raise ValueError(f"flags: {flag!r} has a setting of its own, {SET_BY[flag]}")
+        if VISIBLE in self.environment:
+            raise ValueError(f"environment: {VISIBLE!r} has a setting of its own, gpus")
         return self
 
 
-def _kind(given: Any) -> str:
-    known = isinstance(given, Endpoint) or (isinstance(given, dict) and "url" in given)
-    return "connected" if known else "started"
+def _tag(given: object) -> str:
+    """Say what is described: something with a URL runs already, and only a pair has models in it."""
+    if kind(given) == PAIR:
+        return PAIR
+    known = isinstance(given, Endpoint | str) or (isinstance(given, dict) and "url" in given)
+    return CONNECTED if known else STARTED
 
 
-def _for_role(role: Role) -> BeforeValidator:
-    """Never ask a connected endpoint for the role that its place already says."""
-
-    def fill(given: object) -> object:
-        if isinstance(given, Endpoint):
-            return given
-        return {"role": role, **cast("dict[str, Any]", given)} if _kind(given) == "connected" else given
-
-    return BeforeValidator(fill)
+def _placed(given: object, role: str) -> object:
+    """Let a server that runs be given as in the settings: as its URL alone, or without the role that its place says."""
+    return for_role(given, role) if _tag(given) == CONNECTED and not isinstance(given, Endpoint) else given
 
 
-Either: TypeAlias = Annotated[
-    Annotated[Endpoint, Tag("connected")] | Annotated[Started, Tag("started")], Discriminator(_kind)
+def _describing(given: object, role: str) -> None:
+    """Raise ValueError for what describes no model at all."""
+    if not isinstance(given, str | dict | BaseModel):
+        turn = ", or a table of a pair within, with `small` and `large`" if role == "small" else ""
+        raise ValueError(
+            f"write a table with a `model` to start, the URL of a server that runs{turn}: {given!r} is none"
+        )
+
+
+Single: TypeAlias = Annotated[
+    Annotated[Endpoint, Tag(CONNECTED)] | Annotated[Started, Tag(STARTED)], Discriminator(_tag)
 ]
 
 
-class Pair(BaseModel, frozen=True, extra="forbid"):
-    """
-    Two roles, each to be started or, where it has a *url*, connected to.
+class Roles(BaseModel, frozen=True, extra="forbid"):
+    """Two roles, each to be started or, where it has a *url*, connected to; the small one may be a pair in its turn."""
 
-    *card* is the memory of one GPU in GiB; without it, the driver is asked. *ready_seconds* is how long both servers
-    together may take to answer: a first start downloads the weights.
+    large: Single
+    small: Small
+
+    @field_validator("large", "small", mode="before")
+    @classmethod
+    def _role(cls, given: Any, about: Any) -> Any:
+        if about.field_name == "large" and kind(given) == PAIR:
+            raise ValueError("only the small model may be a pair in its turn: describe one model here")
+        _describing(given, about.field_name)
+        return _placed(given, about.field_name)
+
+    def under(self, path: str) -> Mapping[str, Endpoint | Started]:
+        """Every model by its path, which begins with *path*, the dearest first."""
+        inner = (
+            self.small.under(f"{path}small.") if isinstance(self.small, PairWithin) else {f"{path}small": self.small}
+        )
+        return {f"{path}large": self.large, **inner}
+
+
+class PairWithin(Roles, Nesting, frozen=True):
+    """A pair that stands in for the small model of another one, as in the settings of a solver."""
+
+
+Small: TypeAlias = Annotated[
+    Annotated[Endpoint, Tag(CONNECTED)] | Annotated[Started, Tag(STARTED)] | Annotated[PairWithin, Tag(PAIR)],
+    Discriminator(_tag),
+]
+PairWithin.model_rebuild()
+
+
+class Pair(Roles, frozen=True):
+    """
+    What one file describes.
+
+    *card* is the memory of one GPU in GiB; without it, the driver is asked. *ready_seconds* is how long servers that
+    are started together may take to answer: a first start downloads the weights.
     """
 
-    large: Annotated[Either, _for_role("large")]
-    small: Annotated[Either, _for_role("small")]
     card: PositiveFloat | None = None
     ready_seconds: PositiveFloat = 1800.0
 
     @property
-    def roles(self) -> Mapping[Role, Endpoint | Started]:
-        return {"large": self.large, "small": self.small}
+    def models(self) -> Mapping[str, Endpoint | Started]:
+        """Every model by its path, such as ``small.large``, the dearest first."""
+        return self.under("")
 
     @property
-    def started(self) -> Mapping[Role, Started]:
-        return {role: one for role, one in self.roles.items() if isinstance(one, Started)}
+    def started(self) -> Mapping[str, Started]:
+        return {path: one for path, one in self.models.items() if isinstance(one, Started)}
 
     @property
-    def connected(self) -> Mapping[Role, Endpoint]:
-        return {role: one for role, one in self.roles.items() if isinstance(one, Endpoint)}
+    def connected(self) -> Mapping[str, Endpoint]:
+        return {path: one for path, one in self.models.items() if isinstance(one, Endpoint)}
 
-    def drafter(self, role: Role) -> tuple[str, str | None] | None:
-        """Return the model that drafts tokens for *role*, and its revision; None if no other model does."""
-        one = self.started.get(role)
+    @property
+    def nested(self) -> Mapping[str, PairWithin]:
+        """The pairs within, by their paths."""
+        found: dict[str, PairWithin] = {}
+        path, one = "small", self.small
+        while isinstance(one, PairWithin):
+            found[path] = one
+            path, one = f"{path}.small", one.small
+        return found
+
+    def drafter(self, path: str) -> tuple[str, str | None] | None:
+        """
+        Return the model that drafts tokens for the one at *path*, and its revision; None if no other model does.
+
+        Unless one is named, it is the next cheaper one, if that is started here.
+        """
+        one = self.started.get(path)
         if one is None or (one.speculation.method != "draft_model" and one.speculation.model is None):
             return None
         if one.speculation.model is not None:
             return one.speculation.model, one.speculation.revision
-        small = self.started.get("small")
-        return (small.model, small.revision) if small is not None and role == "large" else None
-
-
-def load(path: Path) -> Pair:
-    """Read the pair at *path*. Raise `ConfigurationError`, which says what is wrong with which setting."""
-    try:
-        pair = Pair.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
-    except OSError as exc:
-        raise ConfigurationError(f"{path}: {exc.strerror}") from exc
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigurationError(f"{path} is no TOML: {exc}") from exc
-    except ValidationError as exc:
-        wrong = "; ".join(_explain(error["type"], error["loc"], error["msg"]) for error in exc.errors())
-        raise ConfigurationError(f"{path}: {wrong}") from exc
-    return pair.model_copy(update={role: _beside(one, path.parent) for role, one in pair.started.items()})
-
-
-def _explain(kind: str, place: tuple[int | str, ...], message: str) -> str:
-    name = ".".join(str(part) for part in place if part not in ("connected", "started"))
-    return (
-        f"unknown setting {name!r}" if kind == "extra_forbidden" else f"{name}: {message.removeprefix('Value error, ')}"
-    )
-
-
-def _beside(one: Started, folder: Path) -> Started:
-    """Resolve models that are folders: relative ones lie beside the file."""
-    speculation = one.speculation.model_copy(update={"model": _resolved(one.speculation.model, folder)})
-    return one.model_copy(update={"model": _resolved(one.model, folder), "speculation": speculation})
-
-
-def _resolved(model: str | None, folder: Path) -> str | None:
-    return str((folder / model).resolve()) if model and model.startswith((".", "/")) else model
+        cheaper = self.started.get(dict(pairwise(self.models)).get(path, ""))
+        return (cheaper.model, cheaper.revision) if cheaper else None

@@ -3,57 +3,93 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 
-from ..chain import Role
 from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
+from ..errors import EndpointError
+from . import flags
+from .cards import allotted
 from .checks import refuse
 from .commands import servers, shown, waves
 from .facts import look
+from .file import load
 from .launch import launch
-from .pair import Pair, Started, load
+from .outline import as_toml, outline, settings
+from .pair import Pair, Started
 from .progress import starting
 from .server import Progress, Served
-from .standing import Standing, as_json, as_text, until_signalled
+from .standing import Standing, until_signalled
+
+USE = "These are settings of a solver: write them to a file, and name it in STEPSPEC_CONFIG."
 
 
 def checked(path: Path, console: Console) -> Pair:
     """Read the pair at *path*, and tell what could not be checked. Raise `ConfigurationError` if it cannot work."""
     pair = load(path)
-    for unchecked in refuse(pair, look(pair)):
+    for unchecked in (*refuse(pair, look(pair)), *_flags_refused(pair, console)):
         console.print(f"not checked: {unchecked}", style="dim", highlight=False, soft_wrap=True)
     return pair
 
 
+def _flags_refused(pair: Pair, console: Console) -> Iterator[str]:
+    """Do the same about flags, for which vLLM itself has to be asked, if there are any."""
+    if asked := flags.lines(pair):
+        with console.status("asking vLLM about its flags"):
+            said = flags.ask(asked)
+        if isinstance(said, str):
+            yield f"the flags of {' and '.join(asked)}: vLLM could not be asked ({said})"
+        else:
+            flags.refuse(pair, said)
+
+
 def commands(pair: Pair) -> str:
-    """Return every command line as a shell would take it, a line each; connected roles are comments."""
-    lines = [f"# {role} runs at {', '.join(one.urls)}" for role, one in pair.connected.items()]
-    return "\n".join([*lines, *map(shown, servers(pair))])
+    """Return every command line as a shell would take it, a line each; what is not started is a comment."""
+    lines = [
+        f"# {path} is a pair: {one.policy} over {path}.small and {path}.large, {one.ahead} ahead"
+        for path, one in pair.nested.items()
+    ]
+    lines += [f"# {path} runs at {', '.join(one.urls)}" for path, one in pair.connected.items()]
+    return "\n".join([*lines, *map(shown, servers(pair, allotted(os.environ)))])
 
 
 async def up(pair: Pair, console: Console, *, json_output: bool = False, log_dir: Path | None = None) -> None:
     """
-    Bring *pair* up, print where both roles are, and return when a signal has stopped the servers.
+    Bring *pair* up, print where its models are, and return when a signal has stopped the servers.
 
-    Progress goes to *console*. With *json_output*, standard output carries one line, an object by role.
+    What is printed are the settings of a solver over them; with *json_output* it is one line, an object by role, and
+    tells of the servers. Progress goes to *console*.
     """
 
     async def stay() -> None:
         async with AsyncExitStack() as stack:
             with starting(console) as tell:
                 standing = await stack.enter_async_context(running(pair, log_dir=log_dir, on_progress=tell))
-            by_role: dict[str, Standing] = dict(standing.items())
-            print(as_json(by_role) if json_output else as_text(by_role), flush=True)
-            if pair.started:
-                console.print("Ctrl-C stops them.", style="dim")
+            told = outline(pair, lambda path: asdict(standing[path]))
+            print(json.dumps(told) if json_output else as_toml(settings(pair, standing)), flush=True)
+            for said in _said(pair, settings_printed=not json_output):
+                console.print(said, style="dim", highlight=False, soft_wrap=True)
             await asyncio.Event().wait()
 
     await until_signalled(stay())
+
+
+def _said(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
+    """What has to be known of what was printed, and how it ends."""
+    if settings_printed:
+        yield USE
+        for path, one in pair.connected.items():
+            if one.api_key:
+                yield f"The key of {path} is not among them: set STEPSPEC_{path.upper().replace('.', '__')}__API_KEY."
+    if pair.started:
+        yield "Ctrl-C stops them."
 
 
 @asynccontextmanager
@@ -62,26 +98,35 @@ async def running(
     *,
     log_dir: Path | None = None,
     on_progress: Callable[[Progress], object] = lambda progress: None,
-) -> AsyncGenerator[Mapping[Role, Standing]]:
+) -> AsyncGenerator[Mapping[str, Standing]]:
     """
-    Yield both roles once they answer. Servers that share a card are started one after the other.
+    Yield every model by its path once all answer. Servers that share a card are started one after the other.
 
     Raise an `EndpointError` if one that should run does not, before anything is started, and `ServerError` as `launch`
     does.
     """
-    met = dict(zip(pair.connected, await asyncio.gather(*map(_meet, pair.connected.values())), strict=True))
+    met = dict(
+        zip(
+            pair.connected,
+            await asyncio.gather(*(_meet(path, one) for path, one in pair.connected.items())),
+            strict=True,
+        )
+    )
     async with AsyncExitStack() as stack:
         served: dict[str, Served] = {}
-        for wave in waves(pair):
+        for wave in waves(pair, allotted(os.environ)):
             launching = launch(wave, log_dir=log_dir, ready_timeout=pair.ready_seconds, on_progress=on_progress)
             served |= await stack.enter_async_context(launching)
-        started = {role: _standing(one, served[role]) for role, one in pair.started.items()}
-        yield {role: met[role] if role in met else started[role] for role in pair.roles}
+        started = {path: _standing(one, served[path]) for path, one in pair.started.items()}
+        yield {path: met[path] if path in met else started[path] for path in pair.models}
 
 
-async def _meet(endpoint: Endpoint) -> Standing:
+async def _meet(path: str, endpoint: Endpoint) -> Standing:
     """Ask every server of *endpoint* which model it serves."""
-    models = [await _served_by(each) for each in endpoint.each]
+    try:
+        models = [await _served_by(each) for each in endpoint.each]
+    except EndpointError as exc:
+        raise type(exc)(exc.cause, role=path, url=exc.url, verb=exc.verb) from exc
     return Standing(",".join(each.v1 for each in endpoint.each), models[0], endpoint.suffix_scoring)
 
 

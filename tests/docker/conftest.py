@@ -9,6 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from stepspec.orchestrator.serving import flags
+from stepspec.orchestrator.serving.commands import servers
+from stepspec.orchestrator.serving.file import load
+
 from .charts import BAD, GOOD
 from .files import CHART, COMPOSED, ROOT, Tree, composed, outside, run
 
@@ -53,8 +57,8 @@ def rendered(outcomes: Mapping[str, Tree]) -> Mapping[str, list[Tree]]:
 
 
 @pytest.fixture(scope="session")
-def refusals(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
-    """What vLLM's parser has against the command lines of compose files and charts, by where they stand."""
+def parsed(rendered: Mapping[str, list[Tree]]) -> flags.Parsed:
+    """What vLLM's parser says of the command lines of compose files, charts and recipes, by where they stand."""
     lines: dict[str, list[str]] = {"a wrong one": ["model", "--no-such-flag"]}
     for name in COMPOSED:
         for service, one in composed(name)["services"].items():
@@ -66,5 +70,9 @@ def refusals(rendered: Mapping[str, list[Tree]]) -> Mapping[str, str]:
                 (container,) = each["spec"]["template"]["spec"]["containers"]
                 assert container["command"] == ["vllm", "serve"]
                 lines[f"chart {name} {each['metadata']['name']}"] = container["args"]
-    told: Mapping[str, str] = _asked("arguments", lines)
+    for recipe in sorted((ROOT / "recipes").glob("*.toml")):
+        for server in servers(load(recipe)):
+            lines[f"recipe {recipe.stem} {server.name}"] = [str(server.model), *server.args]
+    told = flags.ask(lines)
+    assert isinstance(told, flags.Parsed), told
     return told

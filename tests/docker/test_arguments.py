@@ -9,14 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from .files import COMPOSED, Tree, composed
+from stepspec.orchestrator.serving.file import load
+from stepspec.orchestrator.serving.flags import Parsed, refuse
+
+from .files import COMPOSED, ROOT, Tree, composed
+
+RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 
 
-def test_vllm_takes_every_command_line(refusals: Mapping[str, str]) -> None:
-    said = dict(refusals)
+def test_vllm_takes_every_command_line(parsed: Parsed) -> None:
+    said = dict(parsed.refusals)
     assert "--no-such-flag" in said.pop("a wrong one")
     assert len(said) > 10
     assert not {name: why for name, why in said.items() if why}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_vllm_is_not_found_to_lack_a_flag_of_a_recipe(path: Path, parsed: Parsed) -> None:
+    refuse(load(path), parsed)
+    assert "no-such-flag" not in parsed.flags
 
 
 @pytest.fixture(scope="module")

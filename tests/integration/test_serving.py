@@ -5,26 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import sys
 import time
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 import pytest
 from rich.console import Console
 
+from stepspec import NestedPair, Sampling, Solver
 from stepspec.evals.testbed.servers import running
+from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator.errors import ServerDied
+from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.serving import Served
 
-from ..orchestrator.serving.running import gone, members
+from ..orchestrator.serving.running import children, gone, members
 from .conftest import Pair
 
 pytestmark = pytest.mark.servers
 TOKENS = 24
+THREE = Path(__file__).parents[2] / "recipes" / "miniature-three.toml"
 UP = "import asyncio; from stepspec.evals.testbed.up import up; asyncio.run(up('off', ['small'], json_output=True))"
 
 
@@ -67,19 +71,56 @@ async def test_a_paced_pass_takes_its_time(paced_pair: Pair) -> None:
     assert await seconds(paced_pair.small) >= TOKENS * 0.006
 
 
-async def test_up_prints_where_it_is_and_leaves_nothing_behind(tmp_path: Path) -> None:
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[IO[bytes]]:
+    """The settings file of the working directory, which is empty."""
+    monkeypatch.chdir(tmp_path)
+    with Path("stepspec.toml").open("wb") as file:
+        yield file
+
+
+async def test_up_starts_three_models_and_what_it_prints_are_the_settings_that_use_them(settings: IO[bytes]) -> None:
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", UP), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        *(sys.executable, "-m", "stepspec", "up", str(THREE)), stdout=settings, stderr=asyncio.subprocess.PIPE
     )
-    assert program.stdout is not None
-    told = json.loads(await program.stdout.readline())["small"]
-    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/v1", told["base_url"])
-    assert len(members(told["pid"])) >= 2
-    program.send_signal(signal.SIGTERM)
-    out, err = await program.communicate()
-    assert (program.returncode, out) == (0, b"")
-    assert b"small is ready after" in err
-    assert await gone(told["pid"])
+    try:
+        said = await up_to(program, b"Ctrl-C stops them.")
+        assert all(f"{path} is ready after".encode() in said for path in ("large", "small.large", "small.small"))
+        leaders = [leader for guard in children(program.pid) for leader in children(guard)]
+        assert len(leaders) == 3
+        assert all(len(members(leader)) >= 2 for leader in leaders)
+        await solve_with_three()
+    finally:
+        program.send_signal(signal.SIGTERM)
+        await program.communicate()
+    assert program.returncode == 0
+    assert all([await gone(leader) for leader in leaders])
+
+
+async def up_to(program: asyncio.subprocess.Process, last: bytes) -> bytes:
+    """Return what *program* says on standard error up to *last*."""
+    assert program.stderr is not None
+    try:
+        return await program.stderr.readuntil(last)
+    except asyncio.IncompleteReadError as exc:
+        pytest.fail(f"it ended: {exc.partial.decode()}")
+
+
+async def solve_with_three() -> None:
+    """Solve two problems by the settings in the working directory, which are a nested pair's."""
+    events: list[Event] = []
+    tasks = fresh(2, seed=66)
+    async with Solver(sampling=Sampling()) as solver:
+        assert isinstance(solver.settings.small, NestedPair)
+        assert solver.settings.small.policy == "bild"
+        solutions = [await solver.solve(task.problem, observe=events.append) for task in tasks]
+    assert any(one.answer == task.answer for one, task in zip(solutions, tasks, strict=True))
+    for solution in solutions:
+        accounts = {account.path: account for account in solution.ledger.nested}
+        assert set(accounts) == {"small.small", "small.large"}
+        assert accounts["small.large"].judging > 0
+        assert solution.degraded == ()
+    assert all(call.fate != "failed" for call in events if isinstance(call, Called))
 
 
 async def test_a_killed_parent_takes_the_engine_along() -> None:

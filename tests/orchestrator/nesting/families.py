@@ -96,9 +96,10 @@ def family(
     ahead: int = 0,
     budget: Budget | None = None,
     sticky: bool = False,
+    events: list[Event] | None = None,
 ) -> Family:
     """Nest one pair for each of the policies *inner*, the cheapest first, under the policy *outer*."""
-    budget, events = budget or Budget(), list[Event]()
+    budget, events = budget or Budget(), list[Event]() if events is None else events
     observers: list[Observer] = [events.append]
     for _ in inner:
         observers.append(within("small", observers[-1]))

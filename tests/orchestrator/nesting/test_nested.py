@@ -229,6 +229,18 @@ def test_an_opening_begins_the_drafts_and_the_repairs(refused: Sequence[int]) ->
     assert (cut.text, cut.stop, len(cut.tokens)) == ("Wait,", "length", 2)
 
 
+def test_a_write_that_ends_with_the_last_token_of_a_turn_may_be_gone_on_from() -> None:
+    made = trio(2)
+    made.tiny.script = lambda said: "The answer is six."
+    last, _ = run(made.pair.write(PROBLEM, until=lambda partial: partial.text.endswith(".")))
+    assert (last.text, last.stop, last.pieces[-1].stop) == ("The answer is six.", "until", "end")
+    more, _ = run(made.pair.write(PROBLEM.extend(last)))
+    assert (more.text, more.stop) == ("", "end")
+    whole, _ = run(made.pair.write(PROBLEM))
+    again, _ = run(made.pair.write(PROBLEM.extend(whole.cut(len(whole.text)))))
+    assert (whole.stop, again.stop) == ("end", "end")
+
+
 def test_vocabularies_that_differ_leave_only_text() -> None:
     made = trio(2, policy="bild")
     one, _ = run(made.pair.write(PROBLEM))
@@ -278,7 +290,7 @@ def test_paths_grow_from_pair_to_pair() -> None:
 
 def test_a_wrong_policy_is_found_before_anything_is_written() -> None:
     made = trio()
-    with pytest.raises(ConfigurationError, match="there is no policy 'specraeson', did you mean 'specreason'"):
+    with pytest.raises(ConfigurationError, match=r"there is no policy 'specraeson' \(did you mean 'specreason'"):
         Nested("small", made.tiny, made.small, partial(policies.make, "specraeson"))
 
 

@@ -33,6 +33,12 @@ def members(group: int) -> list[int]:
     return [pid for pid in every if (stat := _stat(pid)) and stat[2] == str(group) and stat[0] != "Z"]
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that *pid* has started and that are still there."""
+    every = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [child for child in every if (stat := _stat(child)) and stat[1] == str(pid)]
+
+
 def parent(pid: int) -> int:
     return int(_stat(pid)[1])
 

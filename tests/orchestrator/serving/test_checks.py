@@ -116,12 +116,34 @@ def test_a_card_that_is_not_there_is_named() -> None:
     assert "small: there is no GPU 1; the driver knows 1" in complaint(pair(), facts(cards=(79.2,)))
 
 
+@pytest.mark.parametrize(
+    ("allotted", "cards", "said"),
+    [
+        (("4",), (79.0,), "there is no GPU 1; CUDA_VISIBLE_DEVICES allots 4, which gpus number from 0"),
+        (("GPU-a",), (None,), "there is no GPU 1; CUDA_VISIBLE_DEVICES allots GPU-a, which gpus number from 0"),
+        (("4", "9"), (79.0,), "allots 4, 9, which gpus number from 0, and the driver does not know 9"),
+        ((), (), "there is no GPU 0; CUDA_VISIBLE_DEVICES allots none"),
+    ],
+)
+def test_a_card_that_is_not_ours_is_refused_with_what_is(
+    allotted: tuple[str, ...], cards: tuple[float | None, ...], said: str
+) -> None:
+    assert said in complaint(pair(), facts(cards=cards, allotted=allotted))
+
+
+def test_a_card_of_unknown_size_is_told_and_the_others_still_count() -> None:
+    unsaid = Pair.model_validate({"large": {"model": LARGE, "gpus": [0, 1]}, "small": {"model": SMALL, "gpus": [2]}})
+    (told,) = refuse(unsaid, facts(cards=(79.0, None, None), allotted=("5", "MIG-a", "MIG-b")))
+    assert told.startswith("small: the memory of its GPUs: nvidia-smi does not tell")
+    assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=(None, 24.0, 79.0)))
+
+
 def test_an_address_in_use_is_named() -> None:
     wrong = pair({"port": 8001})
     said = complaint(wrong, facts(taken={("127.0.0.1", 8001): "Address already in use"}))
     assert "large.port: 127.0.0.1:8001 cannot be had (Address already in use)" in said
-    assert "both servers are to listen at port 8001" in complaint(pair({"port": 8001}, {"port": 8001}), facts())
-    assert "both models are to be served as 'm'" in complaint(pair({"name": "m"}, {"name": "m"}), facts())
+    assert "large and small are to listen at port 8001" in complaint(pair({"port": 8001}, {"port": 8001}), facts())
+    assert "large and small are to be served as 'm'" in complaint(pair({"name": "m"}, {"name": "m"}), facts())
 
 
 def drafting(large: Files, small: Files, **more: Any) -> tuple[Pair, Facts]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,15 +86,65 @@ def test_a_port_that_somebody_has_is_found() -> None:
     assert look(pair(port=port)).taken == {}
 
 
-@pytest.mark.parametrize(("told", "cards"), [("24564\n81559\n", (24564 / 1024, 81559 / 1024)), ("N/A\n", None)])
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let a script that prints so much stand in for nvidia-smi, on a machine that allots nothing."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def tells(told: str) -> None:
+        script = tmp_path / "nvidia-smi"
+        script.write_text(f"#!/bin/sh\nprintf '{told}'\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(facts, "ASK", (str(script), *facts.ASK[1:]))
+
+    return tells
+
+
+FOUR = "".join(f"{number}, GPU-{number}c-9f, {1024 * (number + 1)}\\n" for number in range(4))
+
+
+@pytest.mark.parametrize(
+    ("told", "cards"),
+    [
+        (FOUR, (1.0, 2.0, 3.0, 4.0)),
+        ("0, GPU-0, [N/A]\\n1, GPU-1, 81559\\n", (None, 81559 / 1024)),
+        ("No devices were found\\n", None),
+    ],
+)
 def test_the_driver_is_asked_where_a_card_is_wanted(
-    told: str, cards: tuple[float, ...] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    told: str, cards: tuple[float | None, ...] | None, driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text(f"#!/bin/sh\nprintf '{told}'\n")
-    driver.chmod(0o755)
-    monkeypatch.setattr(facts, "ASK", (str(driver),))
-    assert look(pair(gpus=[0])).cards == cards
+    driver(told)
+    known = look(pair(gpus=[0]))
+    assert (known.cards, known.allotted) == (cards, None)
     assert look(pair()).cards is None
     monkeypatch.setattr(facts, "ASK", ("/nowhere/nvidia-smi",))
     assert look(pair(gpus=[0])).cards is None
+
+
+@pytest.mark.parametrize(
+    ("said", "allotted", "cards"),
+    [
+        ("2,1", ("2", "1"), (3.0, 2.0)),
+        ("GPU-3c-9f, 0", ("GPU-3c-9f", "0"), (4.0, 1.0)),
+        ("GPU-3", ("GPU-3",), (4.0,)),
+        ("MIG-41b3,1", ("MIG-41b3", "1"), (None, 2.0)),
+        ("1,-1,2", ("1",), (2.0,)),
+        ("1,7,2", ("1", "7", "2"), (2.0,)),
+        ("NoDevFiles", (), ()),
+        ("", (), ()),
+    ],
+)
+def test_what_the_environment_allots_are_the_cards_and_in_its_order(
+    said: str,
+    allotted: tuple[str, ...],
+    cards: tuple[float | None, ...],
+    driver: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver(FOUR)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    known = look(pair(gpus=[0]))
+    assert (known.allotted, known.cards) == (allotted, cards)
+    monkeypatch.setattr(facts, "ASK", ("/nowhere/nvidia-smi",))
+    assert look(pair(gpus=[0])).cards == (None,) * len(allotted)

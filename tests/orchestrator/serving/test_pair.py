@@ -10,8 +10,9 @@ import pytest
 
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.serving.commands import endpoint, servers, shown, waves
-from stepspec.orchestrator.serving.pair import Pair, Started, load
+from stepspec.orchestrator.serving.commands import servers, shown, waves
+from stepspec.orchestrator.serving.file import load
+from stepspec.orchestrator.serving.pair import Pair
 from stepspec.orchestrator.serving.speculation import METHODS, Speculation
 
 SMALL = {"model": "tiny"}
@@ -53,12 +54,23 @@ def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -
         *("--generation-config", "vllm", "--enable-scale-out", "--enforce-eager", "--seed", "7"),
         *("--hf-overrides", '{"rope_theta": 1}'),
     )
-    assert made.env == {"CUDA_VISIBLE_DEVICES": "2,3", "VLLM_LOGGING_LEVEL": "WARNING"}
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's, which is what is checked against
+    assert made.env == {**order, "CUDA_VISIBLE_DEVICES": "2,3", "VLLM_LOGGING_LEVEL": "WARNING"}
     assert (made.name, made.model, made.served_name, made.host, made.port) == (
         *("large", "big", "teacher", "127.0.0.2", 8001),
     )
-    assert shown(made).startswith("CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING ")
+    assert shown(made).startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING ")
     assert "--hf-overrides '{\"rope_theta\": 1}'" in shown(made)
+
+
+def test_cards_are_those_that_are_allotted_to_us_in_their_order() -> None:
+    two = pair({"gpus": [1, 0]}, {"model": "tiny", "gpus": [2]})
+    for made in (
+        servers(two, ("4", "GPU-8932", "MIG-1f")),
+        [one for wave in waves(two, ("4", "GPU-8932", "MIG-1f")) for one in wave],
+    ):
+        assert [one.env["CUDA_VISIBLE_DEVICES"] for one in made] == ["GPU-8932,4", "MIG-1f"]
+    assert [one.env["CUDA_VISIBLE_DEVICES"] for one in servers(two)] == ["1,0", "2"]
 
 
 def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
@@ -146,12 +158,25 @@ def test_a_speculation_that_cannot_be_meant_is_refused(speculation: Any, complai
         ({"model": "big", "flags": {"max-model-len": 3}}, "'max-model-len' has a setting of its own, context"),
         ({"model": "big", "flags": {"max_num_seqs": 3}}, "write 'max_num_seqs' as 'max-num-seqs'"),
         ({"model": "big", "flags": {"--seed": 3}}, "write '--seed' as 'seed'"),
+        ({"model": "big", "environment": {"CUDA_VISIBLE_DEVICES": "1"}}, "has a setting of its own, gpus"),
         ({"url": "ftp://there"}, "not the URL of a server"),
         ({"url": "http://there:1", "gpus": [0]}, "unknown setting 'large.gpus'"),
+        ("big", "large.url: 'big' is not the URL of a server"),
+        ({"small": {"model": "a"}, "large": {"model": "b"}}, "large: only the small model may be a pair in its turn"),
     ],
 )
-def test_a_role_that_cannot_be_meant_is_refused(large: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+def test_a_role_that_cannot_be_meant_is_refused(large: Any, complaint: str, tmp_path: Path) -> None:
     refused({"large": large, "small": SMALL}, complaint, tmp_path)
+
+
+@pytest.mark.parametrize("given", [3, True, ["big"]])
+def test_what_is_no_role_at_all_is_refused_with_what_may_stand_there(given: Any, tmp_path: Path) -> None:
+    either = "write a table with a `model` to start, the URL of a server that runs"
+    refused({"large": given, "small": SMALL}, f"large: {either}: {given!r} is none", tmp_path)
+    within = f"{either}, or a table of a pair within, with `small` and `large`: {given!r} is none"
+    refused({"large": "http://a:1", "small": given}, f"small: {within}", tmp_path)
+    deeper = {"large": "http://b:1", "small": given}
+    refused({"large": "http://a:1", "small": deeper}, f"small.small: {within}", tmp_path)
 
 
 def refused(table: dict[str, Any], complaint: str, folder: Path) -> None:
@@ -174,6 +199,9 @@ def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
         load(tmp_path / "nowhere.toml")
     (tmp_path / "pair.toml").write_text("large = [")
+    with pytest.raises(ConfigurationError, match=r"pair\.toml is no TOML"):
+        load(tmp_path / "pair.toml")
+    (tmp_path / "pair.toml").write_bytes(b'large = "\xff"')
     with pytest.raises(ConfigurationError, match=r"pair\.toml is no TOML"):
         load(tmp_path / "pair.toml")
 
@@ -209,10 +237,3 @@ def test_servers_that_share_a_card_start_one_after_the_other(
 ) -> None:
     made = waves(pair({"gpus": large}, {"model": "tiny", "gpus": small}))
     assert [[server.name for server in wave] for wave in made] == order
-
-
-def test_a_started_server_is_an_endpoint() -> None:
-    one = Started(model="big", name="teacher", suffix_scoring=True)
-    assert endpoint("large", one, "http://h:1/v1") == Endpoint(
-        role="large", url="http://h:1", model="teacher", suffix_scoring=True
-    )
