@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
+from .acceptance import Acceptance
 from .chain import Accept, Party, Step
-from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired
+from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired, Speculated
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,32 @@ COUNTED = tuple(one.name for one in fields(Account) if one.name not in ("role", 
 
 
 @dataclass(frozen=True, slots=True)
+class Speculation:
+    """
+    What the servers of one model *counted* of the tokens that they draft themselves while a run was under way.
+
+    Not what the run did: with *shared*, others are known to have been at work there at the same time, and others whom
+    nobody here knows of may have been. Looked at now and then, from second *since* of the run to second *until*; what
+    came after the last look is not in it. *path* is that of `Account`.
+    """
+
+    role: Party
+    counted: Acceptance
+    since: float
+    until: float
+    shared: bool = False
+    path: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.path or self.role
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self.since
+
+
+@dataclass(frozen=True, slots=True)
 class Ledger:
     """
     The accounts of both models and of the critic, and how many of the drafts that were judged stood.
@@ -56,6 +83,8 @@ class Ledger:
     A draft in whose place a rival stands counts as *accepted*, for nobody repairs it; *chosen* says how many those are.
     Of a nested pair there are besides, in *nested*, the accounts of the models in it, of which its own is the sum, and
     in *sifted*, by its path, the drafts that were judged in it and how many of them stood.
+
+    *speculation* tells of the models whose servers speculate on tokens underneath, as far as anybody looked.
     """
 
     small: Account
@@ -66,6 +95,7 @@ class Ledger:
     chosen: int = 0
     nested: tuple[Account, ...] = ()
     sifted: tuple[tuple[str, int, int], ...] = ()
+    speculation: tuple[Speculation, ...] = ()
 
     @property
     def accept_rate(self) -> float | None:
@@ -97,6 +127,7 @@ class Ledger:
             chosen=chosen,
             nested=_nested(events),
             sifted=_sifted(events),
+            speculation=_speculation(events),
         )
 
 
@@ -126,6 +157,24 @@ def _sifted(events: tuple[Event, ...]) -> tuple[tuple[str, int, int], ...]:
     drafts = Counter(event.path for event in judged)
     stood = Counter(event.path for event in judged if isinstance(event.verdict, Accept) or event.verdict.chosen)
     return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
+
+
+def _speculation(events: tuple[Event, ...]) -> tuple[Speculation, ...]:
+    looks: dict[tuple[Party, str], list[Speculated]] = {}
+    for event in events:
+        if isinstance(event, Speculated):
+            looks.setdefault((event.role, event.path), []).append(event)
+    return tuple(
+        Speculation(
+            role,
+            sum((one.counted for one in told), Acceptance()),
+            min(one.since for one in told),
+            max(one.until for one in told),
+            shared=any(one.shared for one in told),
+            path=path,
+        )
+        for (role, path), told in sorted(looks.items())
+    )
 
 
 def _kept(events: tuple[Event, ...]) -> list[Step]:

@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from ..acceptance import Acceptance
+
+__all__ = ["Acceptance", "Look", "look", "read", "total"]
+
 PREFIX = "vllm:spec_decode_num_"
 COUNTERS = {f"{PREFIX}drafts": "drafts", f"{PREFIX}draft_tokens": "drafted", f"{PREFIX}accepted_tokens": "accepted"}
+WRITTEN = "vllm:generation_tokens"
+_NAMES = "|".join([*COUNTERS, WRITTEN])
+_LINE = re.compile(rf"({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)  # comments have no number there
 
 
 @dataclass(frozen=True, slots=True)
-class Acceptance:
+class Look:
     """
-    What became of the tokens that were drafted for a model within its server.
+    What a server that speculates had *counted* by second *at* of the event loop's clock, since it was started.
 
-    *drafts* are passes that verified some, *drafted* the tokens in them, *accepted* those that the model would have
-    written itself. Servers count since they were started: the difference of two looks is what happened in between.
+    *written* are all tokens that it wrote for anybody, 0 if it does not tell.
     """
 
-    drafts: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    at: float
+    counted: Acceptance
+    written: int = 0
 
-    @property
-    def rate(self) -> float | None:
-        """The share of the drafted tokens that was accepted; None if none was drafted."""
-        return self.accepted / self.drafted if self.drafted else None
+    def since(self, earlier: Look) -> Acceptance | None:
+        """What was counted since an *earlier* look; None if the server was started anew in between."""
+        grown = self.counted - earlier.counted
+        anew = min(grown.drafts, grown.drafted, grown.accepted, self.written - earlier.written) < 0
+        return None if anew else grown
 
-    @property
-    def length(self) -> float | None:
-        """The tokens that a pass with a draft gave in the mean, the model's own included; None if there was none."""
-        return 1 + self.accepted / self.drafts if self.drafts else None
 
-    def __add__(self, other: Acceptance) -> Acceptance:
-        return Acceptance(self.drafts + other.drafts, self.drafted + other.drafted, self.accepted + other.accepted)
-
-    def __sub__(self, earlier: Acceptance) -> Acceptance:
-        return Acceptance(
-            self.drafts - earlier.drafts, self.drafted - earlier.drafted, self.accepted - earlier.accepted
-        )
-
-    def __str__(self) -> str:
-        return "nothing drafted" if self.rate is None else f"{self.rate:.0%}, {self.length:.2f} a pass"
+def look(metrics: bytes, at: float) -> Look | None:
+    """Take a look at the counters; None if they are not there."""
+    sums = _sums(metrics)
+    counted = _counted(sums)
+    return Look(at, counted, sums.get(WRITTEN, 0)) if counted is not None else None
 
 
 def read(metrics: bytes) -> Acceptance | None:
     """Add up the counters of every engine behind a server; None if they are not there: it does not speculate."""
-    counted: dict[str, int] = {}
-    for line in metrics.decode(errors="replace").splitlines():
-        name = line.partition("{")[0].partition(" ")[0].removesuffix("_total")
-        if name in COUNTERS:
-            with suppress(ValueError):
-                counted[COUNTERS[name]] = counted.get(COUNTERS[name], 0) + int(float(line.rpartition(" ")[2]))
+    return _counted(_sums(metrics))
+
+
+def _counted(sums: Mapping[str, int]) -> Acceptance | None:
+    counted = {COUNTERS[name]: value for name, value in sums.items() if name in COUNTERS}
     return Acceptance(**counted) if len(counted) == len(COUNTERS) else None
+
+
+def _sums(metrics: bytes) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for name, value in _LINE.findall(metrics):
+        with suppress(ValueError):
+            sums[name.decode()] = sums.get(name.decode(), 0) + int(float(value))
+    return sums
 
 
 def total(found: Iterable[Acceptance | None]) -> Acceptance | None:

@@ -64,6 +64,10 @@ class Connection:
         """Fetch what is at *path*."""
         return await self._fetch(call, path, None, retries)
 
+    async def glance(self, call: Call, path: str) -> bytes:
+        """Fetch what is at *path*, once; it takes none of the places that requests for tokens wait for."""
+        return await self._fetch_now(call, path, None, 0)
+
     async def served(self) -> list[str]:
         """List the names of the models that the server knows, adapters last."""
         call = self.call("connect")
@@ -107,6 +111,10 @@ class Connection:
         return events
 
     async def _fetch(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
+        async with self._slots:
+            return await self._fetch_now(call, path, body, retries)
+
+    async def _fetch_now(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
         async def fetch() -> bytes:
             response = await self._send(call, path, body)
             try:
@@ -117,7 +125,7 @@ class Connection:
                 await response.aclose()
 
         total = self.endpoint.deadlines.total
-        async with self._slots, _within(call, total, "no answer after {:g} s"):
+        async with _within(call, total, "no answer after {:g} s"):
             return await self._repeat(fetch, total, retries)
 
     async def _send(self, call: Call, path: str, body: Body | None) -> httpx2.Response:

@@ -162,6 +162,11 @@ class ReplicatedEndpoint:
             return replica.endpoint
 
     @property
+    def up(self) -> tuple[AnyEndpoint, ...]:
+        """The servers that work, as far as is known."""
+        return tuple(self._up)
+
+    @property
     def _entered(self) -> list[AnyEndpoint]:
         return [replica.endpoint for replica in self._replicas if replica.endpoint is not None]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from math import inf
 from types import TracebackType
 from typing import Self
 
@@ -10,7 +12,7 @@ from ..chain import Message, Role
 from ..errors import EndpointError
 from ..events import Observer
 from . import acceptance, wire
-from .acceptance import Acceptance
+from .acceptance import Acceptance, Look
 from .client import Connection
 from .clock import or_now
 from .encoder import Encoder
@@ -34,6 +36,8 @@ class VllmEndpoint:
         self.settings = settings
         self.name = settings.model or ""
         self.by_id: bool | None = None  # whether it returns the log-probabilities of chosen ids; None: not tried yet
+        self.asked = -inf  # when its metrics were last asked for, on the loop's clock
+        self.seen: Look | None = None  # the last look at a server that speculates
         self.together = Together(self._ask_all)
         self._can: Capabilities | None = None
 
@@ -112,10 +116,14 @@ class VllmEndpoint:
         return self._can
 
     async def _metrics(self, verb: str) -> bytes | None:
+        self.asked = asked = asyncio.get_running_loop().time()
         try:
-            return await self.connection.get(self.connection.call(verb), "/metrics", retries=0)
+            metrics = await self.connection.glance(self.connection.call(verb), "/metrics")
         except EndpointError:
             return None
+        if self.seen is None or self.seen.at <= asked:
+            self.seen = acceptance.look(metrics, asked) or self.seen
+        return metrics
 
     async def _ask_all(self, choices: Sequence[int], prompts: Sequence[Sequence[int]]) -> wire.Reply:
         """Send *prompts* in one request; each is answered by one of the *choices*."""

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .orchestrator.events import Degraded, Event, Moved
+from .orchestrator.ledger import Speculation
 from .orchestrator.solution import Solution, SolvedStep, solved_steps
 from .orchestrator.trace import Moment
 
@@ -29,7 +30,9 @@ class Narrator:
                 f"the {event.path or event.role} model failed, going on without it: {event.cause}", style="yellow"
             )
         elif isinstance(event, Moved):
-            self._console.print(f"the {event.role} model at {event.url} failed, going on at {event.to}", style="yellow")
+            self._console.print(
+                f"the {event.path or event.role} model at {event.url} failed, going on at {event.to}", style="yellow"
+            )
 
 
 def line(step: SolvedStep) -> Text:
@@ -49,5 +52,15 @@ def summary(solution: Solution) -> Text:
     return Text(
         f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large model, "
         f"{wasted} tokens discarded, finish reason: {solution.finish_reason}",
+        style="dim",
+    )
+
+
+def underneath(speculation: Speculation) -> Text:
+    """What the servers of a model count of the tokens that they draft themselves, in one line."""
+    others = "others at work there too" if speculation.shared else "nobody else known to be at work there"
+    return Text(
+        f"token-level speculation under {speculation.name}: {speculation.counted} "
+        f"(its servers' counters over {speculation.seconds:.1f} s, {others})",
         style="dim",
     )

@@ -1,10 +1,12 @@
 """Where tokens and seconds went: every count of the ledger by a hand-made run."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
 
 from stepspec.orchestrator import Accept, Ledger, Rollback, Step, Token
+from stepspec.orchestrator.acceptance import Acceptance
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import (
     Answered,
@@ -17,10 +19,11 @@ from stepspec.orchestrator.events import (
     Judged,
     Lost,
     Repaired,
+    Speculated,
     Started,
     Verb,
 )
-from stepspec.orchestrator.ledger import Account
+from stepspec.orchestrator.ledger import Account, Speculation
 
 
 def step(text: str, author: Role, tokens: int, note: str = "") -> Step:
@@ -152,3 +155,26 @@ def test_a_step_that_closes_the_thinking_is_not_a_draft() -> None:
 def test_tokens_that_no_request_tells_of_are_never_counted_below_nothing() -> None:
     ledger = Ledger.of([Committed(0, FIRST), call("small", "write", written=3)])
     assert (ledger.small.kept, ledger.small.discarded) == (5, 0)
+
+
+WINDOWS: list[Event] = [
+    Speculated("large", Acceptance(2, 8, 6), -0.5, 1.5, url="http://one"),
+    Speculated("large", Acceptance(1, 4, 0), 1.5, 2.5, shared=True, url="http://one"),
+    Speculated("large", Acceptance(3, 12, 12), 0.25, 3.0, url="http://two"),
+    Speculated("small", Acceptance(), 0.0, 1.0, path="small.large"),
+    Speculated("small", Acceptance(5, 5, 5), 0.0, 2.0, path="small.small"),
+]
+
+
+def test_what_servers_counted_adds_up_by_model() -> None:
+    ledger = Ledger.of([*RUN, *WINDOWS])
+    large, *within = ledger.speculation
+    assert large == Speculation("large", Acceptance(6, 24, 18), -0.5, 3.0, shared=True)
+    assert (large.name, large.seconds, large.counted.rate, large.counted.length) == ("large", 3.5, 0.75, 4.0)
+    assert within == [
+        Speculation("small", Acceptance(), 0.0, 1.0, path="small.large"),
+        Speculation("small", Acceptance(5, 5, 5), 0.0, 2.0, path="small.small"),
+    ]
+    assert [one.name for one in within] == ["small.large", "small.small"]
+    assert Ledger.of([*reversed(WINDOWS), *RUN]) == ledger
+    assert replace(ledger, speculation=()) == Ledger.of(RUN)

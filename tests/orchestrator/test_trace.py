@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Message, Rival, Rollback, Step, Token
+from stepspec.orchestrator.acceptance import Acceptance
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import (
     Adapted,
@@ -29,6 +30,7 @@ from stepspec.orchestrator.events import (
     Lost,
     Moved,
     Repaired,
+    Speculated,
     Started,
 )
 from stepspec.orchestrator.trace import Moment, Recorder, dump, parse, read, replay, write
@@ -68,7 +70,7 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         NUMBERS,
         NUMBERS,
     ),
-    Started: st.builds(Started, MESSAGES, st.text(), st.lists(st.tuples(ROLES, st.text())).map(tuple)),
+    Started: st.builds(Started, MESSAGES, st.text(), st.lists(st.tuples(st.text(), st.text())).map(tuple)),
     Drafted: st.builds(Drafted, NUMBERS, STEPS),
     Judged: st.builds(Judged, NUMBERS, STEPS, st.builds(Accept, SCORES, RIVALS) | ROLLBACKS),
     JudgedWithin: st.builds(JudgedWithin, st.text(), NUMBERS, STEPS, st.builds(Accept, SCORES, RIVALS) | ROLLBACKS),
@@ -89,6 +91,16 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         SCORES,
         SCORES,
         st.lists(st.tuples(SECONDS, st.booleans())).map(tuple),
+    ),
+    Speculated: st.builds(
+        Speculated,
+        ROLES,
+        st.builds(Acceptance, NUMBERS, NUMBERS, NUMBERS),
+        SECONDS.map(lambda seconds: -seconds),
+        SECONDS,
+        st.booleans(),
+        st.text(),
+        st.text(),
     ),
     Finished: st.builds(Finished, st.text(), st.text(), SECONDS),
 }

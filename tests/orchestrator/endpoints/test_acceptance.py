@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
 
+from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.acceptance import Acceptance, read, total
+from stepspec.orchestrator.endpoints.acceptance import Acceptance, Look, look, read, total
 from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.endpoints.doctor import conclude
 
+from ..service.served import until
 from .server import FakeVllm
 from .test_doctor import FAST, GOOD, shown
 
@@ -52,6 +55,61 @@ def test_the_difference_of_two_looks_is_what_happened_in_between() -> None:
     earlier, later = Acceptance(10, 40, 20), Acceptance(12, 48, 21)
     assert later - earlier == Acceptance(2, 8, 1)
     assert earlier + (later - earlier) == later
+
+
+WRITTEN = b"""vllm:generation_tokens_total{engine="0",model_name="m"} 100.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 50.0
+vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
+"""
+
+
+def test_a_look_has_all_that_was_written_too() -> None:
+    assert look(SHOWN + WRITTEN, 7.0) == Look(7.0, Acceptance(15, 60, 30), 150)
+    assert look(SHOWN, 7.0) == Look(7.0, Acceptance(15, 60, 30))
+    assert look(WRITTEN, 7.0) is None
+
+
+@pytest.mark.parametrize(
+    ("later", "grown"),
+    [
+        (Look(2.0, Acceptance(12, 48, 21), 60), Acceptance(2, 8, 1)),
+        (Look(2.0, Acceptance(10, 40, 20), 50), Acceptance()),
+        (Look(2.0, Acceptance(9, 48, 21), 60), None),
+        (Look(2.0, Acceptance(12, 39, 21), 60), None),
+        (Look(2.0, Acceptance(12, 48, 19), 60), None),
+        (Look(2.0, Acceptance(12, 48, 21), 49), None),
+    ],
+)
+def test_a_counter_that_fell_is_a_servers_that_was_started_anew(later: Look, grown: Acceptance | None) -> None:
+    assert later.since(Look(1.0, Acceptance(10, 40, 20), 50)) == grown
+
+
+async def test_the_last_look_at_a_server_that_speculates_is_kept() -> None:
+    fake = FakeVllm(metrics=SHOWN)
+    async with fake.serve() as settings, VllmEndpoint(settings) as endpoint:
+        first = endpoint.seen
+        assert first is not None
+        assert (first.at, first.counted) == (endpoint.asked, Acceptance(15, 60, 30))
+        fake.metrics = SHOWN.replace(b" 9.0", b" 19.0")
+        await endpoint.queue()
+        assert endpoint.seen is not None
+        assert endpoint.seen.since(first) == Acceptance(0, 0, 10)
+        fake.metrics = b""
+        last = endpoint.seen
+        assert await endpoint.acceptance() is None
+        assert endpoint.seen == last
+
+
+async def test_a_look_waits_for_no_place_and_takes_none() -> None:
+    fake = FakeVllm(["So"], gate=asyncio.Semaphore(0), metrics=SHOWN)
+    async with fake.serve(max_concurrency=1) as settings, VllmEndpoint(settings) as endpoint:
+        writing = asyncio.create_task(endpoint.model().write(Chain.of("What?")))
+        await until(lambda: any(path == "/v1/completions" for path, _ in fake.requests))
+        async with asyncio.timeout(30):
+            assert await endpoint.acceptance() == Acceptance(15, 60, 30)
+        assert not writing.done()
+        writing.cancel()
+        await asyncio.wait([writing])
 
 
 def test_servers_that_do_not_speculate_are_left_out() -> None:

@@ -1,0 +1,357 @@
+"""Windows of what servers draft and accept themselves: whose they may be, and that nobody waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from stepspec.orchestrator.acceptance import Acceptance
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints.acceptance import Look
+from stepspec.orchestrator.endpoints.underneath import Underneath, Windows
+from stepspec.orchestrator.events import Answering, Called, Degraded, Event, Finished, Speculated
+
+from ...fakes import run
+
+OVER = Finished("stop", "42", 9.0)
+OTHER = Degraded("small", "gone")
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass
+class Server:
+    """
+    Drafts four tokens a second, of which it accepts three, in one pass, and writes four, *since* a second or for ever.
+
+    It takes *slow* seconds to tell; *idle*, it drafts nothing. *looks* are the seconds at which somebody asked.
+    """
+
+    url: str = "http://one"
+    slow: float = 0.0
+    idle: bool = False
+    rate: float | None = None
+    since: float = 0.0
+    asked: float = -1e9
+    seen: Look | None = None
+    looks: list[float] = field(default_factory=list[float])
+
+    @property
+    def settings(self) -> Endpoint:
+        return Endpoint(role="large", url=self.url, requests_per_second=self.rate)
+
+    async def acceptance(self) -> Acceptance | None:
+        asked = self.asked = now()
+        self.looks.append(asked)
+        await asyncio.sleep(self.slow)
+        seconds = 0 if self.idle else int(asked - self.since)
+        self.seen = Look(asked, Acceptance(seconds, 4 * seconds, 3 * seconds), 4 * seconds)
+        return self.seen.counted
+
+
+def written(tokens: int) -> Called:
+    return Called("large", "write", "done", 0.0, 1.0, written=tokens)
+
+
+def cut(tokens: int) -> Called:
+    return Called("large", "write", "cancelled", 0.0, 1.0, written=tokens)
+
+
+class Run:
+    """A run, which begins now, as somebody who hears of its events."""
+
+    def __init__(self, underneath: Underneath) -> None:
+        began = now()
+        self.windows = Windows(underneath, lambda: now() - began)
+        self.windows.begin()
+        self.told: list[Speculated] = []
+
+    def hear(self, event: Event = OTHER) -> None:
+        *told, last = self.windows.before(event)
+        assert last is event
+        assert all(isinstance(one, Speculated) for one in told)
+        self.told += [one for one in told if isinstance(one, Speculated)]
+
+    def end(self, *calls: Called) -> None:
+        for call in calls:
+            self.hear(call)
+        self.hear(OVER)
+        self.windows.end()
+
+    @property
+    def shared(self) -> bool:
+        return any(one.shared for one in self.told)
+
+
+def watching(*servers: Server) -> Underneath:
+    return Underneath(lambda: [("large", server) for server in servers])
+
+
+def told(main: Callable[[Underneath], Awaitable[None]], *servers: Server) -> None:
+    """Do *main* while somebody looks at the *servers*, at which somebody looked once when they were entered."""
+
+    async def all_of_it() -> None:
+        for server in servers:
+            await server.acceptance()
+        underneath = watching(*servers)
+        async with underneath.watched():
+            await main(underneath)
+
+    run(all_of_it())
+
+
+def test_a_run_tells_of_what_was_counted_from_the_last_look_before_it_to_the_last_one_in_it() -> None:
+    server = Server()
+
+    async def main(underneath: Underneath) -> None:
+        await asyncio.sleep(2.5)
+        alone = Run(underneath)
+        await asyncio.sleep(1.0)
+        alone.hear()
+        assert alone.told == [Speculated("large", Acceptance(1, 4, 3), -0.5, 0.5, shared=False, url="http://one")]
+        alone.hear()
+        assert len(alone.told) == 1
+        await asyncio.sleep(2.0)
+        alone.end(written(12))
+        assert alone.told[1:] == [Speculated("large", Acceptance(2, 8, 6), 0.5, 2.5, url="http://one")]
+        await asyncio.sleep(2.0)
+        alone.hear()
+        assert len(alone.told) == 2
+        assert underneath.totals == {"large": Acceptance(7, 28, 21)}
+
+    told(main, server)
+
+
+def test_servers_that_do_not_speculate_are_never_looked_at() -> None:
+    server = Server()
+
+    async def main() -> None:
+        underneath = watching(server)
+        async with underneath.watched():
+            one = Run(underneath)
+            one.hear()
+            underneath.want()
+            await asyncio.sleep(10.0)
+            one.end(written(100))
+        assert (one.told, server.looks, underneath.totals) == ([], [], {})
+
+    run(main())
+
+
+def test_where_requests_are_rationed_a_look_takes_none_of_them() -> None:
+    server = Server(rate=1.0)
+
+    async def main(underneath: Underneath) -> None:
+        await asyncio.sleep(10.0)
+        assert server.looks == [0.0]
+
+    told(main, server)
+
+
+def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
+    server = Server()
+
+    async def main(underneath: Underneath) -> None:
+        for _ in range(10):
+            await server.acceptance()
+            await asyncio.sleep(0.7)
+        assert len(server.looks) == 11
+
+    told(main, server)
+
+
+def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> None:
+    server = Server()
+
+    async def main(underneath: Underneath) -> None:
+        await asyncio.sleep(0.5)
+        one = Run(underneath)
+        for _ in range(4):
+            one.hear(Answering("so"))
+            await asyncio.sleep(0.1)
+        assert server.looks == [0.0, 0.5]
+
+    told(main, server)
+
+
+def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
+    server = Server()
+
+    async def main(underneath: Underneath) -> None:
+        server.slow = 1e9
+        await asyncio.sleep(1.5)
+        one = Run(underneath)
+        one.hear(Answering("so"))
+        assert now() == 1.5
+        await asyncio.sleep(2.0)
+        one.end(written(8))
+        assert (now(), one.told) == (3.5, [])
+        server.slow = 0.0
+        await asyncio.sleep(5.0)
+        assert server.looks == [0.0, 1.0, 6.0, 7.0, 8.0]  # a look has five seconds
+
+    told(main, server)
+
+
+def test_a_look_from_long_before_tells_nothing_about_a_run() -> None:
+    server = Server(rate=1.0)  # nobody looks but the test
+
+    async def main(underneath: Underneath) -> None:
+        await asyncio.sleep(8.0)
+        one = Run(underneath)
+        await server.acceptance()
+        one.hear()
+        await asyncio.sleep(2.0)
+        await server.acceptance()
+        one.end(written(8))
+        assert one.told == [Speculated("large", Acceptance(2, 8, 6), 0.0, 2.0, url="http://one")]
+
+    told(main, server)
+
+
+def test_a_server_that_was_started_anew_begins_at_nothing() -> None:
+    server = Server()
+
+    async def main(underneath: Underneath) -> None:
+        await asyncio.sleep(3.5)
+        one = Run(underneath)
+        server.since = now()
+        await asyncio.sleep(3.0)
+        one.hear()
+        await asyncio.sleep(3.0)
+        one.end(written(20))
+        assert sum((each.counted for each in one.told), Acceptance()) == Acceptance(3, 12, 9)
+        assert (one.told[0].since, one.shared) == (2.5, False)
+
+    told(main, server)
+
+
+def test_nothing_drafted_is_told_at_the_end_only() -> None:
+    async def main(underneath: Underneath) -> None:
+        await asyncio.sleep(1.5)
+        one = Run(underneath)
+        for _ in range(3):
+            await asyncio.sleep(1.0)
+            one.hear()
+        assert not one.told
+        one.end()
+        assert one.told == [Speculated("large", Acceptance(), -0.5, 2.5, url="http://one")]
+
+    told(main, Server(idle=True))
+
+
+def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
+    async def main(underneath: Underneath) -> None:
+        one = Run(underneath)
+        await asyncio.sleep(2.5)
+        one.end(written(16))
+        assert [(each.url, each.counted) for each in one.told] == [
+            ("http://one", Acceptance(2, 8, 6)),
+            ("http://two", Acceptance(2, 8, 6)),
+        ]
+        assert not one.shared
+        assert underneath.totals == {"large": Acceptance(4, 16, 12)}
+
+    told(main, Server(), Server("http://two"))
+
+
+# Who else was there
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "shared"),
+    [(1.0, 2.0, True), (1.0, 6.0, True), (4.0, 5.0, True), (4.0, 9.0, True), (0.5, 1.5, False), (8.2, 9.0, False)],
+)
+def test_other_runs_at_the_same_time_are_owned_up_to(begins: float, ends: float, shared: bool) -> None:
+    """The run lasts from second 2.5 to second 8.0, and its first window begins at the look at second 2."""
+
+    async def other(underneath: Underneath) -> None:
+        await asyncio.sleep(begins)
+        one = Run(underneath)
+        await asyncio.sleep(ends - begins)
+        one.windows.end()
+
+    async def main(underneath: Underneath) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(other(underneath))
+            await asyncio.sleep(2.5)
+            one = Run(underneath)
+            await asyncio.sleep(5.5)
+            one.end(written(24))
+        assert one.told[0].since == -0.5
+        assert one.shared == shared
+
+    told(main, Server())
+
+
+def test_only_the_windows_with_company_are_shared() -> None:
+    async def main(underneath: Underneath) -> None:
+        one = Run(underneath)
+        with underneath.company():
+            await asyncio.sleep(1.5)
+            one.hear()
+        await asyncio.sleep(1.0)
+        one.hear()
+        await asyncio.sleep(1.0)
+        one.end(written(12))
+        assert [each.shared for each in one.told] == [True, True, False]  # the second began at second 1, in company
+
+    told(main, Server())
+
+
+def test_who_failed_is_gone() -> None:
+    async def main(underneath: Underneath) -> None:
+        with pytest.raises(ZeroDivisionError), underneath.company():
+            raise ZeroDivisionError
+        failed = Run(underneath)
+        failed.windows.end()
+        failed.windows.end()
+        await asyncio.sleep(1.5)
+        one = Run(underneath)
+        await asyncio.sleep(2.0)
+        one.end(written(8))
+        assert one.told
+        assert not one.shared
+
+    told(main, Server())
+
+
+@pytest.mark.parametrize(
+    ("calls", "shared"),
+    [
+        ([written(200)], False),
+        ([written(168)], False),
+        ([written(167)], True),
+        ([written(100), cut(36), cut(0)], False),  # a request that was cut off may have been written more
+        ([written(100), cut(3)], True),
+        ([Called("small", "write", "done", 0.0, 1.0, written=999)], True),
+        ([Called("large", "write", "done", 0.0, 1.0, written=999, path="large.large")], True),
+    ],
+)
+def test_a_server_that_wrote_more_than_the_run_asked_for_has_other_clients(calls: list[Called], shared: bool) -> None:
+    async def main(underneath: Underneath) -> None:
+        one = Run(underneath)
+        await asyncio.sleep(50.5)
+        one.end(*calls)  # 200 tokens were written
+        assert one.shared == shared
+
+    told(main, Server())
+
+
+def test_other_clients_are_told_of_even_if_nothing_is_left_to_count() -> None:
+    async def main(underneath: Underneath) -> None:
+        one = Run(underneath)
+        await asyncio.sleep(50.5)
+        one.hear()
+        one.end(written(3))
+        assert [(each.counted, each.shared) for each in one.told] == [
+            (Acceptance(50, 200, 150), False),
+            (Acceptance(), True),
+        ]
+
+    told(main, Server())
