@@ -30,7 +30,7 @@ class Service:
         watching: list[Witness] = [*witnesses]
         witness = Witnesses(watching)
         self.parts = parts = Parts.of(offer, settings, witness)
-        self.metrics = metrics = Metrics(parts.gate, offer.version, offer.trust, offer.unjudged)
+        self.metrics = metrics = Metrics(parts.gate, offer.version, offer.trust, offer.unjudged, offer.speculation)
         watching.append(metrics)
 
         @asynccontextmanager

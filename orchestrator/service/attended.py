@@ -24,9 +24,12 @@ class Line:
 
     def __init__(self, send: Send, seconds: float) -> None:
         self._send, self._seconds = send, seconds
-        self.open = False
+        self._last = b""
+        self.open = self.over = False
 
-    async def start(self, headers: Mapping[str, str], status: int = 200) -> None:
+    async def start(self, headers: Mapping[str, str], status: int = 200, *, last: bytes = b"") -> None:
+        """Begin to answer; a stream says with *last* how it tells that it failed, the refusal in place of ``%b``."""
+        self._last = last
         raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
         self.open = True
         await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
@@ -37,13 +40,23 @@ class Line:
             await self._deliver({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def end(self) -> None:
-        await self._deliver({"type": "http.response.body", "body": b"", "more_body": False})
+        await self._finish(b"")
+
+    async def fail(self, refusal: Refusal) -> None:
+        """End a stream that has begun with *refusal*. Of any other answer no more comes: the server tears it off."""
+        if self._last and not self.over:
+            await self.send(self._last % refusal.body)
+            await self.end()
 
     async def whole(self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
         """Send a complete answer."""
         head = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
         await self.start(head, status)
+        await self._finish(body)
+
+    async def _finish(self, body: bytes) -> None:
         await self._deliver({"type": "http.response.body", "body": body, "more_body": False})
+        self.over = True
 
     async def _deliver(self, message: dict[str, object]) -> None:
         try:
@@ -61,7 +74,7 @@ class Attended(Response):
     Runs *work*, which answers on the line that it is given.
 
     When the client goes away, or the service has *ended*, *work* is cancelled, and this waits until it is gone: so is
-    everything that it had begun.
+    everything that it had begun. A client that is still there is told why there is no more.
     """
 
     def __init__(self, visit: Visit, work: Work, send_seconds: float, ended: asyncio.Event) -> None:
@@ -83,8 +96,15 @@ class Attended(Response):
             working.result()
         elif left:
             self._visit.status = LEFT
-        elif not line.open:
-            raise Refusal(503, "the service ended before the answer was complete", code="shut_down", retry=True)
+        else:
+            await self._give_up(line)
+
+    async def _give_up(self, line: Line) -> None:
+        message = "the service ended before the answer was complete"
+        refusal = self._visit.refusal = Refusal(503, message, code="shut_down", retry=True)
+        if not line.open:
+            raise refusal
+        await line.fail(refusal)
 
 
 async def _left(receive: Receive) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..chain import Role
 from ..endpoints import AnyEndpoint
+from ..near import near
 from .errors import Refusal
 from .interfaces import Offer
 
@@ -52,7 +52,7 @@ class Catalogue:
             known = [*self.orchestrated, *self.raw]
             raise Refusal(
                 404,
-                f"there is no model {name!r}; GET /v1/models lists them{near(name, known)}",
+                f"there is no model {name!r}{near(name, known)}; GET /v1/models lists them",
                 "model",
                 "model_not_found",
             )
@@ -80,9 +80,3 @@ class Catalogue:
 
     def _endpoint(self, role: Role) -> AnyEndpoint:
         return self.offer.engine.small if role == "small" else self.offer.engine.large
-
-
-def near(word: str, known: Iterable[str]) -> str:
-    """Suggest the one of the *known* words that is most like *word*, if any is."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""

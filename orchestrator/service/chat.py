@@ -46,7 +46,7 @@ class Chat:
             async with self._runs.begun(stream=self._wanted.stream) as feed:
                 await (self._stream(feed, line) if self._wanted.stream else self._whole(feed, line))
         except Exception as exc:
-            await self._runs.fail(exc, line, b"data: %b\n\n" + reply.DONE)
+            await self._runs.fail(exc, line)
 
     async def _whole(self, feed: Feed, line: Line) -> None:
         fields = reply.FIELDS[self._wanted.thinking] if self._runs.thinks else ()
@@ -64,7 +64,7 @@ class Chat:
 
     async def _stream(self, feed: Feed, line: Line) -> None:
         first = await prime(feed, self._runs.keep_alive)
-        await line.start(EVENT_STREAM)
+        await line.start(EVENT_STREAM, last=reply.FAILED)
         roles = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._tellers))]
         await line.send(b"".join([*roles, *map(self._told, first)]))
         while self._runs.going:

@@ -100,11 +100,12 @@ class Door:
 
     def _measured(self, receive: Receive) -> Receive:
         size, whole = 0, False
+        ends = asyncio.get_running_loop().time() + self._patience
 
         async def measured() -> Message:
             nonlocal size, whole
             try:
-                async with asyncio.timeout(None if whole else self._patience):
+                async with asyncio.timeout_at(None if whole else ends):
                     message = await receive()
             except TimeoutError:
                 raise Refusal(408, f"the body did not come within {self._patience:g} s", retry=True) from None

@@ -74,11 +74,12 @@ class Feed:
         try:
             solution = await engine.solve(
                 order.problem,
-                policy=order.method,
                 sampling=order.sampling,
                 budget=order.budget,
+                stop=order.stop,
+                format=order.format,
                 observe=observe,
-                **order.chosen,
+                **order.choices,
             )
         except Exception as exc:
             self._failure = exc

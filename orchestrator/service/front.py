@@ -36,8 +36,6 @@ Scrape: TypeAlias = Callable[[], Awaitable[Mapping[str, bytes]]]
 Tell: TypeAlias = Callable[..., None]
 
 SLACK = 10.0  # seconds for an answer to travel
-EVENTS = b"data: %b\n\n" + reply.DONE
-NAMED_EVENTS = b"event: error\ndata: %b\n\n"
 
 
 class Lost(Exception):
@@ -141,5 +139,4 @@ class Way:
         heads: list[tuple[bytes, bytes]] = self.head["headers"] if self.head else []
         if not any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in heads):
             raise refusal
-        last = NAMED_EVENTS if path in ("/live", "/v1/responses") else EVENTS
-        await self.to({"type": "http.response.body", "body": last % refusal.body, "more_body": False})
+        await self.to({"type": "http.response.body", "body": reply.failed(path) % refusal.body, "more_body": False})

@@ -38,11 +38,11 @@ class Gate:
         self._empty.clear()
         try:
             await self._wait()
-        finally:
+        except BaseException:
             self.waiting -= 1
             self._tell()
-        self.running += 1
-        self._empty.clear()
+            raise
+        self.waiting, self.running = self.waiting - 1, self.running + 1  # at once, or nobody seems to be inside
         try:
             yield asyncio.get_running_loop().time() - came
         finally:

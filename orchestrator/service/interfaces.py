@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, Unpack
 
+from ..acceptance import Acceptance
 from ..budget import Budget
 from ..chain import Message
+from ..choices import Choices
 from ..endpoints import AnyEndpoint, Sampling
 from ..endpoints.wire import Format
 from ..events import Observer
@@ -28,20 +31,13 @@ class Engine(Protocol):
         self,
         problem: str | Sequence[Message],
         *,
-        policy: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        ahead: int | None = None,
-        hedge: float | None = None,
-        load: Any = None,
-        lead: int | None = None,
-        plan: bool | None = None,
-        early_exit: bool | None = None,
-        give_up: bool | None = None,
         sampling: Sampling | None = None,
         budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
         observe: Observer = ...,
+        trace_to: Path | None = None,
+        **choices: Unpack[Choices],
     ) -> Solution:
         """Solve one *problem*; cancelling the call closes every request of it."""
         ...
@@ -66,7 +62,8 @@ class Offer:
     What is served: the *engine*, its *methods* by name, and what applies to requests that do not say.
 
     *policy* is the default method, and *options* are those configured for it. *trust* tells what is known by now about
-    the judge.
+    the judge, *speculation* what the servers count of token-level speculation, by role or path. *check* takes a method
+    and options for it, and raises `ConfigurationError` for wrong values.
     """
 
     engine: Engine
@@ -77,6 +74,8 @@ class Offer:
     budget: Budget = field(default_factory=Budget)
     version: str = "0"
     trust: Callable[[], Trust] = Trust
+    speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance]
+    check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
 
     @property
     def unjudged(self) -> frozenset[str]:

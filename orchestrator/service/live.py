@@ -71,14 +71,14 @@ class Live:
         try:
             async with self._runs.begun(stream=True) as feed:
                 first = await prime(feed, self._runs.keep_alive, (Drafted, *VERIFIED))
-                await line.start(EVENT_STREAM)
+                await line.start(EVENT_STREAM, last=reply.FAILED_EVENT)
                 await line.send(b"".join(map(self._told, first)))
                 while self._runs.going:
                     news = await feed.next(self._runs.keep_alive)
                     await line.send(b"".join(map(self._told, news)) if news else reply.KEEP_ALIVE)
                 await line.end()
         except Exception as exc:
-            await self._runs.fail(exc, line, b"event: error\ndata: %b\n\n")
+            await self._runs.fail(exc, line)
 
     def _told(self, item: Item) -> bytes:
         self._runs.take(item)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from ..acceptance import Acceptance
 from ..chain import Role
 from ..drift import Drift
 from ..events import Adapted, Called, Event
@@ -19,6 +20,7 @@ from .visit import Visit
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
+NO_MODEL = "none"  # is what a request asks for that was not read, or that is not about a model
 PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"})
 
 
@@ -26,10 +28,16 @@ class Metrics:
     """A `Witness` that counts. Methods that are *unjudged* accept everything, and have no accept ratio."""
 
     def __init__(
-        self, gate: Gate, version: str, trust: Callable[[], Trust] = Trust, unjudged: Collection[str] = ()
+        self,
+        gate: Gate,
+        version: str,
+        trust: Callable[[], Trust] = Trust,
+        unjudged: Collection[str] = (),
+        speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance],
     ) -> None:
         self._unjudged = unjudged
         self._trust, self._graded_before, self._shadows_before = trust, 0, Record()
+        self._speculation, self._speculated = speculation, dict[str, Acceptance]()
         self.registry = registry = CollectorRegistry()
         asked = ("endpoint", "model")
 
@@ -66,6 +74,9 @@ class Metrics:
         self._drifted = gauge("grade_drifted", "Whether that share is large, and no chance.", "model")
         self._shadows = counter("shadows", "Accepted steps that were to be checked once more, by outcome.", "outcome")
         self._shadow_tokens = counter("shadow_tokens", "Tokens that shadows read and wrote.", "verb")
+        self._passes = counter("speculation_passes", "Passes of a role's servers that verified drafted tokens.", "role")
+        self._drafted = counter("speculation_drafted_tokens", "Tokens that a role's servers drafted.", "role")
+        self._accepted_tokens = counter("speculation_accepted_tokens", "Those of them that were accepted.", "role")
         running = gauge("requests_running", "Requests that are being worked on.")
         waiting = gauge("requests_waiting", "Requests that wait for a place.")
         running.set_function(lambda: gate.running)
@@ -79,7 +90,16 @@ class Metrics:
             self._note_drift(trust.promise.policy, trust.drift)
         if trust.shadows is not None:
             self._count_shadows(trust.shadows)
+        for role, counted in self._speculation().items():
+            self._count_speculation(role, counted)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def _count_speculation(self, role: str, counted: Acceptance) -> None:
+        grown = counted - self._speculated.get(role, Acceptance())
+        self._speculated[role] = counted
+        self._passes.labels(role).inc(grown.drafts)
+        self._drafted.labels(role).inc(grown.drafted)
+        self._accepted_tokens.labels(role).inc(grown.accepted)
 
     def _note_drift(self, model: str, drift: Drift) -> None:
         self._graded.labels(model).inc(drift.live.n - self._graded_before)
@@ -133,19 +153,19 @@ class Metrics:
         pass
 
     def ends(self, visit: Visit) -> None:
-        endpoint = visit.path if visit.path in PATHS else "other"
-        self._requests.labels(endpoint, visit.model, str(visit.status)).inc()
+        endpoint, model = visit.path if visit.path in PATHS else "other", visit.model or NO_MODEL
+        self._requests.labels(endpoint, model, str(visit.status)).inc()
         if visit.refusal is not None:
             self._refused.labels(endpoint, visit.refusal.code or str(visit.refusal.status)).inc()
         if endpoint == "other":
             return
-        self._seconds.labels(endpoint, visit.model).observe(visit.seconds)
+        self._seconds.labels(endpoint, model).observe(visit.seconds)
         if visit.first_step is not None:
-            self._first.labels(endpoint, visit.model).observe(visit.first_step)
+            self._first.labels(endpoint, model).observe(visit.first_step)
         if visit.begun is not None:
             self._queued.observe(visit.queued)
         if visit.upstream is not None:
-            self._overhead.labels(endpoint, visit.model).observe(visit.overhead)
+            self._overhead.labels(endpoint, model).observe(visit.overhead)
 
     def looked(self, role: Role, up: bool) -> None:
         self._up.labels(role).set(up)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import orjson
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from ..budget import Budget
 from ..chain import Message, Speaker
+from ..choices import Choices
 from ..endpoints import Sampling
 from ..endpoints.wire import Format
-from .catalogue import near
-from .errors import Refusal, bad, place
+from ..errors import ConfigurationError
+from ..near import near
+from .errors import bad
+from .explaining import explain
 from .interfaces import Offer
-from .schemas import CURES, ChatRequest, Effort, LiveRequest, Part, SchemaJson, Turn, Wishes
+from .schemas import ChatRequest, Effort, LiveRequest, Part, SchemaJson, Turn, Wishes
 from .settings import ServiceSettings
 
 B = TypeVar("B", bound=Part)
@@ -40,7 +43,9 @@ class Order:
     method: str
     sampling: Sampling
     budget: Budget
-    chosen: Mapping[str, Any]
+    choices: Choices
+    stop: tuple[str, ...] = ()
+    format: Format | None = None
 
     def within(self, seconds: float) -> Order:
         """The same, over in so many seconds at the latest."""
@@ -55,10 +60,11 @@ class Order:
 
 def read(kind: type[B], body: Mapping[str, Any] | bytes) -> B:
     """Make a request of what was sent. Raise `Refusal`, which names the parameter and says what would do."""
+    given = body if isinstance(body, Mapping) else parse(body)
     try:
-        return kind.model_validate(body if isinstance(body, Mapping) else parse(body))
+        return kind.model_validate(given)
     except ValidationError as exc:
-        raise _explain(kind, exc) from exc
+        raise explain(kind, given, exc) from exc
 
 
 def parse(body: bytes) -> dict[str, Any]:
@@ -70,29 +76,6 @@ def parse(body: bytes) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise bad("the body has to be a JSON object", code="invalid_json")
     return given  # pyright: ignore[reportUnknownVariableType]
-
-
-def _explain(kind: type[BaseModel], exc: ValidationError) -> Refusal:
-    error = min(exc.errors(), key=lambda each: (each["type"] != "extra_forbidden", each["loc"][-1:] == ("str",)))
-    where = [part for part in error["loc"] if part != "str" and not str(part).startswith("list[")]
-    words = error["msg"].removeprefix("Value error, ")
-    param = place(where)
-    name = next((part for part in reversed(where) if isinstance(part, str)), "")
-    if error["type"] == "missing":
-        return bad(f"{param} is missing", param, "missing")
-    if name in CURES:
-        verb = "is not known here" if error["type"] == "extra_forbidden" else "cannot be honoured"
-        return bad(f"{param} {verb}: {CURES[name]}", param, "unsupported_parameter")
-    if error["type"] == "extra_forbidden":
-        hint = near(name, _fields(kind, where[:-1]))
-        return bad(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
-    return bad(f"{param}: {words}", param, "invalid_value")
-
-
-def _fields(kind: type[BaseModel], where: Sequence[int | str]) -> list[str]:
-    if where[:1] == ["stepspec"]:
-        return [*Wishes.model_fields, *[one.name for one in fields(Budget)]]
-    return [*Turn.model_fields] if where[:1] == ["messages"] else [*kind.model_fields]
 
 
 def of_chat(request: ChatRequest, method: str, offer: Offer, settings: ServiceSettings) -> tuple[Order, ...]:
@@ -107,7 +90,7 @@ def of_chat(request: ChatRequest, method: str, offer: Offer, settings: ServiceSe
     order = _order(
         request.messages,
         method,
-        request.stepspec,
+        request.wishes,
         offer,
         settings,
         sampling=sampling,
@@ -123,9 +106,9 @@ def of_live(request: LiveRequest, method: str, offer: Offer, settings: ServiceSe
     if (request.messages is None) == (request.problem is None):
         raise bad("give either messages or problem", "messages", "invalid_value")
     turns = request.messages or [Turn(role="user", content=request.problem or "")]
-    budget = _wished(offer.budget, request.stepspec)
+    budget = _allowed(_wished(offer.budget, request.wishes), request.wishes, settings)
     sampling = offer.sampling.model_copy(update={"seed": random.getrandbits(31)})
-    return _order(turns, method, request.stepspec, offer, settings, sampling=sampling, budget=budget)
+    return _order(turns, method, request.wishes, offer, settings, sampling=sampling, budget=budget)
 
 
 def _order(
@@ -144,23 +127,31 @@ def _order(
         raise bad(f"{len(turns)} messages: at most {settings.max_messages} are taken", "messages", "invalid_value")
     if turns[-1].role == "assistant":
         raise bad("the last message is the assistant's: end with what it is to answer", "messages", "invalid_value")
-    known = offer.methods[method].options
-    for name in wishes.options:
-        if name not in known:
-            raise bad(
-                f"{method!r} has no option {name!r}; its options: {', '.join(known) or 'none'}{near(name, known)}",
-                f"stepspec.options.{name}",
-                "unknown_parameter",
-            )
+    wished = wishes.options or {}
+    for name, value in wished.items():
+        _check(name, value, method, offer)
     configured: Mapping[str, Any] = offer.options if method == offer.policy else {}
-    chosen = wishes.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
+    choices = wishes.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
     return Order(
         tuple([Message(SPEAKERS[turn.role], turn.text) for turn in turns]),
         method,
         sampling,
         budget,
-        chosen | {"options": {**configured, **wishes.options}, "stop": stop, "format": format},
+        cast("Choices", {**choices, "policy": method, "options": {**configured, **wished}}),
+        stop,
+        format,
     )
+
+
+def _check(option: str, value: object, method: str, offer: Offer) -> None:
+    known, param = offer.methods[method].options, f"stepspec.options.{option}"
+    if option not in known:
+        message = f"{method!r} has no option {option!r}{near(option, known)}; its options: {', '.join(known) or 'none'}"
+        raise bad(message, param, "unknown_parameter")
+    try:
+        offer.check(method, {option: value})
+    except ConfigurationError as exc:
+        raise bad(str(exc), param, "invalid_value") from exc
 
 
 def _sampling(request: ChatRequest, configured: Sampling) -> Sampling:
@@ -175,14 +166,16 @@ def _budget(request: ChatRequest, configured: Budget, settings: ServiceSettings)
         request.max_tokens != request.max_completion_tokens
     ):
         raise bad("max_tokens and max_completion_tokens differ: send one of them", "max_tokens", "invalid_value")
-    asked = request.max_completion_tokens or request.max_tokens
+    name = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
+    asked, wishes = request.max_completion_tokens or request.max_tokens, request.wishes
+    wished = wishes.budget.tokens if wishes.budget else None
     if asked == 1:
-        name = "max_tokens" if request.max_tokens else "max_completion_tokens"
         raise bad(f"{name}=1 has no room to think and to answer: at least 2", name, "invalid_value")
+    if None not in (asked, wished) and asked != wished:
+        message = f"{name} is {asked} and stepspec.budget.tokens {wished}, which mean the same: send one of them"
+        raise bad(message, "stepspec.budget.tokens", "invalid_value")
     budget = replace(configured, tokens=asked, answer=None) if asked else configured
-    budget = _wished(budget, request.stepspec)
-    if settings.max_tokens is not None and budget.tokens > settings.max_tokens:
-        budget = replace(budget, tokens=settings.max_tokens, answer=None)
+    budget = _allowed(_wished(budget, wishes), wishes, settings)
     if request.reasoning_effort is None:
         return budget
     answer = budget.for_answer
@@ -191,14 +184,27 @@ def _budget(request: ChatRequest, configured: Budget, settings: ServiceSettings)
 
 
 def _wished(budget: Budget, wishes: Wishes) -> Budget:
-    asked = wishes.budget.model_dump(exclude_none=True)
+    asked = wishes.budget.model_dump(exclude_none=True) if wishes.budget else {}
     if "tokens" in asked and "answer" not in asked:
         asked["answer"] = None
     wished = {one.name: getattr(budget, one.name) for one in fields(Budget)} | asked
-    if wished["answer"] is not None and wished["answer"] >= wished["tokens"]:
-        message = f"{wished['answer']} tokens for the answer leave none of {wished['tokens']} to think"
-        raise bad(message, "stepspec.budget.answer", "invalid_value")
+    _leave_room(wished["answer"], wished["tokens"])
     return Budget(**wished)
+
+
+def _allowed(budget: Budget, wishes: Wishes, settings: ServiceSettings) -> Budget:
+    """At most what a request may have here; what was wished for the answer stays."""
+    if settings.max_tokens is None or budget.tokens <= settings.max_tokens:
+        return budget
+    answer = wishes.budget.answer if wishes.budget else None
+    _leave_room(answer, settings.max_tokens)
+    return replace(budget, tokens=settings.max_tokens, answer=answer)
+
+
+def _leave_room(answer: int | None, tokens: int) -> None:
+    if answer is not None and answer >= tokens:
+        message = f"{answer} tokens for the answer leave none of {tokens} to think"
+        raise bad(message, "stepspec.budget.answer", "invalid_value")
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:

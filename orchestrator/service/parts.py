@@ -48,8 +48,8 @@ class Parts:
             async with self.pulse.felt(self.settings.health_every):
                 yield
 
-    async def fail(self, visit: Visit, exc: Exception, line: Line, last: bytes, *, worked: bool) -> None:
-        """Tell the client of a failure: by raising the `Refusal`, or as the *last* thing in a stream that has begun."""
+    async def fail(self, visit: Visit, exc: Exception, line: Line, *, worked: bool) -> None:
+        """Tell the client of a failure: by raising the `Refusal`, or as the last thing in a stream that has begun."""
         refusal = visit.refusal = errors.of(exc, worked=worked)
         if refusal.code == errors.UNFORESEEN:
             self.witness.failed(visit, exc)
@@ -58,8 +58,7 @@ class Parts:
         if refusal.status == errors.LEFT:
             visit.status = errors.LEFT
         else:
-            await line.send(last % refusal.body)
-            await line.end()
+            await line.fail(refusal)
 
     def attended(self, visit: Visit, work: Work) -> Attended:
         """Answer with what *work* sends, as long as the client is there."""

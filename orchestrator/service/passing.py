@@ -38,23 +38,30 @@ class Passing:
         failures: list[str] = []
         for url in self._urls(endpoint):
             try:
-                async with self._open(endpoint, f"{url}{path}", body, visit, seconds) as response:
-                    visit.upstream = visit.seconds - (visit.begun or 0.0)
-                    await _forward(response, line, endpoint.settings.deadlines.between)
-                    visit.upstream = visit.seconds - (visit.begun or 0.0)
+                await self._ask(raw, f"{url}{path}", body, visit, line, seconds)
+                return
+            except (TimeoutError, aiohttp.ClientError) as exc:
+                if line.open:
+                    visit.refusal = Refusal(503, f"the answer broke off: {exc!r}", code="upstream_error", retry=False)
+                    await line.fail(visit.refusal)
                     return
-            except TimeoutError:
-                if line.open:
-                    raise
-                raise Refusal(
-                    504, f"the {raw.role} model did not answer in time", code="deadline", retry=False
-                ) from None
-            except aiohttp.ClientError as exc:
-                if line.open:
-                    raise
+                if isinstance(exc, TimeoutError):
+                    message = f"the {raw.role} model did not answer in time"
+                    raise Refusal(504, message, code="deadline", retry=False) from None
                 failures.append(f"{url}: {exc}")
         message = f"the {raw.role} model's server cannot be reached: {'; '.join(failures)}"
         raise Refusal(503, message, code="upstream_unavailable")
+
+    async def _ask(self, raw: Raw, url: str, body: bytes, visit: Visit, line: Line, seconds: float) -> None:
+        endpoint = self._endpoints[raw.role]
+        with visit.passing(raw.role, raw.name, url) as passed:
+            async with self._open(endpoint, url, body, visit, seconds) as response:
+                visit.upstream = visit.seconds - (visit.begun or 0.0)
+                passed.answered(response.status, visit.seconds)
+                if response.status in (401, 403):
+                    raise _refused(raw, endpoint, url, response.status)
+                await _forward(response, line, endpoint.settings.deadlines.between, reply.failed(visit.path))
+                visit.upstream = visit.seconds - (visit.begun or 0.0)
 
     def _urls(self, endpoint: AnyEndpoint) -> Sequence[str]:
         """The servers of *endpoint*, by turns, those that are known to be down last."""
@@ -73,22 +80,25 @@ class Passing:
         return self._http.post(url, data=body, headers=headers, timeout=timeout)
 
 
-async def _forward(response: aiohttp.ClientResponse, line: Line, between: float) -> None:
+async def _forward(response: aiohttp.ClientResponse, line: Line, between: float, last: bytes) -> None:
     headers = {name: value for name in RETURNED if (value := response.headers.get(name)) is not None}
     streaming = response.content_type == "text/event-stream"
-    await line.start({**(EVENT_STREAM if streaming else {}), **headers}, response.status)
-    try:
-        while piece := await _read(response, between):
-            await line.send(piece)
-    except (TimeoutError, aiohttp.ClientError) as exc:
-        if not streaming:
-            raise
-        await line.send(
-            b"data: " + Refusal(503, f"the stream broke off: {exc!r}", retry=False).body + b"\n\n" + reply.DONE
-        )
+    await line.start(
+        {**(EVENT_STREAM if streaming else {}), **headers}, response.status, last=last if streaming else b""
+    )
+    while piece := await _read(response, between):
+        await line.send(piece)
     await line.end()
 
 
 async def _read(response: aiohttp.ClientResponse, within: float) -> bytes:
     async with asyncio.timeout(within):
         return await response.content.readany()
+
+
+def _refused(raw: Raw, endpoint: AnyEndpoint, url: str, status: int) -> Refusal:
+    """The client's key is right, or it would not have come this far: the one that its server refuses is another."""
+    had = "the service's key for it" if endpoint.settings.api_key else "a request without a key; the service has none"
+    variable = f"STEPSPEC_{raw.role.upper()}__API_KEY"
+    message = f"the {raw.role} model's server at {url} refused {had} (HTTP {status}): whoever runs it sets {variable}"
+    return Refusal(500, message, code="upstream_error", retry=False)

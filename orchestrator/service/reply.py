@@ -13,13 +13,14 @@ from starlette.responses import Response
 
 from ..chain import THINK_END
 from ..events import Answered, Answering, Called, Committed, Event
-from ..ledger import COUNTED, Account, Ledger
+from ..ledger import COUNTED, Account, Ledger, Speculation
 from ..solution import Solution
 from .orders import Order
 from .settings import Thinking
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
+FAILED, FAILED_EVENT = b"data: %b\n\n" + DONE, b"event: error\ndata: %b\n\n"  # with the refusal's body
 OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
 FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "both": ("reasoning", "reasoning_content"),
@@ -153,6 +154,7 @@ def about(solution: Solution, order: Order) -> dict[str, Any]:
         "accept_rate": solution.ledger.accept_rate,
         "share_large": solution.ledger.share_large,
         "degraded": list(solution.degraded),
+        "speculation": {one.name: _speculation(one) for one in solution.ledger.speculation} or None,
     }
 
 
@@ -171,8 +173,24 @@ def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
     small, large, critic = (_sum([getattr(one, role) for one in all_of]) for role in ("small", "large", "critic"))
     drafts, accepted, chosen = (sum(getattr(one, of) for one in all_of) for of in ("drafts", "accepted", "chosen"))
     nested = _by_path([account for one in all_of for account in one.nested])
-    total = Ledger(small, large, drafts, accepted, critic, chosen, nested, _sifted(all_of))
-    return dataclasses.asdict(total) | {"accept_rate": total.accept_rate, "share_large": total.share_large}
+    total = Ledger(small, large, drafts, accepted, critic, chosen, nested, _sifted(all_of), _widest(all_of))
+    return dataclasses.asdict(total) | {
+        "accept_rate": total.accept_rate,
+        "share_large": total.share_large,
+        "speculation": [_speculation(one) for one in total.speculation],
+    }
+
+
+def _speculation(one: Speculation) -> dict[str, Any]:
+    return dataclasses.asdict(one) | {"rate": one.counted.rate, "length": one.counted.length}
+
+
+def _widest(ledgers: Sequence[Ledger]) -> tuple[Speculation, ...]:
+    """What was seen for the longest time of each model: the runs looked at the same counters, which must not add up."""
+    found: dict[str, Speculation] = {}
+    for one in sorted((one for each in ledgers for one in each.speculation), key=lambda one: one.seconds):
+        found[one.name] = replace(one, shared=one.shared or one.name in found)
+    return tuple(found[name] for name in sorted(found))
 
 
 def _sum(accounts: Sequence[Account]) -> Account:
@@ -190,6 +208,11 @@ def _sifted(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...]:
         drafts[path] += judged
         stood[path] += fine
     return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
+
+
+def failed(path: str) -> bytes:
+    """How a stream of the API at *path* tells that it failed, as `Line.start` wants it."""
+    return FAILED_EVENT if path in ("/live", "/v1/responses") else FAILED
 
 
 def event(body: Mapping[str, Any]) -> bytes:

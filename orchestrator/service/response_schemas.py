@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field
 
+from .cures import TOOLS
 from .schemas import (
     AnyJson,
     ChatRequest,
     Effort,
+    Label,
+    Metadata,
     Named,
     Nothing,
     Part,
     PlainText,
     Positive,
+    Request,
     ResponseFormat,
     SchemaJson,
+    Speaking,
     Turn,
-    Wishes,
+    only_text,
 )
+
+TEXTS = ("input_text", "output_text", "text")
 
 
 class ItemPart(Part):
@@ -35,8 +43,8 @@ class MessageItem(Part):
     """A turn of the conversation."""
 
     type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[ItemPart]
+    role: Speaking
+    content: Annotated[str | list[ItemPart], BeforeValidator(partial(only_text, kinds=TEXTS))]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
@@ -63,8 +71,11 @@ def _fields(given: object) -> dict[str, Any]:
 
 
 def _typed(item: object) -> object:
-    """An item that has a role and no type is a message."""
+    """An item that has a role and no type is a message. Raise `ValueError` for those that tools leave behind."""
     fields = _fields(item)
+    kind = str(fields.get("type"))
+    if kind.endswith(("_call", "_call_output")):
+        raise ValueError(f"an item of the type {kind!r}: {TOOLS}")
     return {"type": "message", **fields} if "role" in fields else item
 
 
@@ -92,10 +103,17 @@ class TextWish(Part):
     verbosity: Literal["medium"] | None = None
 
 
-Item: TypeAlias = Annotated[MessageItem | ReasoningItem, Field(discriminator="type")]
+Tagged: TypeAlias = Annotated[MessageItem | ReasoningItem, Field(discriminator="type")]
+Item: TypeAlias = Annotated[Tagged, BeforeValidator(_typed)]
 
 
-class ResponsesRequest(Part):
+class PlainStream(Part):
+    """What a stream tells besides: nothing."""
+
+    include_obfuscation: Literal[False] | None = None
+
+
+class ResponsesRequest(Request):
     """A response by one of the methods."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
@@ -107,10 +125,14 @@ class ResponsesRequest(Part):
     text: TextWish | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    user: Annotated[str, Field(max_length=256)] | None = None
-    safety_identifier: Annotated[str, Field(max_length=256)] | None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16)] | None = None
-    stepspec: Wishes = Wishes()
+    user: Label | None = None
+    safety_identifier: Label | None = None
+    metadata: Metadata | None = None
+
+    # Hints that change no answer.
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    stream_options: PlainStream | None = None
 
     # What clients send to say that they do not want it.
     tools: Nothing = None
@@ -126,14 +148,6 @@ class ResponsesRequest(Part):
     conversation: None = None
     prompt: None = None
     max_tool_calls: None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _items(cls, given: object) -> object:
-        fields = _fields(given)
-        if isinstance(fields.get("input"), list):
-            return {**fields, "input": [_typed(item) for item in fields["input"]]}
-        return given
 
     @property
     def turns(self) -> list[Turn]:

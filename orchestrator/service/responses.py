@@ -98,7 +98,7 @@ class Responding:
 
     def __init__(self, parts: Parts, visit: Visit, asked: ResponsesRequest, order: Order) -> None:
         self._runs, self._asked, self._order = Runs(parts, visit, [order]), asked, order
-        thinking = asked.stepspec.thinking or parts.settings.thinking
+        thinking = asked.wishes.thinking or parts.settings.thinking
         told = "reasoning" if thinking in ("both", "reasoning_content") else thinking
         self._teller = Teller(told, thinks=self._runs.thinks)
         self._identity, self._created = visit.id, int(time.time())
@@ -110,7 +110,7 @@ class Responding:
             async with self._runs.begun(stream=bool(self._asked.stream)) as feed:
                 await (self._stream(feed, line) if self._asked.stream else self._whole(feed, line))
         except Exception as exc:
-            await self._runs.fail(exc, line, b"event: error\ndata: %b\n\n")
+            await self._runs.fail(exc, line)
 
     async def _whole(self, feed: Feed, line: Line) -> None:
         while self._runs.going:
@@ -121,7 +121,7 @@ class Responding:
 
     async def _stream(self, feed: Feed, line: Line) -> None:
         first = await prime(feed, self._runs.keep_alive)
-        await line.start(EVENT_STREAM)
+        await line.start(EVENT_STREAM, last=reply.FAILED_EVENT)
         for kind in ("response.created", "response.in_progress"):
             await line.send(self._telling.event(kind, response=self._response("in_progress")))
         await line.send(b"".join(map(self._hear, first)))

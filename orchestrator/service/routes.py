@@ -95,7 +95,7 @@ def _find(parts: Parts, visit: Visit, given: Mapping[str, Any]) -> str | Raw:
 def _chat(parts: Parts, visit: Visit, method: str, request: ChatRequest) -> Chat:
     wanted = Wanted(
         request.model,
-        request.stepspec.thinking or parts.settings.thinking,
+        request.wishes.thinking or parts.settings.thinking,
         stream=bool(request.stream),
         tell_usage=request.stream_options is not None and request.stream_options.include_usage,
     )

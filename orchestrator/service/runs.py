@@ -64,10 +64,10 @@ class Runs:
             if not self.going:
                 self._visit.upstream = max(count.upstream for count in self._counts)
 
-    async def fail(self, exc: Exception, line: Line, last: bytes) -> None:
+    async def fail(self, exc: Exception, line: Line) -> None:
         """Tell the client of a failure, as `Parts.fail` does."""
         worked = any(count.worked for count in self._counts)
-        await self._parts.fail(self._visit, exc, line, last, worked=worked)
+        await self._parts.fail(self._visit, exc, line, worked=worked)
 
     async def usage(self) -> dict[str, Any]:
         """What all of it would have cost; see `reply.usage`."""

@@ -1,53 +1,25 @@
 """
 What a chat completion may ask for, field by field. A field that is not here is refused, and so is every value that
-could not be honoured; the reason is in `CURES`.
+could not be honoured; what to do instead is in `cures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from ..choices import Adapting, Count, Share
+from .cures import RAW, TOOLS
 from .settings import Thinking
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Nothing: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
+Label: TypeAlias = Annotated[str, Field(max_length=256)]
+Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
 Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh"]
-
-RAW = "ask one of the served models by its own name (GET /v1/models): such requests are passed through untouched"
-TOOLS = f"no method can call tools while it thinks; {RAW}"
-LOGPROBS = f"the steps come from two models, whose probabilities do not compare; {RAW}"
-CURES: Mapping[str, str] = {
-    "tools": TOOLS,
-    "tool_choice": TOOLS,
-    "functions": TOOLS,
-    "function_call": TOOLS,
-    "tool_calls": TOOLS,
-    "parallel_tool_calls": TOOLS,
-    "logprobs": LOGPROBS,
-    "top_logprobs": LOGPROBS,
-    "logit_bias": f"the token ids of two models do not agree; {RAW}",
-    "previous_response_id": "nothing is stored; send the whole conversation as input",
-    "conversation": "nothing is stored; send the whole conversation as input",
-    "prompt": "nothing is stored; send the whole conversation as input",
-    "background": "nothing is stored; leave it out, and stream",
-    "include": "there is nothing more to include; leave it out",
-    "truncation": "a conversation that does not fit is refused; leave it out",
-    "summary": "the thinking is told as it is; leave it out",
-    "audio": "only text is written; leave it out",
-    "modalities": "only text is written; leave it out",
-    "prediction": f"the small model's drafts are the prediction; leave it out, or {RAW}",
-    "web_search_options": "there is no web search; leave it out",
-    "store": "nothing is stored; leave it out",
-    "metadata": "nothing is stored; leave it out",
-    "service_tier": "there is one tier; leave it out",
-    "verbosity": "leave it out, and say in the messages how long the answer should be",
-    "name": "the models are told the role of a turn only; leave it out, or write the name into the content",
-    "reasoning_effort": f"a method always thinks; choose minimal, low, medium, high or xhigh, or {RAW}",
-}
 
 
 class Part(BaseModel):
@@ -67,15 +39,23 @@ def _parts(content: object) -> list[object]:
     return cast("list[object]", content) if isinstance(content, list) else []
 
 
-def _only_text(content: object) -> object:
+def only_text(content: object, kinds: Collection[str] = ("text",)) -> object:
+    """Return *content* if its parts are of these *kinds*, which are text. Raise `ValueError` with the cure."""
     for part in _parts(content):
         kind = cast("dict[str, Any]", part).get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        if kind not in kinds:
             raise ValueError(f"a part of type {kind!r}: the methods read text only; send text parts, or {RAW}")
     return content
 
 
-Content: TypeAlias = Annotated[str | list[TextPart], BeforeValidator(_only_text)]
+def _no_tool(role: object) -> object:
+    if role in ("tool", "function"):
+        raise ValueError(f"a message of the role {role!r}: {TOOLS}")
+    return role
+
+
+Speaking: TypeAlias = Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_no_tool)]
+Content: TypeAlias = Annotated[str | list[TextPart], BeforeValidator(only_text)]
 
 
 class Turn(Part):
@@ -84,7 +64,7 @@ class Turn(Part):
     own chat templates do; so are ``provider_specific_fields``, in which LiteLLM keeps it a second time.
     """
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Speaking
     content: Content
     name: None = None
     reasoning: str | None = None
@@ -105,6 +85,8 @@ class StreamOptions(Part):
     """What a stream tells besides."""
 
     include_usage: bool = False
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
 
 
 class Named(Part):
@@ -152,19 +134,30 @@ class BudgetWish(Part):
 class Wishes(Part):
     """What only this service knows: the object ``stepspec``, which clients send in ``extra_body``."""
 
-    options: dict[str, Any] = {}
-    ahead: Annotated[int, Field(ge=0, le=64)] | None = None
-    hedge: Annotated[float, Field(ge=0, le=1)] | None = None
-    load: Literal["adapt", "ignore"] | None = None
-    lead: Annotated[int, Field(ge=0)] | None = None
+    options: dict[str, Any] | None = None
+    ahead: Annotated[Count, Field(le=64)] | None = None
+    hedge: Share | None = None
+    load: Adapting | None = None
+    lead: Count | None = None
     plan: bool | None = None
     early_exit: bool | None = None
     give_up: bool | None = None
-    budget: BudgetWish = BudgetWish()
+    sure_bets: bool | None = None
+    budget: BudgetWish | None = None
     thinking: Thinking | None = None
 
 
-class ChatRequest(Part):
+class Request(Part):
+    """What can be asked of a method."""
+
+    stepspec: Wishes | None = None
+
+    @property
+    def wishes(self) -> Wishes:
+        return self.stepspec or Wishes()
+
+
+class ChatRequest(Request):
     """A chat completion by one of the methods."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
@@ -184,10 +177,14 @@ class ChatRequest(Part):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    user: Annotated[str, Field(max_length=256)] | None = None
-    safety_identifier: Annotated[str, Field(max_length=256)] | None = None
+    user: Label | None = None
+    safety_identifier: Label | None = None
     response_format: ResponseFormat | None = None
-    stepspec: Wishes = Wishes()
+
+    # Hints that change no answer.
+    prompt_cache_key: Label | None = None
+    prompt_cache_retention: Label | None = None
+    metadata: Metadata | None = None
 
     # What clients send to say that they do not want it.
     tools: Nothing = None
@@ -199,7 +196,6 @@ class ChatRequest(Part):
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     store: Literal[False] | None = None
-    metadata: Annotated[dict[str, Any], Field(max_length=0)] | None = None
     service_tier: Literal["auto", "default"] | None = None
     verbosity: Literal["medium"] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -208,10 +204,9 @@ class ChatRequest(Part):
     web_search_options: None = None
 
 
-class LiveRequest(Part):
+class LiveRequest(Request):
     """A run whose every event is told: for the page. Either *messages* or a *problem*."""
 
     messages: Annotated[list[Turn], Field(min_length=1)] | None = None
     problem: Annotated[str, Field(min_length=1)] | None = None
     model: Annotated[str, Field(min_length=1, max_length=512)] = "auto"
-    stepspec: Wishes = Wishes()

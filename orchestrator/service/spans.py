@@ -1,6 +1,6 @@
 """
-Spans over OTLP, after OpenTelemetry's conventions for generative AI: one for each request to the service, and below it
-one for each request to a served model.
+Spans over OTLP: one for each request to the service, below it one for each run, in this one for each draft, judgement
+and repair, and below them one for each request to a served model.
 
 The SDK is an extra (``otel``), and is imported only by `connect`.
 """
@@ -11,18 +11,21 @@ import asyncio
 import logging
 import os
 import threading
-import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from itertools import islice
+from typing import TYPE_CHECKING
 
 from ..chain import Role
 from ..errors import ConfigurationError
-from ..events import Called, Event, Started
+from ..events import Answering, Event, Started
 from ..solution import Solution
+from ..trace import Moment
+from . import conventions
 from .metrics import PATHS
+from .unfolding import Run, Unfolding
 from .visit import Visit
 
 if TYPE_CHECKING:
@@ -34,7 +37,7 @@ log = logging.getLogger("stepspec")
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 FLUSH = 3.0  # seconds for the last spans to leave
-PROVIDER = "vllm"
+PORTION = 16  # spans, which take about a millisecond to make
 
 
 def wanted() -> bool:
@@ -61,16 +64,22 @@ def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvide
 
 
 class Spans:
-    """A `Witness` that makes spans with *provider*; *models* are the names of the served models."""
+    """
+    A `Witness` that makes spans with *provider*.
 
-    def __init__(self, provider: TracerProvider, models: Mapping[str, str]) -> None:
+    Those of a run are made once its request was answered, a few at a time, so that nobody waits for them.
+    """
+
+    def __init__(self, provider: TracerProvider) -> None:
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-        self._provider, self._models = provider, models
+        self._provider = provider
         self._tracer = provider.get_tracer("stepspec")
+        self._unfolding = Unfolding(self._tracer)
         self._propagator = TraceContextTextMapPropagator()
         self._open: dict[Visit, Span] = {}
-        self._runs: dict[tuple[Visit, int], int] = {}
+        self._runs: dict[Visit, dict[int, Run]] = {}
+        self._due: deque[Iterator[Span]] = deque()
 
     @asynccontextmanager
     async def flushed(self) -> AsyncGenerator[None]:
@@ -78,6 +87,9 @@ class Spans:
         try:
             yield
         finally:
+            for made in self._due:
+                deque(made, maxlen=0)
+            self._due.clear()
             if not await _within(FLUSH, self._provider.shutdown):
                 log.warning("the last spans are lost: nobody took them within %g s", FLUSH)
 
@@ -89,48 +101,25 @@ class Spans:
         above = self._propagator.extract(visit.headers)
         span = self._tracer.start_span(f"{visit.method} {visit.path}", above, SpanKind.SERVER)
         span.set_attributes({"http.request.method": visit.method, "url.path": visit.path, "stepspec.request": visit.id})
-        self._open[visit] = span
+        self._open[visit], self._runs[visit] = span, {}
         carried: dict[str, str] = {}
         self._propagator.inject(carried, set_span_in_context(span))
         visit.carried = carried
         visit.notes["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
     def sees(self, visit: Visit, index: int, event: Event) -> None:
-        match event:
-            case Started():
-                self._runs[visit, index] = time.time_ns()
-            case Called():
-                self._called(visit, index, event)
-            case _:
-                pass
-
-    def _called(self, visit: Visit, index: int, call: Called) -> None:
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
-
-        above, began = self._open.get(visit), self._runs.get((visit, index))
-        if above is None or began is None:
+        runs = self._runs.get(visit)
+        if runs is None:
             return
-        model = self._models.get(call.role, call.role)
-        start = began + int(call.started * 1e9)
-        span = self._tracer.start_span(
-            f"text_completion {model}", set_span_in_context(above), SpanKind.CLIENT, start_time=start
-        )
-        span.set_attributes(_attributes(call, model) | {"stepspec.choice": index})
-        if call.fate == "failed":
-            span.set_status(Status(StatusCode.ERROR))
-        span.end(start + int(call.seconds * 1e9))
+        if isinstance(event, Started):
+            runs[index] = Run(index, event)
+        elif (run := runs.get(index)) is not None and not isinstance(event, Answering):
+            run.moments.append(Moment(run.now, event))
 
     def solved(self, visit: Visit, index: int, solution: Solution) -> None:
-        span, ledger = self._open.get(visit), solution.ledger
-        if span is None:
-            return
-        told: dict[str, Any] = {
-            "stepspec.finish_reason": solution.finish_reason,
-            "stepspec.share_large": ledger.share_large,
-            "stepspec.accept_rate": ledger.accept_rate,
-            "gen_ai.usage.output_tokens": ledger.small.kept + ledger.large.kept,
-        }
-        span.add_event("solved", {key: value for key, value in told.items() if value is not None})
+        run = self._runs.get(visit, {}).get(index)
+        if run is not None:
+            run.solution = solution
 
     def failed(self, visit: Visit, exc: Exception) -> None:
         if (span := self._open.get(visit)) is not None:
@@ -139,28 +128,34 @@ class Spans:
     def ends(self, visit: Visit) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        span = self._open.pop(visit, None)
-        for key in [key for key in self._runs if key[0] is visit]:
-            del self._runs[key]
+        span, runs = self._open.pop(visit, None), self._runs.pop(visit, {})
         if span is None:
             return
-        span.update_name(f"chat {visit.model}" if visit.model else f"{visit.method} {visit.path}")
-        named = {
-            "gen_ai.operation.name": "chat",
-            "gen_ai.provider.name": "stepspec",
-            "gen_ai.request.model": visit.model,
-        }
-        span.set_attributes({**named, "http.response.status_code": visit.status})
-        if visit.notes.get("user"):
-            span.set_attribute("user.id", visit.notes["user"])
-        if visit.refusal is not None:
-            span.set_attribute("error.type", visit.refusal.code or str(visit.refusal.status))
+        span.update_name(conventions.request_name(visit))
+        span.set_attributes(conventions.of_request(visit))
         if visit.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
+        for passed in visit.passed:
+            self._unfolding.passed(span, visit, passed)
         span.end()
+        pouring = bool(self._due)
+        self._due.extend(self._unfolding.run(span, run) for run in runs.values())
+        if self._due and not pouring:
+            asyncio.get_running_loop().call_soon(self._pour)
 
     def looked(self, role: Role, up: bool) -> None:
         pass
+
+    def _pour(self) -> None:
+        """Make a few of the spans that are due, and see to the rest when everybody else had a turn."""
+        made: list[Span] = []
+        try:
+            made = list(islice(self._due[0], PORTION)) if self._due else []
+        finally:
+            if self._due and not made:
+                self._due.popleft()
+            if self._due:
+                asyncio.get_running_loop().call_soon(self._pour)
 
 
 async def _within(seconds: float, work: Callable[[], object]) -> bool:
@@ -181,23 +176,3 @@ async def _within(seconds: float, work: Callable[[], object]) -> bool:
         async with asyncio.timeout(seconds):
             await over.wait()
     return over.is_set()
-
-
-def _attributes(call: Called, model: str) -> dict[str, Any]:
-    address = urlsplit(call.url)
-    told = {
-        "gen_ai.operation.name": "text_completion",
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": model,
-        "gen_ai.usage.input_tokens": call.prompt,
-        "gen_ai.usage.output_tokens": call.written,
-        "gen_ai.usage.cache_read.input_tokens": call.cached,
-        "gen_ai.response.time_to_first_chunk": call.first,
-        "server.address": address.hostname,
-        "server.port": address.port,
-        "error.type": call.fate if call.fate == "failed" else None,
-        "stepspec.role": call.role,
-        "stepspec.verb": call.verb,
-        "stepspec.fate": call.fate,
-    }
-    return {key: value for key, value in told.items() if value is not None}

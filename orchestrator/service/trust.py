@@ -11,7 +11,7 @@ from ..shares import wilson
 
 
 @dataclass(frozen=True, slots=True)
-class Promise:
+class Promised:
     """With *confidence*, *policy* loses at most *max_loss* of the problems while its *option* has this *value*."""
 
     policy: str
@@ -29,7 +29,7 @@ class Trust:
     The *promise* is that of the calibration in force, and *drift* the grades since. *shadows* are the checks so far.
     """
 
-    promise: Promise | None = None
+    promise: Promised | None = None
     drift: Drift | None = None
     shadows: Record | None = None
 

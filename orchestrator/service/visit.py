@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.requests import HTTPConnection
 
+from ..chain import Role
 from .errors import Refusal
 
 TRACE = ("traceparent", "tracestate")
@@ -20,13 +22,38 @@ _SHARE_OF_TIMEOUT = 0.95  # the rest is for the answer to travel
 
 
 @dataclass(slots=True, eq=False)
+class Passed:
+    """
+    That a request was passed on to the server at *url*, for *seconds* from the second *started* of the visit.
+
+    *first* is when the answer began, in seconds since then, and *status* its own; 0 if there was none. *failure* names
+    what went wrong, if anything did.
+    """
+
+    role: Role
+    model: str
+    url: str
+    started: float
+    seconds: float = 0.0
+    first: float | None = None
+    status: int = 0
+    failure: str | None = None
+
+    def answered(self, status: int, at: float) -> None:
+        """Note that an answer with this *status* began *at* that second of the visit."""
+        self.status, self.first = status, at - self.started
+        self.failure = str(status) if status >= 400 else None
+
+
+@dataclass(slots=True, eq=False)
 class Visit:
     """
     What is known about one request. Seconds are since *began*, on the monotonic clock.
 
     *queued* it waited for a place; *begun* is when the engine took over and *upstream* how long some served model was
     working for it, None while that is not known. *first_step* is when its first verified step was sent. *carried* are
-    the headers that go on to the served models, and *notes* what the log tells besides.
+    the headers that go on to the served models, and *notes* what the log tells besides. *passed* has one entry for each
+    server that the request was passed on to.
     """
 
     id: str
@@ -44,6 +71,7 @@ class Visit:
     first_step: float | None = None
     carried: Mapping[str, str] = field(init=False)
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
+    passed: list[Passed] = field(default_factory=list[Passed])
 
     def __post_init__(self) -> None:
         self.carried = {name: self.headers[name] for name in TRACE if name in self.headers}
@@ -51,6 +79,19 @@ class Visit:
     @property
     def seconds(self) -> float:
         return time.perf_counter() - self.began
+
+    @contextmanager
+    def passing(self, role: Role, model: str, url: str) -> Generator[Passed]:
+        """Note in `passed` what becomes of the request that is passed on in the block."""
+        passed = Passed(role, model, url, self.seconds)
+        self.passed.append(passed)
+        try:
+            yield passed
+        except BaseException as exc:
+            passed.failure = passed.failure or type(exc).__name__
+            raise
+        finally:
+            passed.seconds = self.seconds - passed.started
 
     @property
     def overhead(self) -> float:

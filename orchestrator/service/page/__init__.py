@@ -17,7 +17,7 @@ __all__ = ["allowed", "headers", "html", "script", "style"]
 FOLDER = Path(__file__).parent
 # Each after those that it imports: they become one script, in which every name is there only once.
 MODULES = (
-    "element", "trace", "reduce", "ledger", "threshold", "spans",
+    "element", "trace", "pieces", "reduce", "ledger", "threshold", "within", "spans",
     "theme", "announce", "chain", "timeline", "summary", "slider", "form", "live", "trust", "page",
 )  # fmt: skip
 LIVE = "'self'"  # where the live page may connect to

@@ -76,7 +76,7 @@ function writtenBlock(step, meta) {
     "div",
     { class: "written", "data-author": step.author, "data-fate": step.fate, "data-solid": colour },
     badge(step.author),
-    h("div", {}, h("p", { class: "meta" }, meta), stepText(step)),
+    h("div", {}, h("p", { class: "meta" }, meta), stepText(step), step.fallen?.length > 0 && fallenWithin(step.fallen)),
   );
 }
 
@@ -84,6 +84,7 @@ function stepText(step) {
   const text = step.text.replaceAll(THINK_END, "").trim();
   if (!text)
     return h("p", { class: "text blank" }, step.text.includes(THINK_END) ? "(closes the thinking)" : "(blank)");
+  if (step.pieces.length) return piecedText(step);
   if (step.fate !== "rejected") return h("p", { class: "text" }, text);
   const kept = step.kept ? step.text.slice(0, step.kept.characters) : "";
   const struck = step.text.slice(kept.length).replaceAll(THINK_END, "").trimEnd();
@@ -92,6 +93,65 @@ function stepText(step) {
     { class: "text" },
     kept && h("span", { class: "stood", "data-author": step.author }, kept.trimStart()),
     h("del", {}, kept ? struck : struck.trimStart()),
+  );
+}
+
+// Of a pair: every piece with the mark of the model that wrote it.
+function piecedText(step) {
+  const { pieces, fate, kept, author } = step;
+  const [stood, struck] = cutAt(pieces, fate === "rejected" ? (kept?.characters ?? 0) : Infinity);
+  return h(
+    "p",
+    { class: "text" },
+    fate !== "rejected" && stood.map(piece),
+    fate === "rejected" && stood.length > 0 && h("span", { class: "stood", "data-author": author }, stood.map(piece)),
+    struck.length > 0 && h("del", {}, struck.map(piece)),
+  );
+}
+
+const piece = ({ path, text }) =>
+  h("span", { class: "piece", "data-author": path }, badge(path), h("span", { class: "hidden" }, `${path}: `), text);
+
+// The first *characters* of the pieces, and the rest, as they are shown: without the white space around the whole.
+function cutAt(pieces, characters) {
+  const said = pieces.map(({ path, text }) => ({ path, text: text.replaceAll(THINK_END, "") }));
+  const whole = said.map(({ text }) => text).join("");
+  const [from, to] = [whole.length - whole.trimStart().length, whole.trimEnd().length];
+  const between = (first, last) => {
+    let at = 0;
+    const cut = said.map(({ path, text }) => {
+      const begins = at;
+      at += text.length;
+      return { path, text: text.slice(Math.max(0, first - begins), Math.max(0, last - begins)) };
+    });
+    return cut.filter(({ text }) => text);
+  };
+  const middle = Math.min(Math.max(from, characters), to);
+  return [between(from, middle), between(middle, to)];
+}
+
+// Drafts that a pair judged and refused while it made a step: to be unfolded, for the step stands without them.
+function fallenWithin(fallen) {
+  const row = ({ path, text, kept, score: doubt, reason }) =>
+    h(
+      "li",
+      { "data-author": path },
+      h(
+        "p",
+        { class: "meta" },
+        badge(path),
+        part(path, "author"),
+        part(kept ? "kept in part" : "rejected", "fate"),
+        Number.isFinite(doubt) && part(`score ${score(doubt)}`, "grade"),
+        reason && part(reason, "reason"),
+      ),
+      h("p", { class: "text" }, text.slice(0, kept).trimStart(), h("del", {}, text.slice(kept).trimEnd())),
+    );
+  return h(
+    "details",
+    { class: "fallen" },
+    h("summary", {}, `${plural(fallen.length, "draft")} fell within`),
+    h("ul", {}, fallen.map(row)),
   );
 }
 

@@ -13,7 +13,9 @@ const NOTHING = {
 };
 
 export function ledgerOf(view) {
-  const accounts = Object.fromEntries(["small", "large", "critic"].map((role) => [role, account(view, role)]));
+  const accounts = Object.fromEntries(
+    ["small", "large", "critic"].map((role) => [role, account(view, role, (call) => call.role === role)]),
+  );
   const stood = (one) => (one.fate === "kept" && one.verdict?.kind === "accept") || one.repair?.chosen;
   const accepted = view.drafts.filter(stood).length;
   const drafts = accepted + view.drafts.filter((one) => one.repair && !one.repair.chosen).length;
@@ -22,6 +24,9 @@ export function ledgerOf(view) {
   const discarded = small.discarded + large.discarded;
   return {
     ...accounts,
+    nested: modelsWithin(view.calls).map((path) => ({ path, ...account(view, path, (call) => call.path === path) })),
+    sifted: sifted(view.verdicts),
+    speculation: speculation(view.speculation),
     accepted,
     drafts,
     acceptRate: drafts ? accepted / drafts : null,
@@ -31,9 +36,43 @@ export function ledgerOf(view) {
   };
 }
 
-function account(view, role) {
-  const calls = view.calls.filter((call) => call.role === role);
-  const sum = calls.reduce(charge, { ...NOTHING, kept: view.kept[role] ?? 0 });
+// The models within pairs that were called, by their paths, the cheapest first.
+const modelsWithin = (calls) => cheapestFirst(calls.map((call) => call.path).filter(Boolean));
+
+export const cheapestFirst = (paths) => [...new Set(paths)].sort().reverse();
+
+// By its path, how many drafts each pair judged of its own smaller model's, and how many of them stood.
+function sifted(verdicts) {
+  const paths = [...new Set(verdicts.map((one) => one.path))].sort();
+  return paths.map((path) => {
+    const judged = verdicts.filter((one) => one.path === path);
+    return { path, drafts: judged.length, stood: judged.filter((one) => one.stands !== null).length };
+  });
+}
+
+// By its name, what each model's servers counted while the run was under way; *shared* with whoever else was there.
+function speculation(windows) {
+  const nameOf = (one) => one.path || one.role;
+  const names = [...new Set(windows.map(nameOf))].sort();
+  return names.map((name) => {
+    const mine = windows.filter((one) => nameOf(one) === name);
+    const sum = (key) => mine.reduce((all, { counted }) => all + counted[key], 0);
+    const [drafts, drafted, accepted] = ["drafts", "drafted", "accepted"].map(sum);
+    return {
+      name,
+      ...{ drafts, drafted, accepted },
+      rate: drafted ? accepted / drafted : null,
+      length: drafts ? 1 + accepted / drafts : null,
+      since: Math.min(...mine.map((one) => one.since)),
+      until: Math.max(...mine.map((one) => one.until)),
+      shared: mine.some((one) => one.shared),
+    };
+  });
+}
+
+function account(view, name, mine) {
+  const calls = view.calls.filter(mine);
+  const sum = calls.reduce(charge, { ...NOTHING, kept: view.kept[name] ?? 0 });
   const written = calls.reduce((all, call) => all + (call.verb === "write" ? call.written : 0), 0);
   return { ...sum, discarded: Math.max(0, written - sum.kept) };
 }

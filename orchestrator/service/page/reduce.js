@@ -1,5 +1,6 @@
 // What a run looks like after each of its events: a pure function, whether the events come live or from a file.
 
+import { fallen, fell, piecesOf, verdictsIn } from "./pieces.js";
 import { THINK_END } from "./trace.js";
 
 export const EMPTY = Object.freeze({
@@ -8,9 +9,11 @@ export const EMPTY = Object.freeze({
   policy: "",
   models: {},
   drafts: [], // every step that was ever written, in the order in which they appeared
+  verdicts: [], // those within a pair; *owner* is the draft that came of one, *part* the verdict on what it was part of
   calls: [],
+  speculation: [], // windows of what servers counted of the tokens that they draft themselves
   notices: [],
-  kept: { small: 0, large: 0 }, // tokens in the chain and the answer, by author
+  kept: { small: 0, large: 0 }, // tokens in the chain and the answer, by author; of a pair also by its models
   answer: null,
   finished: null,
 });
@@ -29,6 +32,7 @@ const written = (step) => ({
   author: step.author,
   tokens: step.tokens.length,
   ends: step.stop === "end",
+  pieces: piecesOf(step),
 });
 
 const changed = (list, place, patch) => list.with(place, { ...list[place], ...patch });
@@ -37,7 +41,7 @@ const waits = (draft) => ["drafted", "accepted", "rejected"].includes(draft.fate
 
 function draftAs(view, index, step, at) {
   const draft = { number: view.drafts.length, index, ...written(step), at };
-  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null };
+  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, fallen: [] };
 }
 
 const spoken = (text) => text.replaceAll(THINK_END, "").trim();
@@ -47,7 +51,19 @@ const REDUCERS = {
 
   Called: (view, call) => ({ ...view, calls: [...view.calls, { ...call, first: number(call.first) }] }),
 
-  Drafted: (view, { index, draft, at }) => ({ ...view, drafts: [...view.drafts, draftAs(view, index, draft, at)] }),
+  Drafted(view, { index, draft, at }) {
+    const made = draftAs(view, index, draft, at);
+    const owned = owning(view, draft, made.number);
+    return { ...view, verdicts: owned.verdicts, drafts: [...view.drafts, { ...made, ...owned.draft }] };
+  },
+
+  JudgedWithin(view, { path, draft, verdict, at }) {
+    const score = number(verdict.score);
+    const chosen = verdict.rivals?.find((rival) => !rival.reason);
+    const stands = "keep" in verdict ? (chosen?.step.text ?? null) : draft.text; // null: a repair stands there
+    const said = { stands, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "" };
+    return { ...view, verdicts: [...view.verdicts, { path, draft, at, ...said, owner: null, part: null }] };
+  },
 
   Judged(view, { index, draft, verdict, at }) {
     const place = view.drafts.findLastIndex((one) => one.index === index && one.text === draft.text && !one.verdict);
@@ -68,10 +84,11 @@ const REDUCERS = {
   Repaired: (view, { index, step, rollback, at }) =>
     replaced(view, index - (rollback.keep ? 1 : 0), { index, ...written(step), at, chosen: false }),
 
-  Committed(view, { index, step, at }) {
-    const kept = { ...view.kept, [step.author]: view.kept[step.author] + step.tokens.length };
-    return { ...view, kept, drafts: committed(view, index, step, at) };
-  },
+  Committed: (view, { index, step, at }) => ({
+    ...view,
+    kept: keeping(view.kept, step),
+    drafts: committed(view, index, step, at),
+  }),
 
   Answering: (view, { text }) => ({
     ...view,
@@ -79,22 +96,41 @@ const REDUCERS = {
   }),
 
   Answered(view, { step, at }) {
-    const kept = { ...view.kept, [step.author]: view.kept[step.author] + step.tokens.length };
+    const kept = keeping(view.kept, step);
     const text = view.answer?.text || spoken(step.text);
     return { ...view, kept, answer: { ...written(step), text, at } };
   },
 
+  Speculated: (view, window) => ({ ...view, speculation: [...view.speculation, window] }),
+
   Degraded: (view, { role, path, cause, at }) =>
     noticed(view, at, `The ${path || role} model failed; the run goes on without it.`, cause),
 
-  Moved: (view, { role, url, to, cause, at }) =>
-    noticed(view, at, `The ${role} model at ${url} failed; the run goes on at ${to}.`, cause),
+  Moved: (view, { role, path, url, to, cause, at }) =>
+    noticed(view, at, `The ${path || role} model at ${url} failed; the run goes on at ${to}.`, cause),
 
   Finished(view, { reason, answer, seconds }) {
     const drafts = view.drafts.map((one) => (waits(one) && one.fate !== "rejected" ? { ...one, fate: "unused" } : one));
     return { ...view, drafts, finished: { reason, answer, seconds } };
   },
 };
+
+// Say of which draft the verdicts are that its author came to while it made it, if its author is a pair.
+function owning(view, step, number) {
+  const told = verdictsIn(view.verdicts, step);
+  const own = (list, { place, part }) => changed(list, place, { owner: number, part });
+  const verdicts = told.reduce(own, view.verdicts);
+  const judged = told.map(({ place }) => verdicts[place]);
+  return { verdicts, draft: { judged: judged.length, fallen: judged.filter(fell).map(fallen) } };
+}
+
+function keeping(kept, step) {
+  const sum = { ...kept };
+  for (const { path, tokens } of [{ path: step.author, tokens: step.tokens.length }, ...piecesOf(step)]) {
+    sum[path] = (sum[path] ?? 0) + tokens;
+  }
+  return sum;
+}
 
 // By a repair, or by a rival that was chosen.
 function replaced(view, index, step) {

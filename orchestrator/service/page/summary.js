@@ -14,6 +14,13 @@ const ROWS = [
   ["time writing", "writing", seconds],
   ["time judging", "judged", seconds],
 ];
+const UNDERNEATH = [
+  ["drafted", ({ drafted }) => count(drafted)],
+  ["accepted", ({ rate }) => (rate === null ? "–" : percent(rate))],
+  ["tokens a pass", ({ length }) => (length === null ? "–" : length.toFixed(2))],
+  ["looked at for", ({ since, until }) => seconds(until - since)],
+  ["others there", ({ shared }) => (shared ? "yes" : "none known")],
+];
 
 export function showLedger(container, view) {
   const ledger = ledgerOf(view);
@@ -22,6 +29,10 @@ export function showLedger(container, view) {
     ["drafts accepted", ledger.drafts ? `${percent(ledger.acceptRate)} of ${ledger.drafts}` : "–"],
     ["by the large model", percent(ledger.shareLarge)],
     ["waste", percent(ledger.waste)],
+    ...ledger.sifted.map(({ path, drafts, stood }) => [
+      `accepted within ${path}`,
+      `${percent(stood / drafts)} of ${count(drafts)}`,
+    ]),
   ];
   container.replaceChildren(
     h(
@@ -30,16 +41,25 @@ export function showLedger(container, view) {
       figures.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     ),
     fatesBar(ledger),
-    accounts(ledger),
+    accounts(roles(ledger), h("caption", { class: "hidden" }, "Tokens, requests and seconds by model")),
+    ...(ledger.nested.length ? [accounts(within(ledger), h("caption", {}, "Of these, within the pair"))] : []),
+    ...(ledger.speculation.length ? [underneath(ledger.speculation)] : []),
   );
 }
 
-function fatesBar({ small, large, critic }) {
+const roles = (ledger) =>
+  ["small", "large", "critic"]
+    .filter((role) => role !== "critic" || ledger.critic.requests)
+    .map((role) => [role, ledger[role]]);
+
+const within = (ledger) => ledger.nested.map((account) => [account.path, account]);
+
+function fatesBar(ledger) {
+  const { small, large, critic } = ledger;
+  const writers = [...(ledger.nested.length ? within(ledger) : [["small", small]]), ["large", large]];
   const parts = [
-    ["small, kept", "small", small.kept, false],
-    ["large, kept", "large", large.kept, false],
-    ["small, discarded", "small", small.discarded, true],
-    ["large, discarded", "large", large.discarded, true],
+    ...writers.map(([name, { kept }]) => [`${name}, kept`, name, kept, false]),
+    ...writers.map(([name, { discarded }]) => [`${name}, discarded`, name, discarded, true]),
     ["judging", "judging", small.judging + large.judging + critic.judging, false],
   ].filter(([, , tokens]) => tokens);
   const share = ([, author, tokens, wasted]) => {
@@ -62,28 +82,40 @@ function fatesBar({ small, large, critic }) {
   );
 }
 
-function accounts(ledger) {
-  const roles = ["small", "large", "critic"].filter((role) => role !== "critic" || ledger.critic.requests);
+function accounts(columns, caption) {
+  const shown = ROWS.filter(([, key]) => key !== "failed" || columns.some(([, account]) => account.failed));
+  return table(
+    caption,
+    columns.map(([name]) => name),
+    shown.map(([name, key, format]) => [name, columns.map(([, account]) => format(account[key]))]),
+  );
+}
+
+// The counters are those of whole servers: nobody may take them for the run's own.
+function underneath(models) {
+  return table(
+    h("caption", {}, "Meanwhile, token-level speculation in the servers"),
+    models.map(({ name }) => name),
+    UNDERNEATH.map(([name, tell]) => [name, models.map(tell)]),
+  );
+}
+
+function table(caption, names, rows) {
   const head = h(
     "tr",
     {},
     h("td", {}),
-    roles.map((role) => h("th", { scope: "col" }, role)),
+    names.map((name) => h("th", { scope: "col" }, breaking(name))),
   );
-  const rows = ROWS.filter(([, key]) => key !== "failed" || roles.some((role) => ledger[role].failed)).map(
-    ([name, key, format]) =>
-      h(
-        "tr",
-        {},
-        h("th", { scope: "row" }, name),
-        roles.map((role) => h("td", {}, format(ledger[role][key]))),
-      ),
-  );
-  return h(
-    "table",
-    {},
-    h("caption", { class: "hidden" }, "Tokens, requests and seconds by model"),
-    h("thead", {}, head),
-    h("tbody", {}, rows),
-  );
+  const row = ([name, cells]) =>
+    h(
+      "tr",
+      {},
+      h("th", { scope: "row" }, name),
+      cells.map((cell) => h("td", {}, cell)),
+    );
+  return h("table", {}, caption, h("thead", {}, head), h("tbody", {}, rows.map(row)));
 }
+
+// A path may be cut at its points where it has no room.
+const breaking = (path) => path.split(".").map((role, place) => (place ? [".", h("wbr"), role] : role));

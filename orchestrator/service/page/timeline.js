@@ -40,7 +40,11 @@ export function showTimeline(container, view, onSelect) {
       role: "group",
       "aria-label": `Requests to the models over ${seconds(last)}`,
     },
-    s("defs", {}, hatch("small"), hatch("large"), hatch("critic")),
+    s(
+      "defs",
+      {},
+      lanes.map(({ model }) => hatch(model)),
+    ),
     drawAxis(last, x, height),
     drawn,
     commits,
@@ -51,19 +55,19 @@ export function showTimeline(container, view, onSelect) {
 
 export const laneHeight = (lane) => Math.max(1, lane.rows.length) * (ROW + SPACE) + 22;
 
-const hatch = (role) =>
+const hatch = (model) =>
   s(
     "pattern",
-    { id: `hatch-${role}`, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
-    s("rect", { width: 2, height: 6, class: "hatch", "data-author": role }),
+    { id: `hatch-${model}`, width: 6, height: 6, patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)" },
+    s("rect", { width: 2, height: 6, class: "hatch", "data-author": model }),
   );
 
-function drawLane({ role, rows }, view, x, top) {
+function drawLane({ model, rows }, view, x, top) {
   const label = s(
     "text",
-    { class: "lane", x: LEFT, y: top + 14, "data-author": role },
-    s("tspan", { class: "role" }, role),
-    ` ${view.models[role] ?? ""}`,
+    { class: "lane", x: LEFT, y: top + 14, "data-author": model },
+    s("tspan", { class: "role" }, model),
+    ` ${view.models[model] ?? ""}`,
   );
   const bars = rows.flatMap((spans, row) =>
     spans.flatMap((span) => drawSpan(span, view, x, top + 20 + row * (ROW + SPACE))),
@@ -78,7 +82,7 @@ function drawSpan(span, view, x, y) {
     const wasted =
       span.fate === "failed" || ["lost", "rejected", "unused", "cancelled", "failed", "discarded"].includes(part.fate);
     const judging = span.kind === "judge";
-    return s("rect", {
+    const bar = s("rect", {
       class: "span",
       x: x(part.from),
       y: judging ? y + 3 : y,
@@ -88,13 +92,15 @@ function drawSpan(span, view, x, y) {
       role: "img",
       tabindex: "-1",
       "aria-label": text,
-      "data-author": span.role,
+      "data-author": span.model,
       "data-kind": span.kind,
       "data-fate": span.fate,
       "data-wasted": wasted && !judging,
       "data-draft": part.draft,
       "data-place": `${span.place}.${place}`,
     });
+    if (wasted && !judging) bar.style.fill = `url("#hatch-${span.model}")`;
+    return bar;
   });
 }
 
@@ -106,7 +112,7 @@ export function describe(span, part, view) {
   const first = span.first === null ? "" : `, first token after ${seconds(span.first)}`;
   const fate = part.what === "draft" ? (fates[part.fate] ?? "") : "";
   return [
-    `${span.role} ${VERBS[span.verb] ?? span.verb}${what && `: ${what}`}${fate}`,
+    `${span.model} ${VERBS[span.verb] ?? span.verb}${what && `: ${what}`}${fate}`,
     `${part.from.toFixed(2)} to ${seconds(part.to)}${first}`,
     `${prompt}, ${span.fate}${span.url ? `, ${span.url}` : ""}`,
   ].join(" · ");

@@ -158,13 +158,15 @@ async def serving(
     script: Sequence[str] = SCRIPT,
     names: tuple[str, str] = ("tiny", "huge"),
     key: str = "",
+    metrics: bytes = b"",
     witnesses: Sequence[Witness] = (),
     **solving: Any,
 ) -> AsyncGenerator[Served]:
-    """Run a service over two fake servers; *key* is the one that the large model's server wants."""
+    """Run a service over two fake servers; the large model's wants *key*, and shows *metrics*."""
     settings = settings or chosen()
     small = Noting(script, digits={"9": -0.1}, names=names[:1])
     large = replace(small, faults=deque(), requests=[], heads=[], names=names[1:], key=key, left=asyncio.Event())
+    large.metrics = metrics
     seen, told = Seen(), list[str]()
     solving = {"sampling": Sampling(), **solving}
     endpoints = {"retries": 0}

@@ -124,21 +124,26 @@ async def test_a_collector_gets_the_spans_of_a_run(tmp_path: Path) -> None:
             assert await running.program.child.ended == 0
     (request,) = [span for span in collector.spans if span.kind == Span.SPAN_KIND_SERVER]
     below = [span for span in collector.spans if span.kind == Span.SPAN_KIND_CLIENT]
-    assert len(collector.spans) == 1 + len(below)
+    within = [span for span in collector.spans if span.kind == Span.SPAN_KIND_INTERNAL]
+    assert len(collector.spans) == 1 + len(below) + len(within)
     assert {(each["service.name"], each["service.version"]) for each in collector.resources} == {("stepspec", "0.1.0")}
     assert (request.name, request.trace_id.hex(), request.parent_span_id.hex()) == ("chat specreason", TRACE, CLIENT)
     about = told(request.attributes)
     assert (about["http.response.status_code"], about["url.path"]) == (200, "/v1/chat/completions")
     assert (about["gen_ai.operation.name"], about["gen_ai.request.model"]) == ("chat", "specreason")
     assert (about["gen_ai.provider.name"], about["user.id"]) == ("stepspec", "ann")
-    (solved,) = request.events
-    assert (solved.name, told(solved.attributes)["stepspec.finish_reason"]) == ("solved", "stop")
+    (whole,) = [span for span in within if span.parent_span_id == request.span_id]
+    assert (whole.name, told(whole.attributes)["stepspec.finish_reason"]) == ("invoke_workflow specreason", "stop")
+    stages = {span.span_id: span.name for span in within if span.parent_span_id == whole.span_id}
+    assert sorted(stages.values()) == ["answer", "draft", "draft", "judgement", "judgement"]
+    made = sorted((stages[span.parent_span_id], told(span.attributes)["stepspec.verb"]) for span in below)
+    assert made == [("answer", "write")] + [("draft", "write")] * 2 + [("judgement", "ask")] * 2
     work = [told(span.attributes) for span in below]
     heads = [head["traceparent"] for server in (running.small, running.large) for head in server.heads]
     assert len(heads) == len(below)
     assert set(heads) == {f"00-{TRACE}-{request.span_id.hex()}-01"}
     for span, one in zip(below, work, strict=True):
-        assert (span.trace_id.hex(), span.parent_span_id) == (TRACE, request.span_id)
+        assert span.trace_id.hex() == TRACE
         assert span.name == f"text_completion {one['gen_ai.request.model']}"
         assert request.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
         assert span.end_time_unix_nano <= request.end_time_unix_nano
@@ -167,7 +172,7 @@ async def test_a_collector_that_is_not_there_harms_no_request(
     with socket.create_server(("127.0.0.1", 0)) as gone:
         exporter = OTLPSpanExporter(f"http://127.0.0.1:{gone.getsockname()[1]}/v1/traces")
     monkeypatch.setattr(spans, "FLUSH", 0.1)
-    witness = spans.Spans(spans.connect("0", exporter), {"small": "tiny", "large": "huge"})
+    witness = spans.Spans(spans.connect("0", exporter))
     async with asyncio.timeout(SOON), witness.flushed(), serving(witnesses=[witness]) as served:
         replies = await asyncio.gather(*(served.chat() for _ in range(3)))
     exporter.shutdown()  # type: ignore[no-untyped-call]  # theirs has no types

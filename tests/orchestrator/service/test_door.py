@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import MutableMapping
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
 
-from stepspec.orchestrator.service.door import HEALTH, Keys
+from stepspec.orchestrator.service.door import HEALTH, Door, Keys
 
+from ...fakes import run
 from .served import chosen, serving, until
 
 LOCKED = chosen(keys=("one", "two"))
@@ -91,6 +95,32 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
             assert b" 408 " in await reader.readline()
         writer.close()
         await writer.wait_closed()
+
+
+def test_a_body_that_comes_piece_by_piece_has_to_be_there_in_time_as_a_whole() -> None:
+    async def main() -> tuple[list[int], float]:
+        statuses, left = list[int](), iter(range(5, -1, -1))
+
+        async def piece() -> dict[str, Any]:
+            await asyncio.sleep(4)
+            return {"type": "http.request", "body": b"x", "more_body": next(left) > 0}
+
+        async def note(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                statuses.append(message["status"])
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            await Request(scope, receive).body()
+
+        def nothing(*_: object) -> None:
+            pass
+
+        settings = chosen(send_seconds=10)
+        door = Door(app, settings=settings, version="0", begins=nothing, ends=nothing, failed=nothing)
+        await door({"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note)
+        return statuses, asyncio.get_running_loop().time()
+
+    assert run(main()) == (([408], 10), 10)
 
 
 async def test_a_client_that_goes_away_in_the_middle_of_a_body_is_no_failure() -> None:

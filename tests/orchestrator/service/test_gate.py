@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 
+import aiohttp
 import pytest
 
 from stepspec.orchestrator.events import Called
@@ -13,7 +14,7 @@ from stepspec.orchestrator.service.gate import Gate
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from ...fakes import run
-from .served import ANSWER, TURN, Served, chosen, serving, until
+from .served import ANSWER, TURN, Behind, Served, chosen, put_behind, serving, until
 
 
 async def occupied(served: Served, running: int, waiting: int = 0) -> None:
@@ -81,6 +82,27 @@ def test_a_visitor_who_gives_up_frees_the_place() -> None:
         return inside
 
     assert run(main()) == ((1, 0), 11)
+
+
+def test_nobody_seems_to_be_gone_while_the_next_one_takes_the_place() -> None:
+    async def main() -> tuple[int, float]:
+        gate = Gate(ServiceSettings(max_running=1, max_waiting=1, max_wait=100))
+
+        async def visit() -> None:
+            async with gate.enter():
+                await asyncio.sleep(10)
+
+        async def emptied() -> float:
+            await gate.emptied()
+            return asyncio.get_running_loop().time()
+
+        visits = [asyncio.create_task(visit()) for _ in range(2)]
+        await asyncio.sleep(1)
+        gone = asyncio.create_task(emptied())
+        await asyncio.gather(*visits)
+        return gate.running + gate.waiting, await gone
+
+    assert run(main()) == ((0, 20), 20)
 
 
 async def test_too_many_requests_are_told_when_to_come_back() -> None:
@@ -174,6 +196,31 @@ async def test_told_to_end_it_finishes_all_twenty_and_takes_no_more() -> None:
     assert answers == [ANSWER] * 20
 
 
+async def test_told_to_end_it_finishes_what_waits_as_well() -> None:
+    async with serving(chosen(max_running=1)) as served:
+        gate = served.service.parts.gate
+        served.small.gate, served.large.gate = asyncio.Semaphore(0), asyncio.Semaphore(0)
+        first = asyncio.create_task(served.chat(method="large"))
+        await occupied(served, 1)
+        second = asyncio.create_task(served.chat(method="small"))
+        await occupied(served, 1, 1)
+        served.server.handle_exit(signal.SIGTERM, None)
+        await until(lambda: gate.closed)
+        gone = asyncio.create_task(gate.emptied())
+        for _ in range(99):
+            served.large.gate.release()
+        assert (await first).status == 200
+        await occupied(served, 1)
+        assert (await served.get("/health")).status == 200
+        assert not gone.done()
+        assert not served.server.should_exit
+        for _ in range(99):
+            served.small.gate.release()
+        replies = [await first, await second]
+        await asyncio.gather(served.running, gone)
+    assert [reply.message["content"] for reply in replies] == [ANSWER] * 2
+
+
 async def test_what_does_not_finish_in_time_is_given_up() -> None:
     async with serving(chosen(drain_seconds=0.1)) as served:
         served.small.gate = asyncio.Semaphore(0)
@@ -184,6 +231,56 @@ async def test_what_does_not_finish_in_time_is_given_up() -> None:
             await served.running
         reply = await asking
     assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (503, "shut_down", "true")
+
+
+STREAMS = [
+    ("/v1/chat/completions", {"model": "auto", "messages": [TURN]}, b"data: {", b"\n\ndata: [DONE]\n\n"),
+    ("/v1/responses", {"model": "auto", "input": "x"}, b"event: error\ndata: {", b"}\n\n"),
+    ("/live", {"problem": "x"}, b"event: error\ndata: {", b"}\n\n"),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "opening", "closing"), STREAMS)
+async def test_a_stream_that_is_given_up_says_so(
+    path: str, asked: dict[str, object], opening: bytes, closing: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = asked if path == "/live" else {**asked, "stream": True}
+    async with serving(chosen(drain_seconds=0.1, keep_alive=0.05)) as served:
+        served.small.gate = asyncio.Semaphore(0)
+        async with served.http.post(f"{served.base}{path}", json=body) as reply:
+            assert await reply.content.readuntil(b": keep-alive\n\n")
+            served.server.handle_exit(signal.SIGTERM, None)
+            async with asyncio.timeout(20):
+                rest = await reply.content.read()
+        await served.running
+    last = rest.removesuffix(closing).rpartition(opening)[2]
+    assert rest.endswith(closing)
+    assert b'"code":"shut_down"' in last
+    assert [visit.refusal and visit.refusal.code for visit in served.seen.visits] == ["shut_down"]
+    assert "without completing" not in caplog.text
+
+
+async def test_a_stream_of_a_served_model_that_is_given_up_says_so_and_other_answers_break_off() -> None:
+    behind = Behind()
+    behind.gate = asyncio.Event()
+    async with serving(chosen(drain_seconds=0.1)) as served:
+        runner = await put_behind(served, behind)
+        asked = {"model": "huge", "prompt": "x"}
+        url = f"{served.base}/v1/completions"
+        async with served.http.post(url, json=asked) as whole:
+            behind.kind, behind.pieces = "text/event-stream", [b"data: 1\n\n"]
+            async with served.http.post(url, json=asked) as stream:
+                served.server.handle_exit(signal.SIGTERM, None)
+                async with asyncio.timeout(20):
+                    told = await stream.content.read()
+                    with pytest.raises(aiohttp.ClientPayloadError):
+                        await whole.content.read()
+        await served.running
+        await runner.cleanup()
+    assert told.startswith(b"data: 1\n\ndata: {")
+    assert b'"code":"shut_down"' in told
+    assert told.endswith(b"data: [DONE]\n\n")
+    assert [visit.refusal and visit.refusal.code for visit in served.seen.visits] == ["shut_down"] * 2
 
 
 async def test_told_twice_it_ends_at_once() -> None:

@@ -83,6 +83,21 @@ async def test_a_server_that_is_down_is_503() -> None:
     assert (reply.status, reply.error["code"]) == (503, "upstream_unavailable")
 
 
+@pytest.mark.parametrize(("key", "words"), [("theirs", "refused the service's key for it"), ("", "without a key")])
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_key_that_a_server_refuses_is_not_the_clients(status: int, key: str, words: str) -> None:
+    behind = Behind()
+    behind.status = status
+    async with serving(chosen(keys=("mine",)), key=key) as served:
+        runner = await put_behind(served, behind)
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"}, authorization="Bearer mine")
+        await runner.cleanup()
+    assert (reply.status, reply.error["code"], reply.headers["x-should-retry"]) == (500, "upstream_error", "false")
+    assert words in reply.error["message"]
+    assert "STEPSPEC_LARGE__API_KEY" in reply.error["message"]
+    assert "theirs" not in reply.error["message"]
+
+
 async def test_a_server_that_takes_too_long_is_504() -> None:
     behind = Behind()
     behind.silent = True

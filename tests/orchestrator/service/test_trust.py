@@ -102,4 +102,4 @@ async def test_the_methods_are_told_with_the_options_that_are_configured() -> No
         methods = (await served.get("/live/methods")).json["methods"]
     options = {method["name"]: method["options"] for method in methods}
     assert (options["specreason"]["threshold"], options["specreason"]["read"]) == (6.0, "expected")
-    assert options["reflective"]["top"] == 20
+    assert options["reflective"]["top"] is None

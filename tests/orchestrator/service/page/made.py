@@ -55,7 +55,7 @@ def made(
     return run(main())[0]
 
 
-class _Told(list[Event]):
+class Told(list[Event]):
     """A list of events that tells of each at once."""
 
     def __init__(self, observe: Observer) -> None:
@@ -75,7 +75,7 @@ def drawn(name: str, seed: int, ahead: int) -> bytes:
         running = arm(name, seed, sticky=seed % 2 == 0)
         recorder = Recorder(asyncio.get_running_loop().time)
         recorder(Started((), name))
-        running.events = _Told(recorder)
+        running.events = Told(recorder)
         await running.run(ahead)
         return b"".join(map(dump, recorder.moments))
 

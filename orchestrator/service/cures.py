@@ -1,0 +1,73 @@
+"""What to do instead of asking for what no method can do, by where a request asks for it. Values only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+RAW = "ask one of the served models by its own name (GET /v1/models): such requests are passed through untouched"
+TOOLS = f"no method can call tools while it thinks; {RAW}"
+LOGPROBS = f"the steps come from two models, whose probabilities do not compare; {RAW}"
+IDS = f"the token ids of two models do not agree; {RAW}"
+WRITING = f"two models write in turns, step by step, which leaves no place for it; leave it out, or {RAW}"
+TEMPLATE = f"the prompts are written by both models' own chat templates; leave it out, or {RAW}"
+FORMAT = f"send response_format with a JSON schema, or {RAW}"
+CONVERSATION = "nothing is stored; send the whole conversation as input"
+TIER = "there is one tier; leave it out"
+HISTORY = "it is not read; leave it out"
+
+CURES: Mapping[str, str] = {
+    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), TOOLS),
+    **dict.fromkeys(("messages.tool_calls", "messages.tool_call_id", "messages.function_call"), TOOLS),
+    **dict.fromkeys(("max_tool_calls", "input.call_id", "input.arguments"), TOOLS),
+    **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), LOGPROBS),
+    **dict.fromkeys(("logit_bias", "stop_token_ids", "allowed_token_ids", "return_token_ids"), IDS),
+    **dict.fromkeys(("previous_response_id", "conversation", "prompt"), CONVERSATION),
+    **dict.fromkeys(("chat_template", "add_generation_prompt", "add_special_tokens", "documents"), TEMPLATE),
+    **dict.fromkeys(("continue_final_message", "echo", "mm_processor_kwargs"), TEMPLATE),
+    **dict.fromkeys(("min_tokens", "ignore_eos", "bad_words", "best_of", "use_beam_search"), WRITING),
+    **dict.fromkeys(("length_penalty", "include_stop_str_in_output", "skip_special_tokens"), WRITING),
+    **dict.fromkeys(("spaces_between_special_tokens", "truncate_prompt_tokens", "logits_processors"), WRITING),
+    **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice"), FORMAT),
+    **dict.fromkeys(("guided_grammar", "guided_decoding_backend"), FORMAT),
+    **dict.fromkeys(("messages.refusal", "messages.annotations", "messages.audio"), HISTORY),
+    "chat_template_kwargs": f"a method always thinks, as both models' templates say; send reasoning_effort, or {RAW}",
+    "enable_thinking": f"a method always thinks; send reasoning_effort, or {RAW}",
+    "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
+    "include_reasoning": 'send {"stepspec": {"thinking": "none"}} to be told the answer only',
+    "priority": "all requests are taken in the order they come; leave it out",
+    "session_id": "nothing is kept between requests; leave it out",
+    "cache_salt": f"the prefix caches are the servers' own; leave it out, or {RAW}",
+    "request_id": "send it in the header X-Request-Id",
+    "background": "nothing is stored; leave it out, and stream",
+    "include": "there is nothing more to include; leave it out",
+    "truncation": "a conversation that does not fit is refused; leave it out",
+    "reasoning.summary": "the thinking is told as it is; leave it out",
+    "reasoning.generate_summary": "the thinking is told as it is; leave it out",
+    "audio": "only text is written; leave it out",
+    "modalities": "only text is written; leave it out",
+    "prediction": f"the small model's drafts are the prediction; leave it out, or {RAW}",
+    "web_search_options": "there is no web search; leave it out",
+    "store": "nothing is stored; leave it out",
+    "service_tier": TIER,
+    "verbosity": "leave it out, and say in the messages how long the answer should be",
+    "text.verbosity": "leave it out, and say in the input how long the answer should be",
+    "stream_options.include_obfuscation": "nothing is added to a stream; leave it out",
+    "stream_options.continuous_usage_stats": "the usage is told once, at the end; leave it out",
+    "messages.name": "the models are told the role of a turn only; leave it out, or write the name into the content",
+    "reasoning_effort": f"a method always thinks; choose minimal, low, medium, high or xhigh, or {RAW}",
+    "reasoning.effort": f"a method always thinks; choose minimal, low, medium, high or xhigh, or {RAW}",
+}
+"""By the names on the way to a parameter, without the numbers."""
+
+ELSEWHERE: Mapping[str, str] = {
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "messages": "input",
+    "max_output_tokens": "max_completion_tokens",
+    "text": "response_format",
+    "reasoning": "reasoning_effort",
+    "input": "messages",
+}
+"""What one of both APIs calls as the key says, the other one calls otherwise."""

@@ -1,0 +1,115 @@
+"""Token-level speculation underneath, as clients of the service and its operators are told of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from stepspec.orchestrator.acceptance import Acceptance
+from stepspec.orchestrator.chain import Chain
+from stepspec.orchestrator.endpoints import VllmEndpoint, underneath
+from stepspec.orchestrator.events import Event, Speculated
+from stepspec.orchestrator.ledger import Ledger
+from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.service import reply
+from stepspec.orchestrator.service.gate import Gate
+from stepspec.orchestrator.service.metrics import Metrics
+from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.trace import Moment, parse
+
+from ...test_underneath import shown
+from .served import Reply, Served, chosen, serving, until
+
+TOLD = {"rate": 0.75, "length": 4.0, "counted": {"drafts": 2, "drafted": 8, "accepted": 6}}
+
+
+async def asked(served: Served, path: str, **fields: object) -> Reply:
+    """Ask the large model; it goes on once somebody saw two more passes than there were."""
+    large = served.service.parts.offer.engine.large
+    assert isinstance(large, VllmEndpoint)
+    served.large.gate = asyncio.Semaphore(0)
+    asking = asyncio.create_task(served.post(path, {"model": "large", **fields}))
+    await until(lambda: served.seen.events)
+    served.large.metrics = shown(12, 8)
+    await until(lambda: large.seen is not None and large.seen.counted.drafts == 12)
+    for _ in range(99):
+        served.large.gate.release()
+    return await asking
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "What is 1 + 1?"}]}),
+        ("/v1/responses", {"input": "What is 1 + 1?"}),
+    ],
+)
+async def test_an_answer_tells_of_it(path: str, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(underneath, "EVERY", 0.01)
+    async with serving(metrics=shown(10)) as served:
+        answer = (await asked(served, path, **fields)).json
+        (told,) = answer["ledger"]["speculation"]
+        assert {key: told[key] for key in TOLD} == TOLD
+        assert (told["role"], told["shared"]) == ("large", False)
+        assert told["since"] < told["until"]
+        assert answer["stepspec"]["speculation"] == {"large": told}
+
+
+async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(underneath, "EVERY", 0.01)
+    async with serving(metrics=shown(10)) as served:
+        await asked(served, "/v1/chat/completions", messages=[{"role": "user", "content": "What is 1 + 1?"}])
+        counted = served.service.parts.offer.speculation
+        await until(lambda: counted()["large"].drafts == 2)
+        for _ in range(2):
+            text = (await served.get("/metrics")).body.decode()
+            assert 'stepspec_speculation_passes_total{role="large"} 2.0' in text
+            assert 'stepspec_speculation_drafted_tokens_total{role="large"} 8.0' in text
+            assert 'stepspec_speculation_accepted_tokens_total{role="large"} 6.0' in text
+            assert 'role="small"' not in "".join(line for line in text.splitlines() if "speculation" in line)
+
+
+async def test_the_page_is_told_as_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(underneath, "EVERY", 0.01)
+    async with serving(metrics=shown(10)) as served:
+        reply = await asked(served, "/live", problem="What is 1 + 1?")
+    lines = [line.removeprefix("data: ").encode() for line in reply.lines if line.startswith("data: ")]
+    told = [one for one in (parse(line).event for line in lines) if isinstance(one, Speculated)]
+    assert sum((one.counted for one in told), Acceptance()) == Acceptance(2, 8, 6)
+
+
+async def test_servers_that_do_not_speculate_are_not_mentioned() -> None:
+    async with serving() as served:
+        answer = (await served.chat()).json
+        assert answer["stepspec"]["speculation"] is None
+        assert answer["ledger"]["speculation"] == []
+        assert b"speculation_passes_total{" not in (await served.get("/metrics")).body
+
+
+def test_what_several_runs_saw_of_one_server_is_not_added_up() -> None:
+    one = Speculated("large", Acceptance(2, 8, 6), 0.0, 1.0)
+    longer = replace(one, counted=Acceptance(3, 12, 6), until=1.5)
+    within = Speculated("small", Acceptance(1, 4, 4), 0.0, 1.0, path="small.large")
+    ledgers = [Ledger.of([told]) for told in (longer, one, within)]
+    large, small = reply.ledger(ledgers)["speculation"]
+    assert (large["counted"]["drafts"], large["until"], large["shared"]) == (3, 1.5, True)
+    assert (small["path"], small["rate"], small["length"], small["shared"]) == ("small.large", 1.0, 5.0, False)
+
+
+def test_nothing_drafted_has_no_rate() -> None:
+    events: list[Event] = [Speculated("large", Acceptance(), 0.0, 1.0)]
+    solution = Solution.of(Outcome(Chain.of("p"), "", "stop"), [Moment(0.0, event) for event in events])
+    (told,) = reply.solution(solution)["ledger"]["speculation"]
+    assert (told["rate"], told["length"]) == (None, None)
+
+
+def test_a_server_that_is_looked_at_later_is_counted_from_then() -> None:
+    totals: dict[str, Acceptance] = {}
+    metrics = Metrics(Gate(chosen()), "0", speculation=lambda: totals)
+    assert b"stepspec_speculation_passes_total{" not in metrics.scrape()[0]
+    totals["small.large"] = Acceptance(1, 4, 2)
+    assert b'stepspec_speculation_accepted_tokens_total{role="small.large"} 2.0' in metrics.scrape()[0]
+    totals["small.large"] = Acceptance(2, 8, 5)
+    assert b'stepspec_speculation_accepted_tokens_total{role="small.large"} 5.0' in metrics.scrape()[0]
