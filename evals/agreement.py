@@ -7,7 +7,6 @@ And with none of those that were swapped between problems, but for those whose a
 from __future__ import annotations
 
 import asyncio
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,14 +15,25 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
-from ..orchestrator.errors import ConfigurationError, StepspecError
+from ..orchestrator.errors import ConfigurationError
 from .answers import Metric, given, plainly
+from .beforehand import finite
 from .benchmarks import find, load
 from .grading import SECONDS, Graders, Mark, require
+from .script import script
 from .testbed.progress import counting
 from .trial import Task
+
+EXAMPLES = """
+Examples:
+
+  python -m stepspec.evals.grading math500
+
+  python -m stepspec.evals.grading gsm8k --data gsm8k.parquet --workers 4
+
+  python -m stepspec.evals.grading math500 --limit 50 --seconds 2
+"""
 
 stdout, stderr = Console(), Console(stderr=True)
 
@@ -119,6 +129,7 @@ def check(
 ) -> None:
     """Grade a benchmark's own solutions, and list those that do not agree with its answers."""
     chosen = find(benchmark)
+    finite("--seconds", seconds)
     require("math")
     tasks = [task for task in load(chosen, data, limit=limit) if task.reference]
     if len(tasks) < 2:
@@ -147,8 +158,4 @@ def check(
 
 def main() -> None:
     """Run `check`; print our own errors as one line."""
-    try:
-        typer.run(check)
-    except StepspecError as exc:
-        stderr.print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
-        sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+    script(check, EXAMPLES)

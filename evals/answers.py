@@ -12,6 +12,7 @@ Metric: TypeAlias = Literal["math", "number", "choice", "exact"]
 
 LETTERS = "ABCD"
 HASHES = "####"  # GSM8K's own, before the answer
+LONGEST = 300  # characters of a number; what is longer no problem asks for, and Python would not read for ever
 
 _NUMBER = re.compile(r"-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|-?\$?\.\d+")
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}")
@@ -69,11 +70,11 @@ def number(text: str) -> Fraction | None:
     r"""
     Read *text* as one number, if it is one: ``1,234.50``, ``\$18``, ``50\%``, ``18\text{ eggs}``, ``\frac{1}{2}``.
 
-    Signs of currency and of per cent are dropped, as GSM8K's answers have neither.
+    Signs of currency and of per cent are dropped, as GSM8K's answers have neither. None for what is too long as well.
     """
     bare = _NOISE.sub("", _WORDS.sub("", text)).rstrip(".")
     bare = _FRACTION.sub(r"\1/\2", _THOUSANDS.sub("", bare))
-    found = _PLAIN.fullmatch(bare)
+    found = _PLAIN.fullmatch(bare) if len(bare) <= LONGEST else None
     if found is None or (found[3] is not None and not int(found[3])):
         return None
     size = Fraction(found[2]) / int(found[3] or 1)

@@ -11,8 +11,9 @@ from ..api import Solver
 from ..orchestrator import shares
 from ..orchestrator.chain import Role
 from ..orchestrator.endpoints.acceptance import Acceptance
-from ..orchestrator.events import Event
+from ..orchestrator.events import Adapted, Event, Observer
 from .drafting import ByRole, between, drafted, together
+from .taught import Taught
 from .trial import Arm, Sample, Task, solve_once
 
 __all__ = [
@@ -85,24 +86,26 @@ async def measure(
     *,
     on_sample: Callable[[int, Sample], object] = lambda number, sample: None,
     done: Mapping[tuple[int, str], Sample] | None = None,
-    observers: Mapping[str, Callable[[Task], Callable[[Event], None]]] | None = None,
+    observers: Mapping[str, Callable[[Task], Observer]] | None = None,
     solvers: Mapping[str, Solver] | None = None,
 ) -> list[Sample]:
     """
     Solve every task with every arm, one at a time; *observers* watch the runs of the arms they are named for.
 
     An arm that one of *solvers* is named for is run by that one. What is *done* already, by the number of the task and
-    the name of the arm, is not done again.
+    the name of the arm, is not done again; what it taught an arm that adapts is learnt again.
     """
-    samples: list[Sample] = []
+    by_name, samples = solvers or {}, list[Sample]()
+    taught = Taught(arms, lambda arm: by_name.get(arm.name, solver).settings, done or {})
     for number, task in enumerate(tasks):
         for arm in turns(arms, number):
             if done and (number, arm.name) in done:
                 samples.append(done[number, arm.name])
                 continue
-            extra = observers[arm.name](task) if observers and arm.name in observers else None
-            by = solvers[arm.name] if solvers and arm.name in solvers else solver
-            samples.append(await _sample(by, arm, task, extra))
+            observe = observers[arm.name](task) if observers and arm.name in observers else _ignore
+            given = taught.given((number, arm.name))
+            samples.append(await _sample(by_name.get(arm.name, solver), arm, task, observe, given))
+            taught.learn(number, samples[-1])
             on_sample(number, samples[-1])
     return samples
 
@@ -113,9 +116,13 @@ def turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
     return (*arms[turn:], *arms[:turn])
 
 
-async def _sample(solver: Solver, arm: Arm, task: Task, extra: Callable[[Event], None] | None) -> Sample:
+def _ignore(event: Event) -> None:
+    pass
+
+
+async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, given: Adapted | None) -> Sample:
     before = await drafted(solver)
-    solved = await solve_once(solver, arm, task.problem, observe=extra)
+    solved = await solve_once(solver, arm, task.problem, observe=observe, given=given)
     right = solved.solution is not None and solved.solution.answer == task.answer
     return solved.sample(arm, correct=right, speculation=between(before, await drafted(solver)))
 

@@ -12,7 +12,7 @@ import dataclasses
 import datetime
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, Arm, Result, measure, summa
 from .nested import NESTED, THREE
 from .nested import SMALL_PRINT as NESTED_SMALL_PRINT
 from .samples import Samples
+from .script import script
 from .tables import markdown, small_print, table
 from .testbed.progress import counting
 from .testbed.servers import weights
@@ -53,6 +54,22 @@ ARMS = (*BASELINES, *OTHERS)
 POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
 BEST_OF_LARGE, BEST_POINTS_LOST = 0.40, 0.01  # SpecReason and at least one other method
 SEED = 2026  # of the problems; none of them is trained on, whatever it is
+FIGURES = Path("build/bench.json")
+EXAMPLES = """
+Examples:
+
+  python -m stepspec.evals.bench              # 200 problems: an hour
+
+  python -m stepspec.evals.bench --baselines --problems 20 --markdown
+
+  python -m stepspec.evals.bench --arm choose --arm "BiLD, tokens"
+
+  python -m stepspec.evals.bench --arm "three models"     # a third server
+
+  python -m stepspec.evals.bench --stacked --problems 50
+
+  python -m stepspec.evals.bench --profile slow --output build/slow.json
+"""
 
 
 def missed(results: Sequence[Result]) -> list[str]:
@@ -84,7 +101,8 @@ async def bench(arms: Sequence[Arm], problems: int, profile: str, samples: Sampl
     solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested)
     async with solving as (solver, others):
         with samples, counting(console) as progress:
-            bar = progress.add_task("measuring", total=problems * len(arms), completed=len(samples.done))
+            left = stacking.missing(arms, tasks, samples)
+            bar = progress.add_task("measuring", total=problems * len(arms), completed=problems * len(arms) - left)
 
             def keep(number: int, sample: Any) -> None:
                 samples.add(number, sample)
@@ -107,41 +125,50 @@ def main(
         typer.Option("--stacked", help="Measure token-level speculation under large alone and SpecReason instead."),
     ] = False,
     fresh_start: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
-    output: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("build/bench.json"),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where to write the figures, the samples beside it; build/bench.json unless given, with -stacked or "
+            "-three-models in its name where those are measured."
+        ),
+    ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown too.")] = False,
 ) -> None:
     """Measure the miniature pair and compare with the bars."""
+    if stacked and (arm or baselines):
+        raise ConfigurationError("--stacked has arms of its own: leave --arm and --baselines out")
     arms = chosen(arm, baselines=baselines)
-    models = ("large", "small", "tiny") if THREE in arms else ("large", "small")
-    about: dict[str, Any] = {"profile": profile, "seed": SEED, "models": weights(*models)}
-    if stacked:
-        output, about = output.with_stem(f"{output.stem}-stacked"), {**about, "stacked": stacking.described()}
+    output = output or figures(arms, stacked=stacked)
+    said = note(arms, profile, stacked=stacked)
+    about = _about(arms, profile, stacked=stacked)
     samples = Samples(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
     progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
-    measuring = (
+    measuring: Coroutine[Any, Any, list[Result]] = (
         stacking.stacked(problems, profile, SEED, samples, progress)
         if stacked
         else bench(arms, problems, profile, samples, progress)
     )
     results = asyncio.run(measuring)
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_bytes(orjson.dumps(_report(results, profile), option=orjson.OPT_INDENT_2))
+    output.write_bytes(orjson.dumps(report(results, profile, said), option=orjson.OPT_INDENT_2))
     console.print(table(results))
     if as_markdown:
         print(markdown(results))
-    if stacked:
-        console.print(f"{small_print(profile)} {stacking.SMALL_PRINT}", style="dim")
-        return
+    console.print(f"{datetime.date.today()}   {platform.machine()}, {output}")
+    console.print(said, style="dim")
+    if not stacked:
+        _compare(results, console)
+
+
+def _compare(results: Sequence[Result], console: Console) -> None:
+    """Print how the baselines compare; exit with 1 if a bar is missed."""
     by_name = {result.name: result for result in results}
-    console.print(
-        f"SpecReason over sequential: {by_name[SHIPPED.name].seconds / by_name[SEQUENTIAL.name].seconds:.2f}"
-        f"   {datetime.date.today()}   {platform.machine()}, {output}"
-    )
-    printed = f"{small_print(profile, 'tiny')} {NESTED_SMALL_PRINT}" if THREE in arms else small_print(profile)
-    console.print(printed, style="dim")
-    for bar in missed(results):
+    ratio = by_name[SHIPPED.name].seconds / by_name[SEQUENTIAL.name].seconds
+    console.print(f"SpecReason over sequential: {ratio:.2f}")
+    lost = missed(results)
+    for bar in lost:
         console.print(f"missed: {bar}", style="red")
-    if missed(results):
+    if lost:
         sys.exit(1)
 
 
@@ -150,16 +177,38 @@ def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
     known = {arm.name: arm for arm in (*OTHERS, THREE)}
     wrong = [name for name in names or () if name not in known]
     if wrong:
-        raise ConfigurationError(f"no such arm: {', '.join(map(repr, wrong))}; there are: {', '.join(known)}")
-    others = () if baselines else OTHERS if names is None else tuple(known[name] for name in names)
+        listed, there = (", ".join(map(repr, names)) for names in (wrong, known))
+        raise ConfigurationError(f"no such arm: {listed}; there are {there}")
+    others = () if baselines else OTHERS if names is None else tuple(known[name] for name in dict.fromkeys(names))
     return *BASELINES, *others
 
 
-def _report(results: Sequence[Result], profile: str) -> list[dict[str, Any]]:
+def figures(arms: Sequence[Arm], *, stacked: bool) -> Path:
+    """Where figures go unless told: what starts other servers than a pair has files of its own."""
+    if stacked:
+        return FIGURES.with_stem(f"{FIGURES.stem}-stacked")
+    return FIGURES.with_stem(f"{FIGURES.stem}-three-models") if THREE in arms else FIGURES
+
+
+def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
+    """What has to be said wherever the figures stand. Raise `ConfigurationError` if there is no such *profile*."""
+    if stacked:
+        return f"{small_print(profile)} {stacking.SMALL_PRINT}"
+    return f"{small_print(profile, 'tiny')} {NESTED_SMALL_PRINT}" if THREE in arms else small_print(profile)
+
+
+def _about(arms: Sequence[Arm], profile: str, *, stacked: bool) -> dict[str, Any]:
+    """What has to be the same for samples to belong together."""
+    models = ("large", "small", "tiny") if THREE in arms else ("large", "small")
+    about = {"profile": profile, "seed": SEED, "models": weights(*models)}
+    return {**about, "stacked": stacking.described()} if stacked else about
+
+
+def report(results: Sequence[Result], profile: str, note: str) -> list[dict[str, Any]]:
     """A list of arms; each carries what it was measured on, so that no figure stands alone."""
-    about = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED, "note": small_print(profile)}
+    about = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED, "note": note}
     return [{**dataclasses.asdict(result), **about} for result in results]
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    script(main, EXAMPLES)

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import orjson
 import typer
@@ -16,18 +16,20 @@ from rich.progress import TaskID
 
 from ..api import Solver
 from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.nesting import described
 from .arms import Task
+from .beforehand import finite, of_pair, only_without_testbed, possible, writable
 from .benchmarks import Benchmark, find, load, own
 from .grading import Graders, require
+from .halves import CALIBRATED_ON, half
 from .provenance import digest
+from .script import script
 from .testbed.progress import counting
 from .testbed.servers import weights
 from .testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # what brings scipy is imported where it is used: `stepspec` has to start without it
     from ..policies.knobs import Knob
-    from .calibrating import Calibrated, Trials
+    from .calibrating import Attempt, Calibrated, Trials
     from .promise import Promise
 
 EXAMPLES = """
@@ -52,13 +54,14 @@ def calibrate(
     confidence: Annotated[float, typer.Option(help="Of the promise.")] = 0.95,
     small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
     large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
+    critic: Annotated[str | None, typer.Option(help="Base URL of the reward model's server.", metavar="URL")] = None,
     testbed: Annotated[bool, typer.Option("--testbed", help="The miniature pair, on this CPU.")] = False,
     profile: Annotated[str, typer.Option(help="How the miniature models' passes are paced.")] = "off",
     option: Annotated[str | None, typer.Option(help="What makes the method looser, if not what is known to.")] = None,
     values: Annotated[str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")] = None,
     data: Annotated[Path | None, typer.Option(help="A file with the benchmark's columns, instead of the hub.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="How many problems at most.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the problems that are made, and of the sampling.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the sampling, and of problems that are made.")] = 0,
     at_once: Annotated[int, typer.Option(min=1, help="Problems solved at the same time.")] = 8,
     output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the policy file.")] = Path(
         "policy.toml"
@@ -77,13 +80,21 @@ def calibrate(
         raise ConfigurationError("`stepspec calibrate` needs scipy: pip install 'stepspec[evals]'")
     from .calibrating import Trials
     from .calibration import needed
-    from .promise import Promise, knob
+    from .promise import Promise, attempts, bearing, differing, knob, served
 
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
     file = Path(benchmark) if Path(benchmark).suffix in (".jsonl", ".parquet") else None
     chosen = own(file) if file else find(benchmark)
     turned = knob(policy, option, _numbers(values) if values else None)
+    if testbed:
+        only_without_testbed(small=small, large=large, critic=critic)
+    ours = None if testbed else Solver(small, large, critic=critic)
+    settings = ours.settings if ours else of_pair()
+    for value in turned.values:
+        possible(served(settings, policy, turned, value), settings)
+    writable("--output", output)
+    path = work or output.with_suffix(".trials.jsonl")
     tasks = problems(chosen, data or file, seed, count)
     least = needed(max_loss, 1 - confidence)
     if least is not None and len(tasks) < least:
@@ -94,18 +105,20 @@ def calibrate(
     about = {
         "benchmark": chosen.name, "policy": policy, "option": turned.option, "seed": seed, "testbed": testbed,
         "problems": digest(tuple(tasks)), "weights": weights("large", "small") if testbed else None,
+        "besides": differing(settings), "told": bearing(settings, policy, turned),
     }  # fmt: skip
-    solving = pair_solver(profile, stderr, (), seed, problems=0) if testbed else Solver(small, large)
+    solving = ours or pair_solver(profile, stderr, (), seed, problems=0)
 
     async def main() -> Promise:
         async with solving as solver, Graders() as graders:
-            path = work or output.with_suffix(".trials.jsonl")
-            trials = Trials(path, {**about, **_conditions(solver)}, fresh=fresh)
-            calibrated = await _calibrated(
-                solver, tasks, chosen, policy, turned, graders, trials, max_loss, confidence, at_once
-            )
-            fixed = solver.settings.options if policy == solver.settings.policy else {}
-            return Promise(policy, turned, f"{chosen.name}, calibration half", calibrated, fixed)
+            trials = Trials(path, {**about, "models": dict(solver.models)}, fresh=fresh)
+            attempt = attempts(solver, tasks, chosen, policy, turned, graders, seed)
+            calibrated = await _calibrated(attempt, len(tasks), turned, trials, max_loss, confidence, at_once)
+            fixed = solver.settings.told({"policy": policy}).options
+            return Promise(
+                policy, turned, f"{chosen.name}, {CALIBRATED_ON}", calibrated, fixed, differing(solver.settings),
+                dict(solver.models), bearing(solver.settings, policy, turned),
+            )  # fmt: skip
 
     try:
         promise = asyncio.run(main())
@@ -123,53 +136,31 @@ def calibrate(
     stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
 
 
-def _conditions(solver: Solver) -> dict[str, Any]:
-    """What else must be the same for trials to belong together."""
-    settings = solver.settings
-    return {
-        "models": {"small": described(solver.small), "large": solver.large.name},
-        "sampling": settings.sampling.model_dump(mode="json"),
-        "budget": settings.budget.model_dump(mode="json"),
-        "options": settings.options,
-    }
-
-
 async def _calibrated(
-    solver: Solver,
-    tasks: list[Task],
-    benchmark: Benchmark,
-    policy: str,
-    turned: Knob,
-    graders: Graders,
-    trials: Trials,
-    max_loss: float,
-    confidence: float,
-    at_once: int,
+    attempt: Attempt, problems: int, turned: Knob, trials: Trials, max_loss: float, confidence: float, at_once: int
 ) -> Calibrated:
     from .calibrating import Calibration
-    from .promise import attempts
 
     with trials, counting(stderr) as progress:
-        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=len(tasks))}
+        bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=problems)}
 
         def tell(value: float | None, ran: bool) -> None:
             if value not in bars:
-                bars[value] = progress.add_task(f"{turned.option} {value:g}", total=len(tasks))
+                bars[value] = progress.add_task(f"{turned.option} {value:g}", total=problems)
             progress.advance(bars[value])
 
-        attempt = attempts(solver, tasks, benchmark, policy, turned, graders)
         level = 1 - confidence
-        calibration = Calibration(attempt, len(tasks), turned, max_loss, level, trials, at_once=at_once, tell=tell)
+        calibration = Calibration(attempt, problems, turned, max_loss, level, trials, at_once=at_once, tell=tell)
         return await calibration.run()
 
 
 def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | None) -> list[Task]:
     """The half of *benchmark* that is for calibration; of one that is made, as many as are wanted of other seeds."""
-    from .promise import SEEDS_APART, half
+    from .promise import SEEDS_APART
 
     if benchmark.made is not None and data is None:
         return load(benchmark, seed=seed + SEEDS_APART, limit=count)
-    tasks = [task for task in load(benchmark, data, seed=seed) if half(task.problem) == "calibration"]
+    tasks = [task for task in load(benchmark, data, seed=seed) if half(task) == "calibration"]
     if not tasks:
         raise ConfigurationError(f"no problem of {benchmark.name} is in its calibration half: it has too few")
     return tasks[:count]
@@ -177,10 +168,12 @@ def problems(benchmark: Benchmark, data: Path | None, seed: int, count: int | No
 
 def _numbers(values: str) -> list[float]:
     try:
-        return [float(value) for value in values.split(",")]
+        numbers = [float(value) for value in values.split(",")]
     except ValueError as exc:
         raise ConfigurationError(f"--values {values!r}: write numbers with commas between them, as in 9,8,7") from exc
+    finite("--values", *numbers)
+    return numbers
 
 
 if __name__ == "__main__":
-    typer.run(calibrate)
+    script(calibrate, EXAMPLES)

@@ -14,7 +14,7 @@ from ..orchestrator.drift import Histogram
 from ..orchestrator.errors import ConfigurationError
 from ..policies.knobs import Knob
 from .calibration import Paired, Tested, chosen, needed, p_value
-from .journal import Journal, same
+from .journal import Journal
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +56,8 @@ class Trials:
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
         """Read the file. Raise `ConfigurationError` if it holds another calibration, unless that is to be forgotten."""
-        if not fresh:
-            same(path, about, "choose another file with --work, or begin anew with --fresh")
-        self._journal = Journal(path, about, fresh=fresh)
+        cure = "choose another file with --work, or begin anew with --fresh"
+        self._journal = Journal(path, about, fresh=fresh, cure=cure)
         self.done: dict[tuple[int, float | None], Tried] = {}
         self._read()
 

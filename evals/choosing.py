@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
@@ -17,6 +17,7 @@ from .arms import LARGE, SMALL
 from .trial import Arm
 
 CONTROL = "random"
+FILE = ".toml"
 SOLVERS = (  # what a solver is told besides its policy
     "ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets", "adapt",
 )  # fmt: skip
@@ -45,25 +46,36 @@ def arms(chosen: Sequence[str], baselines: Sequence[str], controls: Sequence[str
 
 def arm(spec: str) -> Arm:
     """Read one method: its name with options after a colon, or a policy file, as ``stepspec calibrate`` writes it."""
-    if spec.endswith(".toml"):
+    if spec.endswith(FILE):
         return _from_file(Path(spec))
     policy, _, rest = spec.partition(":")
     pairs = [part.partition("=") for part in rest.split(",")] if rest else []
-    for name, equals, _ in pairs:
-        if not equals:
-            raise ConfigurationError(f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them")
-        _known(policy, name.strip())
+    if not all(equals for _, equals, _ in pairs):
+        raise ConfigurationError(f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them")
     return _arm(spec, policy, {name.strip(): _value(value) for name, _, value in pairs})
+
+
+def calibrated(chosen: Sequence[str]) -> dict[str, str]:
+    """What the *chosen* arms that are policy files were calibrated on, by the arm's name."""
+    files = [Path(spec) for spec in chosen if spec.endswith(FILE)]
+    tables: dict[str, Any] = {path.stem: _settings(path).get("calibration") for path in files}
+    told = {name: cast("dict[str, Any]", table) for name, table in tables.items() if isinstance(table, dict)}
+    return {name: str(table["benchmark"]) for name, table in told.items() if "benchmark" in table}
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:  # no TOML, or not even text
+        raise ConfigurationError(f"no policy file at {path}: {exc}") from exc
+    if "policy" not in settings:
+        raise ConfigurationError(f'{path} names no policy; write one as in policy = "specreason"')
+    return settings
 
 
 def _from_file(path: Path) -> Arm:
     """Take from a settings file what makes an arm, and leave the rest, such as URLs."""
-    try:
-        settings = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as exc:
-        raise ConfigurationError(f"no policy file at {path}: {exc}") from exc
-    if "policy" not in settings:
-        raise ConfigurationError(f'{path} names no policy; write one as in policy = "specreason"')
+    settings = _settings(path)
     options = {name: settings[name] for name in SOLVERS if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
 
@@ -71,20 +83,17 @@ def _from_file(path: Path) -> Arm:
 def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
     own = {key: value for key, value in options.items() if key not in SOLVERS}
     solvers = {key: value for key, value in options.items() if key in SOLVERS}
-    for key in own:
-        _known(policy, key)
-    policies.options(policy)  # raises for a name that is none
     try:
-        return _ADAPTER.validate_python({"name": name, "policy": policy, "options": own, **solvers})
+        found = _ADAPTER.validate_python({"name": name, "policy": policy, "options": own, **solvers})
     except ValidationError as exc:
         wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
         raise ConfigurationError(f"{name!r}: {wrong}") from exc
-
-
-def _known(policy: str, option: str) -> None:
-    if option not in SOLVERS and option not in policies.options(policy):
-        listed = ", ".join((*policies.options(policy), *SOLVERS))
-        raise ConfigurationError(f"policy {policy!r} has no option {option!r}; there are {listed}")
+    try:
+        policies.check(policy, own)
+    except ConfigurationError as exc:
+        unknown = set(own) - set(policies.options(policy))
+        raise ConfigurationError(f"{exc}; of any arm: {', '.join(SOLVERS)}" if unknown else str(exc)) from exc
+    return found
 
 
 def control(name: str, methods: Sequence[Arm]) -> Arm:

@@ -6,22 +6,26 @@ import asyncio
 import sys
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
 import orjson
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from ..api import Solver
-from ..orchestrator.errors import ConfigurationError, StepspecError
+from ..orchestrator.errors import ConfigurationError
+from ..settings import Settings
 from . import provenance
+from .beforehand import changed, finite, of_pair, only_without_testbed, possible
 from .benchmarks import Benchmark, find, load, own
-from .choosing import arms
+from .choosing import arms, calibrated
 from .evaluation import Evaluation, evaluate
 from .grading import SECONDS, require
+from .halves import half, overlaps
 from .plan import Plan
+from .script import script
 from .summary import SMALL_PRINT, Standing, table
 from .testbed.solving_pair import pair_solver
 from .trial import Arm, Task
@@ -39,6 +43,16 @@ Examples:
   stepspec eval problems.jsonl --samples 4 --temperature 0.6 --small ... --large ...
 
   stepspec eval math500 --ray auto --concurrency 8 --small ... --large ...     # on all machines of a Ray cluster
+"""
+
+ALONE = """
+Examples:
+
+  python -m stepspec.evals.{name} --policy specreason --policy bild --limit 100 --small ... --large ...
+
+  python -m stepspec.evals.{name} --data {name}.parquet --policy policy.toml --half report --small ... --large ...
+
+  python -m stepspec.evals.{name} --samples 4 --temperature 0.6 --output runs/four --small ... --large ...
 """
 
 stdout, stderr = Console(), Console(stderr=True)
@@ -110,16 +124,23 @@ def command(
     """
     chosen, source = _chosen(benchmark, data)
     require(chosen.metric)
-    competing = arms(policy or ["specreason"], baseline or ["large", "small"], random or [])
+    methods = policy or ["specreason"]
+    competing = arms(methods, baseline or ["large", "small"], random or [])
     every = _tasks(chosen, source, seed, None, part)
     tasks = every[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
-    pair = pair_solver(profile, stderr, (), seed, problems=0) if testbed else Solver(small, large, critic=critic)
+    if testbed:
+        only_without_testbed(small=small, large=large, critic=critic)
+    ours = None if testbed else Solver(small, large, critic=critic)
+    settings = ours.settings if ours else of_pair()
+    plan = _plan(settings, chosen, tasks, competing, samples, seed, temperature, max_tokens, max_seconds, concurrency)
+    finite("--grading-seconds", grading_seconds)
+    pair = ours or pair_solver(profile, stderr, (), seed, problems=0)
     sharing = _team(ray, workers)
-    budget = {name: value for name, value in (("tokens", max_tokens), ("seconds", max_seconds)) if value is not None}
+    remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
+    _remark(remarks)
 
     async def work() -> list[Standing]:
         async with sharing as team, pair as solver:
-            plan = _plan(solver, chosen, tasks, competing, samples, seed, temperature, budget, concurrency)
             folder = output or Path("runs") / chosen.name
             evaluation = Evaluation(
                 chosen,
@@ -132,10 +153,18 @@ def command(
                 fresh=fresh,
                 graders=graders,
                 patience=grading_seconds,
+                remarks=tuple(remarks),
             )
             return await evaluate(solver, evaluation, stderr, team)
 
     _show(_wait(work()), as_json=json)
+    _remark(remarks)
+
+
+def _remark(remarks: list[str]) -> None:
+    """Say at the start, and again beside the figures, what there is to say about them."""
+    for remark in remarks:
+        stderr.print(remark, style="yellow", highlight=False, soft_wrap=True)
 
 
 def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManager[Team | None]:
@@ -168,24 +197,24 @@ def _tasks(benchmark: Benchmark, data: Path | None, seed: int, limit: int | None
     tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
     if part is None:
         return tasks
-    from .promise import half  # which brings scipy
-
-    return tuple(task for task in tasks if half(task.problem) == part)
+    return tuple(task for task in tasks if half(task) == part)
 
 
 def _plan(
-    solver: Solver, benchmark: Benchmark, tasks: tuple[Task, ...], competing: tuple[Arm, ...],
-    samples: int, seed: int, temperature: float | None, budget: dict[str, Any], concurrency: int,
+    settings: Settings, benchmark: Benchmark, tasks: tuple[Task, ...], competing: tuple[Arm, ...], samples: int,
+    seed: int, temperature: float | None, max_tokens: int | None, max_seconds: float | None, concurrency: int,
 ) -> Plan:  # fmt: skip
-    settings = solver.settings
-    changed = {} if temperature is None else {"temperature": temperature}
-    sampling = type(settings.sampling).model_validate({**settings.sampling.model_dump(), **changed})
+    for arm in competing:
+        possible(arm, settings)
+    sampling = changed(settings.sampling, {"temperature": ("--temperature", temperature)})
     if samples > 1 and not sampling.temperature:
         raise ConfigurationError(
             f"--samples {samples} at temperature 0 are the same one {samples} times: set --temperature"
         )
-    limits = type(settings.budget).model_validate({**settings.budget.model_dump(), **budget}).budget()
-    return Plan(tasks, competing, benchmark.metric, sampling, limits, samples, seed, concurrency)
+    limits = changed(
+        settings.budget, {"tokens": ("--max-tokens", max_tokens), "seconds": ("--max-seconds", max_seconds)}
+    )
+    return Plan(tasks, competing, benchmark.metric, sampling, limits.budget(), samples, seed, concurrency)
 
 
 def _wait(work: Any) -> list[Standing]:
@@ -206,9 +235,7 @@ def _show(standings: list[Standing], *, as_json: bool) -> None:
 
 def alone(benchmark: str) -> None:
     """Run the command for one *benchmark*, as ``python -m stepspec.evals.NAME`` does."""
-    sys.argv.insert(1, benchmark)
-    try:
-        typer.run(command)
-    except StepspecError as exc:
-        stderr.print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
-        sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+    only: Any = partial(command, benchmark)
+    only.__name__, only.__doc__ = benchmark, command.__doc__
+    only.__annotations__ = get_type_hints(command, include_extras=True)
+    script(only, ALONE.format(name=benchmark))

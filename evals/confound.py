@@ -28,6 +28,7 @@ from ..orchestrator import Accept, Chain, Model, Step
 from ..orchestrator.endpoints import Endpoint, VllmEndpoint
 from ..policies import Reflective
 from .arms import wilson
+from .script import script
 from .testbed.corruptions import corrupt
 from .testbed.problems import Problem, State, advance, begin, expected, generate
 from .testbed.progress import counting
@@ -182,4 +183,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    script(main)

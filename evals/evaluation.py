@@ -19,11 +19,11 @@ from ..orchestrator.nesting import described
 from . import provenance
 from .benchmarks import Benchmark
 from .grading import Graders
-from .journal import same
 from .plan import Plan, identity, trials
 from .running import run
 from .samples import Place, Samples
 from .summary import SMALL_PRINT, Standing, stand
+from .taught import Taught
 from .testbed.progress import counting
 from .testbed.servers import weights
 from .trial import Sample, Task
@@ -39,7 +39,7 @@ class Evaluation:
 
     *whole* is the benchmark's hash before any limit, so that a run can be made longer; *profile* is the pace of the
     miniature pair, if that is what runs. *graders* processes grade, each answer for at most *patience* seconds. What
-    the folder has of the same evaluation is kept, unless *fresh*.
+    the folder has of the same evaluation is kept, unless *fresh*. *remarks* are to be read beside the figures.
     """
 
     benchmark: Benchmark
@@ -52,6 +52,7 @@ class Evaluation:
     fresh: bool = False
     graders: int = 2
     patience: float = 10.0
+    remarks: tuple[str, ...] = ()
 
     def about(self, solver: Solver) -> dict[str, Any]:
         """What has to be the same for samples to belong together."""
@@ -81,14 +82,13 @@ async def evaluate(
     for arm in evaluation.plan.arms:
         solver.policy(arm.policy, arm.options)  # Wrong values fail here, before any problem.
     folder, about = evaluation.folder, orjson.loads(orjson.dumps(evaluation.about(solver)))
-    if not evaluation.fresh:
-        same(folder / SAMPLES, about, "choose another folder with --output, or begin anew with --fresh")
     with Samples(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
         record = await _begin(solver, evaluation, about, team, resumed=len(samples.done))
         try:
             await _measure(solver, evaluation, samples, console, team)
-        except StepspecError:
-            console.print(f"what was measured is in {folder}; the same command goes on from there")
+        except StepspecError as exc:
+            if not isinstance(exc, ConfigurationError):  # which says itself what to do
+                console.print(f"what was measured is in {folder}; the same command goes on from there")
             raise
         await _end(solver, evaluation, record, team)
     return _conclude(evaluation, {place: samples.done[place] for place in _places(evaluation.plan)})
@@ -109,14 +109,17 @@ async def _measure(
     traces = evaluation.folder / TRACES if evaluation.traces else None
     if traces is not None:
         traces.mkdir(exist_ok=True)
+    posts = _posts(solver, evaluation, team)
+    taught = Taught(plan.arms, lambda arm: solver.settings, samples.done, behind=plan.behind(len(posts)))
     async with Graders(evaluation.graders, evaluation.patience) as graders:
         with counting(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
             await run(
-                _posts(solver, evaluation, team),
+                posts,
                 plan,
                 graders,
                 samples,
+                taught=taught,
                 traces=traces,
                 on_sample=lambda sample: progress.advance(bar),
             )
@@ -140,6 +143,7 @@ async def _begin(
         "problems": len(evaluation.plan.tasks),
         "servers": await provenance.servers(solver),
         "prompts": provenance.prompt_hashes(),
+        "remarks": evaluation.remarks,
         **_record(team),
     }
     record: dict[str, Any] = {
@@ -183,7 +187,7 @@ def _conclude(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[Stan
         "half": evaluation.half,
         "date": str(datetime.date.today()),
         "arms": [asdict(standing) for standing in standings],
-        "note": SMALL_PRINT,
+        "note": " ".join((*evaluation.remarks, SMALL_PRINT)),
     }
     _replace(evaluation.folder / SUMMARY, orjson.dumps(report, option=orjson.OPT_INDENT_2))
     return standings

@@ -28,6 +28,7 @@ PATIENCE = 20.0  # times as long by the clock, for a process that does not even 
 START = 120.0  # to import what algebra takes, on a machine that is busy
 NEEDS_ALGEBRA: frozenset[Metric] = frozenset({"math", "number"})
 LIBRARY = "math_verify"
+SAID = {b"true\n": True, b"false\n": False}
 # By its path and in safe mode, so that it imports nothing of ours and is ready in half a second.
 SCRIPT = (sys.executable, "-P", str(Path(algebra.__file__).resolve()))
 
@@ -91,8 +92,8 @@ class _Worker:
             process = self._process or await self._start()
             line = orjson.dumps({"gold": gold, "answer": answer}) + b"\n"
             async with asyncio.timeout(PATIENCE * self._seconds):
-                return bool(orjson.loads(await _exchange(process, line)))
-        except (TimeoutError, EOFError):
+                return SAID[await _exchange(process, line)]
+        except (TimeoutError, EOFError, KeyError):
             await self.kill()
             return None
         except asyncio.CancelledError:
@@ -102,11 +103,11 @@ class _Worker:
     async def _start(self) -> Process:
         command = (*SCRIPT, str(self._seconds))
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
         try:
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
             async with asyncio.timeout(START):
                 await _exchange(self._process, b"")
-        except (TimeoutError, EOFError) as exc:
+        except (OSError, TimeoutError, EOFError) as exc:
             await self.kill()
             raise ConfigurationError(f"the grader does not start: {' '.join(command)} says why") from exc
         return self._process
@@ -120,15 +121,15 @@ class _Worker:
 
 
 async def _exchange(process: Process, line: bytes) -> bytes:
-    """Send *line* and return the next one. Raise `EOFError` if the process has ended."""
+    """Send *line* and return the next one. Raise `EOFError` if none comes."""
     assert process.stdin is not None
     assert process.stdout is not None
     try:
         process.stdin.write(line)
         await process.stdin.drain()
-    except ConnectionError as exc:
+        said = await process.stdout.readline()
+    except (ConnectionError, ValueError) as exc:  # ValueError: a line longer than any that we know
         raise EOFError from exc
-    said = await process.stdout.readline()
     if not said.endswith(b"\n"):
         raise EOFError
     return said

@@ -32,10 +32,21 @@ from ..orchestrator.service.settings import ServiceSettings
 from ..orchestrator.service.witness import Witness
 from .arrivals import BAR, Arrival, arrivals, drifts
 from .instant import InstantEngine
+from .script import script
 from .testbed.progress import counting
 
+EXAMPLES = """
+Examples:
+
+  python -m stepspec.evals.overhead                        # starts the miniature pair: some minutes
+
+  python -m stepspec.evals.overhead --problems 0           # the time per step alone, without any server
+
+  python -m stepspec.evals.overhead --requests 400 --json > overhead.json
+"""
 STEPS = 32
 CONCURRENT = (1, 16, 64)
+FIGURES = ("library", "service", "added", "alone", "waited")
 PROBLEM = "What is 6 x 7?"
 
 
@@ -59,6 +70,22 @@ class Cost:
     @property
     def added(self) -> float:
         return self.service - self.library
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Medians over so many *rounds*; *added* was at the *least* and at the *most* so much in one of them."""
+
+    concurrent: int
+    requests: int
+    rounds: int
+    library: float
+    service: float
+    added: float
+    alone: float
+    waited: float
+    least: float
+    most: float
 
 
 @asynccontextmanager
@@ -117,30 +144,42 @@ async def _clients(base: str, concurrent: int, requests: int) -> list[float]:
     return seconds
 
 
-async def costs(requests: int, console: Console) -> list[Cost]:
-    """Measure with each number of requests at the same time."""
+async def costs(requests: int, rounds: int, console: Console) -> list[Cost]:
+    """Measure with each number of requests at the same time, in turns, so often."""
     engine = InstantEngine(STEPS)
     _: Engine = engine
     measured: list[Cost] = []
     async with serving(engine.offer()) as base:
         with counting(console) as progress:
-            bar = progress.add_task("service time", total=len(CONCURRENT) + 1)
+            bar = progress.add_task("service time", total=rounds * len(CONCURRENT) + 1)
             await cost(engine, base, 4, 16, STEPS)  # warms up
             progress.advance(bar)
-            for concurrent in CONCURRENT:
+            for concurrent in CONCURRENT * rounds:
                 measured.append(await cost(engine, base, concurrent, max(requests, 4 * concurrent), STEPS))
                 progress.advance(bar)
     return measured
 
 
+def typical(measured: Sequence[Cost]) -> list[Typical]:
+    """The median round for each number of requests at the same time, and how far the rounds lie apart."""
+    found: list[Typical] = []
+    for concurrent in dict.fromkeys(one.concurrent for one in measured):
+        rounds = [one for one in measured if one.concurrent == concurrent]
+        figures = {name: median(getattr(one, name) for one in rounds) for name in FIGURES}
+        added = sorted(one.added for one in rounds)
+        found.append(Typical(concurrent, rounds[0].requests, len(rounds), **figures, least=added[0], most=added[-1]))
+    return found
+
+
 def main(
-    requests: Annotated[int, typer.Option(min=8, help="Requests for each number at the same time.")] = 200,
+    requests: Annotated[int, typer.Option(min=8, help="Requests for each number at the same time.")] = 60,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each number is measured, in turns.")] = 9,
     problems: Annotated[int, typer.Option(min=0, help="Problems on the paced pair; 0: leave it out.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Measure what the service adds to a step, and how soon the first one arrives."""
     console, errors = Console(width=120), Console(stderr=True)
-    measured = asyncio.run(costs(requests, errors))
+    measured = typical(asyncio.run(costs(requests, rounds, errors)))
     arrived = asyncio.run(arrivals(problems, errors, serving)) if problems else []
     if json:
         print(orjson.dumps(_report(measured, arrived)).decode())
@@ -150,22 +189,34 @@ def main(
         raise typer.Exit(1)
 
 
-def _report(measured: Sequence[Cost], arrived: Sequence[Arrival]) -> dict[str, Any]:
+def _report(measured: Sequence[Typical], arrived: Sequence[Arrival]) -> dict[str, Any]:
     return {
         "date": str(datetime.date.today()),
         "machine": platform.machine(),
-        "costs": [asdict(one) | {"added": one.added} for one in measured],
+        "costs": [asdict(one) for one in measured],
         "arrivals": [asdict(one) | {"ratio": one.ratio} for one in arrived],
     }
 
 
-def _print(console: Console, measured: Sequence[Cost], arrived: Sequence[Arrival]) -> None:
-    table = Table(title=f"milliseconds per step, requests of {STEPS} steps, models that answer at once")
-    for heading in ("at once", "requests", "library cpu", "with service", "added", "library wall", "client wall"):
+def _print(console: Console, measured: Sequence[Typical], arrived: Sequence[Arrival]) -> None:
+    what = f"milliseconds per step, requests of {STEPS} steps, models that answer at once"
+    table = Table(title=f"{what}: medians of {measured[0].rounds} rounds")
+    headings = (
+        "at once",
+        "requests",
+        "library cpu",
+        "with service",
+        "added",
+        "least, most",
+        "library wall",
+        "client wall",
+    )
+    for heading in headings:
         table.add_column(heading, justify="right")
     for one in measured:
-        figures = (one.library, one.service, one.added, one.alone, one.waited)
-        table.add_row(str(one.concurrent), str(one.requests), *(f"{figure:.3f}" for figure in figures))
+        spread = f"{one.least:.2f}, {one.most:.2f}"
+        cpu, wall = ([f"{getattr(one, name):.2f}" for name in names] for names in (FIGURES[:3], FIGURES[3:]))
+        table.add_row(str(one.concurrent), str(one.requests), *cpu, spread, *wall)
     console.print(table)
     if arrived:
         ratios = sorted(one.ratio for one in arrived)
@@ -182,4 +233,4 @@ def _print(console: Console, measured: Sequence[Cost], arrived: Sequence[Arrival
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    script(main, EXAMPLES)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
+from math import ceil
 from typing import Any
 
 from ..orchestrator.budget import Budget
 from ..orchestrator.endpoints import Sampling
+from ..orchestrator.events import Adapted
 from .answers import Metric
 from .arms import turns
 from .samples import Place
@@ -33,16 +35,21 @@ class Plan:
     seed: int = 0
     concurrency: int = 1
 
+    def behind(self, workers: int) -> int:
+        """How many runs of one arm go on at the same time, if those of all arms take as long."""
+        return ceil(self.concurrency * workers / len(self.arms))
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One sample to be taken; *number* counts the samples of each arm."""
+    """One sample to be taken; *number* counts the samples of each arm. *given* is what an arm that adapts comes to."""
 
     number: int
     repeat: int
     seed: int
     task: Task
     arm: Arm
+    given: Adapted | None = None
 
     @property
     def place(self) -> Place:

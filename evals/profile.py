@@ -185,8 +185,11 @@ async def profile(
         on_problem()
         return found
 
-    async with asyncio.TaskGroup() as group:
-        reading = [group.create_task(one(problem)) for problem in problems]
+    try:
+        async with asyncio.TaskGroup() as group:
+            reading = [group.create_task(one(problem)) for problem in problems]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
     read = [sentence for task in reading for sentence in task.result()]
     return summarise(len(problems), read, find_cues(read, least=least))
 

@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
-from hashlib import blake2b
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
+from pydantic import BaseModel
 from rich.table import Table
 
+from .. import policies
 from ..api import Solver
 from ..orchestrator.drift import grades
-from ..orchestrator.endpoints import Sampling
 from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.events import Event
 from ..policies.knobs import KNOBS, Knob
+from ..settings import Settings
 from .arms import LARGE, Arm, Task
 from .benchmarks import Benchmark
 from .calibrating import Attempt, Calibrated, Tried
 from .calibration import needed
 from .grading import Graders
+from .plan import seed
+from .toml import document
 from .trial import solve_once
 
-Half: TypeAlias = Literal["calibration", "report"]
-
+SERVED = ("ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets")
 SEEDS_APART = 1_000_003  # between those that eval reports on and those that are calibrated on
-
-
-def half(problem: str) -> Half:
-    """Which half of a benchmark *problem* belongs to: what one is calibrated on is not what one reports on."""
-    return "calibration" if blake2b(problem.encode(), digest_size=1).digest()[0] % 2 else "report"
 
 
 def knob(policy: str, option: str | None = None, values: Sequence[float] | None = None) -> Knob:
@@ -40,6 +36,7 @@ def knob(policy: str, option: str | None = None, values: Sequence[float] | None 
 
     Raise `ConfigurationError` where there is none.
     """
+    policies.options(policy)  # raises for a name that is none
     known = KNOBS.get(policy)
     if option is None or (known is not None and option == known.option):
         if known is None:
@@ -53,39 +50,75 @@ def knob(policy: str, option: str | None = None, values: Sequence[float] | None 
     return Knob(option, tuple(values))
 
 
+def served(settings: Settings, policy: str, knob: Knob, value: float) -> Arm:
+    """What a solver with these *settings* does by *policy*, once the *knob* is at *value*."""
+    told = settings.told({"policy": policy})
+    own = {name: getattr(told, name) for name in SERVED}
+    return Arm(policy, policy, {**told.options, knob.option: value}, **own)
+
+
+def bearing(settings: Settings, policy: str, knob: Knob) -> dict[str, Any]:
+    """What else the promise is about; see `Settings.bearing`."""
+    found = settings.told({"policy": policy}).bearing()
+    found["options"].pop(knob.option, None)
+    return found
+
+
+def differing(settings: Settings) -> dict[str, Any]:
+    """What a settings file has to say beside the options, so that what is served is what was calibrated."""
+    usual = Settings.model_construct()
+    own = {name: getattr(settings, name) for name in SERVED if getattr(settings, name) != getattr(usual, name)}
+    return own | {
+        table: found
+        for table, omitted in (("sampling", {"seed"}), ("budget", set[str]()))
+        if (found := _differing(getattr(settings, table), getattr(usual, table), omitted))
+    }
+
+
+def _differing(one: BaseModel, usual: BaseModel, omitted: set[str]) -> dict[str, Any]:
+    values, others = (each.model_dump(mode="json", exclude=omitted, exclude_none=True) for each in (one, usual))
+    return {key: value for key, value in values.items() if others.get(key) != value}
+
+
 def attempts(
-    solver: Solver, tasks: Sequence[Task], benchmark: Benchmark, policy: str, knob: Knob, graders: Graders
+    solver: Solver, tasks: Sequence[Task], benchmark: Benchmark, policy: str, knob: Knob, graders: Graders, base: int
 ) -> Attempt:
-    """Try a value by solving on real servers; what ended without an answer that could be graded is not right."""
-    fixed = {key: value for key, value in _options(solver, policy).items() if key != knob.option}
+    """
+    Try a value by solving on real servers; what ended without an answer that could be graded is not right.
+
+    The sampling of each problem has a seed of its own, derived from *base*, which is the same for all values.
+    """
 
     async def attempt(problem: int, value: float | None) -> Tried:
         events: list[Event] = []
-        arm = LARGE if value is None else Arm(policy, policy, {**fixed, knob.option: value})
+        arm = LARGE if value is None else served(solver.settings, policy, knob, value)
         task = tasks[problem]
-        sampling = solver.settings.sampling
-        seeded = Sampling.model_validate({**sampling.model_dump(), "seed": sampling.seed + problem})
+        seeded = solver.settings.sampling.model_copy(update={"seed": seed(base, problem, 0)})
         solved = await solve_once(solver, arm, task.problem, sampling=seeded, observe=events.append)
         text = solved.solution.text if solved.solution else ""
         right = bool(text) and await graders.grade(text, task.answer, benchmark.metric) == "right"
-        return Tried(problem, value, right, tuple(round(grade, 4) for grade in grades(events)))
+        return Tried(problem, value, right, tuple(grades(events)))
 
     return attempt
 
 
-def _options(solver: Solver, policy: str) -> Mapping[str, Any]:
-    return solver.settings.options if policy == solver.settings.policy else {}
-
-
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What was calibrated, and what came of it; made for the eye and for a settings file."""
+    """
+    What was calibrated, and what came of it; made for the eye and for a settings file.
+
+    *options* are the policy's others, *besides* what else the file says. The promise is of these *models*, by their
+    roles, and of runs that are *told* so much.
+    """
 
     policy: str
     knob: Knob
     benchmark: str
     calibrated: Calibrated
     options: Mapping[str, Any]
+    besides: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    models: Mapping[str, str] = field(default_factory=dict[str, str])
+    told: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def confidence(self) -> float:
@@ -142,11 +175,6 @@ class Promise:
             "counts": list(c.grades.counts),
         }
         options = {**self.options, self.knob.option: float(found.threshold)}
-        tables = {"options": options, "calibration": calibration}
-        body = "".join(f"\n[{name}]\n{_lines(table)}" for name, table in tables.items())
-        return f"# {self.said()}\npolicy = {json.dumps(self.policy)}\n{body}"
-
-
-def _lines(table: Mapping[str, Any]) -> str:
-    """Lines of TOML; strings, numbers, truth values and lists are written there as in JSON."""
-    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in table.items())
+        about = {"calibration.models": self.models, "calibration.told": self.told}
+        tables = {"policy": self.policy, **self.besides, "options": options, "calibration": calibration, **about}
+        return f"# {self.said()}\n{document(tables)}"

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from ..api import Solver
+from ..orchestrator import trace
 from ..orchestrator.budget import Budget
 from ..orchestrator.chain import Role
 from ..orchestrator.endpoints import Sampling
 from ..orchestrator.endpoints.acceptance import Acceptance
 from ..orchestrator.errors import ContextTooLong
-from ..orchestrator.events import Called, Event
+from ..orchestrator.events import Adapted, Called, Event, Observer
 from ..orchestrator.ledger import Account, Ledger
+from ..orchestrator.lesson import Lesson
 from ..orchestrator.solution import Solution, SolvedStep, StepFate
+from .recording import Recording
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed"]
 
@@ -49,12 +52,18 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One problem and its true answer; *name* is the data set's own, *reference* its worked solution, if it has one."""
+    """
+    One problem, as it is put, and its true answer.
+
+    *name* is the data set's own, *reference* its worked solution, if it has one. *question* is what the data set asks,
+    which stays the same whatever it is put into, and with other choices beside it.
+    """
 
     problem: str
     answer: str
     name: str = ""
     reference: str = ""
+    question: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +86,8 @@ class Sample:
     could not begin; *graded* is whether the grader came to an end. *answer* is what was written after the thinking.
     *repeat* counts the samples of the same problem, *seed* is that of this one's sampling, and *options* are those of
     the policy where they are not the arm's. *speculation* is what the servers of the roles accepted of the tokens that
-    they drafted themselves, where they do.
+    they drafted themselves, where they do. Of an arm that adapts, *given* is what the run began with, and *lesson* what
+    it taught.
     """
 
     arm: str
@@ -95,6 +105,8 @@ class Sample:
     steps: tuple[Written, ...] = ()
     degraded: bool = False
     speculation: Mapping[Role, Acceptance] = field(default_factory=dict[Role, Acceptance])
+    given: Adapted | None = None
+    lesson: Lesson | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -117,10 +129,16 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Solved:
-    """What came of solving a task once, before it is graded; no *solution* if the problem is too long."""
+    """
+    What came of solving a task once, before it is graded; no *solution* if the problem is too long.
+
+    *given* and *lesson* are those of `Sample`.
+    """
 
     solution: Solution | None
     pace: Mapping[Role, float]
+    given: Adapted | None = None
+    lesson: Lesson | None = None
 
     def sample(self, arm: Arm, *, correct: bool, graded: bool = True, **more: Any) -> Sample:
         if self.solution is None:
@@ -136,6 +154,8 @@ class Solved:
             self.solution.text,
             steps=tuple(map(_written, self.solution.steps)),
             degraded=bool(self.solution.degraded),
+            given=self.given,
+            lesson=self.lesson,
             **more,
         )
 
@@ -152,39 +172,44 @@ async def solve_once(
     options: Mapping[str, Any] | None = None,
     sampling: Sampling | None = None,
     budget: Budget | None = None,
-    observe: Callable[[Event], None] | None = None,
+    observe: Observer = lambda event: None,
     trace_to: Path | None = None,
+    given: Adapted | None = None,
 ) -> Solved:
-    """Solve *problem* as *arm* does, with its own *options* if none are given."""
-    events: list[Event] = []
+    """
+    Solve *problem* as *arm* does, with its own *options* if none are told.
 
-    def watch(event: Event) -> None:
-        events.append(event)
-        if observe is not None:
-            observe(event)
-
+    What the run is *given*, if the arm adapts, is told in its trace, and what it teaches comes back. Without that, it
+    is *solver* who learns.
+    """
+    options = arm.options if options is None else options
+    moved = {} if given is None or given.value is None else {given.option: given.value}
+    recording = Recording(observe, given)
     try:
         solution = await solver.solve(
             problem,
             policy=arm.policy,
-            options=arm.options if options is None else options,
-            ahead=arm.ahead,
+            options={**options, **moved},
+            ahead=given.ahead if given else arm.ahead,
             hedge=arm.hedge,
             lead=arm.lead,
             plan=arm.plan,
             early_exit=arm.early_exit,
             give_up=arm.give_up,
             sure_bets=arm.sure_bets,
-            adapt=arm.adapt,
+            adapt=0.0 if given else arm.adapt,
             load="ignore",  # an arm must not be slowed down by what another one did
             sampling=sampling,
             budget=budget,
-            observe=watch,
-            trace_to=trace_to,
+            observe=recording,
         )
     except ContextTooLong:
         return Solved(None, {})
-    return Solved(solution, _pace(events))
+    finally:
+        if trace_to is not None and recording.moments:
+            trace.write(trace_to, recording.moments)
+    pace = _pace([moment.event for moment in recording.moments])
+    return Solved(solution, pace, given, Lesson.of(recording.moments) if given else None)
 
 
 def _pace(events: Sequence[Event]) -> dict[Role, float]:

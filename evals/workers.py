@@ -65,6 +65,7 @@ class Here:
             sampling=self.plan.sampling.model_copy(update={"seed": trial.seed}),
             budget=self.plan.budget,
             trace_to=trace_to,
+            given=trial.given,
         )
 
 

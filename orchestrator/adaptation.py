@@ -38,8 +38,7 @@ class Adaptation:
     Among the *thresholds*, the strictest first, that keep it (see `kept`), and the depths up to *most*, those are
     sought that take the least time (see `Costs`), beginning with *choice*. A run moves each by one place at most,
     towards the best, if that saves more than a fiftieth; a threshold that breaks the limit gets stricter whatever it
-    costs. Neither moves before there is enough evidence. *top* is the highest grade there is. What is *frozen* learns
-    nothing.
+    costs. Neither moves before there is enough evidence. *top* is the highest grade there is.
     """
 
     limit: float
@@ -48,7 +47,6 @@ class Adaptation:
     thresholds: tuple[float, ...] = ()
     top: float = 1.0
     window: int = WINDOW
-    frozen: bool = False
     runs: int = 0
     evidence: Evidence = field(init=False)
 
@@ -65,8 +63,7 @@ class Adaptation:
 
     def checked(self, grade: float, *, agreed: bool) -> None:
         """Keep what a shadow found, for the trace of the next run to tell."""
-        if not self.frozen:
-            self._checks.append((grade, agreed))
+        self._checks.append((grade, agreed))
 
     def begin(self, option: str = "") -> Adapted:
         """What the next run is given, and why: the first thing that its trace should tell after its start."""
@@ -84,9 +81,11 @@ class Adaptation:
 
     def learn(self, moments: Iterable[Moment]) -> None:
         """Learn from the trace of a run that is over, and decide about the next."""
-        if self.frozen:
-            return
-        self.evidence.add(Lesson.of(moments))
+        self.add(Lesson.of(moments))
+
+    def add(self, lesson: Lesson) -> None:
+        """The same, from what the trace tells."""
+        self.evidence.add(lesson)
         self.runs += 1
         self.choice = self._next()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from .chain import THINK_END, Chain, Step
 from .interfaces import Model
 
 BOXED = "\\boxed{"
+BRACE = re.compile(r"\\boxed\{|[{}]")
 
 
 def close(chain: Chain, author: Model) -> Chain:
@@ -106,20 +108,18 @@ def extract(text: str) -> str:
 
 
 def boxed(text: str) -> str | None:
-    r"""Return what the last complete ``\boxed{}`` of *text* holds, if there is one."""
-    start = text.rfind(BOXED)
-    while start >= 0:
-        inside = _balanced(text[start + len(BOXED) :])
-        if inside is not None:
-            return inside.strip()
-        start = text.rfind(BOXED, 0, start)
-    return None
-
-
-def _balanced(text: str) -> str | None:
-    depth = 1
-    for place, char in enumerate(text):
-        depth += (char == "{") - (char == "}")
-        if depth == 0:
-            return text[:place]
-    return None
+    r"""Return what the last complete ``\boxed{}`` of *text* holds, if there is one: the last to begin."""
+    open_boxes: list[tuple[int, int]] = []  # where their content starts, and how many braces were open before
+    last, found, depth = -1, None, 0
+    for brace in BRACE.finditer(text):
+        if brace[0] == "}":
+            depth -= 1
+            if open_boxes and open_boxes[-1][1] == depth:
+                start, _ = open_boxes.pop()
+                if start > last:
+                    last, found = start, text[start : brace.start()]
+        else:
+            if brace[0] == BOXED:
+                open_boxes.append((brace.end(), depth))
+            depth += 1
+    return found.strip() if found is not None else None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from pathlib import Path
 
 from ...orchestrator.errors import ConfigurationError
+from ...orchestrator.near import near
 from ..arms import Task
 from .aime24 import AIME24
 from .aime25 import AIME25
@@ -29,11 +29,9 @@ def find(name: str) -> Benchmark:
     """Return the benchmark called *name*. Raise `ConfigurationError` if there is none."""
     known = BENCHMARKS.get(name.lower().replace("-", "_"))
     if known is None:
-        close = difflib.get_close_matches(name.lower(), BENCHMARKS, n=1)
         raise ConfigurationError(
-            f"there is no benchmark {name!r}"
-            + (f", did you mean {close[0]!r}?" if close else "")
-            + f"; there are {', '.join(BENCHMARKS)}, and any JSONL or Parquet file with the columns 'problem', 'answer'"
+            f"there is no benchmark {name!r}{near(name.lower(), BENCHMARKS)}; there are {', '.join(BENCHMARKS)}, and "
+            "any JSONL or Parquet file with the columns 'problem', 'answer'"
         )
     return known
 
@@ -44,4 +42,4 @@ def own(path: Path) -> Benchmark:
 
 
 def _read(row: Row, seed: int) -> Task:
-    return Task(str(row["problem"]), str(row["answer"]), name=str(row.get("id", "")))
+    return Task(row["problem"], row["answer"], name=row.get("id", ""))

@@ -14,8 +14,8 @@ from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
-    name = str(row.get("url") or row.get("id") or "")
-    return Task(row["problem"], str(row["answer"]), name=name, reference=row.get("solution", ""))
+    name = row.get("url") or row.get("id", "")
+    return Task(row["problem"], row["answer"], name=name, reference=row.get("solution", ""))
 
 
 AIME24 = Benchmark(

@@ -14,7 +14,7 @@ from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
-    return Task(row["problem"], str(row["answer"]), name=str(row.get("id", "")))
+    return Task(row["problem"], row["answer"], name=row.get("id", ""))
 
 
 AIME25 = Benchmark("aime25", "Apache-2.0", "number", ("problem", "answer"), read, source="math-ai/aime25")

@@ -14,7 +14,7 @@ from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
-    return Task(row["question"], str(row["answer"]), name=str(row.get("url") or row.get("id") or ""))
+    return Task(row["question"], row["answer"], name=row.get("url") or row.get("id", ""))
 
 
 AMC23 = Benchmark("amc23", "none stated", "number", ("question", "answer"), read, source="math-ai/amc23")

@@ -17,7 +17,7 @@ from .benchmark import Benchmark, Row
 
 
 def read(row: Row, seed: int) -> Task:
-    return Task(row["problem"], str(row["answer"]))
+    return Task(row["problem"], row["answer"])
 
 
 def made(seed: int, count: int) -> list[Task]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ...prompts import Prompt, load
 from ..answers import Metric
 from ..arms import Task
 
-Row: TypeAlias = Mapping[str, Any]
+Row: TypeAlias = Mapping[str, str]  # those columns that hold text, or numbers, which are spelt out
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ def read(row: Row, seed: int) -> Task:
     question, choices = row["Question"].strip(), [row[column].strip() for column in (RIGHT, *WRONG)]
     order = random.Random(f"{seed} {question}").sample(range(len(choices)), len(choices))
     listed = "\n".join(f"({letter}) {choices[place]}" for letter, place in zip(LETTERS, order, strict=True))
-    return Task(f"{question}\n\n{listed}", LETTERS[order.index(0)], name=str(row.get("Record ID", "")))
+    name = row.get("Record ID", "")
+    return Task(f"{question}\n\n{listed}", LETTERS[order.index(0)], name=name, question=question)
 
 
 GPQA_DIAMOND = Benchmark(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import orjson
 
 from ...orchestrator.errors import ConfigurationError
 from ..arms import Task
-from .benchmark import Benchmark, Row
+from .benchmark import Benchmark
 
+Raw: TypeAlias = Mapping[str, Any]
 MADE = 200  # problems, where a benchmark has no end
 
 
@@ -31,41 +34,67 @@ def load(benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit
         tasks = [_task(benchmark, row, seed, f"{where}, row {at}") for at, row in enumerate(rows, 1)][:limit]
     if not tasks:
         raise ConfigurationError(f"no problems in {data or benchmark.name}")
-    return [replace(task, problem=benchmark.put(task.problem)) for task in tasks]
+    return [_put(benchmark, task) for task in tasks]
 
 
-def _task(benchmark: Benchmark, row: Row, seed: int, where: str) -> Task:
+def _put(benchmark: Benchmark, task: Task) -> Task:
+    return replace(task, problem=benchmark.put(task.problem), question=task.question or task.problem)
+
+
+def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
     missing = [column for column in benchmark.columns if row.get(column) is None]
     if missing:
         raise ConfigurationError(
             f"{where}: no column {', '.join(map(repr, missing))}; {benchmark.name} needs "
             f"{', '.join(map(repr, benchmark.columns))}, and there are {', '.join(map(repr, row))}"
         )
-    return benchmark.read(row, seed)
+    texts = {column: text for column, value in row.items() if (text := _text(value)) is not None}
+    for column in benchmark.columns:
+        if not texts.get(column, "").strip():
+            raise ConfigurationError(f"{where}: {column!r} is {row[column]!r:.80}, where a text or a number has to be")
+    task = benchmark.read(texts, seed)
+    if not task.answer.strip():
+        raise ConfigurationError(f"{where}: no answer in {texts[benchmark.columns[1]]!r:.80}")
+    return task
 
 
-def from_file(path: Path) -> Sequence[Row]:
+def _text(value: object) -> str | None:
+    """Spell out a text or a number; None for what is neither."""
+    if isinstance(value, str):
+        return value
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    return str(value) if whole or (isinstance(value, float | Decimal) and math.isfinite(value)) else None
+
+
+def from_file(path: Path) -> Sequence[Raw]:
     """Read a JSONL or a Parquet file."""
     if not path.is_file():
         raise ConfigurationError(f"no data at {path}")
     if path.suffix == ".parquet":
-        parquet = _library("pyarrow.parquet", "a Parquet file")
-        return cast("list[Row]", parquet.read_table(path).to_pylist())
+        return _parquet(path)
     lines = path.read_bytes().splitlines()
     return [_row(line, f"{path}, line {at}") for at, line in enumerate(lines, 1) if line.strip()]
 
 
-def _row(line: bytes, where: str) -> Row:
+def _parquet(path: Path) -> Sequence[Raw]:
+    parquet, arrow = (_library(name, "a Parquet file") for name in ("pyarrow.parquet", "pyarrow"))
+    try:
+        return cast("list[Raw]", parquet.read_table(path).to_pylist())
+    except (OSError, arrow.ArrowException) as exc:
+        raise ConfigurationError(f"{path}: no Parquet file that can be read ({' '.join(str(exc).split())})") from exc
+
+
+def _row(line: bytes, where: str) -> Raw:
     try:
         row = orjson.loads(line)
     except orjson.JSONDecodeError as exc:
         raise ConfigurationError(f"{where}: not JSON ({exc}); a problem is one JSON object on a line") from exc
     if not isinstance(row, Mapping):
         raise ConfigurationError(f"{where}: not a JSON object")
-    return cast("Row", row)
+    return cast("Raw", row)
 
 
-def from_hub(benchmark: Benchmark) -> Sequence[Row]:
+def from_hub(benchmark: Benchmark) -> Sequence[Raw]:
     """Fetch the data set, or take it from the hub's cache on this machine."""
     datasets = _library("datasets", f"the data set {benchmark.source}")
     try:
@@ -77,7 +106,7 @@ def from_hub(benchmark: Benchmark) -> Sequence[Row]:
             f"--data FILE, a JSONL or Parquet file with the columns {', '.join(map(repr, benchmark.columns))}; a data "
             "set that asks for registration needs HF_TOKEN"
         ) from exc
-    return cast("Sequence[Row]", loaded)
+    return cast("Sequence[Raw]", loaded)
 
 
 def _library(name: str, what: str) -> Any:

@@ -86,7 +86,8 @@ class Section:
             )
         if half := self.run.about.get("half"):
             said.append(f"Only the half of the benchmark that is kept for the {half} was used.")
-        return said
+        beside = [remark for session in self.run.sessions for remark in session.get("remarks", ())]
+        return [*said, *dict.fromkeys(beside)]
 
 
 def _miniature(commands: list[str]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 from stepspec import Sampling, Solution, Solver
 from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.events import Started
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
 from stepspec.orchestrator.solution import SolvedStep
@@ -70,8 +70,7 @@ class ScriptedSolver:
             if self.gate is not None:
                 await self.gate.acquire()
             await asyncio.sleep(0)
-            if choices["trace_to"] is not None:
-                _touch(choices["trace_to"])
+            choices["observe"](Started((), asked.policy))
             return self.script(asked)
         finally:
             self.open -= 1
@@ -79,7 +78,3 @@ class ScriptedSolver:
     @property
     def solver(self) -> Solver:
         return cast("Solver", self)
-
-
-def _touch(path: Path) -> None:
-    path.write_text("")

@@ -52,6 +52,10 @@ def test_the_last_thing_that_looks_like_an_answer_is_the_answer(text: str, metri
         ("x = 3", None),
         ("3 and 4", None),
         ("", None),
+        ("9" * 300, 10**300 - 1),
+        ("9" * 5000, None),
+        (f"1/{'3' * 5000}", None),
+        (f".{'1' * 5000}", None),
     ],
 )
 def test_numbers_are_read_whatever_they_are_dressed_in(text: str, value: Fraction | int | None) -> None:

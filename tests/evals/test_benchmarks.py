@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 from stepspec.evals.answers import LETTERS
+from stepspec.evals.arms import Task
 from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, find, load, own
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -77,11 +78,39 @@ def test_choices_are_shuffled_by_the_seed_and_the_right_letter_goes_with_them(tm
         ("aime25", {"problem": "p", "answer": 70}, "70"),
         ("amc23", {"question": "p", "answer": 27.0}, "27.0"),
         ("arithmetic", {"problem": "p", "answer": 5}, "5"),
+        ("gsm8k", {"question": "p", "answer": 18}, "18"),
+        ("math500", {"problem": "p", "answer": 0, "unique_id": 7, "solution": None, "level": [5]}, "0"),
     ],
 )
 def test_answers_may_be_numbers_in_the_data(tmp_path: Path, name: str, row: dict[str, Any], answer: str) -> None:
     (task,) = load(find(name), write(tmp_path / "rows.jsonl", row))
     assert task.answer == answer
+    assert {type(getattr(task, field)) for field in Task.__dataclass_fields__} == {str}
+
+
+def test_choices_may_be_numbers_in_the_data(tmp_path: Path) -> None:
+    row = question() | {"Correct Answer": 4, "Incorrect Answer 1": 2.5, "Incorrect Answer 2": 0, "Record ID": 1}
+    (task,) = load(find("gpqa-diamond"), write(tmp_path / "rows.jsonl", row))
+    assert re.search(rf"^\({task.answer}\) 4$", task.problem, re.MULTILINE)
+    assert task.name == "1"
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "complaint"),
+    [
+        ("gsm8k", {"question": "q", "answer": [18]}, r"row 1: 'answer' is \[18\], where a text or a number has to be"),
+        ("gsm8k", {"question": "q", "answer": "so it is ####  "}, "row 1: no answer in 'so it is ####"),
+        ("math500", {"problem": {"text": "q"}, "answer": "1"}, r"row 1: 'problem' is \{'text': 'q'\}"),
+        ("math500", {"problem": "q", "answer": True}, "row 1: 'answer' is True"),
+        ("aime25", {"problem": " ", "answer": 70}, "row 1: 'problem' is ' '"),
+        ("gpqa_diamond", question() | {"Incorrect Answer 2": [1]}, r"row 1: 'Incorrect Answer 2' is \[1\]"),
+    ],
+)
+def test_what_is_neither_text_nor_number_is_refused_by_its_row(
+    tmp_path: Path, name: str, row: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=rf"rows\.jsonl, {complaint}"):
+        load(find(name), write(tmp_path / "rows.jsonl", row))
 
 
 def test_anybodys_own_problems_are_a_benchmark(tmp_path: Path) -> None:
@@ -97,6 +126,19 @@ def test_a_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
     arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "x.parquet")
     assert load(find("gsm8k"), tmp_path / "x.parquet") == load(find("gsm8k"), DATA / "gsm8k.jsonl")
+    nan = [{"question": "q", "answer": float("nan")}]
+    parquet.write_table(arrow.Table.from_pylist(nan), tmp_path / "nan.parquet")
+    with pytest.raises(ConfigurationError, match=r"nan\.parquet, row 1: 'answer' is nan"):
+        load(find("gsm8k"), tmp_path / "nan.parquet")
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and no more", b"PAR1" + bytes(40) + b"PAR1"])
+def test_a_parquet_file_that_is_broken_is_refused(tmp_path: Path, content: bytes) -> None:
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "broken.parquet"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"broken\.parquet: no Parquet file that can be read \(\w+"):
+        load(find("gsm8k"), path)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +166,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_a_guess() -> None:
-    with pytest.raises(ConfigurationError, match=r"did you mean 'math500'\?; there are math500, gsm8k"):
+    with pytest.raises(ConfigurationError, match=r"\(did you mean 'math500'\?\); there are math500, gsm8k"):
         find("math-50")
 
 

@@ -1,12 +1,16 @@
 """The promise of a calibration: valid where it can be checked exactly, and honest about what it cannot say."""
 
+from dataclasses import replace
 from itertools import product
 from math import ceil, comb, log
 
 import pytest
+import typer
 
+from stepspec.evals import coverage
 from stepspec.evals.calibration import Paired, chosen, fixed_sequence, needed, p_value
-from stepspec.evals.coverage import KINDS, Population, simulate
+from stepspec.evals.coverage import KINDS, Population, Row, main, missed, simulate
+from stepspec.orchestrator.errors import ConfigurationError
 
 
 def chance(n: int, lost: int, gained: int, p_lost: float, p_gained: float) -> float:
@@ -101,6 +105,52 @@ def test_the_simulation_breaks_few_promises_and_would_notice_broken_ones(kind: s
     row = simulate(kind, 400, 0.02, 60, seed=3)
     assert row.broken_interval[0] <= 0.05
     assert simulate(kind, 400, 0.02, 60, seed=3) == row
+
+
+def test_what_the_sample_is_large_enough_for_is_found() -> None:
+    row = simulate("a cliff", 1000, 0.02, 60, seed=3)
+    assert (row.near, row.reach, row.told) == (1.0, 1.0, "")
+
+
+def test_a_threshold_far_from_the_best_is_a_bar_missed_unless_the_sample_is_too_small_for_more() -> None:
+    row = simulate("growing", 300, 0.02, 200)
+    assert row.near <= 0.5
+    assert row.reach <= 0.5
+    assert row.told.startswith(f"growing, 300 problems: within one step of the best in {row.near:.1%}, which is not")
+    assert missed([row]) == []
+    assert missed([replace(row, reach=0.6)]) == [replace(row, reach=0.6).told]
+    assert missed([replace(row, near=0.6, reach=0.6)]) == []
+    (broken,) = missed([replace(row, broken=0.1, broken_interval=(0.06, 0.14))])
+    assert broken == "missed: growing, 300 problems: broken in 10.0%, which is more than 5%"
+
+
+@pytest.mark.parametrize("limit", [0.02, 0.2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_populations_lose_and_gain_no_more_than_there_is(kind: str, limit: float) -> None:
+    assert simulate(kind, 50, limit, 20).populations == 20
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "0.3", "nan"])
+def test_a_limit_that_there_are_no_populations_for_is_refused(limit: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"up to 0\.2, above 0"):
+        main(populations=1, limit=float(limit))
+
+
+def test_the_command_fails_where_a_bar_is_missed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def simulated(kind: str, n: int, *_: object, **__: object) -> Row:
+        return Row(kind, n, 0.02, 1, 0.0, (0.0, 0.0), 0.0, near=0.4, reach=reach, none=0.0)
+
+    monkeypatch.setattr(coverage, "simulate", simulated)
+    reach = 0.3
+    main(populations=1)
+    assert "So few problems cannot show more" in capsys.readouterr().err
+    reach = 0.9
+    with pytest.raises(typer.Exit) as ended:
+        main(populations=1)
+    assert ended.value.exit_code == 1
+    assert "missed: at the edge, 4000 problems: within one step of the best in 40.0%" in capsys.readouterr().err
 
 
 def test_trusting_what_was_observed_breaks_half_of_the_promises_at_the_edge() -> None:

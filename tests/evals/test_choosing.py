@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stepspec.evals.arms import LARGE, SMALL
-from stepspec.evals.choosing import arm, arms
+from stepspec.evals.choosing import arm, arms, calibrated
+from stepspec.evals.halves import overlaps
 from stepspec.evals.trial import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -41,7 +42,10 @@ def test_the_large_model_alone_is_always_there_and_controls_follow_their_method(
     ("chosen", "baselines", "controls", "complaint"),
     [
         (["specraeson"], [], [], "did you mean 'specreason'"),
-        (["specreason:limit=8"], [], [], "no option 'limit'; there are threshold"),
+        (["specreason:limit=8"], [], [], "no option 'limit'; its options: threshold=7, .*; of any arm: ahead, hedge"),
+        (["specreason:thresholds=1"], [], [], "no option 'thresholds' .did you mean 'threshold'"),
+        (["specreason:threshold=high"], [], [], "'threshold': a number from 0 to 9 .got 'high'"),
+        (["choose:candidates=99"], [], [], "'candidates': a whole number from 1 to 20 .got 99"),
         (["specreason:threshold"], [], [], "write options as NAME=VALUE"),
         (["specreason:ahead=x"], [], [], "ahead: Input should be a valid integer"),
         (["specreason", "specreason"], [], [], "'specreason' is there twice"),
@@ -55,6 +59,21 @@ def test_what_does_not_exist_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         arms(chosen, baselines, controls)
+
+
+def test_an_arm_says_where_it_was_calibrated_on_what_is_measured(tmp_path: Path) -> None:
+    path, plain, odd = (tmp_path / f"{name}.toml" for name in ("careful", "plain", "odd"))
+    odd.write_text('policy = "bild"\ncalibration = "none"\n')
+    path.write_text('policy = "bild"\n[calibration]\nbenchmark = "gsm8k, calibration half"\n')
+    plain.write_text('policy = "bild"\n')
+    found = calibrated(["specreason", str(path), str(plain), str(odd)])
+    assert found == {"careful": "gsm8k, calibration half"}
+    (half,) = overlaps(found, "gsm8k", None)
+    assert half.startswith("'careful' was calibrated on half of the problems that are measured here")
+    assert "--half report" in half
+    (whole,) = overlaps(found, "gsm8k", "calibration")
+    assert "on the very problems that are measured here" in whole
+    assert overlaps(found, "gsm8k", "report") == overlaps(found, "math500", None) == []
 
 
 @pytest.mark.parametrize(

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from math import inf, nan
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pytest
 
-from stepspec import Budget, Solver
+from stepspec import Budget, cli
 from stepspec.evals import command
 from stepspec.evals.arms import LARGE
 from stepspec.evals.benchmarks import find, load
 from stepspec.evals.plan import Plan
 from stepspec.evals.summary import stand
+from stepspec.evals.testbed import solving_pair
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
@@ -25,15 +27,14 @@ DATA = Path(__file__).parent / "data"
 TASKS = tuple(load(find("arithmetic"), limit=40))
 
 
-class Unconnected:
-    """A solver that has settings, and nothing else."""
-
-    settings = Settings.model_validate({"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}})
+SETTINGS = Settings.model_validate({"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}})
 
 
-def plan(samples: int = 1, temperature: float | None = None, **budget: Any) -> Plan:
+def plan(
+    samples: int = 1, temperature: float | None = None, tokens: int | None = None, seconds: float | None = None
+) -> Plan:
     make = command._plan  # pyright: ignore[reportPrivateUsage]
-    return make(cast("Solver", Unconnected()), find("arithmetic"), TASKS, (LARGE,), samples, 3, temperature, budget, 2)
+    return make(SETTINGS, find("arithmetic"), TASKS, (LARGE,), samples, 3, temperature, tokens, seconds, 2)
 
 
 def test_what_is_not_said_comes_from_the_settings() -> None:
@@ -48,6 +49,85 @@ def test_what_is_not_said_comes_from_the_settings() -> None:
 def test_several_samples_at_temperature_0_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"--samples 2 at temperature 0 are the same one 2 times"):
         plan(2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"temperature": -1.0}, "--temperature -1.0: Input should be greater than or equal to 0"),
+        ({"temperature": nan}, "--temperature nan: a finite number"),
+        ({"tokens": 0}, "--max-tokens 0: Input should be greater than 0"),
+        ({"tokens": 1}, "a budget of 1 tokens has no room"),
+        ({"seconds": 0.0}, "--max-seconds 0.0: Input should be greater than 0"),
+        ({"seconds": nan}, "--max-seconds nan: a finite number"),
+        ({"seconds": inf}, "--max-seconds inf: a finite number"),
+    ],
+)
+def test_flags_that_cannot_be_are_named(flags: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        plan(**flags)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "eval arithmetic --max-tokens 0",
+        "eval arithmetic --temperature -1",
+        "eval arithmetic --max-seconds nan",
+        "eval arithmetic --grading-seconds inf",
+        "eval arithmetic --samples 2",
+        "eval arithmetic --policy specreason:threshold=x",
+        "eval arithmetic --policy reward",
+        "calibrate arithmetic --policy specraeson",
+        "calibrate arithmetic --policy reward",
+        "calibrate arithmetic --values 9,nan",
+        "calibrate arithmetic --max-loss nan",
+        "calibrate arithmetic --policy bild --option scale --values 1",
+        "calibrate arithmetic --policy specreason --option threshhold --values 1",
+        "calibrate arithmetic --output .",
+        "profile --output .",
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_started(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("scipy")
+
+    def start(*args: Any, **more: Any) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(solving_pair, "running", start)
+    monkeypatch.setattr(sys, "argv", ["stepspec", *words.split(), "--testbed"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_arm_that_was_calibrated_on_what_is_measured_is_told_of_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    (tmp_path / "careful.toml").write_text(
+        'policy = "specreason"\n[calibration]\nbenchmark = "gsm8k, calibration half"\n'
+    )
+    nobody = "http://localhost:9/v1"
+    words = ["stepspec", "eval", "gsm8k", "--data", "rows.jsonl", "--policy", "careful.toml"]
+    monkeypatch.chdir(tmp_path)
+
+    def said(*more: str) -> str:
+        monkeypatch.setattr(sys, "argv", [*words, "--small", nobody, "--large", nobody, *more])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 1
+        return capsys.readouterr().err
+
+    assert "'careful' was calibrated on half of the problems that are measured here" in said()
+    assert "'careful' was calibrated on the very problems" in said("--half", "calibration")
+    assert "calibrated" not in said("--half", "report")
 
 
 def test_a_file_is_a_benchmark_of_its_own_and_a_name_may_have_its_data_elsewhere() -> None:
@@ -80,6 +160,19 @@ def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFi
     shown = capfdbinary.readouterr().out.decode()
     assert all(s.result.name in shown for s in standings)
     assert "\u2026" not in shown.partition("Brackets")[0]  # nothing is cut off, however narrow the terminal
+
+
+@pytest.mark.parametrize("name", ["math500", "gsm8k", "overhead", "coverage", "grading"])
+def test_what_is_run_by_its_name_tells_with_examples_how(name: str) -> None:
+    pytest.importorskip("scipy")
+    words = [sys.executable, "-m", f"stepspec.evals.{name}", "--help"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    usage, _, examples = run.stdout.partition("Examples:")
+    assert examples.count(f"python -m stepspec.evals.{name}") >= 3
+    assert ("benchmark" in usage.partition("\n\n")[0]) == (name == "grading")
+    for line in examples.splitlines():
+        flags = [word for word in line.split("#")[0].split() if word.startswith("--")]
+        assert [flag for flag in flags if flag not in usage] == []
 
 
 @pytest.mark.parametrize("name", ["math500", "gsm8k"])

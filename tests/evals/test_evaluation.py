@@ -16,6 +16,7 @@ from rich.console import Console
 
 from stepspec import Budget, Sampling, Solver
 from stepspec.evals import provenance
+from stepspec.evals.arms import LARGE, Arm
 from stepspec.evals.benchmarks import find
 from stepspec.evals.choosing import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
@@ -23,6 +24,7 @@ from stepspec.evals.plan import Plan
 from stepspec.evals.trial import Task
 from stepspec.evals.workers import Here, Post
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.events import Adapted
 from stepspec.orchestrator.trace import read, replay
 from stepspec.settings import Settings
 
@@ -50,7 +52,7 @@ async def solving() -> AsyncGenerator[tuple[Solver, FakeVllm]]:
 async def test_a_run_folder_says_what_was_measured_with_what_and_what_came_of_it(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     async with solving() as (solver, _):
-        standings = await evaluate(solver, evaluation(folder, traces=True), QUIET)
+        standings = await evaluate(solver, evaluation(folder, traces=True, remarks=("Beware.",)), QUIET)
     assert [s.result.name for s in standings] == [
         "large alone", "small alone", "specreason", "random like specreason", "oracle (bound)",
     ]  # fmt: skip
@@ -63,6 +65,7 @@ async def test_a_run_folder_says_what_was_measured_with_what_and_what_came_of_it
     assert [server["role"] for server in session["servers"]] == ["small", "large"]
     assert all(server["models"][0]["id"] == "fake" for server in session["servers"])
     assert session["prompts"] == provenance.prompt_hashes()
+    assert session["remarks"] == ["Beware."]
     assert {"date", "command", "commit", "python", "versions", "ended", "counters"} <= session.keys()
     lines = (folder / "samples.jsonl").read_bytes().splitlines()
     assert len(lines) == 1 + 4 * len(TASKS)
@@ -74,6 +77,7 @@ async def test_a_run_folder_says_what_was_measured_with_what_and_what_came_of_it
     chain = replay(moment.event for moment in read(folder / "traces" / "00000-specreason.jsonl"))
     assert chain.text.endswith(r"\boxed{2}")
     report = orjson.loads((folder / "summary.json").read_bytes())
+    assert report["note"].startswith("Beware. Brackets are ")
     assert [arm["result"]["name"] for arm in report["arms"]] == [s.result.name for s in standings]
 
 
@@ -112,7 +116,7 @@ async def test_a_server_that_goes_away_leaves_what_was_measured_and_the_next_ses
 
 
 async def test_wrong_options_fail_before_any_problem(tmp_path: Path) -> None:
-    plan = replace(evaluation(tmp_path).plan, arms=arms(["specreason:threshold=x"], ["large"], []))
+    plan = replace(evaluation(tmp_path).plan, arms=(LARGE, Arm("odd", "specreason", {"threshold": "x"})))
     async with solving() as (solver, large):
         asked = len(large.requests)
         with pytest.raises(ConfigurationError, match="threshold"):
@@ -170,6 +174,27 @@ def test_the_digest_tells_problems_and_answers_apart() -> None:
     }
     assert len(digests) == 3
     assert provenance.digest((replace(TASKS[0], name="other"), TASKS[1])) in digests
+
+
+def given(folder: Path) -> list[tuple[float | None, int, int]]:
+    """What the runs of the arm that adapts were given, as their traces tell."""
+    traces = [read(path) for path in sorted((folder / "traces").glob("*-adapt-*.jsonl"))]
+    told = [moment.event for trace in traces for moment in trace[1:2]]
+    return [(one.value, one.ahead, one.runs) for one in told if isinstance(one, Adapted)]
+
+
+async def test_what_an_arm_has_learnt_is_learnt_again_by_whoever_goes_on(tmp_path: Path) -> None:
+    """Those that go on are other solvers; the first problem of a session has nothing to do with who warmed up."""
+    tasks = tuple(replace(TASKS[0], name=str(number)) for number in range(4))
+    plan = replace(evaluation(tmp_path).plan, arms=arms(["specreason:adapt=0.2"], ["large"], []), tasks=tasks)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    async with solving() as (solver, _):
+        await evaluate(solver, evaluation(whole, plan=plan, traces=True), QUIET)
+    for limit, team in ((1, None), (2, None), (3, Others()), (4, None)):
+        async with solving() as (solver, _):
+            some = replace(plan, tasks=tasks[:limit])
+            await evaluate(solver, evaluation(cut, plan=some, traces=True), QUIET, team)
+    assert given(cut) == given(whole) == [(7.0, 2, runs) for runs in range(4)]
 
 
 class Others:

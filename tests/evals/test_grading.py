@@ -96,8 +96,30 @@ async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch:
         assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "ungraded"
 
 
-async def test_a_grader_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grading, "SCRIPT", (sys.executable, "-c", "raise SystemExit('broken')"))
+@pytest.mark.parametrize("said", ["'Warning: what is this?'", "3", "'x' * 200_000", "'{'"])
+async def test_a_grader_that_says_something_else_costs_one_sample(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = f"print('ready', flush=True); input(); print({said}, flush=True); input()"
+    monkeypatch.setattr(grading, "SCRIPT", (sys.executable, "-c", odd))
+    async with asyncio.timeout(DEADLINE), Graders(1) as graders:
+        assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "ungraded"
+        monkeypatch.setattr(grading, "SCRIPT", SCRIPT)
+        assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "right"
+
+
+@pytest.mark.parametrize("metric", ["number", "math"])
+async def test_a_number_without_an_end_costs_its_sample_at_most(metric: Metric) -> None:
+    async with asyncio.timeout(DEADLINE), Graders(1) as graders:
+        for answer in ("7" * 5000, f"1/{'3' * 5000}", f"0.{'1' * 5000}"):
+            assert await graders.grade(rf"\boxed{{{answer}}}", "7", metric) in ("wrong", "ungraded")
+            assert await graders.grade(rf"\boxed{{{answer}}}", answer, metric) == "right"
+        assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", metric) == "right"
+
+
+@pytest.mark.parametrize("script", [(sys.executable, "-c", "raise SystemExit('broken')"), ("/no/such/python",)])
+async def test_a_grader_that_does_not_start_is_an_error(
+    script: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grading, "SCRIPT", script)
     async with Graders(1) as graders:
         with pytest.raises(ConfigurationError, match="the grader does not start"):
             await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math")

@@ -8,7 +8,7 @@ import pytest
 
 from stepspec.evals.arrivals import Arrival, Watch, drifts
 from stepspec.evals.instant import InstantEngine
-from stepspec.evals.overhead import cost, serving
+from stepspec.evals.overhead import Cost, cost, serving, typical
 from stepspec.orchestrator.chain import Accept, Rollback, Step, Verdict
 from stepspec.orchestrator.events import Called, Committed, Drafted, Event, Judged, Repaired, Started
 from stepspec.orchestrator.service.visit import Visit
@@ -29,6 +29,13 @@ async def test_every_stream_of_the_clients_comes_to_its_end() -> None:
         measured = await cost(engine, base, concurrent=2, requests=6, steps=3)
     assert (measured.concurrent, measured.requests) == (2, 6)
     assert min(measured.library, measured.service, measured.alone, measured.waited) > 0
+
+
+def test_a_round_that_something_else_disturbed_moves_the_spread_and_not_the_figure() -> None:
+    rounds = [Cost(at, 8, 32, 0.25, 0.25 + added, 1.0, 2.0) for added in (0.25, 4.0, 0.125) for at in (1, 16)]
+    one, sixteen = typical(rounds)
+    assert (one.concurrent, one.rounds, one.added, one.least, one.most) == (1, 3, 0.25, 0.125, 4.0)
+    assert (sixteen.concurrent, sixteen.library, sixteen.service, sixteen.waited) == (16, 0.25, 0.5, 2.0)
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,19 @@ def test_the_large_model_solves_and_the_small_one_reads_every_problem() -> None:
     assert {line for line in pair.models["small"].log if line.endswith("done")} == {"small score 0 done"}
 
 
+def test_a_failure_is_raised_as_it_is() -> None:
+    """So that the command line can print it in one line."""
+
+    class Pair:
+        settings = settings.Settings()
+
+        def policy(self, name: str, options: object, *, budget: object) -> Policy:
+            raise ConfigurationError("no such server")
+
+    with pytest.raises(ConfigurationError, match="no such server"):
+        run(profile(cast("Solver", Pair()), ["One?", "Two?"]))
+
+
 def test_the_settings_are_accepted_by_solve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cues = tuple(Cue(text, 30, 1.0, 0.9, 1.0, 0.1) for text in ("Thus,", 'He said "so"', "\\frac", "naïve", "🙂"))
     file = tmp_path / "relay.toml"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from stepspec import settings
 from stepspec.evals import calibration
 from stepspec.evals.arms import Task
-from stepspec.evals.benchmarks import find, own
+from stepspec.evals.benchmarks import find, load, own
 from stepspec.evals.calibrate import problems
 from stepspec.evals.calibrating import Calibrated
-from stepspec.evals.promise import Promise, half, knob
+from stepspec.evals.halves import half
+from stepspec.evals.promise import Promise, knob
 from stepspec.orchestrator.drift import Histogram
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies.knobs import KNOBS
@@ -62,9 +65,27 @@ def test_a_loss_that_no_sample_can_talk_away_is_called_that() -> None:
 
 
 def test_every_problem_has_its_half_for_good() -> None:
-    halves = [half(f"What is {n} + {n}?") for n in range(400)]
+    tasks = [Task(f"What is {n} + {n}?", str(2 * n)) for n in range(400)]
+    halves = [half(task) for task in tasks]
     assert 150 < halves.count("calibration") < 250
-    assert halves == [half(f"What is {n} + {n}?") for n in range(400)]
+    assert halves == [half(replace(task, problem=f"Think! {task.problem}", question=task.problem)) for task in tasks]
+
+
+def test_neither_the_seed_nor_the_template_moves_a_problem_to_the_other_half(tmp_path: Path) -> None:
+    wrong = {f"Incorrect Answer {at}": f"wrong {at}" for at in (1, 2, 3)}
+    rows = [{"Question": f"What is it, {n}?", "Correct Answer": "right", **wrong} for n in range(60)]
+    path = tmp_path / "gpqa.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+    def questions(seed: int, part: str, prompt: str | None) -> set[str]:
+        benchmark = replace(find("gpqa-diamond"), prompt=prompt)
+        return {task.question for task in load(benchmark, path, seed=seed) if half(task) == part}
+
+    calibrated = questions(0, "calibration", "eval.choice")
+    assert 10 < len(calibrated) < 50
+    for seed, prompt in ((0, "eval.choice"), (1, "eval.choice"), (0, None), (7, "eval.boxed")):
+        assert questions(seed, "calibration", prompt) == calibrated
+        assert not questions(seed, "report", prompt) & calibrated
 
 
 def test_only_the_calibration_half_of_a_file_is_used(tmp_path: Path) -> None:
@@ -72,7 +93,7 @@ def test_only_the_calibration_half_of_a_file_is_used(tmp_path: Path) -> None:
     path.write_text("".join(f'{{"problem": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))
     tasks = problems(own(path), path, seed=0, count=None)
     assert 0 < len(tasks) < 40
-    assert {half(task.problem) for task in tasks} == {"calibration"}
+    assert {half(task) for task in tasks} == {"calibration"}
     assert problems(own(path), path, seed=0, count=3) == tasks[:3]
 
 
@@ -87,6 +108,8 @@ def test_made_problems_are_others_than_those_reported_on() -> None:
 
 def test_what_is_turned_can_be_named() -> None:
     assert knob("specreason") == KNOBS["specreason"]
+    with pytest.raises(ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"):
+        knob("specreasn")
     assert knob("specreason", values=[8, 7]).values == (8, 7)
     assert knob("specreason", values=[8, 7]).compared
     assert knob("bild", "fallback", [0.9, 0.5]).option == "fallback"

@@ -15,16 +15,19 @@ from stepspec.evals.grading import Graders
 from stepspec.evals.plan import Plan, identity, trials
 from stepspec.evals.running import run
 from stepspec.evals.samples import Samples
+from stepspec.evals.taught import Taught
 from stepspec.evals.trial import Arm, Sample, Task
 from stepspec.evals.workers import Here, here
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
+from stepspec.settings import Settings
 
 from .scripted import Asked, ScriptedSolver, solution
 
 TASKS = tuple(Task(f"problem {number}", str(number), name=f"own/{number}") for number in range(4))
 ARMS = arms(["specreason", "bild:scale=step"], ["large", "small"], ["specreason"])
 CONTROL = ARMS[-1]
+SETTINGS = Settings.model_validate({"small": "http://small:1", "large": "http://large:1"})
 
 
 def plan(*competing: Arm, repeats: int = 1, concurrency: int = 1, tasks: tuple[Task, ...] = TASKS) -> Plan:
@@ -35,13 +38,25 @@ def right(asked: Asked) -> Solution:
     return solution(asked.problem.split()[-1])
 
 
+def learners(plan: Plan, samples: Samples, workers: int = 1) -> Taught:
+    return Taught(plan.arms, lambda arm: SETTINGS, samples.done, behind=plan.behind(workers))
+
+
 async def take(solver: ScriptedSolver, plan: Plan, path: Path, *, traces: Path | None = None) -> list[Sample]:
     """Take what the file at *path* does not have; return what is new."""
     new: list[Sample] = []
     async with Graders() as graders:
         with Samples(path, identity(plan)) as samples:
-            worker = Here(solver.solver, plan)
-            await run([lambda: nullcontext(worker)], plan, graders, samples, traces=traces, on_sample=new.append)
+            worker, taught = Here(solver.solver, plan), learners(plan, samples)
+            await run(
+                [lambda: nullcontext(worker)],
+                plan,
+                graders,
+                samples,
+                taught=taught,
+                traces=traces,
+                on_sample=new.append,
+            )
     return new
 
 

@@ -42,13 +42,81 @@ def test_a_line_that_was_cut_is_dropped_and_the_rest_kept(tmp_path: Path, lost: 
     assert set(Samples(path, ABOUT).done) == {(n, SMALL.name) for n in range(3)}
 
 
-def test_samples_of_something_else_are_not_taken(tmp_path: Path) -> None:
+def test_samples_of_something_else_are_neither_taken_nor_lost(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    early = Samples(path, {**ABOUT, "seed": 3})
+    keep(path)
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"another run \(other: seed\): choose .* --output, or .* --fresh"):
+        Samples(path, {**ABOUT, "seed": 2})
+    with pytest.raises(ConfigurationError, match=r"\(other: extra\)"):
+        Samples(path, {**ABOUT, "extra": 1})
+    with pytest.raises(ConfigurationError, match=r"\(other: seed\)"), early:  # before which it was begun
+        pass
+    assert path.read_bytes() == before
+    with pytest.raises(ConfigurationError, match=r"\(other: profile, seed\)"):
+        Journal(_written(tmp_path / "notes.txt", b"my notes\nmore\n"), ABOUT)
+    Samples(path, dict(reversed(ABOUT.items())))  # which says the same
+
+
+def test_they_are_forgotten_if_that_is_asked_for(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     keep(path)
-    assert Samples(path, {**ABOUT, "seed": 2}).done == {}
-    assert Samples(path, ABOUT, fresh=True).done == {}
-    path.write_bytes(b"notes")
-    assert Samples(path, ABOUT).done == {}
+    other = {**ABOUT, "seed": 2}
+    with Samples(path, other, fresh=True) as samples:
+        assert samples.done == {}
+        samples.add(0, sample(SMALL.name, 1.0))
+    assert set(Samples(path, other).done) == {(0, SMALL.name)}
+    with Samples(_written(tmp_path / "cut.jsonl", b'{"profile":"pa'), ABOUT) as samples:
+        assert samples.done == {}
+    assert Journal.about(tmp_path / "cut.jsonl") == ABOUT
+
+
+SPELT = (b'{"threshold": 8.0, "seed": 1}', b'{"seed":1,"threshold":8}', b'{"seed":1.0,"threshold":8.00}')
+
+
+@pytest.mark.parametrize("head", SPELT)
+def test_a_head_that_says_the_same_in_other_letters_is_kept_with_all_its_samples(tmp_path: Path, head: bytes) -> None:
+    path, about = tmp_path / "samples.jsonl", {"threshold": 8, "seed": 1}
+    with Samples(path, about) as samples:
+        samples.add(0, sample(SMALL.name, 1.0))
+    _, *lines = path.read_bytes().splitlines(keepends=True)
+    before = b"".join((head + b"\n", *lines))
+    path.write_bytes(before)
+    with Samples(path, about) as samples:
+        assert set(samples.done) == {(0, SMALL.name)}
+        samples.add(1, sample(SMALL.name, 2.0))
+    assert path.read_bytes().startswith(before)
+    assert set(Samples(path, about).done) == {(0, SMALL.name), (1, SMALL.name)}
+
+
+def test_what_is_no_beginning_of_ours_is_never_cut_away(tmp_path: Path) -> None:
+    """Not even where it has no whole line; and a file that was begun since by somebody else is looked at again."""
+    for content in (b"my notes", b'{"profile":"fast"', b"\0" * 40):
+        path = _written(tmp_path / "notes.txt", content)
+        with pytest.raises(ConfigurationError, match=r"notes\.txt holds another run.*--fresh"):
+            Journal(path, ABOUT)
+        assert path.read_bytes() == content
+    early = Journal(tmp_path / "empty.jsonl", ABOUT)
+    _written(early.path, b"my notes")
+    with pytest.raises(ConfigurationError, match="another run"), early:
+        pass
+    assert early.path.read_bytes() == b"my notes"
+    with Journal(early.path, ABOUT, fresh=True):
+        pass
+    assert Journal.about(early.path) == ABOUT
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    file = _written(tmp_path / "run", b"")
+    for path in (tmp_path, file / "samples.jsonl"):
+        with pytest.raises(ConfigurationError, match=r"cannot be written .*--output"), Samples(path, ABOUT):
+            pass
+
+
+def _written(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
 
 
 def test_what_is_on_disk_is_never_taken_away_by_going_on(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from stepspec.evals.plan import Plan, Trial, identity
 from stepspec.evals.running import run
 from stepspec.evals.samples import Samples
 from stepspec.evals.trial import Solved
-from stepspec.evals.workers import Here, WorkerLost
+from stepspec.evals.workers import Here, Post, WorkerLost
 from stepspec.orchestrator.errors import WorkersLost
 
 from .scripted import Asked, ScriptedSolver, solution
-from .test_running import ARMS, CONTROL, TASKS, kept, plan, right, take
+from .test_running import ARMS, CONTROL, TASKS, kept, learners, plan, right, take
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Mortal:
 async def share(posts: list[Hired], plan: Plan, path: Path) -> None:
     async with Graders() as graders:
         with Samples(path, identity(plan)) as samples:
-            await run(posts, plan, graders, samples)
+            await run(posts, plan, graders, samples, taught=learners(plan, samples, len(posts)))
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -126,5 +126,6 @@ async def test_a_post_that_nobody_comes_to_keeps_nobody_from_going_on_or_ending(
     wanted = plan(LARGE)
     async with Graders() as graders:
         with Samples(tmp_path / "samples.jsonl", identity(wanted)) as samples:
-            await run([empty, Hired(ScriptedSolver(right), wanted, {})], wanted, graders, samples)
+            posts: list[Post] = [empty, Hired(ScriptedSolver(right), wanted, {})]
+            await run(posts, wanted, graders, samples, taught=learners(wanted, samples))
     assert len(kept(tmp_path / "samples.jsonl", wanted)) == len(TASKS)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
@@ -82,6 +83,14 @@ def test_an_unfinished_run_says_so_and_counts_what_is_complete(tmp_path: Path) -
     assert any(remark.startswith("Unfinished: 3 of 4 problems") for remark in found.remarks)
     with pytest.raises(ConfigurationError, match="no problem was solved by all arms yet"):
         told(tmp_path / "none", done={})
+
+
+def test_what_the_evaluation_said_beside_its_figures_is_said_once(tmp_path: Path) -> None:
+    path = folder(tmp_path / "a") / "run.json"
+    record = orjson.loads(path.read_bytes())
+    record["sessions"] = [{**record["sessions"][0], "remarks": ["Beware."]}] * 2
+    path.write_bytes(orjson.dumps(record))
+    assert section(merge([read(path.parent)])[0], Prices()).remarks == ["Beware."]
 
 
 def test_what_limits_the_figures_is_said(tmp_path: Path) -> None:

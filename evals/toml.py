@@ -1,0 +1,41 @@
+"""Values as TOML, which the standard library only reads."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def document(values: Mapping[str, Any]) -> str:
+    """
+    Write *values*, those that are mappings as tables; a dot in a table's name puts it into another one.
+
+    What is None, for which TOML has no word, is left out.
+    """
+    plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
+    tables: dict[str, Mapping[str, Any]] = {key: value for key, value in values.items() if key not in plain}
+    return _lines(plain) + "".join(f"\n[{name}]\n{_lines(table)}" for name, table in tables.items())
+
+
+def _lines(table: Mapping[str, Any]) -> str:
+    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items() if value is not None)
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _value(key)
+
+
+def _value(value: Any) -> str:
+    """Write *value* in one line, as JSON does, but for what is a mapping or no finite number."""
+    if isinstance(value, Mapping):
+        pairs = cast("Mapping[str, Any]", value).items()
+        return f"{{{', '.join(f'{_key(key)} = {_value(each)}' for key, each in pairs if each is not None)}}}"
+    if isinstance(value, float):
+        return repr(float(value))
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_value(each) for each in cast('list[Any]', value) if each is not None)}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

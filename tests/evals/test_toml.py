@@ -1,0 +1,36 @@
+"""What is written as TOML is read back as it was."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from typing import Any
+
+import pytest
+
+from stepspec.evals.toml import document
+
+VALUES: dict[str, Any] = {
+    "text": 'a "b" \\ \n\t\x7f ü 🙂',
+    "truth": True,
+    "whole": 10**15,
+    "tiny": 1e-07,
+    "huge": math.inf,
+    "list": [1, 2.5, "x", [False]],
+    "empty": {},
+    "table": {"a b": 1, "inner": {"deep": {"x": []}}, "1.5": "quoted"},
+}
+
+
+def test_values_come_back() -> None:
+    assert tomllib.loads(document(VALUES)) == VALUES
+
+
+def test_a_dot_puts_a_table_into_another_and_none_is_left_out() -> None:
+    written = document({"told": {"x": 1, "no": None}, "nothing": None, "told.more": {"y": [None, 2]}})
+    assert tomllib.loads(written) == {"told": {"x": 1, "more": {"y": [2]}}}
+
+
+@pytest.mark.parametrize("value", [math.nan])
+def test_what_is_no_number_stays_so(value: float) -> None:
+    assert math.isnan(tomllib.loads(document({"value": value}))["value"])
