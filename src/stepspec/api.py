@@ -9,22 +9,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-import orjson
-
-from . import policies
 from . import settings as configuration
+from .checking import LargeCheck, require_json
 from .learning import Learning, Learnings
 from .models import Models, check, connected
 from .orchestrator import trace
 from .orchestrator.budget import Budget
-from .orchestrator.chain import Accept, Chain, Message, Party, Role, Step, Verdict
+from .orchestrator.chain import Chain, Message, Party, Role, Step
 from .orchestrator.choices import Choices
-from .orchestrator.endpoints import Endpoint, ReplicatedModel, Sampling, VllmCritic
+from .orchestrator.endpoints import Endpoint, Sampling, VllmCritic
 from .orchestrator.endpoints.queue import polled
 from .orchestrator.endpoints.room import fitted
 from .orchestrator.endpoints.underneath import Underneath, Windows
 from .orchestrator.endpoints.wire import Format
-from .orchestrator.errors import ConfigurationError, MalformedReply
+from .orchestrator.errors import ConfigurationError
 from .orchestrator.events import Event, Observer, Started
 from .orchestrator.floor import Floor
 from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
@@ -33,7 +31,7 @@ from .orchestrator.load import Load
 from .orchestrator.lookahead import Ahead, confidence
 from .orchestrator.nesting import NestedPair, described, named, servers
 from .orchestrator.run import run
-from .orchestrator.shadow import Check, Shadowing, Shadows
+from .orchestrator.shadow import Shadowing, Shadows
 from .orchestrator.solution import Solution
 from .orchestrator.tasks import all_entered
 from .promise import PromiseWatch
@@ -73,13 +71,14 @@ class Solver:
         self._exit = AsyncExitStack()
         check(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
-        self.critic = VllmCritic(self.settings.critic) if self.settings.critic else None
+        self.critic = VllmCritic(settings.critic) if settings.critic else None
         self.load = Load()
-        self.promise = PromiseWatch(self.settings.calibration) if self.settings.calibration else None
-        self.shadows = Shadows(self.settings.shadow)
+        self.promise = PromiseWatch(settings.calibration) if settings.calibration else None
+        self.shadows = Shadows(settings.shadow)
         self.floor = Floor(confidence)
         self.underneath = Underneath(lambda: (*servers(self.small), *servers(self.large)))
-        self._learnings = Learnings(self.settings)
+        self._learnings = Learnings(settings)
+        self._check = LargeCheck(self.large, settings.sampling, self.shadows.observe, self.underneath.company)
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -150,7 +149,7 @@ class Solver:
         windows = Windows(self.underneath, clock)
         observers: list[Observer] = [
             recorder,
-            Shadowing(self.shadows, chain, partial(self._checking, learning), self.load),
+            Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.load),
             self.load.observe,
             *([self.floor.observe] if told.sure_bets else []),
             *([promise] if promise else []),
@@ -158,9 +157,9 @@ class Solver:
         ]
 
         def watch(event: Event) -> None:
-            for told in windows.before(event):
+            for each in windows.before(event):
                 for observer in observers:
-                    observer(told)
+                    observer(each)
 
         models = self._models(budget, sampling, watch, clock, format)
         watch(Started(chain.messages, told.policy, (*named(self.small), *self._names()[1:])))
@@ -183,7 +182,7 @@ class Solver:
                 stop=stop,
             )
             if format is not None and outcome.reason == "stop":
-                self._check_json(outcome.text)
+                require_json(outcome.text, self.large)
         finally:
             windows.end()
             models.leave()
@@ -226,44 +225,10 @@ class Solver:
             watches.append(GiveUp(budget.tokens - budget.for_answer))
         return AnyOf(tuple(watches)) if watches and self.thinks else None
 
-    async def _shadow(self, chain: Chain, step: Step) -> Verdict:
-        """Whether the large model would go on from *chain* as *step* does."""
-        large = self.large.model(self.settings.sampling, observe=self.shadows.observe)
-        try:
-            with self.underneath.company():
-                return await policies.LookaheadReasoning(large, large).verify(chain, step)
-        finally:
-            if isinstance(large, ReplicatedModel):
-                large.leave()
-
-    def _checking(self, learning: Learning | None, grade: float | None) -> Check:
-        """What shadows check a step of that *grade* with, so that *learning* hears of what they find."""
-        if learning is None or grade is None:
-            return self._shadow
-
-        async def check(chain: Chain, step: Step) -> Verdict:
-            verdict = await self._shadow(chain, step)
-            learning.adaptation.checked(grade, agreed=isinstance(verdict, Accept))
-            return verdict
-
-        return check
-
     @property
     def adaptation(self) -> Learning | None:
         """What is learnt about the settings' own policy; None if nothing is to be adapted."""
         return self._learnings.of(self.settings)
-
-    def _check_json(self, text: str) -> None:
-        """Raise `MalformedReply` if *text* is no JSON: some servers accept a format and ignore it."""
-        try:
-            orjson.loads(text)
-        except ValueError as exc:
-            raise MalformedReply(
-                f"it was asked for JSON and wrote {text[:80]!r}: serve it with structured outputs enabled",
-                role="large",
-                url=self.large.settings.url,
-                verb="write",
-            ) from exc
 
     @property
     def thinks(self) -> bool:

@@ -13,6 +13,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Judged
 from stepspec.orchestrator.serving import Served
+from stepspec.policies import METHODS
 
 from .conftest import Pair, running_requests
 
@@ -89,12 +90,24 @@ async def test_budgets_hold_exactly_and_leave_room_for_an_answer(pair: Pair, bud
     assert solution.text
 
 
-async def test_the_small_model_of_another_vocabulary_drafts_as_well(pair: Pair, small_other: Pair) -> None:
-    tasks = fresh(8, 7)
+@pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.needs_critic])
+async def test_a_small_model_of_another_vocabulary_drafts_for_every_method(
+    pair: Pair, small_other: Pair, policy: str
+) -> None:
+    tasks = fresh(4, 7)[2:]  # one that it solves by itself, and one that it does not
+    options = {"cues": ["On Monday", "Alternatively,", "Let me check:"]} if policy == "relay" else {}
     async with Solver(small_other.small.base_url, pair.large.base_url, sampling=GREEDY) as solving:
-        solutions = [await solving.solve(task.problem) for task in tasks]
-    assert sum(s.answer == t.answer for s, t in zip(solutions, tasks, strict=True)) >= 6
-    assert any(step.author == "small" and step.fate == "kept" for s in solutions for step in s.steps)
+        assert solving.small.vocabulary != solving.large.vocabulary
+        solutions = await asyncio.gather(
+            *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)
+        )
+    right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+    assert right == [True, policy not in ("small", "glimpse")]  # these two have nobody read what it wrote
+    for solution in solutions:
+        kept = [step for step in solution.steps if step.fate == "kept"]
+        assert solution.finish_reason == "stop"
+        assert "".join(step.text for step in kept) == solution.thinking
+        assert policy == "large" or any(step.author == "small" for step in kept)
 
 
 async def test_bad_endpoints_are_named(pair: Pair) -> None:
