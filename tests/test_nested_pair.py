@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, NestedPair, Sampling, Solver, settings
+from stepspec import Endpoint, NestedPair, Sampling, Solver, display, settings
+from stepspec.orchestrator import Ledger, trace
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours, servers
@@ -20,6 +21,7 @@ from .orchestrator.endpoints.server import Break, FakeVllm
 
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PROBLEM = "What is 1 + 1?"
+RECORDED = Path(__file__).parent / "orchestrator/service/page/traces/nested.jsonl"
 FILE = """
 large = "http://large:1"
 
@@ -199,4 +201,12 @@ async def test_every_server_is_known_by_the_path_of_its_model() -> None:
         ("small.small", tiny.url),
         ("small.large", small.url),
         ("large", large.url),
+    ]
+
+
+def test_the_terminal_tells_what_each_model_within_did() -> None:
+    events = [moment.event for moment in trace.read(RECORDED)]
+    assert [each.plain for each in display.within(Ledger.of(events))] == [
+        "small.large: 2 tokens kept, 2 discarded",
+        "small.small: 36 tokens kept, 32 discarded, 2 of 4 drafts stood",
     ]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 from rich.console import Console
 from rich.text import Text
 
 from .orchestrator.events import Degraded, Event, Moved
-from .orchestrator.ledger import Speculation
+from .orchestrator.ledger import Ledger, Speculation
 from .orchestrator.solution import Solution, SolvedStep, solved_steps
 from .orchestrator.trace import Moment
 
@@ -54,6 +55,14 @@ def summary(solution: Solution) -> Text:
         f"{wasted} tokens discarded, finish reason: {solution.finish_reason}",
         style="dim",
     )
+
+
+def within(ledger: Ledger) -> Iterator[Text]:
+    """What the models within a nested pair did, in a line each, and how many of their drafts stood there."""
+    sifted = {f"{path}.small": f", {stood} of {judged} drafts stood" for path, judged, stood in ledger.sifted}
+    for one in ledger.nested:
+        drafts = sifted.get(one.path, "")
+        yield Text(f"{one.path}: {one.kept} tokens kept, {one.discarded} discarded{drafts}", style="dim")
 
 
 def underneath(speculation: Speculation) -> Text:

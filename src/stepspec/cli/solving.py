@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from ..api import Solver
-from ..display import Narrator, summary, underneath
+from ..display import Narrator, summary, underneath, within
 from ..orchestrator.endpoints import ReplicatedEndpoint
 from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.events import Event, Observer
@@ -123,6 +123,8 @@ def _ignore(event: Event) -> None:
 
 def _print_solution(solution: Solution) -> None:
     stderr.print(summary(solution))
+    for each in within(solution.ledger):
+        stderr.print(each, soft_wrap=True)
     for one in solution.ledger.speculation:
         stderr.print(underneath(one), soft_wrap=True)
     stdout.print(solution.answer, markup=False, highlight=False, soft_wrap=True)
