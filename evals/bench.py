@@ -40,6 +40,7 @@ OTHERS = (
     Arm("SpecReason, sure bets", "specreason", sure_bets=True),
     Arm("SpecReason, adapted", "specreason", adapt=0.05),
     Arm("choose", "choose"),
+    THREE,
     Arm("random, p = 0.9", "random", {"p": 0.9}),
     Arm("speculative thinking", "speculative-thinking"),
     Arm("BiLD, tokens", "bild"),
@@ -50,7 +51,6 @@ OTHERS = (
     Arm("cascade", "cascade"),
     Arm("lookahead reasoning", "lookahead-reasoning"),
 )
-ARMS = (*BASELINES, *OTHERS)
 POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
 BEST_OF_LARGE, BEST_POINTS_LOST = 0.40, 0.01  # SpecReason and at least one other method
 SEED = 2026  # of the problems; none of them is trained on, whatever it is
@@ -58,13 +58,11 @@ FIGURES = Path("build/bench.json")
 EXAMPLES = """
 Examples:
 
-  python -m stepspec.evals.bench              # 200 problems: an hour
+  python -m stepspec.evals.bench              # every arm, 200 problems: an hour and a half
 
   python -m stepspec.evals.bench --baselines --problems 20 --markdown
 
   python -m stepspec.evals.bench --arm choose --arm "BiLD, tokens"
-
-  python -m stepspec.evals.bench --arm "three models"     # a third server
 
   python -m stepspec.evals.bench --stacked --problems 50
 
@@ -117,7 +115,7 @@ def main(
     profile: Annotated[str, typer.Option(help="How the models' passes are paced.")] = "paced",
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="Measure this arm besides the baselines; all unless given, but 'three models'."),
+        typer.Option(help="Measure this arm besides the baselines; all unless given."),
     ] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
     stacked: Annotated[
@@ -128,8 +126,8 @@ def main(
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Where to write the figures, the samples beside it; build/bench.json unless given, with -stacked or "
-            "-three-models in its name where those are measured."
+            help="Where to write the figures, the samples beside it; build/bench.json unless given, or "
+            "build/bench-stacked.json."
         ),
     ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown too.")] = False,
@@ -138,9 +136,9 @@ def main(
     if stacked and (arm or baselines):
         raise ConfigurationError("--stacked has arms of its own: leave --arm and --baselines out")
     arms = chosen(arm, baselines=baselines)
-    output = output or figures(arms, stacked=stacked)
+    output = output or (FIGURES.with_stem(f"{FIGURES.stem}-stacked") if stacked else FIGURES)
     said = note(arms, profile, stacked=stacked)
-    about = _about(arms, profile, stacked=stacked)
+    about = _about(profile, stacked=stacked)
     samples = Samples(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
     progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
     measuring: Coroutine[Any, Any, list[Result]] = (
@@ -173,21 +171,14 @@ def _compare(results: Sequence[Result], console: Console) -> None:
 
 
 def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
-    """The baselines and the arms called *names*; without names all that a pair can do, but for *baselines* alone."""
-    known = {arm.name: arm for arm in (*OTHERS, THREE)}
+    """The baselines and the arms called *names*; without names all there are, but for *baselines* alone."""
+    known = {arm.name: arm for arm in OTHERS}
     wrong = [name for name in names or () if name not in known]
     if wrong:
         listed, there = (", ".join(map(repr, names)) for names in (wrong, known))
         raise ConfigurationError(f"no such arm: {listed}; there are {there}")
     others = () if baselines else OTHERS if names is None else tuple(known[name] for name in dict.fromkeys(names))
     return *BASELINES, *others
-
-
-def figures(arms: Sequence[Arm], *, stacked: bool) -> Path:
-    """Where figures go unless told: what starts other servers than a pair has files of its own."""
-    if stacked:
-        return FIGURES.with_stem(f"{FIGURES.stem}-stacked")
-    return FIGURES.with_stem(f"{FIGURES.stem}-three-models") if THREE in arms else FIGURES
 
 
 def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
@@ -197,10 +188,9 @@ def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
     return f"{small_print(profile, 'tiny')} {NESTED_SMALL_PRINT}" if THREE in arms else small_print(profile)
 
 
-def _about(arms: Sequence[Arm], profile: str, *, stacked: bool) -> dict[str, Any]:
-    """What has to be the same for samples to belong together."""
-    models = ("large", "small", "tiny") if THREE in arms else ("large", "small")
-    about = {"profile": profile, "seed": SEED, "models": weights(*models)}
+def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
+    """What has to be the same for samples to belong together; which arms there are is not."""
+    about = {"profile": profile, "seed": SEED, "models": weights("large", "small", "tiny")}
     return {**about, "stacked": stacking.described()} if stacked else about
 
 

@@ -29,7 +29,6 @@ from .test_nested import Silent
 from .test_running import SETTINGS
 
 FIGURES = Path("build/bench.json")
-THREES = Path("build/bench-three-models.json")
 STACKED = Path("build/bench-stacked.json")
 
 
@@ -102,43 +101,40 @@ def test_what_a_pair_does_is_measured_once(servers: Servers) -> None:
     assert {arm["n"] for arm in orjson.loads(FIGURES.read_bytes())} == {2}
 
 
-def test_three_models_have_files_of_their_own_and_nothing_else_is_lost(servers: Servers) -> None:
-    measured("choose")
+def test_stacked_arms_have_files_of_their_own_and_nothing_else_is_lost(servers: Servers) -> None:
+    measured("choose", THREE.name)
     before = FIGURES.read_bytes(), samples(FIGURES).read_bytes()
-    measured(THREE.name)
     measured(stacked=True, baselines=False)
     assert (FIGURES.read_bytes(), samples(FIGURES).read_bytes()) == before
-    assert samples(THREES).is_file()
     assert samples(STACKED).is_file()
 
 
 def test_what_is_printed_beside_the_figures_stands_in_their_file(
     servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    printed = dict[Path, str]()
-    ways: dict[Path, Callable[[], None]] = {
-        FIGURES: measured,
-        THREES: partial(measured, THREE.name),
-        STACKED: partial(measured, stacked=True, baselines=False),
-    }
-    for path, way in ways.items():
+    told = list[str]()
+    ways: list[tuple[Path, Callable[[], None]]] = [
+        (FIGURES, measured),
+        (FIGURES, partial(measured, THREE.name)),
+        (STACKED, partial(measured, stacked=True, baselines=False)),
+    ]
+    for path, way in ways:
         way()
-        printed[path] = " ".join(capsys.readouterr().out.split())
-    for path, text in printed.items():
-        (note,) = notes(path)
-        assert note in text
-        assert str(path) in text
-    assert notes(FIGURES) == {small_print("paced")}
-    assert nested.SMALL_PRINT in notes(THREES).pop()
-    assert "tiny" in notes(THREES).pop()
-    assert stacked.SMALL_PRINT in notes(STACKED).pop()
+        printed = " ".join(capsys.readouterr().out.split())
+        told += notes(path)
+        assert told[-1] in printed
+        assert str(path) in printed
+    pair, three, underneath = told
+    assert pair == small_print("paced")
+    assert nested.SMALL_PRINT in three
+    assert "tiny" in three
+    assert stacked.SMALL_PRINT in underneath
 
 
 @pytest.mark.parametrize(
     ("others", "said"),
     [
         ({"profile": "slow"}, r"bench\.samples\.jsonl holds another run \(other: profile\): .*--output, .*--fresh"),
-        ({"arm": THREE.name, "output": FIGURES}, r"holds another run \(other: models\)"),
         ({"stacked": True, "baselines": False, "output": FIGURES}, r"holds another run \(other: stacked\)"),
     ],
 )
@@ -147,9 +143,8 @@ def test_samples_of_something_else_are_kept_and_no_server_is_started(
 ) -> None:
     measured()
     before = samples(FIGURES).read_bytes()
-    arm = [others.pop("arm")] if "arm" in others else []
     with pytest.raises(ConfigurationError, match=said):
-        measured(*arm, **others)
+        measured(**others)
     assert samples(FIGURES).read_bytes() == before
     assert len(servers.warmed) == 1
 
@@ -196,7 +191,7 @@ def test_as_a_module_it_helps_and_fails_in_words(word: str) -> None:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if word == "--help":
         assert ran.returncode == 0
-        assert '  python -m stepspec.evals.bench --arm "three models"' in ran.stdout
+        assert '  python -m stepspec.evals.bench --arm choose --arm "BiLD, tokens"' in ran.stdout
         return
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.startswith("error: no such arm: 'nothing'; there are 'SpecReason, hedged', ")
