@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test check bench mutate lock clean
+.PHONY: help install browser demo test check coverage bench mutate lock clean
 
 PYTHON ?= python3
 RUN := .venv/bin
@@ -7,6 +7,10 @@ RUN := .venv/bin
 STAMP := .venv/.installed-$(shell cat requirements/*.txt pyproject.toml | cksum | cut -d' ' -f1)
 PIP := $(RUN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install -qq --no-deps
+# The core: the loop and what it is made of, but neither HTTP nor servers, which `make test` tries for real.
+CORE := policies/*,orchestrator/*.py,orchestrator/nesting/*
+UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orchestrator/nesting \
+  $(addprefix tests/test_,solver.py learning.py nested_pair.py)
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 help: ## show this list
@@ -31,6 +35,10 @@ check: $(STAMP) ## format, lint, types, layers, spelling
 	$(RUN)/pyright
 	$(RUN)/lint-imports
 	$(RUN)/codespell
+
+coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit test runs, by branch: 5% at most
+	$(RUN)/pytest -m "not servers" $(UNITS) --cov --cov-report=
+	$(RUN)/coverage report --include="$(CORE)" --show-missing --skip-covered --precision=1 --fail-under=95
 
 bench: $(STAMP) ## the table in the README, measured again
 	$(RUN)/python -m stepspec.evals.bench

@@ -7,6 +7,7 @@ Most of a mutant's time is imports otherwise. Started by ``tests/mutate.py`` in 
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import time
@@ -20,6 +21,7 @@ import openai
 import orjson
 import pydantic_settings
 import pytest
+import pytest_asyncio.plugin
 import rich.progress
 import tenacity
 import typer
@@ -30,16 +32,25 @@ work_db: Any = import_module("cosmic_ray.work_db")
 work_item: Any = import_module("cosmic_ray.work_item")
 
 PRELOADED = (aiohttp, hypothesis, openai, orjson, pydantic_settings, pytest, rich.progress, tenacity, typer)
-
+# The others, which every fork would load again, take longer than most tests.
+PLUGINS = ("-ppytest_timeout", f"-p{pytest_asyncio.plugin.__name__}")
+SURVIVED = work_item.TestOutcome.SURVIVED
+DEADLINE = 600.0  # seconds
+LIMIT = 45  # seconds of one core; no module's tests take half of it
 PRELOADED_WARNING = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis is there already
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", PRELOADED_WARNING)
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", PRELOADED_WARNING, *PLUGINS)
 
 
 def run_forked(tests: str, seconds: float) -> tuple[Any, str]:
-    """Run *tests* in a fork, which is killed after so many *seconds*: an endless loop is noticed, too."""
+    """
+    Run *tests* in a fork, which is killed after so many *seconds*.
+
+    An endless loop is noticed sooner, by the processor's time, which is the same however busy the machine is.
+    """
     child = os.fork()
     if child == 0:
         os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
@@ -49,7 +60,7 @@ def run_forked(tests: str, seconds: float) -> tuple[Any, str]:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
             passed = os.waitstatus_to_exitcode(status) == 0
-            return (work_item.TestOutcome.SURVIVED if passed else work_item.TestOutcome.KILLED), ""
+            return (SURVIVED if passed else work_item.TestOutcome.KILLED), ""
         time.sleep(0.02)
     os.killpg(child, signal.SIGKILL)
     os.waitpid(child, 0)
@@ -57,13 +68,14 @@ def run_forked(tests: str, seconds: float) -> tuple[Any, str]:
 
 
 def main(session: Path, tests: str) -> None:
-    outcome, _ = run_forked(tests, 600.0)
-    if outcome is not work_item.TestOutcome.SURVIVED:
+    outcome, _ = run_forked(tests, DEADLINE)
+    if outcome is not SURVIVED:
         sys.exit(f"the tests fail without any mutant: {tests}")
     mutating.run_tests = run_forked
     with work_db.use_db(session, work_db.WorkDB.Mode.open) as work:
-        for item in list(work.pending_work_items):
-            work.set_result(item.job_id, mutating.mutate_and_test(item.mutations, tests, 120.0))
+        survived = [item for item, result in work.completed_work_items if result.test_outcome == SURVIVED]
+        for item in [*work.pending_work_items, *survived]:
+            work.set_result(item.job_id, mutating.mutate_and_test(item.mutations, tests, DEADLINE))
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """
 Change the code in one small place at a time and see whether a test notices: ``make mutate``.
 
-Works in a copy below ``build/mutation``, where cosmic-ray is installed too, and goes on where it was interrupted. Every
-module is tried with the tests that are about it; the survivors are printed as patches, and each has to be explained in
-``docs/mutation.md``.
+Works in a copy below ``build/mutation``, made anew at every start, where cosmic-ray is installed too. Every module is
+tried with the tests that are about it, and goes on where it was interrupted; what survived is tried again, for a test
+may have come. A module that was edited, or is given other tests, begins anew. The survivors are printed as patches, and
+each has to be explained in ``docs/mutation.md``.
 """
 
 from __future__ import annotations
@@ -30,13 +31,26 @@ def about(name: str) -> str:
 POLICIES = {
     path.stem: (f"policies/{path.name}", about(path.stem)) for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
 }
+POLICIES["rivals"] = ("policies/rivals.py", "tests/policies/test_rivals.py tests/policies/test_choose.py")
+POLICIES["knobs"] = ("policies/knobs.py", "tests/policies/test_knobs.py")
 LOOP = " ".join(f"tests/orchestrator/test_{name}.py" for name in ("lookahead", "steps", "deadline", "kept_open", "run"))
+NESTED = " ".join(f"tests/orchestrator/nesting/test_{name}.py" for name in ("course", "nested", "promises"))
 CORE = {
     "budget": ("orchestrator/budget.py", "tests/orchestrator/test_budget.py tests/orchestrator/test_run.py"),
     "reason": ("orchestrator/reason.py", f"{LOOP} tests/orchestrator/test_reason.py"),
     "lookahead": ("orchestrator/lookahead.py", f"{LOOP} tests/orchestrator/test_reason.py"),
     "run": ("orchestrator/run.py", "tests/orchestrator/test_run.py tests/test_public_api.py"),
     "repetition": ("orchestrator/repetition.py", "tests/orchestrator/test_repetition.py"),
+    "chain": ("orchestrator/chain.py", "tests/orchestrator/test_chain.py"),
+    "floor": ("orchestrator/floor.py", "tests/orchestrator/test_floor.py"),
+    "hooks": ("orchestrator/hooks.py", "tests/orchestrator/test_hooks.py"),
+    "load": ("orchestrator/load.py", "tests/orchestrator/test_load.py"),
+    "course": ("orchestrator/nesting/course.py", NESTED),
+    "adaptation": (
+        "orchestrator/adaptation.py",
+        "tests/orchestrator/test_deciding.py tests/orchestrator/test_adaptation.py",
+    ),
+    "evidence": ("orchestrator/evidence.py", "tests/orchestrator/test_evidence.py"),
 }
 SESSIONS = {**POLICIES, **CORE}
 # The sign between two types of an annotation is the same operator, and no test can tell.
@@ -45,7 +59,7 @@ CONFIG = """
 module-path = "{module}"
 timeout = 120.0
 excluded-modules = []
-test-command = ""
+test-command = "{tests}"
 
 [cosmic-ray.distributor]
 name = "local"
@@ -56,15 +70,15 @@ exclude-operators = ["core/ReplaceBinaryOperator_BitOr_.*", "core/ReplaceBinaryO
 
 
 def prepare() -> None:
-    """Copy the working tree and install cosmic-ray, where that has not been done."""
+    """Install cosmic-ray, where that has not been done, and copy the working tree as it is now."""
     if not SITE.is_dir():
         command = (sys.executable, "-m", "pip", "install", "-q", "--target", str(SITE), "cosmic-ray>=8.4,<9")
         subprocess.run(command, check=True)
-    if not TREE.is_dir():
-        listed = subprocess.run(
-            ("git", "ls-files", "-co", "--exclude-standard"), cwd=ROOT, check=True, capture_output=True
-        )
-        for name in listed.stdout.decode().splitlines():
+    shutil.rmtree(TREE, ignore_errors=True)
+    listing = ("git", "ls-files", "-z", "-co", "--exclude-standard")
+    listed = subprocess.run(listing, cwd=ROOT, check=True, capture_output=True).stdout.decode()
+    for name in listed.split("\0"):
+        if os.path.lexists(ROOT / name) and name:
             (TREE / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, TREE / name, follow_symlinks=False)
 
@@ -75,20 +89,31 @@ def cosmic_ray(*arguments: str) -> str:
     return subprocess.run(command, cwd=TREE, env=environment, check=True, capture_output=True, text=True).stdout
 
 
+def begin(name: str) -> Path:
+    """Return the session of *name*: the one that was begun, if the module and the choice of its tests are the same."""
+    module, tests = SESSIONS[name]
+    session, config, kept, fresh = (WORK / f"{name}.{kind}" for kind in ("sqlite", "toml", "py", "fresh"))
+    wanted = (CONFIG.format(module=module, tests=tests), (TREE / module).read_text(encoding="utf-8"))
+    if session.is_file():
+        found = tuple(path.read_text(encoding="utf-8") if path.is_file() else "" for path in (config, kept))
+        if found == wanted:
+            return session
+        print(f"== {name}: begun anew, for {module} or the choice of its tests has changed", flush=True)
+        session.unlink()
+    fresh.unlink(missing_ok=True)
+    for path, text in zip((config, kept), wanted, strict=True):
+        path.write_text(text, encoding="utf-8")
+    cosmic_ray("cosmic_ray.cli", "init", str(config), str(fresh))
+    cosmic_ray("cosmic_ray.tools.filters.operators_filter", str(fresh), str(config))
+    return fresh.rename(session)
+
+
 def mutate(name: str) -> tuple[int, list[str]]:
     """Try every mutant of one session; return how many there were and the patches of those that survived."""
-    module, tests = SESSIONS[name]
-    config, session = WORK / f"{name}.toml", WORK / f"{name}.sqlite"
-    config.write_text(CONFIG.format(module=module), encoding="utf-8")
-    kept = WORK / f"{name}.py"
-    if session.is_file():
-        shutil.copy2(kept, TREE / module)  # An interrupted mutant is still in its place.
-    else:
-        shutil.copy2(TREE / module, kept)
-        cosmic_ray("cosmic_ray.cli", "init", str(config), str(session))
-        cosmic_ray("cosmic_ray.tools.filters.operators_filter", str(session), str(config))
+    session = begin(name)
     environment = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
-    command = (sys.executable, str(ROOT / "tests" / "forked.py"), str(session), tests)
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    command = (sys.executable, str(ROOT / "tests" / "forked.py"), str(session), SESSIONS[name][1])
     subprocess.run(command, cwd=TREE, env=environment, check=True)
     with sqlite3.connect(session) as results:
         tried = results.execute(

@@ -83,7 +83,7 @@ def test_flags_that_cannot_be_are_named(flags: dict[str, Any], complaint: str) -
         "calibrate arithmetic --values 9,nan",
         "calibrate arithmetic --max-loss nan",
         "calibrate arithmetic --policy bild --option scale --values 1",
-        "calibrate arithmetic --policy specreason --option threshhold --values 1",
+        "calibrate arithmetic --policy specreason --option thresholds --values 1",
         "calibrate arithmetic --output .",
         "profile --output .",
     ],

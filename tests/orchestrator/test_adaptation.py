@@ -250,14 +250,6 @@ def test_what_knows_too_little_stays_where_it_is() -> None:
     assert told == Adapted("threshold", 7, 0, 1)
 
 
-def test_what_is_frozen_stays_too() -> None:
-    adapting = adaptation(9, 0)
-    adapting.frozen = True
-    adapting.checked(8.0, agreed=False)
-    assert set(taught(adapting, *[[8.9] * 30] * 9)) == {Choice(9, 0)}
-    assert adapting.begin() == Adapted("", 9, 0, 0)
-
-
 def test_where_no_threshold_keeps_the_limit_nothing_is_accepted_and_it_says_so() -> None:
     adapting = adaptation(7.5, limit=0.05)
     choices = taught(adapting, *[[8.0] * 30] * 6)
@@ -323,6 +315,8 @@ def test_without_thresholds_the_depth_alone_moves() -> None:
     [
         (0.0, 2, 7, GRID, "a limit between 0 and 1"),
         (1.0, 2, 7, GRID, "a limit between 0 and 1"),
+        (-0.5, 2, 7, GRID, "a limit between 0 and 1"),
+        (1.5, 2, 7, GRID, "a limit between 0 and 1"),
         (0.1, -1, 7, GRID, "and a depth"),
         (0.1, 2, 7, GRID[::-1], "strictest to the loosest"),
         (0.1, 2, 7.2, GRID, "7.2 is not among"),

@@ -1,12 +1,14 @@
 """Chains are values: growing one makes another, and cutting a step keeps its tokens true."""
 
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, fields, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Chain, Message, Step, Token
+from stepspec.orchestrator import Accept, Chain, Message, Rival, Rollback, Step, Token
+from stepspec.orchestrator.chain import beginning
 
 from .arms import BOUNDED
 
@@ -32,6 +34,18 @@ def test_growing_a_chain_leaves_the_old_one_as_it_was() -> None:
     assert (longer.text, longer.tokens) == ("So.\n\nYes.\n\n", 4)
     with pytest.raises(FrozenInstanceError):
         longer.steps = ()  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Message("user", "Why?"), Token("So"), step("So"), Chain.of("Why?"), Rival(step("So")), Accept(), Rollback()],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_talked_about_is_a_value_which_nobody_writes_to(value: Any) -> None:
+    assert hash(replace(value)) == hash(value)
+    for part in fields(value):
+        with pytest.raises(FrozenInstanceError):
+            setattr(value, part.name, getattr(value, part.name))
 
 
 @pytest.mark.parametrize(
@@ -68,3 +82,34 @@ def test_the_tokens_of_a_cut_step_join_to_its_text(words: list[str], keep: int) 
 
 def test_a_step_without_tokens_is_cut_by_its_text() -> None:
     assert Step("So it is.", "large").cut(5) == Step("So it", "large", "length")
+
+
+def test_of_a_token_nothing_is_known_but_what_is_told() -> None:
+    assert Token("So") == Token("So", logprob=0.0, rank=0, id=-1, top=())
+
+
+def test_what_is_kept_of_steps_is_whole_ones_and_the_beginning_of_one() -> None:
+    one, two = step("So", " it"), step(" is", ".\n\n")
+    kept = {keep: beginning((one, two), keep) for keep in (-1, 0, 4, 5, 6, 11, 99)}
+    assert kept[-1] == kept[0] == ()
+    assert kept[4] == (one.cut(4),)
+    assert kept[5] == (one,)
+    assert kept[6] == (one, two.cut(1))
+    assert kept[11] == kept[99] == (one, two)
+
+
+def test_the_pieces_of_a_step_are_cut_with_it_and_tell_who_wrote_them() -> None:
+    tiny, inner = step("So", " it"), step(" is", ".\n\n")
+    piece = replace(inner, author="large", pieces=(inner,))
+    whole = replace(step("So", " it", " is", ".\n\n"), pieces=(tiny, piece))
+    assert list(tiny.leaves()) == [("small", tiny)]
+    assert list(whole.leaves()) == [("small.small", tiny), ("small.large.small", inner)]
+    assert whole.cut(7).pieces == (tiny, piece.cut(2))
+    assert [leaf.text for _, leaf in whole.cut(7).leaves()] == ["So it", " i"]
+
+
+def test_a_rival_without_a_reason_is_the_chosen_one() -> None:
+    one, other = Rival(step("One."), 8.0, "beaten"), Rival(step("Two."), 9.0)
+    assert Rollback(rivals=(one, other)).chosen is other
+    assert Rollback(rivals=(one,)).chosen is None
+    assert Rollback() == Rollback(keep=0)

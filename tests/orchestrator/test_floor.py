@@ -23,19 +23,6 @@ def judged(logprob: float, *, accepted: bool) -> Judged:
     return Judged(0, draft(logprob), Accept() if accepted else Rollback(reason="grade"))
 
 
-@pytest.mark.parametrize("wanted", [0.5, 0.8, 0.95])
-def test_of_the_drafts_above_the_floor_the_share_wanted_is_accepted(wanted: float) -> None:
-    """Where doubtful drafts are accepted less often, as (1 - doubt) to the fourth."""
-    rng, floor, bets = random.Random(1), Floor(confidence, wanted=wanted), list[bool]()
-    for place in range(20_000):
-        doubt = rng.random()
-        accepted = rng.random() < (1 - doubt) ** 4
-        if floor.carries(draft(-doubt)) and place > 2000:
-            bets.append(accepted)
-        floor.observe(judged(-doubt, accepted=accepted))
-    assert sum(bets) / len(bets) == pytest.approx(wanted, abs=0.03)
-
-
 def test_the_floor_moves_within_bounds_and_only_by_drafts_that_were_bet_on() -> None:
     floor = Floor(confidence)
     for _ in range(1000):
@@ -50,6 +37,21 @@ def test_the_floor_moves_within_bounds_and_only_by_drafts_that_were_bet_on() -> 
     assert floor.doubt == MOST
 
 
+def test_a_rejection_raises_it_by_a_step_and_an_acceptance_lowers_it_by_less() -> None:
+    """Four of five: what one rejection does, four acceptances undo."""
+    floor = Floor(confidence)
+    assert floor.doubt == 1.0
+    floor.observe(judged(-0.1, accepted=False))
+    assert floor.doubt == pytest.approx(1 / 1.1)
+    floor.observe(judged(-0.1, accepted=True))
+    assert floor.doubt == pytest.approx(1.1**-0.75)
+    before = floor.doubt
+    for verdict in (Accept(), Rollback()):
+        floor.observe(Judged(0, Step("So.\n\n", "large"), verdict))
+    floor.observe(judged(-2.0, accepted=True))
+    assert floor.doubt == before
+
+
 def test_the_floor_itself_is_sure_enough_and_so_is_what_nobody_doubts() -> None:
     floor = Floor(confidence, doubt=0.5)
     assert floor.carries(draft(-0.5))
@@ -59,7 +61,7 @@ def test_the_floor_itself_is_sure_enough_and_so_is_what_nobody_doubts() -> None:
     assert floor.carries(Step("So.\n\n", "small"))
 
 
-@pytest.mark.parametrize(("wanted", "step"), [(0.0, 1.1), (1.0, 1.1), (0.8, 1.0)])
+@pytest.mark.parametrize(("wanted", "step"), [(0.0, 1.1), (-0.5, 1.1), (1.0, 1.1), (1.5, 1.1), (0.8, 1.0), (0.8, 0.5)])
 def test_a_floor_that_could_not_move_is_refused(wanted: float, step: float) -> None:
     with pytest.raises(ConfigurationError, match="a floor needs"):
         Floor(confidence, wanted=wanted, step=step)
@@ -90,3 +92,16 @@ def test_the_chain_is_the_same_wherever_betting_stops(name: str, doubt: float) -
     floor = Floor(confidence, doubt=doubt)
     expected = run(plain.run(0))[0]
     assert run(careful.run(Ahead(lambda: 3, carries=floor.carries)))[0] == expected
+
+
+@pytest.mark.parametrize("wanted", [0.5, 0.8, 0.95])
+def test_of_the_drafts_above_the_floor_the_share_wanted_is_accepted(wanted: float) -> None:
+    """Where doubtful drafts are accepted less often, as (1 - doubt) to the fourth."""
+    rng, floor, bets = random.Random(1), Floor(confidence, wanted=wanted), list[bool]()
+    for place in range(20_000):
+        doubt = rng.random()
+        accepted = rng.random() < (1 - doubt) ** 4
+        if floor.carries(draft(-doubt)) and place > 2000:
+            bets.append(accepted)
+        floor.observe(judged(-doubt, accepted=accepted))
+    assert sum(bets) / len(bets) == pytest.approx(wanted, abs=0.03)

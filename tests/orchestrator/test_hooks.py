@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.chain import THINK_END, Role, Rollback, Stop, Token
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
-from stepspec.orchestrator.hooks import AnyOf, GiveUp, Halt, TrialAnswer, Watch, accepted, watching
+from stepspec.orchestrator.hooks import TRIAL, AnyOf, GiveUp, Halt, TrialAnswer, Watch, accepted, watching
 from stepspec.orchestrator.lookahead import Ahead, run_ahead
 from stepspec.policies import SpecReason
 
@@ -164,6 +165,25 @@ def test_a_trial_answer_that_is_sure_is_enough() -> None:
     assert run(told(TrialAnswer(trials("42", logprob=-0.06)), "Wait,", "Wait,"))[0] == [None, None]
 
 
+def test_what_is_asked_for_to_be_sure_is_sure_enough_and_the_box_itself_does_not_count() -> None:
+    model = trials("42")
+    model.logprob = lambda before, token: -9.0 if token in TRIAL else 0.0
+    assert run(told(TrialAnswer(model, sure=1.0), "Wait,"))[0] == ["enough"]
+
+
+def test_a_trial_of_which_no_token_is_told_is_not_sure() -> None:
+    class Silent(ScriptedModel):
+        async def write(self, chain: Chain, **wanted: Any) -> Step:
+            return replace(await super().write(chain, **wanted), tokens=())
+
+    silent = Silent("large", lambda said: "", answer="\n\n\\boxed{42}")
+    assert run(told(TrialAnswer(silent, sure=0.01), *("Wait,",) * 3))[0] == [None, None, "enough"]
+
+
+def test_a_trial_may_be_one_token_long() -> None:
+    assert run(told(TrialAnswer(trials("42"), limit=1), "Wait,"))[0] == [None]
+
+
 def test_the_same_trial_answer_again_and_again_is_enough() -> None:
     steps = ("Wait,",) * 6
     assert run(told(TrialAnswer(trials("1", "2", "2", "3", "3", "3")), *steps))[0] == [None] * 5 + ["enough"]
@@ -212,7 +232,9 @@ def test_trials_may_also_come_every_so_many_steps_but_never_within_a_paragraph()
     assert not model.log
 
 
-@pytest.mark.parametrize("wrong", [{"sure": 0.0}, {"sure": 1.1}, {"times": 1}, {"every": -1}, {"limit": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"sure": 0.0}, {"sure": -0.5}, {"sure": 1.1}, {"times": 1}, {"every": -1}, {"limit": 0}]
+)
 def test_impossible_trials_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigurationError, match="trial answers: "):
         TrialAnswer(trials("42"), **wrong)  # type: ignore[arg-type]
@@ -245,6 +267,7 @@ def test_the_accept_rate_is_read_off_the_chain(kinds: str, rate: float | None) -
         ("l" * 10, 1.0, None),
         ("so" * 3, 0.1, None),
         ("so" * 4, 0.1, "hopeless"),
+        ("so" * 5, 0.1, "hopeless"),
     ],
 )
 def test_hopeless_is_what_costs_a_lot_and_gets_nowhere_or_goes_round(

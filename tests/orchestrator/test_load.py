@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Chain, reason
-from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.events import Called, Degraded, Fate, Verb
 from stepspec.orchestrator.load import Load
 from stepspec.policies import SpecReason
@@ -20,7 +20,13 @@ from .arms import BOUNDED
 
 
 def called(
-    seconds: float, verb: Verb = "ask", fate: Fate = "done", *, role: Role = "large", prompt: int = 100, cached: int = 0
+    seconds: float,
+    verb: Verb = "ask",
+    fate: Fate = "done",
+    *,
+    role: Party = "large",
+    prompt: int = 100,
+    cached: int = 0,
 ) -> Called:
     first = seconds / 2 if verb == "write" else None
     return Called(role, verb, fate, 0.0, seconds, first, prompt, cached)
@@ -52,6 +58,16 @@ def test_in_between_nothing_changes() -> None:
     assert told(load, 2.5, times=40).share == 0.5
 
 
+def test_twice_as_long_as_the_best_is_quick_and_three_times_is_slow() -> None:
+    load = told(Load(share=0.5), 1.0)
+    assert told(load, 2.0, times=3).share == 0.5 + 1 / 8
+    assert told(load, 3.0, times=4).share == (0.5 + 1 / 8) / 2
+
+
+def test_a_request_that_took_no_time_tells_nothing() -> None:
+    assert told(Load(share=0.5), 0.0, times=8).share == 0.5
+
+
 def test_one_slow_request_among_others_is_no_load() -> None:
     load = told(Load(), 1.0, times=4)
     assert told(load, 1.0, 100.0, 1.0, 1.0, times=20).calm
@@ -69,10 +85,20 @@ def test_like_is_compared_with_like() -> None:
     for _ in range(4):
         load.observe(called(16.0 * 3, "write"))
     assert load.share == 0.5
+    for _ in range(4):
+        load.observe(called(3.0, prompt=3000, cached=2900))
+    assert load.share == 0.25
 
 
 @pytest.mark.parametrize(
-    "event", [called(99.0, fate="cancelled"), called(99.0, role="small"), Degraded("small", "gone")], ids=repr
+    "event",
+    [
+        called(99.0, fate="cancelled"),
+        called(99.0, role="small"),
+        called(99.0, role="critic"),
+        Degraded("small", "gone"),
+    ],
+    ids=repr,
 )
 def test_what_says_nothing_about_the_large_models_load_is_left_out(event: Called | Degraded) -> None:
     load = told(Load(), 1.0, times=4)
@@ -96,7 +122,8 @@ def test_the_best_is_forgotten_after_a_while() -> None:
 
 
 @pytest.mark.parametrize(
-    ("running", "waiting", "share"), [(0, 1, 1.0), (8, 2, 1.0), (8, 3, 0.5), (0, 2, 0.5), (100, 25, 1.0)]
+    ("running", "waiting", "share"),
+    [(0, 1, 1.0), (8, 2, 1.0), (8, 3, 0.5), (0, 2, 0.5), (100, 25, 1.0), (100, 26, 0.5)],
 )
 def test_a_queue_is_load(running: int, waiting: int, share: float) -> None:
     load = Load()

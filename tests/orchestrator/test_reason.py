@@ -7,16 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Budget, Chain, Ledger, Step
+from stepspec.orchestrator import Budget, Chain, Ledger, Step, reason
 from stepspec.orchestrator.answer import write_answer
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.events import Called, Committed, Drafted, Judged, Lost, Repaired, Started
+from stepspec.orchestrator.events import Called, Committed, Drafted, Event, Judged, Lost, Repaired, Started
+from stepspec.orchestrator.hooks import Halt
 from stepspec.orchestrator.lookahead import Ahead
 from stepspec.orchestrator.reason import End
 from stepspec.orchestrator.trace import replay
 
 from ..fakes import run
-from .arms import ARMS, BOUNDED, PROBLEM, Arm, arm, taste, working
+from .arms import ARMS, BOUNDED, PROBLEM, Arm, Keeping, arm, pair, taste, working
 
 SEEDS = st.integers(0, 10_000)
 AHEADS = st.builds(working, st.sampled_from([1, 2, 5]), hedge=st.sampled_from([0.0, 0.5, 1.0]))
@@ -150,3 +151,17 @@ def test_budgets_hold_exactly_with_room_for_the_answer(
     assert (end == "budget") == (not chain.finished and (chain.tokens == room or len(chain.steps) == steps))
     written, _ = run(write_answer(Budgeted(limited.large, budget.left), chain, limit=budget.for_answer))
     assert 1 <= len(written.tokens) <= budget.for_answer
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_a_watch_may_end_the_thinking_at_what_was_kept_of_a_draft(ahead: int) -> None:
+    small, large = pair()
+    large.logprob = lambda before, token: -2.0 if token == " one" else -0.1
+    events: list[Event] = []
+
+    async def enough(chain: Chain) -> Halt | None:
+        return "enough" if chain.steps else None
+
+    (chain, end), _ = run(reason(Keeping(small, large), PROBLEM, ahead=ahead, watch=enough, observe=events.append))
+    assert ([step.text for step in chain.steps], end) == (["The small"], "enough")
+    assert not [event for event in events if isinstance(event, Repaired)]

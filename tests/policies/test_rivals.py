@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Step, Token
+from stepspec.orchestrator import Accept, Rival, Rollback, Step, Token
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.policies.rivals import drawn, forks
+from stepspec.policies.rivals import decided, drawn, forks
 
 from ..orchestrator.arms import BOUNDED, PROBLEM
 
@@ -79,6 +79,12 @@ def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(temperatu
     found = forks(step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])), NEVER, 1)
     firsts = [drawn(found, temperature, seed, PROBLEM)[0].text for seed in range(1500)]
     assert firsts.count("a") / len(firsts) == pytest.approx(share, abs=0.05)
+
+
+def test_of_rivals_that_are_equal_one_stands() -> None:
+    rivals = [Rival(step(token("So")))] * 2
+    ruling = decided(Rollback(reason="grade"), rivals, [Accept(8.0)] * 2)
+    assert [rival.reason for rival in ruling.rivals] == ["", "beaten"]
 
 
 @given(draft=steps(), least=st.floats(-6, 0), places=st.integers(1, 7))

@@ -52,10 +52,10 @@ def test_a_drafter_is_paced_by_a_configuration_of_its_own(tmp_path: Path) -> Non
 
 def test_a_role_that_a_profile_forgot_is_refused_and_not_left_unpaced() -> None:
     with pytest.raises(
-        ConfigurationError, match="'slow' has no pace for 'smal'; it has: large, small, small-other, ti"
+        ConfigurationError, match="'slow' has no pace for 'smol'; it has: large, small, small-other, ti"
     ):
-        pace("slow", "smal")
-    assert pace("off", "smal") is None
+        pace("slow", "smol")
+    assert pace("off", "smol") is None
 
 
 def test_slow_is_three_times_as_long_for_every_model() -> None:

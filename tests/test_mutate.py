@@ -1,0 +1,83 @@
+"""What `make mutate` tries is the tree as it is now; what it knows of a module is kept until the module changes."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from . import mutate
+
+MODULE, TESTS = "policies/one.py", "tests/test_one.py"
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository with one module; cosmic-ray writes the mutants' names, if asked to begin."""
+    for name, text in {MODULE: "ONE = 1\n", TESTS: "", ".gitignore": "build\n"}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    subprocess.run(("git", "init", "-q"), cwd=tmp_path, check=True)
+
+    def cosmic_ray(command: str, *arguments: str) -> str:
+        if arguments[0] == "init":
+            Path(arguments[2]).write_text("not one tried")
+        return ""
+
+    work = tmp_path / "build" / "mutation"
+    places = {"ROOT": tmp_path, "WORK": work, "TREE": work / "tree", "SITE": work / "site"}
+    for name, value in {**places, "SESSIONS": {"one": (MODULE, TESTS)}, "cosmic_ray": cosmic_ray}.items():
+        monkeypatch.setattr(mutate, name, value)
+    places["SITE"].mkdir(parents=True)
+    mutate.prepare()
+    return tmp_path
+
+
+def test_the_copy_is_the_tree_as_it_is_now(root: Path) -> None:
+    (mutate.TREE / MODULE).write_text("ONE = 2\n")  # a mutant, whose run was interrupted
+    (root / "policies" / "two.py").write_text("TWO = 2\n")
+    (root / TESTS).unlink()
+    mutate.prepare()
+    assert sorted(str(path.relative_to(mutate.TREE)) for path in mutate.TREE.rglob("*.py")) == [
+        MODULE,
+        "policies/two.py",
+    ]
+    assert (mutate.TREE / MODULE).read_text() == "ONE = 1\n"
+
+
+def test_what_was_begun_is_gone_on_with_though_other_modules_change(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mutate.begin("one").write_text("half of them tried")
+    (root / "policies" / "two.py").write_text("TWO = 2\n")
+    (root / TESTS).write_text("# another one\n")
+    mutate.prepare()
+    assert mutate.begin("one").read_text() == "half of them tried"
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("edited", ["module", "tests", "never kept"])
+def test_a_module_that_was_edited_or_is_given_other_tests_begins_anew(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, edited: str
+) -> None:
+    mutate.begin("one").write_text("half of them tried")
+    match edited:
+        case "module":
+            (root / MODULE).write_text("ONE = 1  # at most\n")
+        case "tests":
+            monkeypatch.setattr(mutate, "SESSIONS", {"one": (MODULE, f"{TESTS} tests/test_two.py")})
+        case _:
+            (mutate.WORK / "one.py").unlink()
+    mutate.prepare()
+    assert mutate.begin("one").read_text() == "not one tried"
+    assert "one: begun anew" in capsys.readouterr().out
+    assert mutate.begin("one").read_text() == "not one tried"
+    assert not capsys.readouterr().out
+
+
+def test_every_module_that_is_tried_exists_and_so_do_its_tests() -> None:
+    top = Path(__file__).resolve().parents[1]
+    assert set(mutate.POLICIES) == {path.stem for path in (top / "policies").glob("[a-z]*.py")}
+    for module, tests in (*mutate.POLICIES.values(), *mutate.CORE.values()):
+        for name in (module, *tests.split()):
+            assert (top / name).is_file(), name
+        assert tests
