@@ -101,7 +101,7 @@ async def test_a_server_that_only_writes_is_no_critic(pair: Pair) -> None:
         await VllmCritic(CriticEndpoint(url=pair.small.base_url)).__aenter__()
 
 
-@pytest.mark.parametrize(("threshold", "authors"), [(0.0, {"small"}), (1.5, {"large"})])
+@pytest.mark.parametrize(("threshold", "authors"), [(0.0, {"small"}), (1.0, {"large"})])
 async def test_a_problem_is_solved_under_a_critics_eyes(
     pair: Pair, critics: Mapping[str, Served], threshold: float, authors: set[str]
 ) -> None:

@@ -162,7 +162,7 @@ async def test_a_suffix_scores_as_it_does_within_the_whole(pair: Pair, top: int)
             for one, other in zip(suffix, expected, strict=True):
                 assert one.logprob == pytest.approx(other.logprob, abs=1e-3)
                 assert [rival.id for rival in one.top] == [rival.id for rival in other.top]
-                assert [rival.text for rival in one.top] == [rival.text for rival in other.top]
+                assert {rival.text for rival in one.top} <= {""}  # looking them up would be a request for every step
             chain = chain.extend(Step(text, "small"))
     assert [event.verb for event in events] == ["score"] * len(events)
     assert len(events) <= 6 + 2  # Where the chain ends with a block of the cache, it is read in full.
