@@ -38,7 +38,7 @@ class Reflective:
     Logits are fused over the *top* tokens of both places, 20 at most. Log-probabilities do for logits, as a constant
     for each place cancels out. A token that one list lacks counts there as its last one, which is the most it can be:
     a match is a match in the whole vocabulary, however short the lists, while typical probabilities leave out the mass
-    beyond both. *top* is 3 for a match, which more hardly change while each costs the server time, and else 20, unless
+    beyond both. *top* is 2 for a match, which more hardly change while each costs the server time, and else 20, unless
     it is told. Raise `MissingCapability` for an endpoint that does not tell the top tokens.
     """
 
@@ -62,7 +62,7 @@ class Reflective:
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         bridge = f"{_break(draft)}{PROMPTS[self.prompt].text}{DELIMITER}{anchor(chain)}"
-        top = self.top or (3 if self.accept == "match" else 20)
+        top = self.top or (2 if self.accept == "match" else 20)
         first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
         keep, least = 0, 1.0
         for token, again in zip(first, second, strict=True):
