@@ -71,35 +71,27 @@ async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
     assert min(grades) < 3 < 7 < max(grades)
 
 
-async def test_the_ledger_tells_of_it_and_who_else_was_there(
+async def test_the_ledger_tells_of_it_and_whether_it_was_alone(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = fresh(12, 17)
-    async with speculated.solver() as solver, speculated.solver() as stranger:
+    async with speculated.solver() as solver:
         together = await asyncio.gather(*(solver.solve(task.problem, policy="large") for task in tasks))
         alone: list[Solution] = []
-        for task in tasks[:6]:
+        for task in tasks[:3]:
             await asyncio.sleep(2 * EVERY)  # so that the last look before it knows nothing of whoever was there
             alone.append(await solver.solve(task.problem, policy="large"))
-        await asyncio.sleep(2 * EVERY)
-        beside, *_ = await asyncio.gather(
-            *(
-                one.solve(task.problem, policy="large")
-                for one, task in zip([solver, *[stranger] * 11], tasks, strict=True)
-            )
-        )
-    crowded, quiet, strange = (
+    crowded, quiet = (
         [one for solution in solutions for one in solution.ledger.speculation if one.counted.drafted]
-        for solutions in (together, alone, [beside])
+        for solutions in (together, alone)
     )
     with capsys.disabled():
-        for one in (*crowded[:2], *quiet, *strange):
+        for one in (*crowded[:2], *quiet):
             print(f"\n{speculated.method}: {one}")
-    assert {one.name for one in (*crowded, *quiet, *strange)} <= DRAFTING[speculated.method]
-    assert all(one.counted.rate is not None and 0 < one.counted.rate <= 1 for one in quiet)
+    assert {one.name for one in (*crowded, *quiet)} <= DRAFTING[speculated.method]
+    assert all(one.counted.rate is not None and 0 <= one.counted.rate <= 1 for one in (*crowded, *quiet))
     assert {one.shared for one in crowded} == {True}
     assert {one.shared for one in quiet} == {False}
-    assert {one.shared for one in strange} <= {True}  # nobody may have looked while it ran
 
 
 @pytest.mark.parametrize("policy", JUDGING)

@@ -43,9 +43,9 @@ async def test_a_run_on_the_service_is_watched_to_its_end(opened: Open) -> None:
 async def test_options_reach_the_method(opened: Open) -> None:
     async with serving() as served:
         page = await opened(served.base)
-        await page.get_by_label("Method", exact=True).select_option("specreason")
+        await page.get_by_label("Method", exact=True).select_option("random")
         await page.get_by_text("Options of the method").click()
-        await page.get_by_label("threshold", exact=True).fill("9.5")
+        await page.get_by_label("p", exact=True).fill("0")
         await page.get_by_label("Ahead").fill("0")
         await page.get_by_label("Problem", exact=True).fill(PROBLEM)
         await page.keyboard.press("Control+Enter")
