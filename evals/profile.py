@@ -29,6 +29,7 @@ from ..api import Solver
 from ..orchestrator import Chain, Model, Token, reason
 from ..orchestrator.chain import THINK_END
 from ..orchestrator.errors import ConfigurationError
+from ..orchestrator.tasks import at_once
 from .arms import wilson
 from .testbed.problems import generate
 
@@ -185,12 +186,7 @@ async def profile(
         on_problem()
         return found
 
-    try:
-        async with asyncio.TaskGroup() as group:
-            reading = [group.create_task(one(problem)) for problem in problems]
-    except ExceptionGroup as failed:
-        raise failed.exceptions[0] from None
-    read = [sentence for task in reading for sentence in task.result()]
+    read = [sentence for found in await at_once(map(one, problems)) for sentence in found]
     return summarise(len(problems), read, find_cues(read, least=least))
 
 

@@ -15,6 +15,7 @@ from ..api import Solver
 from ..orchestrator.drift import grades
 from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.events import Event
+from ..orchestrator.toml import document
 from ..policies.knobs import KNOBS, Knob
 from ..settings import Settings
 from .arms import LARGE, Arm, Task
@@ -23,7 +24,6 @@ from .calibrating import Attempt, Calibrated, Tried
 from .calibration import needed
 from .grading import Graders
 from .plan import seed
-from .toml import document
 from .trial import solve_once
 
 SERVED = ("ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets")

@@ -13,7 +13,7 @@ from ..orchestrator.errors import ConfigurationError, StepspecError
 
 
 def script(command: Callable[..., None], examples: str | None = None) -> None:
-    """Run *command* with the words of the command line, *examples* in its help; print our own errors as one line."""
+    """Run *command* with the words of the command line, with *examples* in its help."""
     app = typer.Typer(
         add_completion=False,
         rich_markup_mode=None,
@@ -21,6 +21,11 @@ def script(command: Callable[..., None], examples: str | None = None) -> None:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.command(epilog=examples)(command)
+    run(app)
+
+
+def run(app: Callable[[], object]) -> None:
+    """Run *app*; print the project's own errors as one line, without a traceback."""
     try:
         app()
     except StepspecError as exc:

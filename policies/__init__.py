@@ -170,7 +170,7 @@ def options(name: str) -> Mapping[str, inspect.Parameter]:
 
 def make(name: str, small: Model, large: Model, *, critic: Critic | None = None, **chosen: Any) -> Policy:
     """Build the policy called *name*. Raise `ConfigurationError` for unknown names or options and for wrong values."""
-    method, checked = _find(name), check(name, chosen, has_critic=critic is not None)
+    method, checked = _find(name), _options(name, chosen, has_critic=critic is not None)
     return method.build(small, large, **({"critic": critic} if method.needs_critic else {}), **checked)
 
 
@@ -180,6 +180,14 @@ def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool = True) -> M
 
     Unless it *has_critic*, a policy that needs one is refused too.
     """
+    checked = _options(name, chosen, has_critic=has_critic)
+    nobody = dict.fromkeys(set(inspect.signature(_find(name).build).parameters) - set(options(name)))
+    _find(name).build(**nobody, **checked)  # It may refuse what its options are together.
+    return checked
+
+
+def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mapping[str, Any]:
+    """What `check` returns, as far as it can be told without building the policy."""
     method, known, kinds = _find(name), options(name), _kinds(name)
     for option in chosen:
         if option not in known:
@@ -193,8 +201,6 @@ def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool = True) -> M
             "critic='http://HOST:PORT/v1', set STEPSPEC_CRITIC, or write a [critic] table with its url into "
             "stepspec.toml"
         )
-    nobody = dict.fromkeys(set(inspect.signature(method.build).parameters) - set(known))
-    method.build(**nobody, **checked)  # It may refuse what its options are together.
     return checked
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 from ..endpoints.settings import Endpoint
+from ..toml import one_line
 from .pair import Pair, PairWithin, Started
 from .standing import Standing
 
 SMALL, LARGE = "small", "large"
 OWN = ("policy", "options", "ahead")  # what is set of a pair within
 TOLD_APART = {"role", "url", "replicas", "api_key"}
-BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def outline(pair: Pair, leaf: Callable[[str], Any]) -> dict[str, Any]:
@@ -33,7 +31,7 @@ def settings(pair: Pair, standing: Mapping[str, Standing]) -> dict[str, Any]:
 
 def as_toml(told: Mapping[str, Any]) -> str:
     """Write `settings` as a settings file, a line for each thing, which begins with its path."""
-    return "\n".join(f"{name} = {_value(value)}" for name, value in _lines(told))
+    return "\n".join(f"{name} = {one_line(value)}" for name, value in _lines(told))
 
 
 def _outlined(one: Endpoint | Started | PairWithin, path: str, leaf: Callable[[str], Any]) -> Any:
@@ -57,17 +55,3 @@ def _lines(told: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]
             yield from _lines(cast("dict[str, Any]", value), f"{path}{name}.")
         else:
             yield f"{path}{name}", value
-
-
-def _value(value: Any) -> str:
-    """Spell *value* as TOML does."""
-    if isinstance(value, dict):
-        pairs = cast("dict[str, Any]", value).items()
-        return f"{{ {', '.join(f'{_key(name)} = {_value(one)}' for name, one in pairs)} }}" if pairs else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_value, cast('list[Any]', value)))}]"
-    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False)
-
-
-def _key(name: str) -> str:
-    return name if BARE.fullmatch(name) else json.dumps(name, ensure_ascii=False)

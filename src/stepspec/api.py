@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+from . import policies
 from . import settings as configuration
 from .checking import LargeCheck, require_json
 from .learning import Learning, Learnings
@@ -138,7 +139,7 @@ class Solver:
         solution says so; raise an `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
         told, chain = self.settings.told(choices), Chain.of(problem)
-        check(told)
+        policies.check(told.policy, told.options, has_critic=self.critic is not None)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
         budget = await fitted(budget or told.budget.budget(), chain, (self.small, self.large))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from .orchestrator import trace
 from .orchestrator.adaptation import Adaptation, Choice
 from .orchestrator.errors import ConfigurationError
 from .orchestrator.events import Adapted, Started
+from .orchestrator.toml import document
 from .orchestrator.trace import Moment
 from .policies.knobs import KNOBS
 from .settings import Settings
@@ -58,10 +58,8 @@ class Learning:
 
     def toml(self) -> str:
         """The same as a settings file that `solve`, `serve` and `eval` accept."""
-        frozen = self.frozen()
-        options = "".join(f"{name} = {json.dumps(value)}\n" for name, value in frozen["options"].items())
-        head = f"# {self.said()}\npolicy = {json.dumps(self.policy)}\nahead = {frozen['ahead']}\n"
-        return f"{head}\n[options]\n{options}" if options else head
+        told = {name: value for name, value in self.frozen().items() if value != {}}
+        return f"# {self.said()}\n{document(told)}"
 
     def said(self) -> str:
         """What is behind it, in one sentence."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import sys
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from ..evals import calibrate as calibrating
 from ..evals import command as evaluating
 from ..evals.report import command as reporting
-from ..orchestrator.errors import ConfigurationError, StepspecError
+from ..evals.script import run
 from . import learning, listing, looking, running, serving, solving
-from .terminal import stderr, stdout
+from .terminal import stdout
 
 EXAMPLES = """
 Examples:
@@ -40,11 +38,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command; print the project's own errors as one line, without a traceback."""
-    try:
-        app()
-    except StepspecError as exc:
-        stderr.print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
-        sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+    run(app)
 
 
 def _version(wanted: bool) -> None:

@@ -19,7 +19,7 @@ from ..evals.testbed.progress import counting
 from ..evals.testbed.solving_pair import pair_solver
 from ..learning import from_traces
 from ..orchestrator.errors import ConfigurationError
-from .terminal import Json, LargeUrl, SmallUrl, option_of, print_json, stderr, stdout, wait
+from .terminal import Json, LargeUrl, SmallUrl, options_of, print_json, stderr, stdout, wait
 
 PROFILE_EXAMPLES = """
 Examples:
@@ -108,8 +108,7 @@ def adapt(
 
     The same traces in the same order lead to the same decisions as they did while they were recorded.
     """
-    options = dict(map(option_of, option)) if option else None
-    settings = configuration.load(policy=policy, options=options, ahead=ahead, adapt=share)
+    settings = configuration.load(policy=policy, options=options_of(option), ahead=ahead, adapt=share)
     policies.check(settings.policy, settings.options)
     learnt = from_traces(settings, traces).toml()
     if output is None:

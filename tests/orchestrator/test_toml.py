@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.toml import document
+from stepspec.orchestrator.toml import document
 
 VALUES: dict[str, Any] = {
     "text": 'a "b" \\ \n\t\x7f ü 🙂',

@@ -21,21 +21,22 @@ def document(values: Mapping[str, Any]) -> str:
     return _lines(plain) + "".join(f"\n[{name}]\n{_lines(table)}" for name, table in tables.items())
 
 
-def _lines(table: Mapping[str, Any]) -> str:
-    return "".join(f"{_key(key)} = {_value(value)}\n" for key, value in table.items() if value is not None)
-
-
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _value(key)
-
-
-def _value(value: Any) -> str:
+def one_line(value: Any) -> str:
     """Write *value* in one line, as JSON does, but for what is a mapping or no finite number."""
     if isinstance(value, Mapping):
-        pairs = cast("Mapping[str, Any]", value).items()
-        return f"{{{', '.join(f'{_key(key)} = {_value(each)}' for key, each in pairs if each is not None)}}}"
+        given = cast("Mapping[str, Any]", value).items()
+        pairs = ", ".join(f"{_key(key)} = {one_line(each)}" for key, each in given if each is not None)
+        return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, float):
         return repr(float(value))
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_value(each) for each in cast('list[Any]', value) if each is not None)}]"
+        return f"[{', '.join(one_line(each) for each in cast('list[Any]', value) if each is not None)}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _lines(table: Mapping[str, Any]) -> str:
+    return "".join(f"{_key(key)} = {one_line(value)}\n" for key, value in table.items() if value is not None)
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else one_line(key)
