@@ -17,6 +17,7 @@ from ..api import Solver
 from ..orchestrator.errors import ConfigurationError, StepspecError
 from ..orchestrator.nesting import described
 from . import provenance
+from .beforehand import possible
 from .benchmarks import Benchmark
 from .grading import Graders
 from .plan import Plan, identity, trials
@@ -80,7 +81,7 @@ async def evaluate(
     Raise `ConfigurationError` if the folder holds something else.
     """
     for arm in evaluation.plan.arms:
-        solver.policy(arm.policy, arm.options)  # Wrong values fail here, before any problem.
+        possible(arm, solver.settings)
     folder, about = evaluation.folder, orjson.loads(orjson.dumps(evaluation.about(solver)))
     with Samples(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
         record = await _begin(solver, evaluation, about, team, resumed=len(samples.done))
