@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
 from .made import made
 from .made_nested import drawn_nested, nested
 from .script import script
-from .test_spans import spans
+from .test_spans import fills_its_rows, spans
 
 DEEP = ("bild", "keeping")
 DRAWN = [
@@ -79,18 +77,7 @@ def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
         for outer, inner in DRAWN
         for seed, ahead in ((0, 0), (1, 2), (2, 2), (3, 3))
     ]
-    for text, lanes in zip(
-        traces, script("return given.map((text) => spans.lanesOf(seen(text)))", traces), strict=True
-    ):
-        shown = [span for lane in lanes for row in lane["rows"] for span in row]
-        assert len(shown) == text.count('"event":"Called"')
-        for span in shown:
-            edges = [span["started"], *(part["to"] for part in span["parts"])]
-            assert edges == sorted(edges)
-            assert [part["from"] for part in span["parts"]] == edges[:-1]
-            assert edges[-1] == pytest.approx(span["ended"], abs=2e-3)
-        for row in (row for lane in lanes for row in lane["rows"]):
-            assert all(later["started"] >= earlier["ended"] - 1e-5 for earlier, later in pairwise(row))
+    fills_its_rows(traces)
 
 
 @pytest.mark.parametrize(("outer", "inner"), DRAWN)

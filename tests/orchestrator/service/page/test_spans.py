@@ -38,8 +38,8 @@ def test_every_part_of_a_run_belongs_to_its_step() -> None:
     ]
 
 
-def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
-    traces = [drawn(name, seed, ahead).decode() for name, seed, ahead in product(ARMS, range(3), (0, 3))]
+def fills_its_rows(traces: list[str]) -> None:
+    """Assert that the lanes show every request once, in parts that fill it, and none over another."""
     for text, lanes in zip(
         traces, script("return given.map((text) => spans.lanesOf(seen(text)))", traces), strict=True
     ):
@@ -52,6 +52,11 @@ def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
             assert edges[-1] == pytest.approx(span["ended"], abs=2e-3)
         for row in (row for lane in lanes for row in lane["rows"]):
             assert all(later["started"] >= earlier["ended"] - 1e-5 for earlier, later in pairwise(row))
+
+
+def test_the_parts_of_a_request_fill_it_and_its_row_has_room() -> None:
+    traces = [drawn(name, seed, ahead).decode() for name, seed, ahead in product(ARMS, range(3), (0, 3))]
+    fills_its_rows(traces)
 
 
 def test_a_stream_that_was_kept_open_is_cut_at_its_drafts() -> None:
