@@ -30,6 +30,7 @@ from ..orchestrator import Chain, Model, Token, reason
 from ..orchestrator.chain import THINK_END
 from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.tasks import at_once
+from ..policies.relay import CLOSERS, WIDE_MARKS
 from .arms import wilson
 from .testbed.problems import generate
 
@@ -37,7 +38,8 @@ AT_ONCE = 8
 LEAST = 12  # sentences, below which a share says little
 WORDS = 3
 
-_SENTENCE = re.compile(r".+?(?:[.!?]+(?=\s|\Z)\n*|\n+|\Z)", re.DOTALL)
+_MARKS = rf"[.!?]+[{re.escape(CLOSERS)}]*(?=\s|\Z)|[{WIDE_MARKS}]+[{re.escape(CLOSERS)}]*"
+_SENTENCE = re.compile(rf".+?(?:(?:{_MARKS})\n*|\n+|\Z)", re.DOTALL)
 _WORD = re.compile(r"\s*[^\W\d_]+(?:['\u2019-][^\W\d_]+)*")
 
 

@@ -6,13 +6,13 @@ Song, Kim and Kim 2026, arXiv:2602.06454.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.chain import DELIMITER
 from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.interfaces import KEPT_OPEN
 
@@ -22,7 +22,10 @@ CUES = (
     "So,", "So ", "Therefore", "Thus", "Now", "Alternatively", " now", "Again,", "Similarly,", "Oh,", "Specifically,",
     " hence", " similarly",
 )  # fmt: skip
-SENTENCE_ENDS = (".", "!", "?")
+WIDE_MARKS = "\u3002\uff01\uff1f"  # the full stop, exclamation and question marks of Chinese and Japanese
+CLOSERS = ")]}\"'*_`$\u201d\u2019\u300d\u300f\uff09\u3011"  # what may follow a mark within the same token
+SENTENCE_END = re.compile(rf"[.!?{WIDE_MARKS}][{re.escape(CLOSERS)}]*[^\S\n]*\n?[^\S\n]*\Z")
+TAIL = 32  # characters at the end of a step that are looked at after every token
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,11 @@ class Relay:
     are those that its two pairs share. They are matched as they are spelt, within words too. As in the paper the small
     model writes the answer, unless *answers* says otherwise. The authors' code lets the large model write five tokens
     before it looks for a cue; here a sentence may begin with one. Cues are words: raise `ConfigurationError` for none.
+
+    A sentence ends at a full stop, an exclamation mark or a question mark, also at the full-width ones, and with the
+    whole token that holds the mark, with what else it holds: a bracket, a quotation mark, a line break. The authors'
+    stop strings cut such a token. As with theirs, the point of 3.14 and that of an abbreviation are full stops: the
+    large model goes on there.
     """
 
     small: Model
@@ -50,9 +58,9 @@ class Relay:
         return self.small if self.answers == "small" else self.large
 
     async def draft(self, chain: Chain) -> Step:
-        if self._cued(chain):
-            return await self.small.write(chain, until=ends_a_sentence)
         with _closing():
+            if self._cued(chain):
+                return await self.small.write(chain, until=ends_a_sentence)
             return await self.large.write(chain, stop=self.cues)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
@@ -67,13 +75,13 @@ class Relay:
 
 
 def ends_a_sentence(step: Step) -> bool:
-    """Whether the sentence is over, though not the paragraph: that one has a delimiter of its own."""
-    return step.text.endswith(SENTENCE_ENDS) and not step.text.endswith(DELIMITER)
+    """Whether the last token ends the sentence, though not the paragraph: that one has a delimiter of its own."""
+    return SENTENCE_END.search(step.text[-TAIL:]) is not None
 
 
 @contextmanager
 def _closing() -> Generator[None]:
-    """Leave no request open: after a cue the other model writes, and what this one wrote on would be thrown away."""
+    """Leave no request open: the other model writes next, and what this one wrote on would be thrown away."""
     token = KEPT_OPEN.set(None)
     try:
         yield
