@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
-from typing import Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .chain import DELIMITER, Chain, Role, Rollback, Step, Token, Verdict
 
@@ -89,6 +89,35 @@ class Policy(Protocol):
     async def verify(self, chain: Chain, draft: Step) -> Verdict: ...
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step: ...
+
+
+@runtime_checkable
+class Preparing(Policy, Protocol):
+    """A policy that compares every draft with a step of its own making, which needs only the chain before the draft."""
+
+    def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
+        """
+        Write what the draft of the next step is compared with; None if nothing is needed there.
+
+        It begins with the draft and, where the draft is rejected whole, is its repair.
+        """
+        ...
+
+    async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
+        """Compare *draft* with the *prepared* step; without one, prepare it now."""
+        ...
+
+
+def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
+    """What *policy* can begin together with the draft of the next step; None if there is nothing."""
+    return policy.prepare(chain) if isinstance(policy, Preparing) else None
+
+
+async def verify(policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None) -> Verdict:
+    """Ask *policy* for its verdict on *draft*, with what it *prepared*, if it did."""
+    if prepared is None or not isinstance(policy, Preparing):
+        return await policy.verify(chain, draft)
+    return await policy.verify(chain, draft, prepared)
 
 
 def foreseeable(policy: Policy) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .errors import EndpointUnavailable
 from .events import Drafted, Judged, Lost, Observer
-from .interfaces import KEPT_OPEN, Policy, foreseeable
+from .interfaces import KEPT_OPEN, Policy, foreseeable, prepare, verify
 from .repetition import obstacle
 from .tasks import to_the_end
 
@@ -26,9 +26,9 @@ class Ahead:
     How far to work ahead of what is committed.
 
     *depth* returns how many drafts may be made beyond the one to be committed next; 0 works on demand: one draft, then
-    its verdict. A repair is begun before the verdict (a hedge) where the draft's tokens had a mean probability of
-    *hedge* at most: 0 never, 1 always. *calm* says whether hedges are welcome at the moment. No bet is made beyond a
-    draft that does not *carry* one.
+    its verdict. What a policy can `prepare` for a verdict begins with the draft, whatever the depth. A repair is begun
+    before the verdict (a hedge) where the draft's tokens had a mean probability of *hedge* at most: 0 never, 1 always.
+    *calm* says whether hedges are welcome at the moment. No bet is made beyond a draft that does not *carry* one.
     """
 
     depth: Callable[[], int] = lambda: 0
@@ -131,10 +131,13 @@ class Lookahead:
         try:
             while not (chain.finished or self._spent(chain)):
                 await self._turn(len(chain.steps) - first, carried=carried)
-                draft = await self._policy.draft(chain)
                 index = len(chain.steps)
+                if (preparing := prepare(self._policy, chain)) is not None:
+                    self._hedged[index] = self._start(preparing)
+                draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
-                self._pending.put_nowait((index, draft, self._start(self._verify(index, chain, draft))))
+                verifying = self._verify(index, chain, draft, self._hedged.get(index))
+                self._pending.put_nowait((index, draft, self._start(verifying)))
                 chain, carried = chain.extend(draft), self._ahead.carries(draft)
             raise EOFError("nothing is left to draft: the chain is finished or its budget spent")
         except (Exception, asyncio.CancelledError) as exc:
@@ -149,20 +152,20 @@ class Lookahead:
             await self._wanted.wait()
             depth = self._ahead.depth()
 
-    async def _judge(self, chain: Chain, draft: Step) -> Verdict:
+    async def _judge(self, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
         """Ask the policy; a judge that fails for good approves of nothing."""
         try:
-            return await self._policy.verify(chain, draft)
+            return await verify(self._policy, chain, draft, prepared)
         except EndpointUnavailable as exc:
             if exc.verb == "write":
                 raise
             return Rollback(reason="no verdict")
 
-    async def _verify(self, index: int, chain: Chain, draft: Step) -> Verdict:
+    async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
         reason = obstacle(chain, draft)
-        if not reason and foreseeable(self._policy) and self._ahead.doubts(draft):
+        if not (reason or prepared) and foreseeable(self._policy) and self._ahead.doubts(draft):
             self._hedged[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")))
-        verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft)
+        verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
         if isinstance(verdict, Accept) and index in self._hedged:
             self._hedged.pop(index).cancel()
         self._observe(Judged(index, draft, verdict))

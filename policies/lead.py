@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
 from ..orchestrator.chain import DELIMITER, THINK_END, Token
-from ..orchestrator.interfaces import foreseeable
+from ..orchestrator.interfaces import foreseeable, prepare, verify
 from ..prompts import load
 
 PLAN = load("lead.plan")
@@ -41,8 +43,11 @@ class Led:
             return _begun(await self.author.write(_asked(chain), opening=PLAN.opening, limit=PLANNING))
         return await (self.author.write(chain) if self._leads(chain) else self.policy.draft(chain))
 
-    async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        return Accept() if self._leads(chain) else await self.policy.verify(chain, draft)
+    def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
+        return None if self._leads(chain) else prepare(self.policy, chain)
+
+    async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
+        return Accept() if self._leads(chain) else await verify(self.policy, chain, draft, prepared)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.policy.repair(chain, draft, rollback)

@@ -6,7 +6,9 @@ Fu et al. 2025, arXiv:2506.19830.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
+from typing import Any
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..orchestrator.chain import DELIMITER
@@ -25,9 +27,15 @@ class LookaheadReasoning:
     meanings; not to be sure is a no (appendix A), as is less than *sure* of its probability on Yes and No. A draft
     that goes on in the middle of a paragraph is never accepted (the authors' code).
 
+    As in the paper (section 3.1) the large model's step begins as soon as its prefix exists, with the draft and not
+    after it. How far to look ahead is the loop's, not the policy's: all pending drafts are compared at the same time.
+
     Two deviations: the large model judges, where the paper serves a third model of 7 billion parameters; and steps may
-    have 512 tokens, where the authors' code stops at 100. How far to look ahead is the loop's, not the policy's: all
-    pending drafts are compared at the same time.
+    have 512 tokens, where the authors' code stops at 100. The tree width is left out: one draft per place, the paper's
+    own setting. More drafts raise the accept rate and bring no time. With two, four and eight drafts, table 3 gives
+    1.49, 1.47 and 1.25 times the speed of the large model alone on GSM8K, after 1.48 with one, and 1.32, 1.26 and 1.00
+    on AIME, after 1.27; with the judge of 7 billion parameters the accuracy falls as well (AIME: from 69.2 with one to
+    64.6 with eight). `choose` has rivals for a draft.
     """
 
     small: Model
@@ -41,8 +49,11 @@ class LookaheadReasoning:
     async def draft(self, chain: Chain) -> Step:
         return await self.small.write(chain)
 
-    async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        own = await self.large.write(chain)
+    def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step]:
+        return self.large.write(chain)
+
+    async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
+        own = await (prepared or self.prepare(chain))
         if chain.text and not chain.text.endswith(DELIMITER):
             return Rollback(reason="half a paragraph", instead=own)
         if plain(own) == plain(draft):

@@ -116,8 +116,8 @@ def test_pending_drafts_are_compared_at_the_same_time() -> None:
         large.latency = lambda chain: 4.0  # four times as slow, and always of one mind
         return run(reason(LookaheadReasoning(small, large), PROBLEM, ahead=ahead))[1]
 
-    assert seconds(0) == 10 * (1 + 4)
-    assert seconds(9) == 10 * 1 + 4
+    assert seconds(0) == 10 * 4
+    assert seconds(9) == 9 * 1 + 4
 
 
 def test_an_accepted_draft_that_ends_the_thinking_ends_it() -> None:
