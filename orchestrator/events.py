@@ -11,6 +11,8 @@ from .chain import Message, Party, Role, Rollback, Step, Verdict
 
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]
+Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer", "watch", "shadow"]
+"""What a request is for; "" outside of a run. A *watch* may end the thinking, a *shadow* measures the judge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,10 @@ class Called:
     *cached* are prompt tokens, of which the server found *cached* in its prefix cache. *url* tells replicas apart.
 
     Where *role* is a nested pair, the model is the one at its *path* there: ``small.large``, say. Elsewhere it is "".
+
+    *purpose* is what the request was for, and *step* the index of the step that it was about, -1 if it was about none.
+    A request that was kept open (the sticky stream) wrote for the steps from *step* to *last_step*; for any other
+    request the two are equal. In a nested pair the purpose is the one within that pair, and the step that of the chain.
     """
 
     role: Party
@@ -36,6 +42,9 @@ class Called:
     written: int = 0
     url: str = ""
     path: str = ""
+    purpose: Purpose = ""
+    step: int = -1
+    last_step: int = -1
 
 
 @dataclass(frozen=True, slots=True)

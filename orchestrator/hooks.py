@@ -18,7 +18,7 @@ from typing import Literal, Protocol, TypeAlias
 from .answer import boxed, close
 from .chain import Chain, Step
 from .errors import ConfigurationError, EndpointError
-from .interfaces import Model
+from .interfaces import Model, RequestContext, requesting
 from .lookahead import confidence
 from .repetition import circles
 from .tasks import to_the_end
@@ -63,8 +63,9 @@ class Watching:
     async def _ask(self, watch: Watch, chain: Chain) -> Halt | None:
         timeout = asyncio.timeout(self._patience)
         try:
-            async with timeout:
-                return await watch(chain)
+            with requesting(RequestContext("watch", len(chain.steps) - 1)):
+                async with timeout:
+                    return await watch(chain)
         except EndpointError:
             return None
         except TimeoutError:

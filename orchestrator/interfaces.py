@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from .chain import DELIMITER, Chain, Role, Rollback, Step, Token, Verdict
+from .events import Purpose
 
 
 class Model(Protocol):
@@ -135,3 +137,34 @@ Where a model may leave a request open between two writes (the sticky stream), f
 
 Only a lookahead sets it: it alone knows that the next write probably extends the last, and when that hope is over.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """
+    Why a model is called: the *purpose*, and the index of the *step* that the call is about.
+
+    A *bet* is wasted if an earlier draft is rolled back: nobody waits for it yet.
+    """
+
+    purpose: Purpose = ""
+    step: int = -1
+    bet: bool = False
+
+
+REQUEST: ContextVar[RequestContext] = ContextVar("REQUEST", default=RequestContext())  # noqa: B039  # it is frozen
+"""
+Why the models are called in this task. The loop knows the purpose and sets it; a policy need not pass it on.
+
+Endpoints read it: it orders the requests that wait at a server, and `Called` tells it to observers.
+"""
+
+
+@contextmanager
+def requesting(context: RequestContext) -> Generator[None]:
+    """Call models in the block for the reason that *context* gives."""
+    token = REQUEST.set(context)
+    try:
+        yield
+    finally:
+        REQUEST.reset(token)

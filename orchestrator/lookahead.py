@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 from typing import Any, TypeVar
 
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .errors import EndpointUnavailable
-from .events import Drafted, Judged, Lost, Observer
-from .interfaces import KEPT_OPEN, Policy, foreseeable, prepare, verify
+from .events import Drafted, Judged, Lost, Observer, Purpose
+from .interfaces import KEPT_OPEN, REQUEST, Policy, RequestContext, foreseeable, prepare, verify
 from .repetition import obstacle
 from .tasks import to_the_end
 
@@ -75,18 +75,19 @@ class Lookahead:
     ) -> None:
         self._policy, self._ahead, self._spent, self._observe = policy, ahead, spent, observe
         self._pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
-        self._asked = 0
+        self._first, self._asked = len(chain.steps), 0
         self._wanted = asyncio.Event()
-        self._outside = copy_context()
+        self._outside, self._outer = copy_context(), REQUEST.get()
         self._kept_open = AsyncExitStack()
         self._tasks: list[asyncio.Task[Any]] = []
         self._hedged: dict[int, asyncio.Task[Step]] = {}
         self._closing: asyncio.Task[None] | None = None
-        self._betting = self._start(self._bet(chain))
+        self._betting = self._start(self._bet(chain), self._context("draft", self._first))
 
     async def next(self) -> tuple[Step, Verdict]:
         """Return the next draft and its verdict."""
         self._asked += 1
+        self._outer = REQUEST.get()
         self._wanted.set()
         item = await self._pending.get()
         if isinstance(item, BaseException):
@@ -97,7 +98,9 @@ class Lookahead:
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
         hedge = None if rollback.keep or rollback.instead else self._hedged.pop(len(chain.steps), None)
-        repair = hedge or self._start(self._policy.repair(chain, draft, rollback))
+        self._outer = REQUEST.get()
+        request = replace(self._context("repair", len(chain.steps)), bet=self._outer.bet)
+        repair = hedge or self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
         self._closing = asyncio.create_task(self._kept_open.aclose())
         return await repair
@@ -121,23 +124,32 @@ class Lookahead:
             if task is not but and not task.cancelling():
                 task.cancel()
 
-    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work, context=self._outside.copy())
+    def _context(self, purpose: Purpose, index: int) -> RequestContext:
+        """Why a model is called about step *index*: a bet, unless the loop waits for that step and is in no bet."""
+        bet = self._outer.bet or index - self._first >= self._asked
+        return RequestContext(purpose, self._outer.step if self._outer.purpose else index, bet)
+
+    def _start(self, work: Coroutine[Any, Any, T], request: RequestContext) -> asyncio.Task[T]:
+        context = self._outside.copy()
+        context.run(REQUEST.set, request)
+        task = asyncio.create_task(work, context=context)
         self._tasks.append(task)
         return task
 
     async def _bet(self, chain: Chain) -> None:
-        first, carried = len(chain.steps), True
+        carried = True
         try:
             while not (chain.finished or self._spent(chain)):
-                await self._turn(len(chain.steps) - first, carried=carried)
                 index = len(chain.steps)
+                await self._turn(index - self._first, carried=carried)
                 if (preparing := prepare(self._policy, chain)) is not None:
-                    self._hedged[index] = self._start(preparing)
+                    self._hedged[index] = self._start(preparing, self._context("verify", index))
+                REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
                 verifying = self._verify(index, chain, draft, self._hedged.get(index))
-                self._pending.put_nowait((index, draft, self._start(verifying)))
+                judge = self._start(verifying, self._context("verify", index))
+                self._pending.put_nowait((index, draft, judge))
                 chain, carried = chain.extend(draft), self._ahead.carries(draft)
             raise EOFError("nothing is left to draft: the chain is finished or its budget spent")
         except (Exception, asyncio.CancelledError) as exc:
@@ -164,7 +176,8 @@ class Lookahead:
     async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
         reason = obstacle(chain, draft)
         if not (reason or prepared) and foreseeable(self._policy) and self._ahead.doubts(draft):
-            self._hedged[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")))
+            hedge = replace(self._context("hedge", index), bet=True)
+            self._hedged[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")), hedge)
         verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
         if isinstance(verdict, Accept) and index in self._hedged:
             self._hedged.pop(index).cancel()

@@ -26,7 +26,7 @@ from .events import (
     Repaired,
 )
 from .hooks import Watch
-from .interfaces import Model, Policy
+from .interfaces import REQUEST, Model, Policy, RequestContext, requesting
 from .lookahead import Ahead
 from .reason import End, reason
 from .tasks import to_the_end
@@ -87,7 +87,9 @@ class _EarlyAnswer:
                     chain = replace(committed, steps=(*committed.steps, *steps))
                     self._drop()
                     telling = self._telling()
-                    writing = asyncio.create_task(self._write(chain, telling), context=self._outside.copy())
+                    outside = self._outside.copy()
+                    outside.run(REQUEST.set, RequestContext("answer", len(chain.steps), bet=True))
+                    writing = asyncio.create_task(self._write(chain, telling), context=outside)
                     self._bet = chain, writing, telling
             case Judged(verdict=Rollback()):
                 self._fallen = True
@@ -105,7 +107,8 @@ class _EarlyAnswer:
         if self._bet is None or self._bet[0] != chain:
             self._taken = telling = self._telling()
             telling.certain()
-            step = await self._write(chain, telling)
+            with requesting(RequestContext("answer", len(chain.steps))):
+                step = await self._write(chain, telling)
         else:
             _, writing, telling = self._bet
             self._taken = telling

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from .chain import DELIMITER, Accept, Chain, Step, Verdict
 from .errors import StepspecError
 from .events import Called, Committed, Event
+from .interfaces import RequestContext, requesting
 from .load import Load
 
 Check: TypeAlias = Callable[[Chain, Step], Awaitable[Verdict]]
@@ -87,7 +88,8 @@ class Shadows:
 
     async def _check(self, chain: Chain, step: Step, check: Check) -> None:
         try:
-            verdict = await check(chain, step)
+            with requesting(RequestContext("shadow", len(chain.steps), bet=True)):
+                verdict = await check(chain, step)
         except StepspecError:
             self.record = replace(self.record, failed=self.record.failed + 1)
         else:

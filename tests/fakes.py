@@ -15,7 +15,7 @@ from zlib import crc32
 
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Event, Fate, Verb
-from stepspec.orchestrator.interfaces import KEPT_OPEN
+from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
 
 T = TypeVar("T")
 Said = tuple[str, ...]
@@ -228,6 +228,7 @@ class ScriptedModel:
         kept = self._kept.pop(stack, None) if stack is not None else None
         if kept is not None and kept.text == chain.text + opening:
             self.log.append(f"{self.role} goes on {len(chain.steps)}")
+            kept.last_step = REQUEST.get().step
             return kept
         if kept is not None:
             await kept.close("cancelled")
@@ -277,6 +278,7 @@ class _Request:
         self._name = f"{model.role} {name or verb} {len(chain.steps)}"
         self._started, self._first = asyncio.get_running_loop().time(), 0.0
         self._over = False
+        self._context, self.last_step = REQUEST.get(), REQUEST.get().step
         self.text, self.written = chain.text + more, 0
         self._prompt = len(tokenise(self.text))
         model.open += 1
@@ -320,6 +322,9 @@ class _Request:
             seconds = asyncio.get_running_loop().time() - self._started
             first = self._first if self.written else None
             called = Called(
-                self._model.role, self._verb, fate, self._started, seconds, first, self._prompt, 0, self.written
+                *(self._model.role, self._verb, fate, self._started, seconds, first, self._prompt, 0, self.written),
+                purpose=self._context.purpose,
+                step=self._context.step,
+                last_step=self.last_step,
             )
             self._model.observe(called)

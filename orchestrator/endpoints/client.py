@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import NoReturn, TypeVar, cast
@@ -17,7 +17,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity import wait_random_exponential as random_exponential
 
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
+from ..interfaces import REQUEST
 from .failures import Call, failed, pause, repeatable
+from .priority import RUN, priority
+from .scoring import GENERATE
 from .settings import Address
 from .sse import BROKEN, Events
 from .wire import Body, Reply
@@ -27,6 +30,26 @@ T = TypeVar("T")
 CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
 """Headers that every request of a run carries besides, for whoever began the run to set: ``traceparent``, say."""
 
+PRIORITISED = frozenset({"/v1/completions", "/pooling", GENERATE})
+
+
+@contextmanager
+def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[None]:
+    """
+    Let the requests of a run, which is begun in the block, carry *headers* as well, and its priority among other runs.
+
+    A header that is carried already keeps its value.
+    """
+    carried = CARRIED.get()
+    names = {name.lower() for name in carried}
+    tokens = CARRIED.set({**{key: value for key, value in headers.items() if key.lower() not in names}, **carried})
+    before = RUN.set(run_priority)
+    try:
+        yield
+    finally:
+        RUN.reset(before)
+        CARRIED.reset(tokens)
+
 
 class Connection:
     """
@@ -34,10 +57,13 @@ class Connection:
 
     A request that got no answer at all is sent again after a connection error, a 408, a 429 or a 5xx, as often as the
     endpoint's settings say and as long as its deadlines let it.
+
+    The requests of a run carry vLLM's ``priority``, unless the settings or a refusal of the server say otherwise.
     """
 
     def __init__(self, endpoint: Address) -> None:
         self.endpoint = endpoint
+        self.priorities = endpoint.priorities
         self._client = AsyncOpenAI(
             base_url=endpoint.v1,
             api_key=endpoint.api_key.get_secret_value() if endpoint.api_key else "none",  # None: OPENAI_API_KEY's value
@@ -129,7 +155,19 @@ class Connection:
             return await self._repeat(fetch, total, retries)
 
     async def _send(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
-        """Send one request; return the answer with its body still to be read."""
+        """Send one request, with its priority; return the answer with its body still to be read."""
+        value = priority(REQUEST.get(), RUN.get()) if self.priorities and path in PRIORITISED else None
+        if body is None or value is None:
+            return await self._send_once(call, path, body)
+        try:
+            return await self._send_once(call, path, {**body, "priority": value})
+        except EndpointRejected as exc:
+            if "priority" not in exc.cause.lower():
+                raise
+            self.priorities = False
+            return await self._send_once(call, path, body)
+
+    async def _send_once(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
         url = f"{self.endpoint.url}{path}"
         async with self._starts:
             try:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 from ..chain import THINK_END, Chain, Step, Stop, Token
+from ..interfaces import REQUEST
 from .growing import GrowingStep, ends_in
 from .reading import Arrivals, grow
 
@@ -34,6 +35,7 @@ class Kept:
         self._unread: deque[Token | Stop | Exception] = deque()
         self._tail = ""
         self._over = self._leaving = False
+        self._step = -1
         self.reading = True
         self._news = asyncio.Event()
         self._pump = asyncio.create_task(self._run())
@@ -45,7 +47,7 @@ class Kept:
 
     async def write(self, chain: Chain, growing: GrowingStep, until: Callable[[Step], bool] | None, limit: int) -> Step:
         """Read the next step of *chain*. A failure or a cancellation closes the request first."""
-        self.reading, self._limit = True, limit
+        self.reading, self._limit, self._step = True, limit, REQUEST.get().step
         try:
             step = await grow(growing, self._take, until)
         except BaseException:
@@ -100,6 +102,8 @@ class Kept:
                         raise
                 finally:
                     self._leaving = True
+                    ahead = not self.reading and bool(self._tail)
+                    arrivals.reached(self._step + ahead)
         except Exception as exc:
             self._unread.append(exc)
         finally:

@@ -12,6 +12,7 @@ from typing import Self
 from ..chain import Party, Step, Stop, Token
 from ..errors import EndpointUnavailable, MalformedReply
 from ..events import Called, Fate, Observer, Verb
+from ..interfaces import REQUEST, RequestContext
 from .client import Connection
 from .failures import Call
 from .growing import GrowingStep
@@ -23,7 +24,11 @@ MOST_BLANK = 128  # characters of white space in a row that a text in a format m
 
 @dataclass(slots=True)
 class Tally:
-    """Counts what one request cost, and tells the observer when it is over, whatever became of it."""
+    """
+    Counts what one request cost, and tells the observer when it is over, whatever became of it.
+
+    *last_step* is the last step that it was read for, where that is another than the first.
+    """
 
     role: Party
     verb: Verb
@@ -34,10 +39,13 @@ class Tally:
     written: int = 0
     first: float | None = None
     url: str = ""
+    last_step: int = -1
     started: float = field(init=False)
+    request: RequestContext = field(init=False)
 
     def __enter__(self) -> Self:
         self.started = self.clock()
+        self.request = REQUEST.get()
         return self
 
     def __exit__(
@@ -46,7 +54,16 @@ class Tally:
         fate: Fate = "done" if exc is None else "failed" if isinstance(exc, Exception) else "cancelled"
         seconds = self.clock() - self.started
         counts = self.prompt, self.cached, self.written
-        self.observe(Called(self.role, self.verb, fate, self.started, seconds, self.first, *counts, self.url))
+        purpose, step = self.request.purpose, self.request.step
+        last = max(step, self.last_step) if purpose else -1
+        self.observe(
+            Called(
+                *(self.role, self.verb, fate, self.started, seconds, self.first, *counts, self.url),
+                purpose=purpose,
+                step=step,
+                last_step=last,
+            )
+        )
 
     def add(self, written: int, prompt: int = 0, cached: int = 0) -> None:
         """Count *written* tokens that have just arrived; *prompt* and *cached*, if known, are the whole request's."""
@@ -67,6 +84,10 @@ class Arrivals:
         self._blank = 0 if formatted else None
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
+
+    def reached(self, step: int) -> None:
+        """Note the last *step* that the request wrote for, if that is not the one that it was opened for."""
+        self._tally.last_step = step
 
     async def take(self) -> Token | Stop:
         """Wait for the next token, or for the end."""

@@ -60,7 +60,7 @@ class Address(BaseModel, frozen=True, extra="forbid"):
 
     *url* is given with or without ``/v1``. *model* is the served name; without one, the first that the server lists.
     *requests_per_second* limits how many requests are begun. *retries* is how often a request is repeated that failed
-    before its first token.
+    before its first token. *priorities* are sent with the requests of a run, for a vLLM that schedules by priority.
     """
 
     role: Party
@@ -70,6 +70,7 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     max_concurrency: PositiveInt = 64
     requests_per_second: PositiveFloat | None = None
     retries: int = Field(default=3, ge=0)
+    priorities: bool = True
     deadlines: Deadlines = Deadlines()
 
     @property

@@ -11,7 +11,7 @@ import pytest
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import VllmModel
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.interfaces import KEPT_OPEN
+from stepspec.orchestrator.interfaces import KEPT_OPEN, RequestContext, requesting
 
 from .conftest import Meet, eventually
 from .server import Break, FakeVllm, Stall
@@ -212,3 +212,20 @@ async def test_two_writes_at_once_do_not_share_it(meet: Meet) -> None:
         stuck.cancel()
         with pytest.raises(asyncio.CancelledError):
             await stuck
+
+
+async def test_its_account_names_the_steps_that_it_wrote_for(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, gate=(gate := asyncio.Semaphore(3)))
+    async with meet(server) as met, kept_open():
+        with requesting(RequestContext("draft", 0)):
+            first = await met.model.write(PROBLEM)
+        with requesting(RequestContext("draft", 1, bet=True)):
+            writing = asyncio.create_task(met.model.write(PROBLEM.extend(first)))
+        await asyncio.sleep(0)
+        for _ in range(6):
+            gate.release()
+        second = await writing
+        await server.left.wait()  # The third step is complete: it was written ahead.
+        await eventually(lambda: len(met.calls) == 1)
+    assert second.text == STEPS[1]
+    assert [(call.purpose, call.step, call.last_step) for call in met.calls] == [("draft", 0, 2)]

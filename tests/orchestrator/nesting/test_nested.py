@@ -358,3 +358,12 @@ def test_no_model_of_the_pair_is_asked_for_more_than_the_write_or_the_budget_has
     pair = Nested("small", tiny, small, partial(policies.make, "lookahead-reasoning"))
     run(pair.budgeted(lambda chain: left).write(PROBLEM, limit=limit))
     assert asked[:2] == [most, most]
+
+
+def test_requests_within_a_pair_tell_the_step_of_the_chain_and_are_no_bets_while_the_loop_waits() -> None:
+    three = trio(length=3, refused=(1,))
+    run(reason(three.policy, PROBLEM, ahead=0))
+    told = [(call.path, call.purpose, call.step) for call in three.events if isinstance(call, Called)]
+    assert told[:2] == [("small.small", "draft", 0), ("small.large", "verify", 0)]
+    assert ("small.large", "repair", 1) in told
+    assert ("", "verify", 1) in told

@@ -1,0 +1,100 @@
+"""What a chain waits for goes before what it may never need; and every request of a run carries the run's headers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from stepspec.orchestrator.chain import Chain
+from stepspec.orchestrator.endpoints.client import CARRIED, carrying
+from stepspec.orchestrator.endpoints.priority import LEVELS, priority
+from stepspec.orchestrator.errors import EndpointRejected
+from stepspec.orchestrator.interfaces import RequestContext, requesting
+
+from .conftest import Meet
+from .server import FakeVllm, Refuse
+
+PROBLEM = Chain.of("What is 1 + 1?")
+ORDER = (
+    RequestContext("verify", 3),
+    RequestContext("repair", 3),
+    RequestContext("answer", 3),
+    RequestContext("draft", 3),
+    RequestContext("verify", 4, bet=True),
+    RequestContext("draft", 5, bet=True),
+    RequestContext("shadow", 1, bet=True),
+)
+
+
+def sent(server: FakeVllm) -> list[object]:
+    return [body.get("priority") for path, body in server.requests if path == "/v1/completions"]
+
+
+def test_a_verdict_goes_before_a_repair_before_the_answer_before_a_draft_before_a_bet() -> None:
+    values = [priority(each) or 0 for each in ORDER]
+    assert all(one < other for one, other in pairwise(values))
+
+
+def test_a_watch_counts_as_a_verdict_and_a_hedge_and_an_early_answer_as_bets() -> None:
+    assert priority(RequestContext("watch", 3)) == priority(ORDER[0])
+    bets = {priority(RequestContext(purpose, 3, bet=True)) for purpose in ("hedge", "answer", "draft", "repair")}
+    assert bets == {priority(ORDER[-2])}
+
+
+def test_a_run_with_a_lower_number_goes_first_whatever_its_requests_are_for() -> None:
+    urgent = [priority(each, -1) or 0 for each in ORDER]
+    usual = [priority(each) or 0 for each in ORDER]
+    assert max(urgent) < min(usual)
+    assert max(usual) < LEVELS
+
+
+async def test_requests_of_a_run_carry_their_priority_and_others_none(meet: Meet) -> None:
+    server = FakeVllm(("So", "\n\n"))
+    async with meet(server) as met:
+        await met.model.write(PROBLEM)
+        for context in ORDER[:4]:
+            with requesting(context):
+                await met.model.write(PROBLEM)
+        with carrying({}, 2), requesting(ORDER[0]):
+            await met.model.write(PROBLEM)
+        assert not any("priority" in body for path, body in server.requests if path == "/tokenize")
+    assert sent(server) == [None, 0, 1, 2, 3, 16]
+
+
+async def test_a_server_that_refuses_priorities_is_sent_none_any_more(meet: Meet) -> None:
+    server = FakeVllm(("So", "\n\n"))
+    async with meet(server) as met:
+        server.faults.append(Refuse(400, "Got priority 3 but priority scheduling is not enabled."))
+        with requesting(ORDER[3]):
+            first = await met.model.write(PROBLEM)
+            second = await met.model.write(PROBLEM)
+    assert first == second
+    assert sent(server) == [3, None, None]
+
+
+async def test_another_refusal_is_no_reason_to_send_none(meet: Meet) -> None:
+    server = FakeVllm(("So", "\n\n"))
+    async with meet(server) as met:
+        server.faults.append(Refuse(400, "no such thing"))
+        with requesting(ORDER[3]), pytest.raises(EndpointRejected, match="no such thing"):
+            await met.model.write(PROBLEM)
+        with requesting(ORDER[3]):
+            await met.model.write(PROBLEM)
+    assert sent(server) == [3, 3]
+
+
+async def test_an_endpoint_may_be_set_to_send_none(meet: Meet) -> None:
+    server = FakeVllm(("So", "\n\n"))
+    async with meet(server, priorities=False) as met:
+        with requesting(ORDER[3]):
+            await met.model.write(PROBLEM)
+    assert sent(server) == [None]
+
+
+def test_a_header_that_is_carried_already_keeps_its_value() -> None:
+    with carrying({"x-session-id": "theirs", "traceparent": "00"}):
+        with carrying({"X-Session-ID": "ours", "X-More": "1"}):
+            assert CARRIED.get() == {"x-session-id": "theirs", "traceparent": "00", "X-More": "1"}
+        assert CARRIED.get() == {"x-session-id": "theirs", "traceparent": "00"}
+    assert CARRIED.get() == {}

@@ -1,0 +1,149 @@
+"""Every call of a model knows what it is for, which step it is about, and whether it is a bet."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import pytest
+
+from stepspec.orchestrator import Chain, Rollback, Step, Verdict, reason
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.events import Called, Event
+from stepspec.orchestrator.hooks import TrialAnswer
+from stepspec.orchestrator.interfaces import REQUEST, RequestContext
+from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.run import run as run_to_the_answer
+from stepspec.orchestrator.shadow import Shadows
+from stepspec.policies import SpecReason
+
+from ..fakes import ScriptedModel, counting, run
+from .arms import PROBLEM, pair
+
+
+@dataclass(frozen=True)
+class Spying:
+    """SpecReason that notes the context of every decision."""
+
+    inner: SpecReason
+    seen: list[RequestContext]
+    foreseeable = True
+
+    @property
+    def answerer(self) -> ScriptedModel:
+        raise NotImplementedError
+
+    async def draft(self, chain: Chain) -> Step:
+        self.seen.append(REQUEST.get())
+        return await self.inner.draft(chain)
+
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        self.seen.append(REQUEST.get())
+        return await self.inner.verify(chain, draft)
+
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        self.seen.append(REQUEST.get())
+        return await self.inner.repair(chain, draft, rollback)
+
+
+def spied(ahead: int | Ahead) -> list[RequestContext]:
+    small, large = pair(length=3, wrong=(1,))
+    seen: list[RequestContext] = []
+    run(reason(Spying(SpecReason(small, large), seen), PROBLEM, ahead=ahead))
+    return seen
+
+
+def calls(events: list[Event]) -> list[Called]:
+    return [event for event in events if isinstance(event, Called)]
+
+
+def test_without_lookahead_nothing_is_a_bet() -> None:
+    assert spied(0) == [
+        RequestContext("draft", 0),
+        RequestContext("verify", 0),
+        RequestContext("draft", 1),
+        RequestContext("verify", 1),
+        RequestContext("repair", 1),
+        RequestContext("draft", 2),
+        RequestContext("verify", 2),
+    ]
+
+
+def test_what_goes_beyond_the_step_that_is_committed_next_is_a_bet() -> None:
+    seen = spied(2)
+    assert seen[0] == RequestContext("draft", 0)
+    assert RequestContext("draft", 1, bet=True) in seen
+    assert {RequestContext("verify", 0), RequestContext("verify", 1)} & set(seen)
+    assert RequestContext("repair", 1) in seen
+    assert not any(one.bet for one in seen if one.purpose == "repair")
+
+
+def test_a_verdict_is_a_bet_while_an_earlier_one_is_awaited() -> None:
+    small, large = pair(length=3)
+    large.reading = lambda chain: 9.0
+    seen: list[RequestContext] = []
+    run(reason(Spying(SpecReason(small, large), seen), PROBLEM, ahead=2))
+    verdicts = [one for one in seen if one.purpose == "verify"]
+    assert verdicts == [RequestContext("verify", 0), *(RequestContext("verify", at, bet=True) for at in (1, 2))]
+
+
+def test_a_hedge_is_a_bet_whichever_step_it_is_about() -> None:
+    seen = spied(Ahead(lambda: 0, hedge=1.0))
+    assert RequestContext("hedge", 1, bet=True) in seen
+    assert RequestContext("repair", 1) not in seen
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_requests_tell_observers_what_they_were_for(ahead: int) -> None:
+    small, large = pair(length=4, wrong=(1,))
+    events: list[Event] = []
+    small.observe = large.observe = events.append
+
+    async def main() -> None:
+        budget = Budget(512)
+        await run_to_the_answer(SpecReason(small, large), PROBLEM, budget=budget, ahead=ahead, observe=events.append)
+        assert REQUEST.get() == RequestContext()
+
+    run(main())
+    told = {(call.role, call.verb, call.purpose, call.step) for call in calls(events)}
+    assert {("small", "write", "draft", 0), ("large", "ask", "verify", 0), ("large", "write", "repair", 1)} <= told
+    assert ("large", "write", "answer", 4) in told
+    assert all(call.step <= call.last_step for call in calls(events))
+
+
+def test_a_request_that_was_kept_open_tells_the_last_step_that_it_wrote_for() -> None:
+    small, large = pair(length=4)
+    small.sticky = True
+    events: list[Event] = []
+    small.observe = large.observe = events.append
+    run(reason(SpecReason(small, large), PROBLEM, ahead=2))
+    drafts = [(call.step, call.last_step) for call in calls(events) if call.role == "small"]
+    assert drafts == [(0, 3)]
+
+
+def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
+    seen: list[RequestContext] = []
+
+    @dataclass
+    class Spy(ScriptedModel):
+        async def write(self, chain: Chain, **options: object) -> Step:  # type: ignore[override]
+            seen.append(REQUEST.get())
+            return Step("\n\n\\boxed{7}", "large", "until")
+
+    large = Spy("large", counting("large", 3))
+
+    async def check(chain: Chain, step: Step) -> Verdict:
+        seen.append(REQUEST.get())
+        return Rollback()
+
+    async def main() -> None:
+        small, judge = pair(length=3)
+        await reason(SpecReason(small, judge), PROBLEM, watch=TrialAnswer(large, every=1, sure=1.0, times=9))
+        shadows = Shadows(1.0)
+        shadows.consider(PROBLEM, Step("So.\n\n", "small"), check)
+        await shadows.settled()
+        await asyncio.sleep(0)
+
+    run(main())
+    assert seen[0] == RequestContext("watch", 0)
+    assert seen[-1] == RequestContext("shadow", 0, bet=True)
