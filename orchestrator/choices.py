@@ -12,6 +12,7 @@ Adapting: TypeAlias = Literal["adapt", "ignore"]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Below1: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000)]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -33,3 +34,4 @@ class Choices(TypedDict, total=False):
     give_up: bool | None
     sure_bets: bool | None
     adapt: Below1 | None
+    priority: Priority | None

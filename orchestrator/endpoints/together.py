@@ -1,4 +1,8 @@
-"""Questions that are asked at the same moment go to the server in one request, and come back to those who asked."""
+"""
+Questions that are asked at the same moment go to the server in one request, and come back to those who asked.
+
+Only those of one run and of one priority do: a request carries one session and one place in the queue.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from ..interfaces import REQUEST
+from .client import CARRIED
+from .priority import RUN, priority
 from .wire import Reply, usage
 
 Ids: TypeAlias = Sequence[int]
+Key: TypeAlias = tuple[tuple[int, ...], int | None, tuple[tuple[str, str], ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +57,11 @@ class Together:
 
     def __init__(self, send: Callable[[Ids, Sequence[Ids]], Awaitable[Reply]]) -> None:
         self._send = send
-        self._gathering: dict[tuple[int, ...], _Group] = {}
+        self._gathering: dict[Key, _Group] = {}
 
     async def ask(self, prompt: Ids, choices: Ids) -> Answer:
         """Send *prompt* with whoever else asks now; return the answer to all of them."""
-        key = tuple(choices)
+        key = tuple(choices), priority(REQUEST.get(), RUN.get()), tuple(CARRIED.get().items())
         group = self._gathering.get(key) or self._gather(key)
         place = len(group.prompts)
         group.prompts.append(prompt)
@@ -66,15 +74,15 @@ class Together:
                 await self._end(key, group)
         return Answer(group.task.result(), group.prompts, place)
 
-    def _gather(self, key: tuple[int, ...]) -> _Group:
+    def _gather(self, key: Key) -> _Group:
         group = self._gathering[key] = _Group(asyncio.create_task(self._go(key)))
         return group
 
-    async def _go(self, key: tuple[int, ...]) -> Reply:
+    async def _go(self, key: Key) -> Reply:
         await asyncio.sleep(0)  # Until everybody who was about to ask has asked.
-        return await self._send(key, self._gathering.pop(key).prompts)
+        return await self._send(key[0], self._gathering.pop(key).prompts)
 
-    async def _end(self, key: tuple[int, ...], group: _Group) -> None:
+    async def _end(self, key: Key, group: _Group) -> None:
         """Abort the request if it is still open, and see to it that nobody else joins it."""
         if not group.task.done():
             if self._gathering.get(key) is group:

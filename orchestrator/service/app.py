@@ -58,6 +58,7 @@ class Service:
             begins=witness.begins,
             ends=witness.ends,
             failed=witness.failed,
+            session_header=offer.session_header,
         )
         if settings.cors_origins:
             app.add_middleware(

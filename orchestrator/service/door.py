@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import LEFT, Refusal, of
 from .settings import ServiceSettings
-from .visit import Visit, request_id
+from .visit import CARRIED, Visit, request_id
 
 HEALTH = frozenset({"/health", "/health/liveness", "/health/liveliness", "/health/readiness", "/ping"})
 OPEN = HEALTH | {"/", "/version", "/metrics", "/openapi.json"}
@@ -40,7 +40,8 @@ class Door:
     """
     Makes a `Visit` of every request, and refuses what comes without a key or with too much.
 
-    *begins* is told of every visit, and *ends* when it is over.
+    *begins* is told of every visit, and *ends* when it is over. The *session_header* of a request goes on to the served
+    models.
     """
 
     def __init__(
@@ -52,18 +53,20 @@ class Door:
         begins: Callable[[Visit], None],
         ends: Callable[[Visit], None],
         failed: Callable[[Visit, Exception], None],
+        session_header: str = "",
     ) -> None:
         self._app, self._version = app, version
         self._keys = Keys(key.get_secret_value() for key in settings.keys)
         self._most, self._patience = settings.max_body_bytes, settings.send_seconds
         self._begins, self._ends, self._failed = begins, ends, failed
+        self._carries = (*CARRIED, *([session_header.lower()] if session_header else []))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        visit = Visit(request_id(headers.get("x-request-id")), scope["method"], _path(scope), headers)
+        visit = Visit(request_id(headers.get("x-request-id")), scope["method"], _path(scope), headers, self._carries)
         scope["stepspec.visit"] = visit
         self._begins(visit)
         try:

@@ -62,7 +62,8 @@ class Offer:
     What is served: the *engine*, its *methods* by name, and what applies to requests that do not say.
 
     *policy* is the default method, and *options* are those configured for it. *trust* tells what is known by now about
-    the judge, *speculation* what the servers count of token-level speculation, by role or path. *check* takes a method
+    the judge, *speculation* what the servers count of token-level speculation, by role or path. *session_header* is the
+    header of a request that keeps what belongs together on one server; "" if there is none. *check* takes a method
     and options for it, and raises `ConfigurationError` for wrong values.
     """
 
@@ -75,6 +76,7 @@ class Offer:
     version: str = "0"
     trust: Callable[[], Trust] = Trust
     speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance]
+    session_header: str = ""
     check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
 
     @property

@@ -104,7 +104,7 @@ class Spans:
         self._open[visit], self._runs[visit] = span, {}
         carried: dict[str, str] = {}
         self._propagator.inject(carried, set_span_in_context(span))
-        visit.carried = carried
+        visit.carried = {**visit.carried, **carried}
         visit.notes["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
     def sees(self, visit: Visit, index: int, event: Event) -> None:

@@ -15,7 +15,7 @@ from starlette.requests import HTTPConnection
 from ..chain import Role
 from .errors import Refusal
 
-TRACE = ("traceparent", "tracestate")
+CARRIED = ("traceparent", "tracestate")
 
 _NAME = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _SHARE_OF_TIMEOUT = 0.95  # the rest is for the answer to travel
@@ -52,14 +52,15 @@ class Visit:
 
     *queued* it waited for a place; *begun* is when the engine took over and *upstream* how long some served model was
     working for it, None while that is not known. *first_step* is when its first verified step was sent. *carried* are
-    the headers that go on to the served models, and *notes* what the log tells besides. *passed* has one entry for each
-    server that the request was passed on to.
+    the headers that go on to the served models, at first those named by *carries*; *notes* are what the log tells
+    besides. *passed* has one entry for each server that the request was passed on to.
     """
 
     id: str
     method: str
     path: str
     headers: Mapping[str, str]
+    carries: tuple[str, ...] = CARRIED
     began: float = field(default_factory=time.perf_counter)
     model: str = ""
     stream: bool = False
@@ -74,7 +75,7 @@ class Visit:
     passed: list[Passed] = field(default_factory=list[Passed])
 
     def __post_init__(self) -> None:
-        self.carried = {name: self.headers[name] for name in TRACE if name in self.headers}
+        self.carried = {name: self.headers[name] for name in self.carries if name in self.headers}
 
     @property
     def seconds(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -19,6 +20,7 @@ from .orchestrator.budget import Budget
 from .orchestrator.chain import Chain, Message, Party, Role, Step
 from .orchestrator.choices import Choices
 from .orchestrator.endpoints import Endpoint, Sampling, VllmCritic
+from .orchestrator.endpoints.client import carrying
 from .orchestrator.endpoints.queue import polled
 from .orchestrator.endpoints.room import fitted
 from .orchestrator.endpoints.underneath import Underneath, Windows
@@ -127,6 +129,7 @@ class Solver:
         format: Format | None = None,
         observe: Observer = lambda event: None,
         trace_to: Path | None = None,
+        session: str | None = None,
         **choices: Unpack[Choices],
     ) -> Solution:
         """
@@ -135,8 +138,9 @@ class Solver:
         The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON schema, the large
         model writes it so; raise `MalformedReply` if its server does not see to that. What is not given, of the
         *choices* as well, comes from the settings. *observe* sees every event as it happens; *trace_to* receives the
-        trace, also of a run that fails. If the small model fails for good, the large one goes on alone, and the
-        solution says so; raise an `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
+        trace, also of a run that fails. *session* is the value of the session header; if it is None, the run makes its
+        own. If the small model fails for good, the large one goes on alone, and the solution says so; raise an
+        `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
         told, chain = self.settings.told(choices), Chain.of(problem)
         policies.check(told.policy, told.options, has_critic=self.critic is not None)
@@ -170,18 +174,19 @@ class Solver:
             watch(given)
         try:
             windows.begin()
-            outcome = await run(
-                self._policy(models, told),
-                chain,
-                budget=budget,
-                ahead=self._ahead(told),
-                observe=watch,
-                fallback=models.policy("large", {}) if told.policy != "small" else None,
-                thinks=self.thinks,
-                watch=self._watch(models, budget, told),
-                answerer=models.answerer,
-                stop=stop,
-            )
+            with carrying(self._session(session), told.priority):
+                outcome = await run(
+                    self._policy(models, told),
+                    chain,
+                    budget=budget,
+                    ahead=self._ahead(told),
+                    observe=watch,
+                    fallback=models.policy("large", {}) if told.policy != "small" else None,
+                    thinks=self.thinks,
+                    watch=self._watch(models, budget, told),
+                    answerer=models.answerer,
+                    stop=stop,
+                )
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large)
         finally:
@@ -194,6 +199,11 @@ class Solver:
             if promise is not None:
                 promise.warn_of_drift()
         return Solution.of(outcome, recorder.moments)
+
+    def _session(self, value: str | None) -> Mapping[str, str]:
+        """The header that keeps the requests of one run together."""
+        name = self.settings.session_header
+        return {name: value or uuid.uuid4().hex} if name else {}
 
     def _models(
         self,

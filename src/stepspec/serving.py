@@ -105,6 +105,7 @@ def offer(solver: Solver) -> Offer:
         version=VERSION,
         trust=lambda: trust(solver),
         speculation=lambda: solver.underneath.totals,
+        session_header=chosen.session_header,
         check=policies.check,
     )
 

@@ -35,7 +35,7 @@ from pydantic_settings import (
 from . import policies
 from .orchestrator.budget import Budget
 from .orchestrator.chain import Party
-from .orchestrator.choices import Adapting, Below1, Choices, Count, Share
+from .orchestrator.choices import Adapting, Below1, Choices, Count, Priority, Share
 from .orchestrator.drift import Histogram
 from .orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from .orchestrator.errors import ConfigurationError
@@ -132,6 +132,10 @@ class Settings(BaseSettings):
     nothing. With *sure_bets* no bet is made beyond a draft that is less sure than a floor, which follows the verdicts.
     With *adapt* above 0, what makes the policy looser and the depth, up to *ahead*, follow what the runs before taught,
     for the least time with at most a share of *adapt* of the accepted steps bad (see `orchestrator.adaptation`).
+
+    The requests of a run with a lower *priority* go before those of others, on servers with ``--scheduling-policy
+    priority``. The *session_header* holds one value per run, so that a gateway keeps a chain on one server; "" sends
+    none.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
@@ -155,6 +159,8 @@ class Settings(BaseSettings):
     shadow: Share = 0.0
     sure_bets: bool = False
     adapt: Below1 = 0.0
+    priority: Priority = 0
+    session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
 
     @classmethod
     def settings_customise_sources(

@@ -126,7 +126,7 @@ def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
 
     @dataclass
     class Spy(ScriptedModel):
-        async def write(self, chain: Chain, **options: object) -> Step:  # type: ignore[override]
+        async def write(self, chain: Chain, **options: object) -> Step:
             seen.append(REQUEST.get())
             return Step("\n\n\\boxed{7}", "large", "until")
 

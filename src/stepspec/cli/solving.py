@@ -61,6 +61,10 @@ def solve(
     sure_bets: Annotated[
         bool | None, typer.Option("--sure-bets/--no-sure-bets", help="Work ahead only of drafts that look safe.")
     ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option(help="Of this run among others at a server that schedules by priority; lower is first."),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Budget of thinking and answer together.")] = None,
@@ -95,6 +99,7 @@ def solve(
         early_exit=early_exit,
         give_up=give_up,
         sure_bets=sure_bets,
+        priority=priority,
         sampling=sampling or None,
         budget=budget or None,
     )

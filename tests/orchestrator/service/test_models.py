@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import aiohttp
 import pytest
 
-from .served import TURN, Behind, chosen, put_behind, serving
+from .served import TURN, Behind, Served, chosen, put_behind, serving
 
 WEIRD = b'{"model": "huge",  "messages": [], "anything": [1, {"at": "all"}], "\xc3\xa9t\xc3\xa9": 1e3}'
 
@@ -124,3 +125,49 @@ async def test_the_trace_context_goes_on_to_the_servers_of_a_method() -> None:
         await served.chat(headers={"traceparent": trace})
         carried = {headers.get("traceparent") for headers in (*served.small.heads, *served.large.heads)}
     assert carried == {trace}
+
+
+async def test_every_run_has_one_session_of_its_own_at_the_servers_of_a_method() -> None:
+    async with serving() as served:
+        await served.chat()
+        first = {headers.get("X-Session-ID") for headers in run_heads(served)}
+        served.small.heads.clear()
+        served.large.heads.clear()
+        await served.chat()
+        second = {headers.get("X-Session-ID") for headers in run_heads(served)}
+    assert len(first) == len(second) == 1
+    assert first != second
+    assert None not in first | second
+
+
+async def test_the_session_of_a_client_goes_on_to_the_servers_of_a_method() -> None:
+    async with serving() as served:
+        await served.chat(headers={"x-session-id": "conversation-7"})
+        assert {headers.get("X-Session-ID") for headers in run_heads(served)} == {"conversation-7"}
+
+
+async def test_the_session_of_a_client_is_passed_through_with_its_request() -> None:
+    async with serving() as served:
+        behind = Behind()
+        runner = await put_behind(served, behind)
+        session = {"X-Session-ID": "conversation-7"}
+        await served.post("/v1/chat/completions", {"model": "huge", "messages": [TURN]}, **session)
+        await served.post("/v1/chat/completions", {"model": "huge", "messages": [TURN]})
+        await runner.cleanup()
+    assert [headers.get("x-session-id") for _, headers, _ in behind.got] == ["conversation-7", None]
+
+
+async def test_a_request_may_have_a_priority_of_its_own() -> None:
+    async with serving() as served:
+        await served.chat(stepspec={"priority": -2})
+        sent = {body["priority"] for path, body in served.large.requests if path == "/v1/completions"}
+        refused = await served.chat(priority=-2)
+    assert sent
+    assert sent <= set(range(-16, -8))
+    assert refused.status == 400
+    assert b"stepspec" in refused.body
+
+
+def run_heads(served: Served) -> list[Mapping[str, str]]:
+    """The headers of the requests that the methods make; learning about a server is none of a run's."""
+    return [heads for server in (served.small, served.large) for heads in server.heads if "X-Session-ID" in heads]
