@@ -1,14 +1,20 @@
 """
-Tell a chain that goes round in circles. Pure; only whole steps count, as a policy may also move token by token.
+Tell a chain that goes round in circles. Pure: the text decides, whatever steps it was written in.
 
-Three kinds of circle, from the strictest to the loosest:
+Four kinds of circle, from the strictest to the loosest:
 
     round    the last step, or the last two in turn, said again word for word;
     echo     `RUN` paragraphs in a row that were all said `TIMES` times before, nearly word for word, among the last
              `WINDOW`. A paragraph echoes another if both have the same numbers in the same order, and the other has
              nearly all of its n-grams (`GRAM` words each; signs are words, case and spaces do not count). So a list
              whose items differ by a number, a derivation, and a check that repeats the steps once are none;
-    spin     one step that ends in the same words again and again, for `SPUN` words at least.
+    spin     one step that ends in the same units again and again, for `SPUN` units at least;
+    loop     the chain's text ends in the same characters `ROUNDS` times in a row, for `SPAN` units at least. It is
+             looked for after every step, also one of a single token, and so in the middle of a table or a sum: hence
+             the longer span.
+
+A unit is a word, a digit, a character of a script without spaces, or a sign with its repetitions. Text in code fences
+is exempt from the first three, and a loop that holds a fence needs `FENCED` times as many rounds: programs repeat.
 
 Everything is bounded by constants, whatever the length of the chain, and a paragraph is taken apart once.
 """
@@ -17,7 +23,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
 
@@ -32,10 +38,27 @@ ALIKE = 0.9  # of the n-grams
 TIMES = 2
 RUN = 3  # paragraphs; the RUN of a repair that is stuck is twice as long
 
-SPUN = 128  # words
-LOOP = 24  # words; the longest part that is looked for again and again
+SPUN = 128  # units
+LOOP = 24  # units; the longest part that is looked for again and again
 
-_WORD = re.compile(r"\w+|[^\w\s]")
+ROUNDS = 3  # a repair is stuck after one more, and after half as many units again
+SPAN = 256  # units
+FENCED = 2  # times as many rounds
+PER_UNIT = 8  # characters that count as a unit where there are fewer units, as in a row of dashes
+TAIL = 8192  # characters that a loop is looked for in: enough for four rounds of 2048
+MARK = 32  # characters at the end of the text whose earlier places give the lengths that a round may have
+NEAR = 16384  # characters in which the last paragraphs are looked for
+
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
+    "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff"  # kana and Chinese characters
+)
+_WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+|[^\w\s]")
+_UNIT = re.compile(rf"\d|[{_UNSPACED}]|[^\W\d{_UNSPACED}]+|([^\w\s])\1*")
+_NUMBER = re.compile(r"\w*\d\w*")
+_BLANK_LINE = re.compile(r"\n[^\S\n]*\n")
+_FENCE = re.compile(r"^ {0,3}(?:```|~~~)", re.MULTILINE)
+_FENCED = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1[`~]*[^\S\n]*$|\Z)", re.MULTILINE | re.DOTALL)
 
 
 def obstacle(chain: Chain, draft: Step) -> str:
@@ -44,23 +67,37 @@ def obstacle(chain: Chain, draft: Step) -> str:
         return "repetition"
     if _nothing(draft) or (draft.stop == "delimiter" and _empty(chain, draft)):
         return "empty"
-    if draft.stop != "delimiter":
+    if draft.stop == "end":
         return ""
-    return "repetition" if _rounds(chain, draft) >= 2 or _echoes(chain, draft, RUN) else ""
+    if draft.stop == "delimiter" and _rounds(chain, draft) >= 2:
+        return "repetition"
+    return "repetition" if _echoes(chain, draft, RUN) or _loops(chain, draft, ROUNDS, SPAN) else ""
 
 
 def stuck(chain: Chain, step: Step) -> bool:
     """Whether even the *step* that was to get the chain out of a circle goes round it, or says nothing."""
+    if step.stop == "end":
+        return False
+    if _nothing(step) or (_loops(chain, step, ROUNDS + 1, SPAN * 3 // 2) and _looped(chain)):
+        return True
     if _spins(step):
         return bool(chain.steps) and _spins(chain.steps[-1])
-    if step.stop != "delimiter":
-        return _nothing(step)
-    return _empty(chain, step) or _rounds(chain, step) >= STUCK or _echoes(chain, step, 2 * RUN)
+    if step.stop == "delimiter" and (_empty(chain, step) or _rounds(chain, step) >= STUCK):
+        return True
+    return _echoes(chain, step, 2 * RUN)
 
 
 def circles(chain: Chain) -> int:
-    """Count the steps that the large model wrote in place of one that went round in circles."""
-    return sum(step.note == "repetition" for step in chain.steps)
+    """
+    Count the steps that the large model wrote in place of one that went round in circles.
+
+    Where steps are tokens, those that follow each other got the chain out of one circle.
+    """
+    before = (None, *chain.steps)
+    return sum(
+        step.note == "repetition" and not (last and last.note == "repetition" and last.stop != "delimiter")
+        for last, step in zip(before, chain.steps, strict=False)
+    )
 
 
 def _nothing(step: Step) -> bool:
@@ -74,7 +111,9 @@ def _empty(chain: Chain, step: Step) -> bool:
 
 
 def _rounds(chain: Chain, step: Step) -> int:
-    """How many times in a row the chain's end, with *step*, says the same."""
+    """How many times in a row the chain's end, with *step*, says the same; 0 for code."""
+    if _FENCE.search(step.text):
+        return 0
     said = [" ".join(s.text.split()) for s in (*chain.steps[-STUCK * max(PERIODS) :], step)]
     return max(_period(said, period) for period in PERIODS)
 
@@ -102,38 +141,126 @@ def _said(paragraph: str) -> _Said:
     words = _words(paragraph)
     starts = range(max(1, len(words) - GRAM + 1))
     return _Said(
-        tuple([word for word in words if any(map(str.isdigit, word))]),
+        tuple(_NUMBER.findall(paragraph.casefold())),
         frozenset([tuple(words[at : at + GRAM]) for at in starts]),
     )
 
 
 def _echoes(chain: Chain, step: Step, run: int) -> bool:
-    """Whether the last *run* paragraphs, with that of *step*, have all been said before."""
+    """Whether *step* completes a paragraph, and the last *run* complete ones have all been said before."""
+    if not _completes(chain, step):
+        return False
     said = list(islice(_paragraphs(chain, step), WINDOW + run))
-    return all(_worn(said[place], said[place + 1 :]) for place in range(run))  # the last two have too few before them
+    return all(_worn(said[place], said[place + 1 :]) for place in range(min(run, len(said))))
 
 
-def _worn(said: _Said, before: Sequence[_Said]) -> bool:
-    return sum(said.echoes(other) for other in before) >= TIMES
+def _completes(chain: Chain, step: Step) -> bool:
+    """Whether a paragraph ends with *step*, or within it."""
+    if step.stop == "delimiter":
+        return True
+    before = chain.steps[-1].text[-1:] if chain.steps else ""
+    return _BLANK_LINE.search(before + step.text) is not None
 
 
-def _paragraphs(chain: Chain, step: Step) -> Iterator[_Said]:
-    """The paragraphs of the chain with *step*, the last one first; a step that was cut is part of the next one's."""
-    parts: list[str] = [step.text]
+def _worn(said: _Said | None, before: Sequence[_Said | None]) -> bool:
+    return said is not None and sum(other is not None and said.echoes(other) for other in before) >= TIMES
+
+
+def _paragraphs(chain: Chain, step: Step) -> Iterator[_Said | None]:
+    """
+    The complete paragraphs of the chain with *step*, the last one first; None for one of code.
+
+    They end with a whole step, or at a blank line. A step that was cut is part of what follows it. Of a chain without
+    whole steps the last `NEAR` characters are looked at.
+    """
+    parts, near, whole = [step.text], len(step.text), step.stop == "delimiter"
     for before in reversed(chain.steps):
         if before.stop == "delimiter":
-            yield _said("".join(reversed(parts)))
-            parts.clear()
+            yield from reversed(_divided("".join(reversed(parts)), whole=whole))
+            parts, near, whole = [], 0, True
+        elif near >= NEAR:
+            break
         parts.append(before.text)
-    yield _said("".join(reversed(parts)))
+        near += len(before.text)
+    yield from reversed(_divided("".join(reversed(parts)), whole=whole))
+
+
+def _divided(text: str, *, whole: bool) -> list[_Said | None]:
+    """Take the paragraphs of *text* apart; the last one counts only if the text is *whole*."""
+    found: list[_Said | None] = []
+    at, open_end = 0, True
+    for fenced in (*_FENCED.finditer(text), None):
+        plain = text[at : fenced.start() if fenced else len(text)]
+        pieces = _BLANK_LINE.split(plain)
+        open_end = bool(pieces[-1].strip())
+        found += [_said(piece) for piece in pieces if piece.strip()]
+        if fenced:
+            found.append(None)
+            at, open_end = fenced.end(), True
+    if whole and not found:
+        return [_said(text)]
+    return found if whole or not open_end else found[:-1]
 
 
 def _spins(step: Step) -> bool:
-    """Whether *step*, complete or cut by its limit, ends in the same words again and again."""
-    if step.stop not in ("delimiter", "length"):
+    """Whether *step*, complete or cut by its limit, ends in the same units again and again."""
+    if step.stop not in ("delimiter", "length") or _FENCE.search(step.text):
         return False
-    words = _words(step.text)[-SPUN:]
-    return len(words) == SPUN and any(words[period:] == words[:-period] for period in range(1, LOOP + 1))
+    units = [unit[0] for unit in _UNIT.finditer(step.text.casefold())][-SPUN:]
+    return len(units) == SPUN and any(units[period:] == units[:-period] for period in range(1, LOOP + 1))
+
+
+def _loops(chain: Chain, step: Step, rounds: int, span: int) -> bool:
+    """Whether the text, with *step*, ends in the same characters *rounds* times in a row, and for *span* units."""
+    text, light = _tail(chain, step), 0
+    while period := _shortest(text, rounds, beyond=light):
+        looping = text[-_again(text, period) * period :]
+        if _weight(looping) >= span:
+            needed = rounds * (FENCED if _FENCE.search(looping) else 1)
+            return len(looping) >= needed * period
+        light = len(looping)
+    return False
+
+
+def _looped(chain: Chain) -> bool:
+    """Whether *chain* ended in a loop already."""
+    return bool(chain.steps) and _loops(replace(chain, steps=chain.steps[:-1]), chain.steps[-1], ROUNDS, SPAN)
+
+
+def _shortest(text: str, rounds: int, *, beyond: int) -> int:
+    """The least length of what *text* ends in *rounds* times in a row, in more than *beyond* characters; 0 if none."""
+    mark, at = text[-MARK:], len(text) - MARK
+    while at > 0 and (at := text.rfind(mark, 0, at + MARK - 1)) >= 0:
+        period = len(text) - MARK - at
+        if rounds * period > len(text):
+            return 0
+        if rounds * period > beyond and text[-rounds * period : -period] == text[(1 - rounds) * period :]:
+            return period
+    return 0
+
+
+def _tail(chain: Chain, step: Step) -> str:
+    """The last `TAIL` characters of the chain with *step*."""
+    parts, length = [step.text], len(step.text)
+    for before in reversed(chain.steps):
+        if length >= TAIL:
+            break
+        parts.append(before.text)
+        length += len(before.text)
+    return "".join(reversed(parts))[-TAIL:]
+
+
+def _again(text: str, period: int) -> int:
+    """How many times in a row *text* ends in its last *period* characters."""
+    last, times = text[-period:], 1
+    while text.endswith(last, 0, len(text) - times * period):
+        times += 1
+    return times
+
+
+def _weight(text: str) -> int:
+    """How many units *text* has, or counts for."""
+    return max(sum(1 for _ in _UNIT.finditer(text)), len(text) // PER_UNIT)
 
 
 def _words(text: str) -> list[str]:

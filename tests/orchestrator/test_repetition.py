@@ -269,11 +269,16 @@ def test_long_sums_and_rows_are_no_spin(said: str) -> None:
     assert obstacle(chain("A"), Step(said, "small", "length")) == ""
 
 
-@pytest.mark.parametrize("stop", ["until", "end"])
-def test_what_the_caller_or_the_model_ended_is_not_looked_at(stop: Stop) -> None:
-    assert obstacle(chain("A"), Step("no " * 400, "small", stop)) == ""
+def test_what_ends_the_thinking_is_not_looked_at() -> None:
+    assert obstacle(chain("A"), Step("no " * 400, "small", "end")) == ""
+    assert not stuck(chain("no " * 400), Step("no " * 400, "small", "end"))
 
 
 def test_circles_are_counted_by_the_steps_that_had_to_mend_them() -> None:
     mended = [replace(step("A"), note=note) for note in ("repetition", "grade", "", "the wording", "no", "repetition")]
+    assert circles(Chain((), tuple(mended))) == 2
+
+
+def test_tokens_that_got_the_chain_out_of_one_circle_count_once() -> None:
+    mended = [Step("a ", "large", "length", note=note) for note in ("repetition", "repetition", "", "repetition")]
     assert circles(Chain((), tuple(mended))) == 2
