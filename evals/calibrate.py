@@ -29,7 +29,7 @@ from .testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # what brings scipy is imported where it is used: `stepspec` has to start without it
     from ..policies.knobs import Knob
-    from .calibrating import Attempt, Calibrated, Trials
+    from .calibrating import Attempt, Calibrated, Trials, Tried
     from .promise import Promise
 
 EXAMPLES = """
@@ -44,6 +44,7 @@ Examples:
   STEPSPEC_CONFIG=policy.toml stepspec serve --small ... --large ...
 """
 
+FORMAT = 2  # of the lines of a trials file
 stdout, stderr = Console(), Console(stderr=True)
 
 
@@ -105,7 +106,7 @@ def calibrate(
     about = {
         "benchmark": chosen.name, "policy": policy, "option": turned.option, "seed": seed, "testbed": testbed,
         "problems": digest(tuple(tasks)), "weights": weights("large", "small") if testbed else None,
-        "besides": differing(settings), "told": bearing(settings, policy, turned),
+        "besides": differing(settings), "told": bearing(settings, policy, turned), "format": FORMAT,
     }  # fmt: skip
     solving = ours or pair_solver(profile, stderr, (), seed, problems=0)
 
@@ -113,7 +114,10 @@ def calibrate(
         async with solving as solver, Graders() as graders:
             trials = Trials(path, {**about, "models": dict(solver.models)}, fresh=fresh)
             attempt = attempts(solver, tasks, chosen, policy, turned, graders, seed)
-            calibrated = await _calibrated(attempt, len(tasks), turned, trials, max_loss, confidence, at_once)
+            greedy = solver.settings.sampling.temperature == 0
+            calibrated = await _calibrated(
+                attempt, len(tasks), turned, trials, max_loss, confidence, at_once, repeatable=greedy
+            )
             fixed = solver.settings.told({"policy": policy}).options
             return Promise(
                 policy, turned, f"{chosen.name}, {CALIBRATED_ON}", calibrated, fixed, differing(solver.settings),
@@ -137,8 +141,9 @@ def calibrate(
 
 
 async def _calibrated(
-    attempt: Attempt, problems: int, turned: Knob, trials: Trials, max_loss: float, confidence: float, at_once: int
-) -> Calibrated:
+    attempt: Attempt, problems: int, turned: Knob, trials: Trials, max_loss: float, confidence: float, at_once: int,
+    *, repeatable: bool,
+) -> Calibrated:  # fmt: skip
     from .calibrating import Calibration
 
     with trials, counting(stderr) as progress:
@@ -149,8 +154,20 @@ async def _calibrated(
                 bars[value] = progress.add_task(f"{turned.option} {value:g}", total=problems)
             progress.advance(bars[value])
 
+        def differing(tried: Tried) -> None:
+            stderr.print(
+                f"problem {tried.problem} at {turned.option} {tried.value:g} did not repeat its run at the value "
+                "before, though sampling is greedy: no run is reused, and every problem is run at every value",
+                style="yellow",
+            )
+            for value, bar in bars.items():
+                if value is not None:
+                    progress.reset(bar)
+
         level = 1 - confidence
-        calibration = Calibration(attempt, problems, turned, max_loss, level, trials, at_once=at_once, tell=tell)
+        calibration = Calibration(
+            attempt, problems, turned, max_loss, level, trials, at_once, tell, repeatable, differing
+        )
         return await calibration.run()
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -13,32 +15,92 @@ from pydantic import TypeAdapter
 from ..orchestrator.drift import Histogram
 from ..orchestrator.errors import ConfigurationError
 from ..policies.knobs import Knob
-from .calibration import Paired, Tested, chosen, needed, p_value
+from .calibration import Paired, Tested, chosen, fixed_sequence, needed
 from .journal import Journal
+
+REPEATED = 10  # reusable runs that are run all the same, at every value: a difference in a tenth of all is soon seen
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One verdict that a run went by: its *score* (None: it had none), and a digest of the chain up to its draft."""
+
+    score: float | None
+    chain: str
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """What one problem came to at one value (None: the large model alone), and the scores of its verdicts."""
+    """
+    What one problem came to at one value (None: the large model alone).
+
+    *scores* are those of all verdicts, also on lost bets. *decisions* are the verdicts on what was committed or
+    repaired, in the order of the steps. *text* is a digest of everything that was written.
+    """
 
     problem: int
     value: float | None
     right: bool
     scores: tuple[float, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    text: str = ""
+
+    def revealing(self, value: float) -> int | None:
+        """The place of the first decision that *value* would have made otherwise; None if it would have made none."""
+        if self.value is None:
+            raise ValueError("the large model alone decides nothing")
+        for place, decision in enumerate(self.decisions):
+            score = decision.score
+            if score is not None and (score >= value) != (score >= self.value):
+                return place
+        return None
+
+
+class _Difference(Exception):
+    """The run *tried* is not the one that it has to be if runs repeat."""
+
+    def __init__(self, tried: Tried) -> None:
+        self.tried = tried
 
 
 _TRIED = TypeAdapter(Tried)
 Attempt: TypeAlias = Callable[[int, float | None], Awaitable[Tried]]
 
 
+def repeats(earlier: Tried, later: Tried, values: Sequence[float]) -> bool:
+    """
+    Whether *later*, a run of the same problem at another value, is the run that *earlier* says it has to be.
+
+    Both have to agree up to the first decision that their values make differently; if there is none, to the end. Scores
+    agree where no one of *values* tells them apart.
+    """
+    if later.value is None:
+        raise ValueError("the large model alone is run once")
+    rising = sorted(values)
+
+    def seen(decisions: Sequence[Decision]) -> list[tuple[str, int]]:
+        return [(d.chain, -1 if d.score is None else bisect_right(rising, d.score)) for d in decisions]
+
+    place = earlier.revealing(later.value)
+    if place is None:
+        same = (earlier.right, earlier.text) == (later.right, later.text)
+        return same and seen(earlier.decisions) == seen(later.decisions)
+    return seen(earlier.decisions[: place + 1]) == seen(later.decisions[: place + 1])
+
+
 @dataclass(frozen=True, slots=True)
 class Calibrated:
-    """The promise: *tested* values in order, of which the last that holds is *found*; *grades* are those seen there."""
+    """
+    The promise: *tested* values in order, of which the last that holds is *found*; *grades* are those seen there.
+
+    *reused* runs were not made, because a run at a stricter value was the same run.
+    """
 
     limit: float
     level: float
     tested: tuple[Tested, ...]
     grades: Histogram
+    reused: int = 0
 
     @property
     def found(self) -> Tested | None:
@@ -51,14 +113,25 @@ class Calibrated:
         return needed(self.limit, self.level, failed.paired) if failed else None
 
 
-class Trials:
+class Known:
+    """All runs that were made so far, in memory."""
+
+    def __init__(self) -> None:
+        self.done: dict[tuple[int, float | None], Tried] = {}
+
+    def add(self, tried: Tried) -> None:
+        """Keep *tried*."""
+        self.done[tried.problem, tried.value] = tried
+
+
+class Trials(Known):
     """All that was tried so far, a line each in a `Journal`."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
         """Read the file. Raise `ConfigurationError` if it holds another calibration, unless that is to be forgotten."""
+        super().__init__()
         cure = "choose another file with --work, or begin anew with --fresh"
         self._journal = Journal(path, about, fresh=fresh, cure=cure)
-        self.done: dict[tuple[int, float | None], Tried] = {}
         self._read()
 
     def __enter__(self) -> Self:
@@ -72,7 +145,7 @@ class Trials:
 
     def add(self, tried: Tried) -> None:
         """Keep *tried*; it is on disk when this returns."""
-        self.done[tried.problem, tried.value] = tried
+        super().add(tried)
         self._journal.write(asdict(tried))
 
     def _read(self) -> None:
@@ -93,6 +166,11 @@ class Calibration:
     """
     Tries a *knob* on so many *problems*, *at_once* of them at the same time, against the large model alone.
 
+    A run that a looser value would not have changed is reused for that value, if runs are *repeatable* (greedy) and the
+    knob's scores are only compared. Both are checked: every run is compared with the run of the same problem at the
+    value before, and at every value some runs are made that could be reused. At the first difference *differing* is
+    called, and the search begins again without any reuse: then every outcome is that of a run made at its value.
+
     *tell* hears of every problem that is done with: the value (None: the large model alone) and whether it was run.
     """
 
@@ -101,52 +179,75 @@ class Calibration:
     knob: Knob
     limit: float
     level: float
-    trials: Trials
+    trials: Known
     at_once: int = 4
     tell: Callable[[float | None, bool], object] = lambda value, ran: None
-    _before: dict[int, Tried] = field(default_factory=dict[int, Tried])
+    repeatable: bool = False
+    differing: Callable[[Tried], object] = lambda tried: None
 
     async def run(self) -> Calibrated:
-        large = [tried.right for tried in await self._all(None)]
-        tested: list[Tested] = []
-        scores: list[float] = []
-        for value in self.knob.values:
-            tried = await self._all(value)
-            paired = Paired.of(large, [each.right for each in tried])
-            p = p_value(paired, self.limit, self.level)
-            tested.append(Tested(value, paired, p, p <= self.level))
-            if not tested[-1].holds:
-                break
-            scores = [score for each in tried for score in each.scores]
-        return Calibrated(self.limit, self.level, tuple(tested), Histogram.of(scores))
+        large = [tried.right for tried in await self._all(None, {})]
+        try:
+            return await self._search(large, reuse=self.repeatable and self.knob.compared)
+        except _Difference as difference:
+            self.differing(difference.tried)
+            return await self._search(large, reuse=False)
 
-    async def _all(self, value: float | None) -> Sequence[Tried]:
+    async def _search(self, large: Sequence[bool], *, reuse: bool) -> Calibrated:
+        """Test the values in their order. Raise `_Difference` for a run that does not repeat the one before."""
+        sequence = fixed_sequence(self.knob.values, self.limit, self.level)
+        runs: dict[float, Sequence[Tried]] = {}
+        reused, before = 0, dict[int, Tried]()
+        try:
+            value = next(sequence)
+            while True:
+                reusable = self._reusable(value, before)
+                runs[value] = await self._all(value, reusable)
+                self._check(runs[value], before)
+                if reuse:
+                    reused, before = reused + len(reusable), dict(enumerate(runs[value]))
+                value = sequence.send(Paired.of(large, [tried.right for tried in runs[value]]))
+        except StopIteration as end:
+            tested: tuple[Tested, ...] = end.value
+        best = chosen(tested)
+        scores = [score for tried in runs[best.threshold] for score in tried.scores] if best else []
+        return Calibrated(self.limit, self.level, tested, Histogram.of(scores), reused)
+
+    def _reusable(self, value: float, before: Mapping[int, Tried]) -> dict[int, Tried]:
+        """What problems came to *before* and are not run at this *value*: all but some that check on the rest."""
+        same = [problem for problem, tried in before.items() if tried.revealing(value) is None]
+        checked = sorted(same, key=lambda problem: _drawn(problem, value))[:REPEATED]
+        skipped = {*same} - {*checked} - {problem for problem, at in self.trials.done if at == value}
+        return {problem: replace(before[problem], value=value) for problem in skipped}
+
+    def _check(self, runs: Sequence[Tried], before: Mapping[int, Tried]) -> None:
+        for later in runs:
+            earlier = before.get(later.problem)
+            if earlier is not None and not repeats(earlier, later, self.knob.values):
+                raise _Difference(later)
+
+    async def _all(self, value: float | None, reusable: Mapping[int, Tried]) -> Sequence[Tried]:
+        runs = {problem: tried for (problem, at), tried in self.trials.done.items() if at == value} | {**reusable}
+        missing = [problem for problem in range(self.problems) if problem not in runs]
+        for _ in range(self.problems - len(missing)):
+            self.tell(value, False)
         places = asyncio.Semaphore(self.at_once)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(problem, value, places)) for problem in range(self.problems)]
+                tasks = [group.create_task(self._one(problem, value, places)) for problem in missing]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
-        tried = [task.result() for task in tasks]
-        if value is not None:
-            self._before = {each.problem: each for each in tried}
-        return tried
+        runs |= {task.result().problem: task.result() for task in tasks}
+        return [runs[problem] for problem in range(self.problems)]
 
     async def _one(self, problem: int, value: float | None, places: asyncio.Semaphore) -> Tried:
-        known = self.trials.done.get((problem, value)) or self._same_run(problem, value)
-        if known is not None:
-            self.tell(value, False)
-            return known
         async with places:
             tried = await self.attempt(problem, value)
         self.trials.add(tried)
         self.tell(value, True)
         return tried
 
-    def _same_run(self, problem: int, value: float | None) -> Tried | None:
-        """What the problem came to at the last value, if this one would have decided all of it the same way."""
-        before = self._before.get(problem)
-        if value is None or before is None or before.value is None or not self.knob.compared:
-            return None
-        same = all((score >= value) == (score >= before.value) for score in before.scores)
-        return Tried(problem, value, before.right, before.scores) if same else None
+
+def _drawn(problem: int, value: float) -> bytes:
+    """What runs are drawn by to be repeated: always the same ones, so that an interrupted calibration goes on."""
+    return blake2b(f"{problem} {value!r}".encode(), digest_size=8).digest()

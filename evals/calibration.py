@@ -9,7 +9,7 @@ no correction (learn then test, Angelopoulos et al., arXiv:2110.01052, section 4
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -127,22 +127,37 @@ class Tested:
 
 
 def fixed_sequence(
-    thresholds: Sequence[float], outcome: Callable[[float], Paired], limit: float, level: float
-) -> list[Tested]:
+    thresholds: Sequence[float], limit: float, level: float
+) -> Generator[float, Paired, tuple[Tested, ...]]:
     """
     Test *thresholds* in their order, the strictest first, until one fails; the last that holds is the one to use.
 
-    With probability 1 - *level* at least, no threshold that is said to hold has a loss above the *limit*. *outcome*
-    is asked for a threshold only when it is its turn.
+    Yields each threshold when its turn comes, expects its outcome to be sent, and returns what was tested. With
+    probability 1 - *level* at least, no threshold that holds has a loss above the *limit*. An outcome has to come from
+    runs of the method at that threshold; the runs of the large model may be the same for all thresholds, since each
+    test is valid by itself.
     """
     tested: list[Tested] = []
     for threshold in thresholds:
-        paired = outcome(threshold)
+        paired = yield threshold
         p = p_value(paired, limit, level)
         tested.append(Tested(threshold, paired, p, p <= level))
         if not tested[-1].holds:
             break
-    return tested
+    return tuple(tested)
+
+
+def run_sequence(
+    sequence: Generator[float, Paired, tuple[Tested, ...]], outcome: Callable[[float], Paired]
+) -> tuple[Tested, ...]:
+    """Run a `fixed_sequence` to its end with outcomes that are known already."""
+    try:
+        threshold = next(sequence)
+        while True:
+            threshold = sequence.send(outcome(threshold))
+    except StopIteration as end:
+        tested: tuple[Tested, ...] = end.value
+        return tested
 
 
 def chosen(tested: Sequence[Tested]) -> Tested | None:

@@ -2,7 +2,9 @@
 Does the promise of `calibration` hold? ``python -m stepspec.evals.coverage``: many populations whose truth is known.
 
 Every population has a loss for each threshold, growing from the strictest to the loosest, and some gains. A sample of
-it is calibrated on; the promise is broken where the threshold that was found loses more than the limit in truth.
+it is calibrated on; the promise is broken where the threshold that was found loses more than the limit in truth. A
+second table does the same through the search that ``stepspec calibrate`` runs, which reuses runs: with runs that
+repeat, with runs that do not, and with some of both.
 
 Two bars: a promise is broken in at most one of twenty, and the threshold that is found is within one step of the best
 in most. Of the second a row is excused where its samples are too small for it: where even those that are exactly like
@@ -11,6 +13,7 @@ their populations would not come that near in most.
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,19 +29,24 @@ from rich.console import Console
 from rich.table import Table
 
 from ..orchestrator.errors import ConfigurationError
+from ..policies.knobs import Knob
 from .arms import wilson
-from .calibration import Paired, chosen, fixed_sequence
+from .calibrating import Calibration, Decision, Known, Tried
+from .calibration import Paired, chosen, fixed_sequence, run_sequence
 from .script import script
 from .testbed.progress import counting
 
 THRESHOLDS = 10
+SEARCHED = 10  # times fewer populations go through the search, which takes a task for every run
+SEARCH_PROBLEMS = 500
+REPEATING = (1.0, 0.95, 0.0)  # shares of the problems whose runs repeat
 LEVEL = 0.05  # of promises that may be broken
 MOST = 0.5
 LARGEST = 0.2  # limit, above which the populations here lose more than there is
 EXAMPLES = """
 Examples:
 
-  python -m stepspec.evals.coverage                        # a minute or two
+  python -m stepspec.evals.coverage                        # a few minutes
 
   python -m stepspec.evals.coverage --populations 200 --limit 0.05
 
@@ -130,7 +138,16 @@ def edge(rng: Generator, limit: float) -> Population:
     return Population(np.minimum(gained + limit * 1.0001 + np.arange(THRESHOLDS) * limit, 0.6), gained)
 
 
-KINDS: dict[str, Callable[[Generator, float], Population]] = {"growing": growing, "a cliff": flat, "at the edge": edge}
+def late_edge(rng: Generator, limit: float) -> Population:
+    """The hardest for a search that reuses runs: from the second threshold on the loss is just above the *limit*."""
+    lost = np.full(THRESHOLDS, limit * 1.0001)
+    lost[0] = rng.uniform(0, 0.1) * limit
+    return Population(lost, np.zeros(THRESHOLDS))
+
+
+Kinds: TypeAlias = dict[str, Callable[[Generator, float], Population]]
+KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge": edge}
+SEARCH_KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge from the second": late_edge}
 
 
 def simulate(
@@ -158,12 +175,87 @@ def simulate(
 
 def _found(seen: list[Paired], limit: float, level: float) -> int:
     """The place of the threshold that a calibration on what was *seen* finds; -1 for none."""
-    found = chosen(fixed_sequence(range(THRESHOLDS), partial(_seen, seen), limit, level))
+    found = chosen(run_sequence(fixed_sequence(range(THRESHOLDS), limit, level), partial(_seen, seen)))
     return int(found.threshold) if found else -1
 
 
 def _seen(samples: list[Paired], place: float) -> Paired:
     return samples[int(place)]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchRow:
+    """
+    What came out of the search itself, where a share of *repeating* problems has runs that repeat.
+
+    *broken* is how often the promise was, *reused* the share of the runs that the search did not make because a run
+    before was the same, *none* how often no threshold was found.
+    """
+
+    kind: str
+    n: int
+    limit: float
+    populations: int
+    repeating: float
+    broken: float
+    broken_interval: tuple[float, float]
+    reused: float
+    none: float
+
+
+class Runs:
+    """
+    Runs on *n* problems of a *population*, as a calibration makes them.
+
+    A number from 0 to 1 decides a run: which problems are lost at which thresholds, and which are gained. A share of
+    *repeating* problems has the same number in every run; the others draw a new one each time. The score of the draft
+    that loses or gains a problem is that of the first threshold that accepts it.
+    """
+
+    knob = Knob("threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS)), compared=True)
+
+    def __init__(self, population: Population, rng: Generator, n: int, repeating: float) -> None:
+        self._population, self._rng = population, rng
+        self._places = rng.random(n)
+        self._repeat = rng.random(n) < repeating
+
+    async def attempt(self, problem: int, value: float | None) -> Tried:
+        place = float(self._places[problem] if self._repeat[problem] else self._rng.random())
+        lost, gained = self._population.lost, self._population.gained
+        best = place > 1 - gained[-1]
+        if value is None:
+            return Tried(problem, None, not best)
+        at = THRESHOLDS - int(value)
+        right = place > 1 - gained[at] if best else place >= lost[at]
+        accepted = place > 1 - gained if best else place < lost
+        scores = (float(THRESHOLDS - int(np.argmax(accepted))),) if accepted.any() else ()
+        text = f"{place:.6f}"
+        return Tried(problem, value, bool(right), scores, tuple(Decision(score, text) for score in scores), text)
+
+
+def search(
+    kind: str, n: int, limit: float, populations: int, repeating: float, *, seed: int = 0,
+    on_population: Callable[[], object] = lambda: None,
+) -> SearchRow:  # fmt: skip
+    """Run the search of ``stepspec calibrate``, which takes all runs here for greedy ones, on so many *populations*."""
+    rng = np.random.default_rng([seed, n, len(kind), round(100 * repeating)])
+    broken = none = reused = whole = 0
+    for _ in range(populations):
+        population = SEARCH_KINDS[kind](rng, limit)
+        runs = Runs(population, rng, n, repeating)
+        calibration = Calibration(runs.attempt, n, Runs.knob, limit, LEVEL, Known(), at_once=n, repeatable=True)
+        result = asyncio.run(calibration.run())
+        reused, whole = reused + result.reused, whole + n * len(result.tested)
+        if result.found is None:
+            none += 1
+        else:
+            broken += bool(population.loss[THRESHOLDS - int(result.found.threshold)] > limit)
+        on_population()
+    interval = wilson(broken, populations)
+    return SearchRow(
+        kind, n, limit, populations, repeating, interval.value, (interval.low, interval.high), reused / whole,
+        none / populations,
+    )  # fmt: skip
 
 
 def main(
@@ -173,14 +265,17 @@ def main(
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead.")] = False,
 ) -> None:
     """
-    Simulate, print a table, and exit with 1 if a bar is missed.
+    Simulate, print two tables, and exit with 1 if a bar is missed.
 
     The bars: a promise is broken no more often than it may be, and the threshold found is within one step of the best
-    in most, wherever the samples are large enough for that.
+    in most, wherever the samples are large enough for that. The second table runs the search of `stepspec calibrate`
+    itself, on a tenth of the populations, with runs that repeat and runs that do not.
     """
     if not 0 < limit <= LARGEST:
         raise ConfigurationError(f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0")
     sizes = (300, 1000, 4000)
+    searched = max(1, populations // SEARCHED)
+    searches = [(kind, repeating) for kind in SEARCH_KINDS for repeating in REPEATING]
     with counting(stderr) as progress:
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
         rows = [
@@ -188,11 +283,19 @@ def main(
             for kind in KINDS
             for n in sizes
         ]
+        bar = progress.add_task("searching", total=len(searches) * searched)
+        search_rows = [
+            search(
+                kind, SEARCH_PROBLEMS, limit, searched, repeating, seed=seed,
+                on_population=lambda: progress.advance(bar),
+            )
+            for kind, repeating in searches
+        ]  # fmt: skip
     if json:
-        print(orjson.dumps(rows).decode())
+        print(orjson.dumps({"rows": rows, "search": search_rows}).decode())
     else:
-        Console(width=130).print(table(rows))
-    lost = missed(rows)
+        Console(width=130).print(table(rows), search_table(search_rows))
+    lost = [*missed(rows), *search_missed(search_rows)]
     for line in (*lost, *(row.told for row in rows if row.told and row.reach <= MOST)):
         stderr.print(line, style="red" if line in lost else "yellow", highlight=False, soft_wrap=True)
     if lost:
@@ -209,6 +312,18 @@ def missed(rows: list[Row]) -> list[str]:
     return [*broken, *(row.told for row in rows if row.told and row.reach > MOST)]
 
 
+def search_missed(rows: list[SearchRow]) -> list[str]:
+    """The same for rows of the search; where all runs repeat and none was reused, a row would show nothing."""
+    broken = [
+        f"missed: {row.kind}, {row.repeating:.0%} of the problems repeat: broken in {row.broken:.1%}, which is more "
+        f"than {LEVEL:.0%}"
+        for row in rows
+        if row.broken_interval[0] > LEVEL
+    ]
+    idle = [row for row in rows if row.repeating == 1 and row.none < 1 and not row.reused]
+    return [*broken, *(f"missed: {row.kind}: all runs repeat, and none is reused" for row in idle)]
+
+
 def table(rows: list[Row]) -> Table:
     shown = Table(
         title=f"the promise: a loss of at most {rows[0].limit:.0%}, at 95% confidence",
@@ -222,6 +337,22 @@ def table(rows: list[Row]) -> Table:
         shown.add_row(
             row.kind, str(row.n), f"{row.broken:.1%} ({low:.1%} to {high:.1%})", f"{row.naively:.1%}",
             f"{row.near:.1%}", f"{row.reach:.1%}", f"{row.none:.1%}",
+        )  # fmt: skip
+    return shown
+
+
+def search_table(rows: list[SearchRow]) -> Table:
+    shown = Table(
+        title=f"the search of `stepspec calibrate`: {rows[0].n} problems, a loss of at most {rows[0].limit:.0%}",
+        caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
+    )
+    for column in ("population", "problems that repeat", "broken (95% interval)", "runs reused", "none"):
+        shown.add_column(column, justify="left" if column == "population" else "right")
+    for row in rows:
+        low, high = row.broken_interval
+        shown.add_row(
+            row.kind, f"{row.repeating:.0%}", f"{row.broken:.1%} ({low:.1%} to {high:.1%})", f"{row.reused:.0%}",
+            f"{row.none:.1%}",
         )  # fmt: skip
     return shown
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from hashlib import blake2b
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,13 +15,13 @@ from .. import policies
 from ..api import Solver
 from ..orchestrator.drift import grades
 from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.events import Event
+from ..orchestrator.events import Committed, Event, Judged, Lost, Repaired
 from ..orchestrator.toml import document
 from ..policies.knobs import KNOBS, Knob
 from ..settings import Settings
 from .arms import LARGE, Arm, Task
 from .benchmarks import Benchmark
-from .calibrating import Attempt, Calibrated, Tried
+from .calibrating import Attempt, Calibrated, Decision, Tried
 from .calibration import needed
 from .grading import Graders
 from .plan import seed
@@ -97,9 +98,49 @@ def attempts(
         solved = await solve_once(solver, arm, task.problem, sampling=seeded, observe=events.append)
         text = solved.solution.text if solved.solution else ""
         right = bool(text) and await graders.grade(text, task.answer, benchmark.metric) == "right"
-        return Tried(problem, value, right, tuple(grades(events)))
+        finish = solved.solution.finish_reason if solved.solution else "failed"
+        written = [event.step.text for event in events if isinstance(event, Committed)]
+        digest = _digest(*written, text, finish)
+        return Tried(problem, value, right, tuple(grades(events)), tuple(decisions(events)), digest)
 
     return attempt
+
+
+def decisions(events: Iterable[Event]) -> list[Decision]:
+    """
+    The verdicts that a run went by, in the order of its steps: those on drafts that were committed or repaired.
+
+    A verdict that the run ended with counts too. Those on lost bets do not: they bear on nothing.
+    """
+    judged: dict[int, Judged] = {}
+    chain: list[str] = []
+    places = 0
+    decided: list[Decision] = []
+
+    def decide(index: int) -> None:
+        if event := judged.pop(index, None):
+            decided.append(Decision(event.verdict.score, _digest(*chain, event.draft.text)))
+
+    for event in events:
+        match event:
+            case Judged(index):
+                judged[index] = event
+            case Lost(index):
+                judged.pop(index, None)
+            case Repaired(index):
+                decide(index)
+            case Committed(index, step):
+                decide(index)
+                chain.append(step.text)
+                places = index + 1
+            case _:
+                pass
+    decide(places)
+    return decided
+
+
+def _digest(*texts: str) -> str:
+    return blake2b("".join(texts).encode(), digest_size=6).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ class Knob:
 
     With *compared*, the policy does nothing with it but compare a verdict's score: at least the value is accepted, and
     the strictest value is the highest score there is. Then a run none of whose scores lies between two values is the
-    same run for both.
+    same run for both, if runs repeat.
     """
 
     option: str

@@ -2,11 +2,12 @@
 
 import asyncio
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from stepspec.evals.calibrating import Calibrated, Calibration, Trials, Tried
+from stepspec.evals.calibrating import REPEATED, Calibrated, Calibration, Decision, Trials, Tried
 from stepspec.evals.calibration import Paired
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import options
@@ -35,11 +36,14 @@ class World:
         if value is None:
             return Tried(problem, None, True)
         accepted = [grade for grade in self.grades[problem] if grade >= value]
-        return Tried(problem, value, min(accepted, default=9) >= 5, self.grades[problem])
+        decisions = tuple(Decision(grade, f"{problem}") for grade in self.grades[problem])
+        return Tried(problem, value, min(accepted, default=9) >= 5, self.grades[problem], decisions)
 
     def calibrate(self, path: Path, knob: Knob = KNOB, at_once: int = 4) -> Calibrated:
         with Trials(path, {"knob": knob.option}) as trials:
-            calibration = Calibration(self.attempt, len(self.grades), knob, 0.02, 0.05, trials, at_once=at_once)
+            calibration = Calibration(
+                self.attempt, len(self.grades), knob, 0.02, 0.05, trials, at_once, repeatable=True
+            )
             return run(calibration.run())[0]
 
 
@@ -64,10 +68,12 @@ def test_a_run_that_would_decide_the_same_is_not_run_again(tmp_path: Path) -> No
     plain, clever = World(300), World(300)
     knob = Knob("threshold", KNOB.values)
     all_run = plain.calibrate(tmp_path / "plain.jsonl", knob)
-    assert clever.calibrate(tmp_path / "clever.jsonl") == all_run
+    reusing = clever.calibrate(tmp_path / "clever.jsonl")
+    assert replace(reusing, reused=0) == all_run
     assert len(plain.runs) == 300 * 5
+    assert len(clever.runs) == 300 * 5 - reusing.reused
     changed = sum(any(7 <= grade < 9 for grade in grades) for grades in clever.grades)
-    assert len([1 for _, value in clever.runs if value == 7]) == changed < 300
+    assert len([1 for _, value in clever.runs if value == 7]) == changed + REPEATED < 300
 
 
 @pytest.mark.parametrize("at_once", [1, 8])

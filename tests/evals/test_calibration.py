@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from stepspec.evals import coverage
-from stepspec.evals.calibration import Paired, chosen, fixed_sequence, needed, p_value
+from stepspec.evals.calibration import Paired, chosen, fixed_sequence, needed, p_value, run_sequence
 from stepspec.evals.coverage import KINDS, Population, Row, main, missed, simulate
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -90,7 +90,7 @@ def test_thresholds_are_tried_from_the_strictest_until_one_fails() -> None:
         asked.append(threshold)
         return Paired(1000, outcomes[threshold], 0)
 
-    tested = fixed_sequence(tuple(outcomes), outcome, 0.02, 0.05)
+    tested = run_sequence(fixed_sequence(tuple(outcomes), 0.02, 0.05), outcome)
     assert asked == [9, 8, 7]
     assert [each.holds for each in tested] == [True, True, False]
     best = chosen(tested)

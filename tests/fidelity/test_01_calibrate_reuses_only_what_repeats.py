@@ -1,0 +1,212 @@
+"""A calibration reused runs that do not repeat, so that a true loss q was seen as about q squared."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+
+from stepspec.evals import coverage
+from stepspec.evals.calibrating import REPEATED, Calibrated, Calibration, Decision, Known, Trials, Tried, repeats
+from stepspec.evals.coverage import Runs, search, search_missed
+from stepspec.evals.promise import decisions
+from stepspec.orchestrator import Accept, Rollback, Step
+from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
+from stepspec.policies.knobs import Knob
+
+KNOB = Knob("threshold", (9.0, 7.0, 5.0), compared=True)
+LIMIT, LEVEL, PROBLEMS, TRUE_LOSS = 0.02, 0.05, 1000, 0.06
+
+
+class Sampled:
+    """
+    Problems whose runs draw their drafts anew: in a share of `TRUE_LOSS` one is bad and has the score 7.
+
+    *flaky* problems, from the first on, do so; the others have no bad draft.
+    """
+
+    def __init__(self, seed: int, flaky: int = PROBLEMS) -> None:
+        self._rng, self._flaky = np.random.default_rng(seed), flaky
+        self.runs: list[tuple[int, float | None]] = []
+
+    async def attempt(self, problem: int, value: float | None) -> Tried:
+        self.runs.append((problem, value))
+        if value is None:
+            return Tried(problem, None, right=True)
+        flaky = problem < self._flaky
+        text = str(self._rng.random()) if flaky else "the same"
+        bad = flaky and self._rng.random() < TRUE_LOSS
+        decided = (Decision(9.0, text), *((Decision(7.0, text),) if bad else ()))
+        return Tried(problem, value, not (bad and value <= 7), tuple(d.score or 0 for d in decided), decided, text)
+
+    def calibrate(self, *, repeatable: bool = True, trials: Known | None = None) -> tuple[Calibrated, list[Tried]]:
+        different: list[Tried] = []
+        calibration = Calibration(
+            self.attempt, PROBLEMS, KNOB, LIMIT, LEVEL, Known() if trials is None else trials, repeatable=repeatable,
+            differing=different.append,
+        )  # fmt: skip
+        return asyncio.run(calibration.run()), different
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+def test_runs_that_do_not_repeat_are_not_reused_whether_or_not_they_were_thought_to(repeatable: bool) -> None:
+    """No calibration takes a loss of 6% for one of 2%; with reuse all of them did."""
+    for seed in range(6):
+        result, different = Sampled(seed).calibrate(repeatable=repeatable)
+        assert [tested.threshold for tested in result.tested if tested.holds] == [9]
+        assert result.tested[1].paired.loss == pytest.approx(TRUE_LOSS, abs=0.03)
+        assert (result.reused, bool(different)) == (0, repeatable)
+
+
+def test_at_the_first_difference_everything_that_was_reused_is_run() -> None:
+    world = Sampled(1, flaky=300)
+    _, different = world.calibrate()
+    assert len(different) == 1
+    assert len(world.runs) == len(set(world.runs)) == 3 * PROBLEMS  # large alone, 9, and 7, which fails
+
+
+def test_runs_that_repeat_are_reused_and_a_sample_of_them_is_checked() -> None:
+    world = Sampled(1, flaky=0)
+    result, different = world.calibrate()
+    assert different == []
+    assert result.reused == 2 * (PROBLEMS - REPEATED)
+    assert len(world.runs) == 2 * PROBLEMS + 2 * REPEATED
+
+
+def test_a_difference_is_found_again_when_a_calibration_goes_on(tmp_path: Path) -> None:
+    with Trials(tmp_path / "trials.jsonl", {}) as trials:
+        first, _ = (world := Sampled(1, flaky=300)).calibrate(trials=trials)
+    with Trials(tmp_path / "trials.jsonl", {}) as trials:
+        again, different = (resumed := Sampled(2, flaky=300)).calibrate(trials=trials)
+    assert (again, len(different), resumed.runs) == (first, 1, [])
+    assert len(world.runs) == 3 * PROBLEMS
+
+
+EARLIER = Tried(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "ab"), Decision(2, "abc")), "end")
+
+
+@pytest.mark.parametrize(
+    ("later", "same"),
+    [
+        (replace(EARLIER, value=8), True),
+        (replace(EARLIER, value=8, text="other"), False),
+        (replace(EARLIER, value=8, right=False), False),
+        (replace(EARLIER, value=8, decisions=EARLIER.decisions[:2]), False),
+        (replace(EARLIER, value=8, decisions=(Decision(9.3, "a"), *EARLIER.decisions[1:])), True),
+        (replace(EARLIER, value=8, decisions=(Decision(8.9, "a"), *EARLIER.decisions[1:])), False),
+        (replace(EARLIER, value=8, decisions=(Decision(None, "a"), *EARLIER.decisions[1:])), False),
+        (Tried(0, 7, False, (), (Decision(9, "a"), Decision(7, "ab")), "another end"), True),
+        (Tried(0, 7, False, (), (Decision(9, "a"), Decision(7, "xy")), "another end"), False),
+        (Tried(0, 7, False, (), (Decision(9, "a"),), "another end"), False),
+    ],
+)
+def test_a_run_repeats_another_up_to_the_first_decision_that_their_values_make_differently(
+    later: Tried, same: bool
+) -> None:
+    assert repeats(EARLIER, later, (9, 8, 7)) is same
+
+
+def test_decisions_are_the_verdicts_on_what_was_committed_or_repaired() -> None:
+    """Not those on lost bets; and also that of a run that ends with its repair, or before it."""
+    a, b, c, r = (Step(text, "small") for text in "abcr")
+    low, high = Rollback(reason="grade", score=2.0), Accept(8.0)
+    events: list[Event] = [
+        Judged(0, a, high), Judged(1, b, low), Judged(2, c, high), Committed(0, a, 8.0), Lost(2, c),
+        Repaired(1, r, low), Committed(1, r), Judged(2, c, Rollback(reason="grade")),
+    ]  # fmt: skip
+    assert [decision.score for decision in decisions(events)] == [8.0, 2.0, None]
+    assert [decision.score for decision in decisions([*events, Repaired(2, r, low)])] == [8.0, 2.0, None]
+    chains = [decision.chain for decision in decisions(events)]
+    assert len({*chains}) == 3
+    assert chains == [decision.chain for decision in decisions([*events[:2], *events[3:4], *events[5:]])]
+
+
+def test_half_of_a_draft_that_is_kept_is_decided_once() -> None:
+    a, r, bet = Step("ab", "small"), Step("r", "large"), Step("bet", "small")
+    verdict = Rollback(keep=1, reason="grade", score=3.0)
+    events: list[Event] = [
+        Judged(0, a, verdict), Judged(1, bet, Accept(9.0)), Committed(0, a.cut(1), 3.0), Lost(1, bet),
+        Repaired(1, r, verdict), Committed(1, r),
+    ]  # fmt: skip
+    assert [decision.score for decision in decisions(events)] == [3.0]
+
+
+def unchecked_reuse(self: Calibration, value: float, before: Mapping[int, Tried]) -> dict[int, Tried]:
+    """The old rule: a run in which no score lies between two values is the same run for both."""
+    return {
+        problem: replace(tried, value=value)
+        for problem, tried in before.items()
+        if tried.revealing(value) is None and (problem, value) not in self.trials.done
+    }
+
+
+def nothing_checked(self: Calibration, runs: object, before: object) -> None:
+    pass
+
+
+@pytest.fixture
+def _old_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Calibration, "_reusable", unchecked_reuse)
+    monkeypatch.setattr(Calibration, "_check", nothing_checked)
+
+
+@pytest.mark.parametrize("repeating", [1.0, 0.95, 0.0])
+def test_the_search_keeps_its_promise_with_runs_that_repeat_and_with_runs_that_do_not(repeating: float) -> None:
+    row = search("at the edge from the second", 300, LIMIT, 25, repeating)
+    assert search_missed([row]) == []
+    assert (row.reused > 0.3) is (repeating == 1)
+
+
+@pytest.mark.usefixtures("_old_rule")
+def test_the_old_rule_breaks_the_promise_where_runs_do_not_repeat() -> None:
+    assert search_missed([search("at the edge from the second", 300, LIMIT, 25, 1.0)]) == []
+    row = search("at the edge from the second", 300, LIMIT, 25, 0.0)
+    assert row.broken > 0.9
+    assert "0% of the problems repeat: broken in" in search_missed([row])[0]
+
+
+@pytest.fixture
+def _search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command simulate only the hardest population of the search."""
+    monkeypatch.setattr(coverage, "KINDS", {})
+    monkeypatch.setattr(coverage, "table", str)
+    kind = "at the edge from the second"
+    monkeypatch.setattr(coverage, "SEARCH_KINDS", {kind: coverage.SEARCH_KINDS[kind]})
+
+
+@pytest.mark.usefixtures("_search_alone")
+def test_the_command_passes_with_the_search_as_it_is() -> None:
+    coverage.main(populations=100)
+
+
+@pytest.mark.usefixtures("_search_alone", "_old_rule")
+def test_the_command_fails_with_the_old_rule(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        coverage.main(populations=100)
+    assert "missed: at the edge from the second, 0% of the problems repeat" in capsys.readouterr().err
+
+
+def test_where_all_runs_repeat_and_none_is_reused_the_row_shows_nothing() -> None:
+    row = search("a cliff", 300, LIMIT, 3, 1.0)
+    assert search_missed([row]) == []
+    assert search_missed([replace(row, reused=0.0)]) == ["missed: a cliff: all runs repeat, and none is reused"]
+
+
+def test_runs_of_a_population_lose_what_it_says() -> None:
+    rng = np.random.default_rng(0)
+    population = coverage.Population(np.array([0.05, 0.2]), np.array([0.01, 0.03]))
+
+    async def loss(repeating: float, place: int) -> float:
+        runs, n = Runs(population, rng, 20_000, repeating), 20_000
+        right = [[(await runs.attempt(p, v)).right for p in range(n)] for v in (None, Runs.knob.values[place])]
+        return (sum(right[0]) - sum(right[1])) / n
+
+    for repeating in (0.0, 1.0):
+        for place in (0, 1):
+            expected = population.loss[place]
+            assert asyncio.run(loss(repeating, place)) == pytest.approx(expected, abs=0.015)
