@@ -7,14 +7,24 @@ from collections.abc import Callable, Sequence
 
 from .chain import THINK_END, Chain, Step
 from .interfaces import Model
+from .markers import opens_block
 
 BOXED = "\\boxed{"
 BRACE = re.compile(r"\\boxed\{|[{}]")
 
 
+def has_thought(chain: Chain) -> bool:
+    """Whether *chain* holds a thinking block: then it is not the answer, whatever its models were taken for."""
+    return _closed(chain) or opens_block(chain.text)
+
+
+def _closed(chain: Chain) -> bool:
+    return any(step.text.endswith(THINK_END) for step in chain.steps)
+
+
 def close(chain: Chain, author: Model) -> Chain:
     """End the thinking of *chain* where it did not end by itself, so that an answer can follow."""
-    if THINK_END in chain.text:
+    if _closed(chain):
         return chain
     closing = f"{'' if chain.text.endswith(chr(10)) else chr(10)}{THINK_END}"
     return chain.extend(Step(closing, author.role, "end", note="closed"))

@@ -8,7 +8,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from .answer import Telling, extract, said, write_answer
+from .answer import Telling, extract, has_thought, said, write_answer
 from .budget import Budget
 from .chain import Chain, Rollback, Step
 from .errors import ContextTooLong, EndpointUnavailable
@@ -28,6 +28,7 @@ from .events import (
 from .hooks import Watch
 from .interfaces import REQUEST, Model, Policy, RequestContext, requesting
 from .lookahead import Ahead
+from .markers import may_open_block
 from .reason import End, reason
 from .tasks import to_the_end
 
@@ -166,7 +167,7 @@ class _Run:
         if self.early is not None:
             self.early.see(event, self.chain)
         self.observe(event)
-        if isinstance(event, Committed) and not self.thinks:
+        if isinstance(event, Committed) and not self.thinks and not may_open_block(self.chain.text):
             self.aloud.grown(self.chain.text)
 
     async def close(self) -> None:
@@ -236,7 +237,7 @@ async def run(
 ) -> Outcome:
     """
     Think with *policy* and let its answerer answer, or *answerer*; models that do not *think* (no thinking block)
-    answer as they reason.
+    answer as they reason. If their chain shows a thinking block all the same, an answer is written after it.
 
     The answer is told in pieces and ends before the first of the *stop* strings; what there is of it when the time is
     up counts. *watch* may end the thinking early. If the small model fails for good, *fallback* goes on from what is
@@ -252,7 +253,7 @@ async def run(
                 raise
             observe(Degraded("small", str(exc)))
             why = await going.think(fallback)
-        if thinks:
+        if thinks or has_thought(going.chain):
             written, cut = await going.answer()
             text = written.text if written is not None else ""
             why = cut if why == "stop" else why

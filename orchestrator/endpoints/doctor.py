@@ -16,6 +16,7 @@ from ..events import Called, Event
 from .acceptance import Acceptance
 from .probe import LONG, Capabilities
 from .settings import Endpoint
+from .template import Source, disagreement
 from .vllm import VllmEndpoint
 
 QUESTION = "Grade the last step from 0, wrong, to 9, right. Reply with one digit."
@@ -54,7 +55,8 @@ class Examined:
     *faithful*: the chat template's text gives the template's ids. *digits* is the probability that the model, asked to
     grade a step, puts on digits. *first* and *between* are the seconds to a first token and from token to token;
     *scoring* those to score a step after `LONG` tokens that the server knows, 0 where it cannot. *acceptance* is that
-    of its own speculative decoding since it was started; None if it does none.
+    of its own speculative decoding since it was started; None if it does none. *thinks_by* is how it was found whether
+    the model *thinks*; *block* is the mark that opens its thinking block, "" if nothing shows one.
     """
 
     role: Role
@@ -71,6 +73,8 @@ class Examined:
     can: Capabilities | None = None
     scoring: float = 0.0
     acceptance: Acceptance | None = None
+    thinks_by: Source = "template"
+    block: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ def _cells(examined: Examined) -> list[RenderableType]:
         examined.model,
         can.version or "?",
         f"{examined.room} tokens",
-        _mark(examined.thinks),
+        _mark(examined.thinks).append(f" ({examined.thinks_by})"),
         _mark(can.speculation),
         str(examined.acceptance or "-"),
         *(_mark(getattr(can, name)) for name in COSTS),
@@ -164,6 +168,8 @@ async def _examine(settings: Endpoint, question: str, opening: str) -> Examined:
                 can=can,
                 scoring=await _scoring(endpoint) if scores else 0.0,
                 acceptance=await endpoint.acceptance(),
+                thinks_by=endpoint.template.source,
+                block=endpoint.template.block,
             )
     except StepspecError as exc:
         return Examined(settings.role, settings.url, problem=str(exc))
@@ -200,9 +206,32 @@ def _notes(examined: Examined) -> list[str]:
     ]
     if not examined.faithful:
         notes.append(f"{examined.role}: its chat template does not survive encoding; judge prompts may differ a little")
-    if not examined.thinks:
-        notes.append(f"{examined.role}: its chat template opens no thinking block; it will reason in its answer")
-    return notes
+    return [*notes, *_notes_on_thinking(examined)]
+
+
+def _notes_on_thinking(examined: Examined) -> list[str]:
+    """Say what is otherwise than that the template shows a thinking block, and what it means."""
+    role, block, answers = examined.role, examined.block, "it reasons in its answer"
+    match examined.thinks_by, examined.thinks:
+        case "effect", True:
+            note = (
+                f"its chat template shows no thinking block, but it opens one by itself, {block}: stepspec opens it in "
+                f"the model's place; set thinks = false in [{role}] to have the block skipped"
+            )
+        case "effect", False:
+            note = (
+                f"its chat template shows no thinking block, and asked a plain question it opened none: {answers}; if "
+                f"it does think, set thinks = true in [{role}]"
+            )
+        case "setting", True:
+            note = f"thinks = true is set: stepspec opens the block {block}, which nothing else shows"
+        case "setting", False:
+            note = f"thinks = false is set: its block {block} is skipped, and {answers}"
+        case _, False:
+            note = f"its chat template switches thinking off: {answers}"
+        case _:
+            return []
+    return [f"{role}: {note}"]
 
 
 def _notes_on_scoring(large: Examined, suffix_scoring: bool | None) -> list[str]:
@@ -236,6 +265,10 @@ def _notes_on_pair(small: Examined, large: Examined, same: bool) -> list[str]:
     notes: list[str] = []
     if small.problem or large.problem:
         return notes
+    if why := disagreement(small.thinks, large.thinks):
+        notes.append(f"this pair is refused: {why}")
+    elif large.thinks and not small.thinks:
+        notes.append("only the large model thinks: the small one drafts the steps of its thinking as if it answered")
     if large.can and large.can.prompt_logprobs:
         notes += _notes_on_scoring(large, large.can.suffix_scoring)
     if not same:

@@ -9,17 +9,19 @@ from hashlib import blake2b
 from itertools import groupby, takewhile
 from typing import Any, Generic, TypeVar
 
-from ..chain import Chain, Message, Step, Token
+from ..chain import THINK_END, Chain, Message, Step, Token
 from ..errors import MalformedReply, MissingCapability
+from ..markers import opens_block
 from .client import Connection
 from .settings import Endpoint
-from .template import CONVERSATIONS, Messages, Template, cut
-from .wire import Body, spell
+from .template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
+from .wire import GREEDY, Body, completion, spell
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 TEXTS, CONVERSATIONS_KEPT = 8192, 256  # how many are remembered
+FIRST_WORDS = 16  # tokens, in which a model that thinks has opened its block
 MARK = "\0"  # a token of its own wherever any byte is one
 
 PROBE = (
@@ -63,7 +65,7 @@ class Encoder:
     def __init__(self, connection: Connection, model: str) -> None:
         self._connection, self._model = connection, model
         self._call = connection.call("tokenize")
-        self.encode = Memo(self._encode, TEXTS)
+        self.literally = Memo(self._encode, TEXTS)
         self.spelt = Memo(self._spell, TEXTS)
         self.prefix = Memo(self._prefix, CONVERSATIONS_KEPT)
         self._pieces: dict[int, str] = {}
@@ -76,16 +78,25 @@ class Encoder:
         rendered = [await self._render(messages, generate) for messages, generate in CONVERSATIONS]
         texts = [await self.decode(ids) for ids in rendered]
         try:
-            self.template = cut(texts)
+            shown = cut(texts)
+            found = shown.after(await self._first_words()) if shown.source == "unknown" else shown
+            self.template = found.overridden(self._thinks)
         except MissingCapability as exc:
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
-        self.faithful = list(await self.encode(texts[-1])) == rendered[-1]
+        self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """Encode *text*, of a chain; where it ends the thinking, with the model's own mark. `literally` leaves it."""
+        return await self.literally(self.template.spelt(text))
 
     async def chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain, with the ids that its tokens were written with wherever they are this vocabulary's."""
         ids = list(await self.prefix(chain.messages))
+        marked = self.template.thinks or opens_block(chain.text)
         for step in chain.steps:
-            ids += await self._step(step)
+            ids += await self._step(step, marked=marked)
+            if self.template.handover and step.text.endswith(THINK_END):
+                ids += await self.literally(self.template.handover)
         return ids
 
     async def begun(self, step: Step) -> tuple[Token, ...]:
@@ -111,7 +122,7 @@ class Encoder:
 
     async def _spell_each(self, ids: Sequence[int]) -> list[str]:
         """Decode *ids* in one request, apart from each other, if a mark can be put between them."""
-        mark = await self.encode(MARK) if len(ids) > 1 else ()
+        mark = await self.literally(MARK) if len(ids) > 1 else ()
         if len(mark) == 1:
             decoded = await self.decode([*mark, *(each for number in ids for each in (number, *mark))])
             parts = decoded.split(MARK)[1:-1]
@@ -119,9 +130,10 @@ class Encoder:
                 return parts
         return [await self.decode([number]) for number in ids]
 
-    async def _step(self, step: Step) -> Sequence[int]:
+    async def _step(self, step: Step, *, marked: bool) -> Sequence[int]:
+        """Encode *step*; unless it is *marked*, without an end of the thinking that is none of this model's."""
         if step.vocabulary != self.vocabulary or not step.tokens:
-            return await self.encode(step.text)
+            return await self.encode(step.text if marked else step.text.replace(THINK_END, ""))
         ids = [token.id for token in step.tokens]
         return ids if -1 not in ids else await self._mixed(step.tokens)
 
@@ -151,7 +163,22 @@ class Encoder:
 
     async def _prefix(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         ids = await self._render([asdict(message) for message in messages], True)
-        return (*ids, *await self.encode(self.template.opened))
+        return (*ids, *await self.literally(self.template.opened))
+
+    async def _first_words(self) -> str:
+        """Let the model answer a plain question, greedily, as far as it takes to see how it begins."""
+        prompt = await self._render(PLAIN_QUESTION, True)
+        body = completion(self._model, prompt, GREEDY, FIRST_WORDS) | {"skip_special_tokens": False}
+        reply = await self._connection.post(self._call, "/v1/completions", body)
+        try:
+            return str(reply["choices"][0]["text"])
+        except (LookupError, TypeError) as exc:
+            raise self._call.error(MalformedReply, f"/v1/completions answered {str(reply)[:200]}") from exc
+
+    @property
+    def _thinks(self) -> bool | None:
+        endpoint = self._connection.endpoint
+        return endpoint.thinks if isinstance(endpoint, Endpoint) else None
 
     async def _render(self, messages: Messages, generate: bool) -> list[int]:
         body: Body = {"messages": messages, "add_generation_prompt": generate}

@@ -20,7 +20,8 @@ class GrowingStep:
 
     A token that reaches beyond the stop string is cut there: its id becomes -1, and the rest of its text is left out. A
     stop string has to be written as a whole: what *opening* ends in does not count. Of what a token tells about its
-    place, the *top* likeliest ones are kept. An opening that is longer than the limit is cut to it.
+    place, the *top* likeliest ones are kept. An opening that is longer than the limit is cut to it. *closing* is how
+    the model spells the end of its thinking; the step spells it `THINK_END`.
     """
 
     def __init__(
@@ -32,10 +33,12 @@ class GrowingStep:
         limit: int,
         opening: Sequence[Token] = (),
         top: int = 0,
+        closing: str = THINK_END,
     ) -> None:
         self._author: Role = author
         self._vocabulary = vocabulary
-        self._stops = (*stops, THINK_END)
+        self._closing = closing
+        self._stops = (*stops, closing)
         self._reach = max(map(len, self._stops)) - 1
         self._top = top
         self._tokens = list(opening[:limit])
@@ -48,6 +51,8 @@ class GrowingStep:
         """Append *token*; say why the step ends with it, if it does."""
         if len(token.top) > self._top:
             token = replace(token, top=token.top[: self._top])
+        if self._closing != THINK_END and any(rival.text == self._closing for rival in token.top):
+            token = replace(token, top=tuple([self._neutral(rival) for rival in token.top]))
         before = len(self._text)
         text = self._text + token.text
         end = ends_in(text, self._stops, max(self._written_from, before - self._reach))
@@ -59,7 +64,27 @@ class GrowingStep:
         self._cut = end < len(text)
         self._text = text[:end]
         self._tokens.append(replace(token, text=text[before:end], id=-1) if self._cut else token)
-        return "end" if self._text.endswith(THINK_END) else "delimiter"
+        if not self._text.endswith(self._closing):
+            return "delimiter"
+        if self._closing != THINK_END:
+            self._close()
+        return "end"
+
+    def _neutral(self, rival: Token) -> Token:
+        return replace(rival, text=THINK_END) if rival.text == self._closing else rival
+
+    def _close(self) -> None:
+        """Spell the end of the thinking as chains do: on the last token of the mark, the others have no text then."""
+        start, at, straddled = len(self._text) - len(self._closing), 0, False
+        for place, token in enumerate(self._tokens):
+            end = at + len(token.text)
+            if end > start:
+                straddled = straddled or at < start
+                text = token.text[: max(0, start - at)]
+                self._tokens[place] = replace(token, text=text, id=-1 if straddled else token.id)
+            at = end
+        self._tokens[-1] = replace(self._tokens[-1], text=self._tokens[-1].text + THINK_END)
+        self._text = self._text[:start] + THINK_END
 
     @property
     def overran(self) -> bool:

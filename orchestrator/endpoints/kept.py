@@ -28,8 +28,10 @@ class Kept:
         stop: Sequence[str],
         limit: int,
         top: int = 0,
+        closing: str = THINK_END,
     ) -> None:
         self._open = open_request
+        self._closing = closing
         self._stop, self._limit, self._top = tuple(stop), limit, top
         self._expected: Chain | None = None
         self._unread: deque[Token | Stop | Exception] = deque()
@@ -76,7 +78,7 @@ class Kept:
 
     def _waits(self, limit: int) -> bool:
         """Say whether a whole step of at most *limit* tokens waits to be read."""
-        return len(self._unread) >= limit or ends_in(self._tail, (*self._stop, THINK_END)) >= 0
+        return len(self._unread) >= limit or ends_in(self._tail, (*self._stop, self._closing)) >= 0
 
     async def _take(self) -> Token | Stop:
         while not self._unread:

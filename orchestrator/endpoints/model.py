@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ..chain import DELIMITER, THINK_END, Chain, Role, Step, Token
+from ..chain import DELIMITER, Chain, Role, Step, Token
 from ..errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
 from ..events import Observer, Verb
 from ..interfaces import KEPT_OPEN
@@ -60,7 +60,10 @@ class VllmModel:
         """
         encoder, stack, sampling = self._endpoint.encoder, KEPT_OPEN.get(), self._sampling.telling(_told(top))
         begun = await encoder.spelt(opening)
-        growing = GrowingStep(self.role, encoder.vocabulary, stops=stop, limit=limit, opening=begun, top=top)
+        closing = encoder.template.closing
+        growing = GrowingStep(
+            self.role, encoder.vocabulary, stops=stop, limit=limit, opening=begun, top=top, closing=closing
+        )
         kept = self._kept.get(stack) if stack else None
         if kept and not opening and kept.continues(chain, stop, limit, top):
             return await kept.write(chain, growing, until, limit)
@@ -70,11 +73,11 @@ class VllmModel:
             return growing.end("length")
         prompt = [*await encoder.chain(chain), *await encoder.encode(opening)]
         if stack is None or (kept and kept.reading):
-            stops, most = (THINK_END, *stop), limit - len(begun)
+            stops, most = (closing, *stop), limit - len(begun)
             async with self._generate(chain, prompt, sampling, stops, most) as arrivals:
                 return await grow(growing, arrivals.take, until)
         opened = partial(self._generate, chain, prompt, sampling, (), encoder.room)
-        kept = Kept(opened, stop, limit, sampling.logprobs or 0)
+        kept = Kept(opened, stop, limit, sampling.logprobs or 0, closing)
         self._kept[stack] = kept
         stack.push_async_callback(kept.close)
         return await kept.write(chain, growing, until, limit)
@@ -89,14 +92,18 @@ class VllmModel:
         """
         encoder = self._endpoint.encoder
         openings = [await encoder.begun(step) for step in begun]
-        growing = [GrowingStep(self.role, encoder.vocabulary, stops=stop, limit=limit, opening=one) for one in openings]
+        closing = encoder.template.closing
+        growing = [
+            GrowingStep(self.role, encoder.vocabulary, stops=stop, limit=limit, opening=one, closing=closing)
+            for one in openings
+        ]
         going = [place for place, opening in enumerate(openings) if len(opening) < limit]
         steps = {place: each.end("length") for place, each in enumerate(growing) if place not in going}
         if going:
             before = await encoder.chain(chain)
             prompts = [[*before, *(token.id for token in openings[place])] for place in going]
             most = limit - min(len(openings[place]) for place in going)
-            written = await self._grow(chain, prompts, (THINK_END, *stop), most, [growing[place] for place in going])
+            written = await self._grow(chain, prompts, (closing, *stop), most, [growing[place] for place in going])
             steps |= zip(going, written, strict=True)
         return tuple([steps[place] for place in range(len(begun))])
 
@@ -146,7 +153,7 @@ class VllmModel:
         """
         encoder, endpoint = self._endpoint.encoder, self._endpoint
         numbers = await self._numbers(choices)
-        prompt = [*await encoder.chain(chain), *await encoder.encode(encoder.template.ask(question, opening))]
+        prompt = [*await encoder.chain(chain), *await encoder.literally(encoder.template.ask(question, opening))]
         if endpoint.by_id is not False:
             found = await self._ask_by_id(prompt, numbers)
             if found is not None:
@@ -180,7 +187,7 @@ class VllmModel:
         return wire.chances(call, answer.reply, numbers, answer.place)
 
     async def _numbers(self, choices: Sequence[str]) -> dict[str, int]:
-        encoded = {choice: await self._endpoint.encoder.encode(choice) for choice in choices}
+        encoded = {choice: await self._endpoint.encoder.literally(choice) for choice in choices}
         wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
         if wrong or not encoded:
             names = ", ".join(map(repr, wrong)) or "none given"

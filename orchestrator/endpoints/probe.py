@@ -56,8 +56,8 @@ async def probe(connection: Connection, model: str, encoder: Encoder, *, suffix_
 
     *suffix_scoring* is tried only where the settings allow it: a server that was not made for it may not survive it.
     """
-    prompt = (await encoder.encode(PROBE))[: encoder.room - 8]
-    digits = await encoder.encode("0123456789")
+    prompt = (await encoder.literally(PROBE))[: encoder.room - 8]
+    digits = await encoder.literally("0123456789")
     probing = _Probe(connection, model, prompt, digits, min(LONG, encoder.room - 8))
     found = await probing.run()
     return replace(found, suffix_scoring=await probing.suffix_scoring()) if suffix_scoring else found

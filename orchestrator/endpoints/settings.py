@@ -83,6 +83,9 @@ class Endpoint(Address, frozen=True):
     """
     A model that writes. *template* is passed on to the chat template (``chat_template_kwargs``).
 
+    *thinks* says whether the model thinks in a block of its own before it answers. None finds out, by the chat template
+    or, where that shows no block, by the first words of an answer. False has a model that would think answer at once.
+
     *replicas* are the URLs of more servers of the same model; a *url* may also be several, with commas between them.
 
     *suffix_scoring* scores a text for the price of the text, where otherwise the whole chain before it is read again.
@@ -94,6 +97,7 @@ class Endpoint(Address, frozen=True):
     role: Role
     replicas: tuple[Annotated[str, AfterValidator(_base_url)], ...] = ()
     template: dict[str, Any] = {}
+    thinks: bool | None = None
     suffix_scoring: bool = False
 
     @model_validator(mode="before")

@@ -14,6 +14,7 @@ from ..endpoints.acceptance import Acceptance
 from ..endpoints.clock import or_now
 from ..endpoints.probe import Capabilities
 from ..endpoints.queue import Queue
+from ..endpoints.template import disagreement
 from ..endpoints.wire import GREEDY, Format
 from ..errors import ConfigurationError
 from ..events import Observer
@@ -48,10 +49,9 @@ class NestedEndpoint:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await all_entered(stack, (self.small, self.large))
-            if self.small.template.thinks != self.large.template.thinks:
+            if why := disagreement(self.small.template.thinks, self.large.template.thinks):
                 raise ConfigurationError(
-                    f"of the {self.role} pair, only one model thinks in a block of its own before it answers: "
-                    f"{self.small.name} and {self.large.name} have to be alike in that"
+                    f"{self.small.name} and {self.large.name} cannot be the {self.role} pair: {why} (of that pair)"
                 )
             self._exit = stack.pop_all()
         return self

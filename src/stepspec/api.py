@@ -23,6 +23,7 @@ from .orchestrator.endpoints import Endpoint, Sampling, VllmCritic
 from .orchestrator.endpoints.client import carrying
 from .orchestrator.endpoints.queue import polled
 from .orchestrator.endpoints.room import fitted
+from .orchestrator.endpoints.template import disagreement
 from .orchestrator.endpoints.underneath import Underneath, Windows
 from .orchestrator.endpoints.wire import Format
 from .orchestrator.errors import ConfigurationError
@@ -95,6 +96,8 @@ class Solver:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await all_entered(stack, (self.small, self.large, *((self.critic,) if self.critic else ())))
+            if why := disagreement(self.small.template.thinks, self.large.template.thinks):
+                raise ConfigurationError(f"{described(self.small)} and {self.large.name} cannot be a pair: {why}")
             stack.push_async_callback(self.shadows.close)
             if self.promise:
                 self.promise.warn_of_differences(self.settings, self.models)
@@ -243,7 +246,11 @@ class Solver:
 
     @property
     def thinks(self) -> bool:
-        """Whether the models reason in a block of its own before they answer; known once entered."""
+        """
+        Whether the reasoning stands in a block of its own before the answer; known once entered.
+
+        It does if the large model thinks. A small one that does not may draft for it.
+        """
         return self.large.template.thinks
 
     @property

@@ -55,7 +55,6 @@ def test_what_is_missing_is_named_with_its_cost(name: str) -> None:
         ({"vocabulary": "w"}, "the vocabularies differ"),
         ({"digits": 0.1}, "puts 10% on digits"),
         ({"between": 0.007}, "speculation cannot pay"),
-        ({"thinks": False}, "opens no thinking block"),
         ({"faithful": False}, "does not survive encoding"),
     ],
 )

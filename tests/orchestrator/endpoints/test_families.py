@@ -1,0 +1,140 @@
+"""The chat templates of the families that people run: what is learnt of each, and what its prompts look like."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from stepspec.orchestrator.answer import close
+from stepspec.orchestrator.chain import THINK_END, Chain, Step
+from stepspec.orchestrator.endpoints import Template, VllmEndpoint, learn
+from stepspec.orchestrator.errors import MissingCapability
+from stepspec.orchestrator.markers import KNOWN, THINK
+
+from .families import BY_NAME, FAMILIES, Family, FamilyServer
+
+SCRIPT = ("So one.\n\nThen two.\n\nDone.\n", THINK_END, "It is \\boxed{2}.")
+HIDDEN = [family for family in FAMILIES if family.by == "effect"]
+every_family = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+thinking_family = pytest.mark.parametrize("family", [f for f in FAMILIES if f.thinks], ids=lambda family: family.name)
+
+
+def learnt(family: Family) -> Template:
+    return learn(family.render).after(family.writes)
+
+
+@every_family
+def test_what_is_learnt_of_a_family(family: Family) -> None:
+    template = learnt(family)
+    assert template.thinks is family.thinks
+    assert template.source == family.by
+    assert (template.turn, template.answer, template.opened) == (family.turn, family.answer, family.opened)
+    assert family.markers is None or template.markers == family.markers
+
+
+@every_family
+def test_the_prompt_ends_where_the_model_would_begin_to_think(family: Family) -> None:
+    begun = learnt(family).begin(family.render([{"role": "user", "content": "PROBLEM"}], True))
+    if family.markers is not None:
+        assert begun.rstrip().endswith(family.markers.opening.rstrip())
+        assert begun.count(family.markers.opening.rstrip()) == 1
+    assert begun == family.head + family.user[0] + "PROBLEM" + family.before + family.opened
+
+
+@every_family
+def test_a_judge_answers_outside_of_the_thinking(family: Family) -> None:
+    """Its prompt ends where the family's own conversation would have a reply begin whose thinking was skipped."""
+    asked = learnt(family).ask("QUESTION", "The grade is ")
+    assert asked == f"{family.turn}QUESTION{family.answer}The grade is "
+    for markers in KNOWN:
+        opened, closed = asked.count(markers.opening.rstrip()), asked.count(markers.closing)
+        assert opened <= closed
+
+
+@every_family
+async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_before(family: Family) -> None:
+    server = FamilyServer(SCRIPT, family=family)
+    async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
+        model, chain = endpoint.model(), Chain.of("What is 1 + 1?")
+        prompts: list[list[int]] = []
+        while not chain.finished:
+            prompts.append(await endpoint.encoder.chain(chain))
+            chain = chain.extend(await model.write(chain))
+        answer = await model.write(close(chain, model), stop=())
+        sent = [body["prompt"] for _, body in server.requests if body.get("stream")]
+        assert sent[: len(prompts)] == prompts
+        for shorter, longer in pairwise(sent):
+            assert longer[: len(shorter)] == shorter
+        whole = await endpoint.encoder.chain(chain.extend(answer))
+    if family.thinks:
+        assert [step.text for step in chain.steps] == ["So one.\n\n", "Then two.\n\n", f"Done.\n{THINK_END}"]
+        assert (chain.steps[-1].stop, answer.text) == ("end", "It is \\boxed{2}.")
+        assert server.decode(whole).endswith(close_of(family) + "It is \\boxed{2}.")
+    for step in chain.steps:
+        assert "".join(token.text for token in step.tokens) == step.text
+
+
+def close_of(family: Family) -> str:
+    assert family.markers is not None
+    return family.markers.closing + family.markers.handover
+
+
+@thinking_family
+async def test_a_block_that_another_model_closed_is_closed_in_the_models_own_way(family: Family) -> None:
+    server = FamilyServer(SCRIPT, family=family)
+    chain = Chain.of("What is 1 + 1?").extend(Step(f"So one.\n{THINK_END}", "small", "end"))
+    async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
+        text = server.decode(await endpoint.encoder.chain(chain))
+        (tokens,) = await endpoint.model().score(chain, f"So one.\n{THINK_END}")
+    assert text.endswith(f"{family.opened}So one.\n{close_of(family)}")
+    assert "".join(token.text for token in tokens) == f"So one.\n{THINK_END}"
+
+
+async def test_a_model_that_does_not_think_does_not_read_where_others_stopped_thinking() -> None:
+    server = FamilyServer(SCRIPT, family=BY_NAME["llama-3"])
+    chain = Chain.of("What is 1 + 1?").extend(Step(f"So one.\n{THINK_END}", "large", "end"))
+    async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
+        assert server.decode(await endpoint.encoder.chain(chain)).endswith("<|end_header_id|>\n\nSo one.\n")
+
+
+@pytest.mark.parametrize("family", HIDDEN, ids=lambda family: family.name)
+async def test_a_template_that_shows_nothing_costs_one_small_request(family: Family) -> None:
+    server = FamilyServer(SCRIPT, family=family)
+    async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
+        assert endpoint.template == learnt(family)
+    (body,) = [body for path, body in server.requests if path == "/v1/completions"]
+    assert (body["temperature"], body["max_tokens"] <= 32) == (0.0, True)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if f.by == "template"], ids=lambda family: family.name)
+async def test_a_template_that_shows_its_block_costs_no_request(family: Family) -> None:
+    server = FamilyServer(SCRIPT, family=family)
+    async with server.serve() as settings, VllmEndpoint(settings):
+        assert "/v1/completions" not in [path for path, _ in server.requests]
+
+
+@thinking_family
+def test_thinking_can_be_switched_off_for_any_family(family: Family) -> None:
+    found = learnt(family)
+    template = found.overridden(False)
+    assert (template.thinks, template.source) == (False, "setting")
+    begun = template.begin(family.before)
+    assert begun.rstrip().endswith((close_of(family).removeprefix("<|end|><|start|>assistant"), "</think>"))
+    assert template.answer == found.answer
+    assert found.overridden(True) == found.overridden(None) == found
+
+
+def test_a_block_that_nothing_shows_can_be_demanded() -> None:
+    template = learnt(BY_NAME["llama-3"]).overridden(True)
+    assert (template.thinks, template.source, template.opened) == (True, "setting", "<think>\n")
+    assert template.markers == THINK
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if "thinking off" in f.name], ids=lambda family: family.name)
+async def test_a_template_that_switches_thinking_off_is_not_overridden_but_cured(family: Family) -> None:
+    server = FamilyServer(SCRIPT, family=family)
+    async with server.serve(thinks=True) as settings:
+        with pytest.raises(MissingCapability, match=r"small model at http.*template = \{ enable_thinking = true \}"):
+            async with VllmEndpoint(settings):
+                pass
