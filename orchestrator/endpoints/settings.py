@@ -135,11 +135,16 @@ class CriticEndpoint(Address, frozen=True):
     A reward model.
 
     *delimiter* is what it was trained to see behind every step, and where it gives its reward: a blank line for most,
-    ``<extra_0>`` for Qwen2.5-Math-PRM.
+    ``<extra_0>`` for Qwen2.5-Math-PRM. The *layout* is "plain" for a model that reads the problem as it is (RSD's
+    Skywork models), "chat" for one that reads it in its chat template (Qwen2.5-Math-PRM). *prefix* stands before the
+    problem: in the plain layout what the authors call the BOS token, where the tokenizer adds none by itself, and in
+    the chat layout a system message in place of the template's own.
     """
 
     role: Literal["critic"] = "critic"
     delimiter: str = Field(default=DELIMITER, min_length=1)
+    layout: Literal["plain", "chat"] = "plain"
+    prefix: str = ""
 
 
 class Sampling(BaseModel):

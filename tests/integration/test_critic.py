@@ -17,7 +17,7 @@ from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
 from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.endpoints import CriticEndpoint, VllmCritic
-from stepspec.orchestrator.endpoints.critic import laid_out, sigmoid, values
+from stepspec.orchestrator.endpoints.critic import sigmoid, values
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.serving import Served, Server, launch
@@ -85,15 +85,53 @@ async def test_every_kind_of_head_gives_rewards_that_tell_texts_apart(critics: M
 async def test_our_squashing_is_the_servers_own(critics: Mapping[str, Served], head: str) -> None:
     async with connected(critics[head]) as critic:
         call = critic.connection.call("rate")
-        reply = await critic.connection.post(call, "/pooling", critic.ask(LONGER, logits=False))
+        reply = await critic.connection.post(call, "/pooling", await critic.ask(LONGER, logits=False))
         assert await critic.critic().rate(LONGER) == pytest.approx(values(call, reply)[-1], abs=1e-5)
 
 
 async def test_classify_says_the_same(critics: Mapping[str, Served]) -> None:
     async with connected(critics["one"]) as critic:
-        body = {"model": critic.name, "input": laid_out(LONGER), "use_activation": False}
+        ids = (await critic.ask(LONGER))["input"]
+        body = {"model": critic.name, "input": ids, "use_activation": False}
         reply = await critic.connection.post(critic.connection.call("rate"), "/classify", body)
         assert await critic.critic().rate(LONGER) == pytest.approx(sigmoid(reply["data"][0]["probs"][0]), abs=1e-5)
+
+
+async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[str, Served]) -> None:
+    """A full stop and a blank line are one token of this vocabulary where they are encoded together."""
+    async with connected(critics["tokens"]) as critic:
+        rate, tokenize = critic.connection.call("rate"), critic.connection.call("tokenize")
+
+        async def encoded(text: str) -> list[int]:
+            body = {"model": critic.name, "prompt": text, "add_special_tokens": False}
+            return list((await critic.connection.post(tokenize, "/tokenize", body))["tokens"])
+
+        async def rewards(ids: list[int]) -> list[float]:
+            body = {"model": critic.name, "input": ids, "use_activation": False}
+            reply = await critic.connection.post(rate, "/pooling", body)
+            return [sigmoid(row[0]) for row in reply["data"][0]["data"]]
+
+        step = CHAIN.steps[0].text
+        together, apart = await encoded(step), [*await encoded(step.strip()), *await encoded("\n\n")]
+        assert together != apart
+        sent = (await critic.ask(CHAIN))["input"]
+        assert sent[-len(apart) :] == apart
+        reward = await critic.critic().rate(CHAIN)
+        before = sent[: -len(apart)]
+        all_of = await rewards(sent)
+        assert len(all_of) == len(sent)
+        assert reward == pytest.approx(all_of[-1], abs=1e-5)
+        assert abs(reward - (await rewards([*before, *together]))[-1]) > 1e-4
+
+
+async def test_a_critic_may_read_its_chat_template(critics: Mapping[str, Served]) -> None:
+    async with VllmCritic(CriticEndpoint(url=critics["one"].base_url, layout="chat")) as critic:
+        chat = (await critic.ask(CHAIN))["input"]
+        assert 0 < await critic.critic().rate(CHAIN) < 1
+    async with connected(critics["one"]) as critic:
+        plain = (await critic.ask(CHAIN))["input"]
+    assert chat != plain
+    assert chat[-5:] == plain[-5:]
 
 
 async def test_a_server_that_only_writes_is_no_critic(pair: Pair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -15,13 +16,15 @@ from aiohttp import web
 from stepspec.orchestrator import Chain, Ledger, Message, Step
 from stepspec.orchestrator.chain import Speaker
 from stepspec.orchestrator.endpoints import CriticEndpoint, VllmCritic
-from stepspec.orchestrator.endpoints.critic import laid_out, reward, sigmoid
+from stepspec.orchestrator.endpoints.critic import paragraphs, reward, sigmoid
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Event
 
 CHAIN = Chain.of("What is 6 x 7?").extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n\n", "large"))
-READ = "What is 6 x 7?\nSix sevens.\n\nThat is 42.\n\n"
 TURNS: tuple[Speaker, ...] = ("user", "assistant", "user")
+PIECES = re.compile(
+    r"<\w+>|[.!?]?\n\n|\w+|.", re.DOTALL
+)  # a mark and a blank line are one token, as in Qwen's vocabulary
 USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
@@ -30,12 +33,15 @@ class FakePooling:
     """
     A reward model whose logits *head* gives for a text.
 
-    A server that is not *able* ignores ``use_activation``. *refusals* befall the coming requests, one by one.
+    A server that is not *able* ignores ``use_activation``. *refusals* befall the coming requests, one by one. *read*
+    has the tokens of every text that was rated, as their spellings.
     """
 
     head: Callable[[str], Any] = lambda text: [2.0]
     able: bool = True
     routes: tuple[str, ...] = ("/pooling",)
+    words: list[str] = field(default_factory=list[str])
+    read: list[list[str]] = field(default_factory=list[list[str]])
     names: tuple[str, ...] = ("prm",)
     refusals: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
@@ -49,15 +55,24 @@ class FakePooling:
         if self.refusals:
             status, message = self.refusals.popleft()
             return web.json_response({"error": {"message": message}}, status=status)
-        found = self.head(body["input"])
+        self.read.append([self.words[number] for number in body["input"]])
+        found = self.head("".join(self.read[-1]))
         raw = self.able and not body["use_activation"]
         data = found if raw else _activated(found)
         return web.json_response({"data": [{"data": data}], "usage": USAGE})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        text = body["prompt"] if "prompt" in body else _rendered(body["messages"])
+        pieces = [*(["<bos>"] if body.get("add_special_tokens") else []), *PIECES.findall(text)]
+        self.words += [piece for piece in dict.fromkeys(pieces) if piece not in self.words]
+        return web.json_response({"tokens": [self.words.index(piece) for piece in pieces], "max_model_len": 4096})
 
     @asynccontextmanager
     async def serve(self, **settings: Any) -> AsyncGenerator[CriticEndpoint]:
         app = web.Application()
         app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/tokenize", self.tokenize)
         for route in self.routes:
             app.router.add_post(route, self.pooling)
         runner = web.AppRunner(app, shutdown_timeout=0.0)
@@ -68,6 +83,10 @@ class FakePooling:
             yield CriticEndpoint(url=f"http://{host}:{port}/v1", **settings)
         finally:
             await runner.cleanup()
+
+
+def _rendered(messages: Sequence[dict[str, str]]) -> str:
+    return "".join(f"<{message['role']}>{message['content']}<end>" for message in messages) + "<assistant>"
 
 
 def _activated(found: Any) -> Any:
@@ -90,25 +109,45 @@ async def rated(server: FakePooling, chain: Chain = CHAIN, **settings: Any) -> t
 
 
 @pytest.mark.parametrize(
-    ("chain", "text"),
+    ("chain", "texts"),
     [
-        (CHAIN, READ),
-        (Chain.of("What?"), "What?\n"),
-        (Chain.of("?").extend(Step("Six ", "small", "length")).extend(Step("sevens.", "large")), "?\nSix sevens.\n\n"),
-        (CHAIN.extend(Step("Done.\n</think>", "small", "end")), f"{READ}Done.\n\n"),
-        (CHAIN.extend(Step("</think>", "small", "end")), READ),
-        (
-            Chain.of([Message("system", "Be kind."), *map(Message, TURNS, ("Hi.", "Hello.", "What?"))]),
-            "Hi.\nHello.\nWhat?\n",
-        ),
+        (CHAIN, ["Six sevens.", "That is 42."]),
+        (Chain.of("What?"), []),
+        (Chain.of("?").extend(Step("Six ", "small", "length")).extend(Step("sevens.", "large")), ["Six sevens."]),
+        (CHAIN.extend(Step("Done.\n</think>", "small", "end")), ["Six sevens.", "That is 42.", "Done."]),
+        (CHAIN.extend(Step("</think>", "small", "end")), ["Six sevens.", "That is 42."]),
+        (CHAIN.extend(Step("\n\n", "small")).extend(Step("So", "small")), ["Six sevens.", "That is 42.", "So"]),
+        (Chain.of("?").extend(Step("```\na\n\nb\n```\n\n", "small")), ["```\na\n\nb\n```"]),
     ],
 )  # fmt: skip
-def test_a_critic_reads_the_problem_and_the_paragraphs_each_with_a_delimiter(chain: Chain, text: str) -> None:
-    assert laid_out(chain) == text
+def test_a_critic_reads_the_steps(chain: Chain, texts: list[str]) -> None:
+    assert list(paragraphs(chain)) == texts
 
 
-def test_a_critic_may_have_a_delimiter_of_its_own() -> None:
-    assert laid_out(CHAIN, "<extra_0>") == "What is 6 x 7?\nSix sevens.<extra_0>That is 42.<extra_0>"
+@pytest.mark.parametrize(
+    ("messages", "settings", "text"),
+    [
+        ([Message("user", "What?")], {}, "<bos>What?\nSo.\n\n"),
+        ([Message("user", "What?")], {"prefix": "<s>"}, "<bos><s>What?\nSo.\n\n"),
+        (
+            [Message("system", "Be kind."), *map(Message, TURNS, ("Hi.", "Hello.", "What?"))],
+            {},
+            "<bos>Hi.\nHello.\nWhat?\nSo.\n\n",
+        ),
+        ([Message("user", "What?")], {"layout": "chat"}, "<user>What?<end><assistant>So.\n\n"),
+        (
+            [Message("system", "Be kind."), Message("user", "What?")],
+            {"layout": "chat", "prefix": "Step by step.", "delimiter": "<extra_0>"},
+            "<system>Step by step.<end><user>What?<end><assistant>So.<extra_0>",
+        ),
+    ],
+)
+async def test_a_critic_reads_the_problem_plain_or_in_its_chat_template(
+    messages: list[Message], settings: dict[str, Any], text: str
+) -> None:
+    server = FakePooling()
+    await rated(server, Chain.of(messages).extend(Step("So.\n\n", "small")), **settings)
+    assert "".join(server.read[-1]) == text
 
 
 @pytest.mark.parametrize(
@@ -135,13 +174,17 @@ async def test_a_server_that_has_no_activation_is_told_by_values_beyond_0_to_1()
     assert (await rated(Bare()))[0] == pytest.approx(sigmoid(3.0))
 
 
-async def test_what_is_sent_asks_for_logits_of_the_text() -> None:
+async def test_what_is_sent_asks_for_logits_of_token_ids() -> None:
     server = FakePooling()
     await rated(server, delimiter="<step>")
     assert [body["use_activation"] for body in server.requests] == [False, True, False]
     assert server.requests[-1] == {
-        "model": "prm", "input": laid_out(CHAIN, "<step>"), "use_activation": False, "encoding_format": "float",
-    }  # fmt: skip
+        "model": "prm",
+        "input": [server.words.index(word) for word in server.read[-1]],
+        "use_activation": False,
+        "encoding_format": "float",
+    }
+    assert "".join(server.read[-1]) == "<bos>What is 6 x 7?\nSix sevens.<step>That is 42.<step>"
 
 
 async def test_a_rating_is_an_event_and_an_account_of_its_own() -> None:
