@@ -39,7 +39,7 @@ def make_reward_model(folder: Path, labels: int) -> Path:
     torch.manual_seed(labels)
     config = transformers.Qwen3Config.from_pretrained(MODELS / "small", num_labels=labels, pad_token_id=0)
     transformers.Qwen3ForSequenceClassification(config).save_pretrained(folder)
-    for file in ("tokenizer.json", "tokenizer_config.json"):
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(MODELS / "small" / file, folder / file)
     return folder
 
