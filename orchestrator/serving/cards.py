@@ -9,16 +9,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import takewhile
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 ORDER: Mapping[str, str] = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-FIELDS = ("index", "uuid", "memory.total")  # what the driver is asked about every card
+FIELDS = ("index", "uuid", "memory.total", "name")  # what the driver is asked about every card
 MIB_IN_GIB = 1024
 
 NAME = re.compile(r"\d+|(GPU|MIG)-\S+")
 
-Known = Mapping[str, float | None]
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One GPU: its memory in *gib* and its *name*, None and "" for what the driver does not tell."""
+
+    gib: float | None = None
+    name: str = ""
+
+    def __str__(self) -> str:
+        size = f"{self.gib:.1f} GiB" if self.gib is not None else "unknown memory"
+        return f"{self.name}, {size}" if self.name else size
+
+
+Known = Mapping[str, Card]
 
 
 def allotted(environment: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -40,30 +54,30 @@ def variables(cards: Sequence[int], allotment: Sequence[str] | None) -> Mapping[
 
 
 def listed(told: str) -> Known:
-    """Read the driver's list: the GiB of every card by its number and by its id, None for what it does not tell."""
+    """Read the driver's list: every card by its number and by its id."""
     return dict(_named(told))
 
 
-def ours(known: Known | None, allotment: Sequence[str] | None) -> tuple[float | None, ...] | None:
+def ours(known: Known | None, allotment: Sequence[str] | None) -> tuple[Card, ...] | None:
     """
-    Return the GiB of each of our cards, as far as they are *known*; None if nobody knows how many there are.
+    Return our cards, as far as they are *known*; None if nobody knows how many there are.
 
     As for CUDA, an allotment ends before a card that the driver does not know; parts of cards (MIG) are not listed.
     """
     if allotment is None:
-        return None if known is None else tuple(gib for name, gib in known.items() if name.isdigit())
+        return None if known is None else tuple(card for name, card in known.items() if name.isdigit())
     if known is None:
-        return (None,) * len(allotment)
+        return (Card(),) * len(allotment)
     found = [_called(word, known) for word in allotment]
     there = takewhile(lambda one: one[1] is not None or one[0].startswith("MIG-"), zip(allotment, found, strict=True))
-    return tuple(known[name] if name else None for _, name in there)
+    return tuple(known[name] if name else Card() for _, name in there)
 
 
-def _named(told: str) -> Iterator[tuple[str, float | None]]:
+def _named(told: str) -> Iterator[tuple[str, Card]]:
     for line in filter(None, told.splitlines()):
-        number, name, mib = (word.strip() for word in line.split(","))
-        gib = float(mib) / MIB_IN_GIB if mib.replace(".", "").isdigit() else None
-        yield from ((number, gib), (name, gib))
+        number, uuid, mib, name = (word.strip() for word in line.split(",", len(FIELDS) - 1))
+        card = Card(float(mib) / MIB_IN_GIB if mib.replace(".", "").isdigit() else None, name)
+        yield from ((number, card), (uuid, card))
 
 
 def _called(word: str, known: Known) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ..errors import ConfigurationError
@@ -16,26 +16,36 @@ from .speculation import METHODS
 INSTALL = "pip install 'stepspec[vllm]', on a CPU 'stepspec[testbed]'"
 ARCTIC = "pip install arctic-inference==0.1.1, or choose ngram, which needs nothing"
 ROUNDING = 1e-9
+TO_BE_USED = 0.9  # of a card, by all models on it together; each server takes some memory beyond its share
+SLACK = 1.0  # GiB that a card may have less than the file says: makers round
+MORE = 1.15  # times what the file says: shares were chosen for a smaller card
+AMBIGUOUS = ("auto", "small", "large")  # names that mean something else wherever a model is named
 
 K = TypeVar("K", bound=Hashable)
 
 
-def refuse(pair: Pair, facts: Facts) -> tuple[str, ...]:
+def refuse(pair: Pair, facts: Facts, methods: Collection[str] = ()) -> tuple[str, ...]:
     """
     Raise `ConfigurationError` with everything that is wrong with *pair* on this machine, each with its cure.
 
-    Return what could not be checked, and why.
+    Return what could not be checked, and why. No model may be served under the name of one of the *methods*.
     """
-    wrong = [*_wrong(pair, facts)]
+    wrong = [*_wrong(pair, facts, methods)]
     if wrong:
         raise ConfigurationError("; ".join(wrong) if len(wrong) == 1 else "".join(f"\n- {one}" for one in wrong))
     return tuple(_unchecked(pair, facts))
 
 
-def _wrong(pair: Pair, facts: Facts) -> Iterator[str]:
+def warnings(pair: Pair, facts: Facts) -> tuple[str, ...]:
+    """Return what may work, but hardly well, each with what to change."""
+    return tuple(_doubtful(pair, facts))
+
+
+def _wrong(pair: Pair, facts: Facts, methods: Collection[str]) -> Iterator[str]:
     if pair.started and facts.vllm is None:
         yield f"vLLM is not installed: {INSTALL}"
     yield from _addresses(pair, facts)
+    yield from _names(pair, methods)
     yield from _cards(pair, facts)
     for path, one in pair.started.items():
         yield from _method(path, one, facts)
@@ -51,8 +61,16 @@ def _addresses(pair: Pair, facts: Facts) -> Iterator[str]:
     ports = {path: (one.host, one.port) for path, one in pair.started.items() if one.port}
     for (_, port), paths in _shared(ports):
         yield f"{paths} are to listen at port {port}: give each its own, or leave them out"
-    for name, paths in _shared({path: one.name or path for path, one in pair.started.items()}):
+
+
+def _names(pair: Pair, methods: Collection[str]) -> Iterator[str]:
+    names = {path: one.served_name for path, one in pair.started.items()}
+    for name, paths in _shared(names):
         yield f"{paths} are to be served as {name!r}: give each a name of its own"
+    for path, name in names.items():
+        if name in (*AMBIGUOUS, *methods):
+            what = "the name of a method" if name in methods else "no model's own name"
+            yield f"{path}.name: {name!r} is {what}: leave `name` out, and the model is served under its own"
 
 
 def _shared(wanted: Mapping[str, K]) -> Iterator[tuple[K, str]]:
@@ -69,6 +87,12 @@ def _cards(pair: Pair, facts: Facts) -> Iterator[str]:
         users = {path: one.memory for path, one in pair.started.items() if card in one.gpus}
         if there is not None and card >= there:
             yield f"{', '.join(users)}: there is no GPU {card}; {_known(there, facts.allotted)}"
+        found = facts.cards[card] if facts.cards is not None and card < len(facts.cards) else None
+        if pair.card is not None and found and found.gib is not None and found.gib < pair.card - SLACK:
+            yield (
+                f"card: the file says {pair.card:g} GiB, and GPU {card} has less ({found}): write `card = "
+                f"{int(found.gib)}`, and raise the shares of memory or lower the context until all of it fits"
+            )
         if sum(users.values()) > 1 + ROUNDING:
             shares = " + ".join(f"{path}.memory {share:g}" for path, share in users.items())
             yield f"GPU {card} is given away more than once ({shares} > 1): lower one, or put a model on another GPU"
@@ -164,7 +188,7 @@ def smallest(pair: Pair, one: Started, facts: Facts) -> float | None:
     """GiB of the smallest card that *one* is on; None if nobody knows."""
     if pair.card is not None:
         return pair.card
-    known = [facts.cards[card] for card in one.gpus if card < len(facts.cards)] if facts.cards else []
+    known = [facts.cards[card].gib for card in one.gpus if card < len(facts.cards)] if facts.cards else []
     return min((gib for gib in known if gib is not None), default=None)
 
 
@@ -190,3 +214,27 @@ def _unchecked(pair: Pair, facts: Facts) -> Iterator[str]:
                 yield f"{path}: the memory of {model}: its config.json describes no decoder that the formula fits"
         if one.gpus and smallest(pair, one, facts) is None:
             yield f"{path}: the memory of its GPUs: nvidia-smi does not tell; say `card = GIB` at the top of the file"
+
+
+def _doubtful(pair: Pair, facts: Facts) -> Iterator[str]:
+    for card in sorted({card for one in pair.started.values() for card in one.gpus}):
+        users = {path: one for path, one in pair.started.items() if card in one.gpus}
+        total = sum(one.memory for one in users.values())
+        if TO_BE_USED + ROUNDING < total <= 1 + ROUNDING:
+            shares = " + ".join(f"{path}.memory {one.memory:g}" for path, one in users.items())
+            yield (
+                f"GPU {card} has less than a tenth of its memory left ({shares} = {total:g}): a server takes some "
+                f"beyond its share, and may run out in the middle of a request; keep to {TO_BE_USED:g} in all"
+            )
+        if len(users) > 1:
+            yield (
+                f"{' and '.join(users)} share GPU {card}: while both work, each slows the other, so that drafts and "
+                "verdicts at the same time (lookahead) gain less than on cards of their own; compare ahead = 0 and 1"
+            )
+        found = facts.cards[card] if facts.cards is not None and card < len(facts.cards) else None
+        if pair.card is not None and found and found.gib is not None and found.gib > pair.card * MORE:
+            yield f"GPU {card} is larger than `card = {pair.card:g}` ({found}): the shares of memory are of all of it"
+    for path, one in pair.started.items():
+        there = [facts.cards[card] for card in one.gpus if card < len(facts.cards)] if facts.cards else []
+        if len(set(there)) > 1:
+            yield f"{path}: its cards differ ({'; '.join(map(str, there))}): the smallest and slowest decides for all"

@@ -65,7 +65,7 @@ def _server(pair: Pair, path: str, one: Started, allotment: Sequence[str] | None
     return Server(
         name=path,
         model=one.model,
-        served_name=one.name or path,
+        served_name=one.served_name,
         args=tuple(_arguments(pair, path, one)),
         env={**_environment(one, allotment), **one.environment},
         host=one.host,
@@ -87,6 +87,7 @@ def _arguments(pair: Pair, path: str, one: Started) -> Sequence[str]:
         "enable-prefix-caching" if one.prefix_caching else "no-enable-prefix-caching": True,
         "enable-prompt-tokens-details": True,  # tells how much of a prompt was cached
         "generation-config": "vllm",  # what a request leaves out is vLLM's default, not the model's
+        "scheduling-policy": "priority",  # verdicts before drafts, and both before bets
         "enable-scale-out": one.suffix_scoring,
         "speculative-config": speculation or False,
     }

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from . import cards, local
+from .cards import Card
 from .child import reserve
 from .installed import Installed, installed
 from .pair import Pair
@@ -29,14 +30,14 @@ class Files:
 @dataclass(frozen=True, slots=True)
 class Facts:
     """
-    What was found. *files* are by model and revision. *cards* are the GiB of every GPU that is ours, None for one that
-    nobody knows, and None for all if their number is not known either; *allotted* are their names where the environment
-    allots them. *taken* are the addresses that somebody has, with the reason.
+    What was found. *files* are by model and revision. *cards* are the GPUs that are ours, None if their number is not
+    known; *allotted* are what the environment calls them, where it allots them. *taken* are the addresses that somebody
+    has, with the reason.
     """
 
     vllm: Installed | None
     files: Mapping[tuple[str, str | None], Files] = field(default_factory=dict[tuple[str, str | None], Files])
-    cards: tuple[float | None, ...] | None = None
+    cards: tuple[Card, ...] | None = None
     allotted: tuple[str, ...] | None = None
     taken: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
 

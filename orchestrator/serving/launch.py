@@ -15,7 +15,7 @@ import aiohttp
 from ..errors import ConfigurationError, ServerError
 from .beside import Beside
 from .keeper import Keeper, Terms
-from .server import VLLM, Progress, Served, Server
+from .server import Progress, Served, Server, vllm
 
 LOOK = aiohttp.ClientTimeout(total=5.0)
 
@@ -49,7 +49,7 @@ def _check(servers: Sequence[Server]) -> None:
     names = [server.name for server in servers]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
-    if any(server.program == VLLM for server in servers) and importlib.util.find_spec("vllm") is None:
+    if any(server.program == vllm() for server in servers) and importlib.util.find_spec("vllm") is None:
         raise ConfigurationError("vLLM is not installed: pip install 'stepspec[testbed]', with a GPU 'stepspec[vllm]'")
 
 

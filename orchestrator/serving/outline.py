@@ -12,6 +12,7 @@ from .standing import Standing
 
 SMALL, LARGE = "small", "large"
 OWN = ("policy", "options", "ahead")  # what is set of a pair within
+OF_ENDPOINT = ("template", "suffix_scoring")  # what is set of a model to start and of its endpoint
 TOLD_APART = {"role", "url", "replicas", "api_key"}
 
 
@@ -26,7 +27,8 @@ def settings(pair: Pair, standing: Mapping[str, Standing]) -> dict[str, Any]:
 
     Keys of servers that ran already are left out: they are not for everybody who sees what is told.
     """
-    return outline(pair, lambda path: _endpoint(pair.models[path], standing[path]))
+    sampling = {"sampling": pair.sampling.model_dump(exclude_unset=True)} if pair.sampling else {}
+    return {**outline(pair, lambda path: _endpoint(pair.models[path], standing[path])), **sampling}
 
 
 def as_toml(told: Mapping[str, Any]) -> str:
@@ -44,7 +46,8 @@ def _outlined(one: Endpoint | Started | PairWithin, path: str, leaf: Callable[[s
 def _endpoint(one: Endpoint | Started, standing: Standing) -> str | dict[str, Any]:
     """What is to be set of one server: its URL alone, where there is no more."""
     if isinstance(one, Started):
-        return {"url": standing.base_url, "suffix_scoring": True} if one.suffix_scoring else standing.base_url
+        set_here = {name: value for name in OF_ENDPOINT if (value := getattr(one, name))}
+        return {"url": standing.base_url, **set_here} if set_here else standing.base_url
     more = one.model_dump(mode="json", exclude_unset=True, exclude=TOLD_APART)
     return {"url": standing.base_url, **more} if more or one.api_key else standing.base_url
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -18,7 +19,7 @@ from pydantic import (
     model_validator,
 )
 
-from ..endpoints.settings import Endpoint
+from ..endpoints.settings import Endpoint, Sampling
 from ..nesting.settings import PAIR, Nesting, for_role, kind
 from .cards import VISIBLE
 from .speculation import Speculation
@@ -50,7 +51,8 @@ class Started(BaseModel, frozen=True, extra="forbid"):
     *model* is a name on the hub or, if it begins with a dot or a slash, a folder beside the file. *gpus* are the cards
     that share it, numbered among those that are ours (see `cards`), none for a CPU, and *memory* its share of each.
     *context* is in tokens. *flags* are vLLM's own, without their dashes: true stands alone, false is left out, a table
-    becomes JSON. *environment* is added to ours. *port* 0 takes a free one; *name* is what it is served as.
+    becomes JSON. *environment* is added to ours. *port* 0 takes a free one. *name* is what it is served as: the model's
+    own name unless it is set, of a folder the last part. *template* is that of `Endpoint`.
     """
 
     model: str = Field(min_length=1)
@@ -62,11 +64,16 @@ class Started(BaseModel, frozen=True, extra="forbid"):
     dtype: Number = "auto"
     prefix_caching: bool = True
     suffix_scoring: bool = False
+    template: dict[str, Any] = {}
     speculation: Speculation = Speculation()
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)
     flags: dict[str, bool | int | float | str | dict[str, Any] | list[Any]] = {}
     environment: dict[str, str] = {}
+
+    @property
+    def served_name(self) -> str:
+        return self.name or (Path(self.model).name if self.model.startswith((".", "/")) else self.model)
 
     @model_validator(mode="after")
     def _once(self) -> Self:
@@ -148,10 +155,12 @@ class Pair(Roles, frozen=True):
     What one file describes.
 
     *card* is the memory of one GPU in GiB; without it, the driver is asked. *ready_seconds* is how long servers that
-    are started together may take to answer: a first start downloads the weights.
+    are started together may take to answer: a first start downloads the weights. *sampling* is how both models are to
+    write, as their makers recommend; it is among the settings that are printed.
     """
 
     card: PositiveFloat | None = None
+    sampling: Sampling | None = None
     ready_seconds: PositiveFloat = 1800.0
 
     @property

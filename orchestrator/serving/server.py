@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 State: TypeAlias = Literal["starting", "ready"]
 
-# Not the `vllm` command, which fails on the CPU build: it looks for its own version under another distribution's name.
-VLLM = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
+ENTRY, DEPRECATED = "vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server"
+
+
+def program(executable: str = sys.executable) -> tuple[str, ...]:
+    """
+    Return what serves a model with the vLLM of this environment: ``vllm serve``, or else a module.
+
+    The command fails on vLLM's CPU build, which is installed under another distribution's name than the one whose
+    version it looks up. The older one of the modules is deprecated, and the only one that an older vLLM has.
+    """
+    command = Path(executable).with_name("vllm")
+    if command.is_file() and _installed_as("vllm"):
+        return str(command), "serve"
+    found = importlib.util.find_spec("vllm")
+    places = (Path(place).parent for place in (found and found.submodule_search_locations) or ())
+    entry = Path(*ENTRY.split(".")).with_suffix(".py")
+    return executable, "-m", ENTRY if any((place / entry).is_file() for place in places) else DEPRECATED
+
+
+def _installed_as(distribution: str) -> bool:
+    try:
+        return bool(importlib.metadata.version(distribution))
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+@cache
+def vllm() -> tuple[str, ...]:
+    """Return `program` for this interpreter, looked up once."""
+    return program()
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +61,13 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     host: str = "127.0.0.1"
     port: int = 0
-    program: tuple[str, ...] = VLLM
+    program: tuple[str, ...] = field(default_factory=vllm)
 
     def command(self, port: int) -> tuple[str, ...]:
         """Return the command line that serves it at *port*."""
         where = ("--host", self.host, "--port", str(port))
-        return (*self.program, "--model", str(self.model), "--served-model-name", self.served_name, *where, *self.args)
+        model = (str(self.model),) if self.program[-1] == "serve" else ("--model", str(self.model))
+        return (*self.program, *model, "--served-model-name", self.served_name, *where, *self.args)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..endpoints.settings import Endpoint
 from ..errors import EndpointError
 from . import flags
 from .cards import allotted
-from .checks import refuse
+from .checks import refuse, warnings
 from .commands import servers, shown, waves
 from .facts import look
 from .file import load
@@ -31,11 +31,19 @@ from .standing import Standing, until_signalled
 USE = "These are settings of a solver: write them to a file, and name it in STEPSPEC_CONFIG."
 
 
-def checked(path: Path, console: Console) -> Pair:
-    """Read the pair at *path*, and tell what could not be checked. Raise `ConfigurationError` if it cannot work."""
+def checked(path: Path, console: Console, methods: Collection[str] = ()) -> Pair:
+    """
+    Read the pair at *path*; print what may hardly work well, and what could not be checked.
+
+    Raise `ConfigurationError` if it cannot work, or a model is to be served under the name of one of the *methods*.
+    """
     pair = load(path)
-    for unchecked in (*refuse(pair, look(pair)), *_flags_refused(pair, console)):
-        console.print(f"not checked: {unchecked}", style="dim", highlight=False, soft_wrap=True)
+    facts = look(pair)
+    unchecked = (*refuse(pair, facts, methods), *_flags_refused(pair, console))
+    for warning in warnings(pair, facts):
+        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    for each in unchecked:
+        console.print(f"not checked: {each}", style="dim", highlight=False, soft_wrap=True)
     return pair
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from .. import policies
 from ..evals.tables import small_print, table
 from ..evals.testbed import demo as demonstration
 from ..evals.testbed import up as testbed
@@ -75,7 +76,7 @@ def up(
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
     if pair is not None:
         _refuse_the_testbeds(context, pair)
-        described = bringing.checked(pair, stderr)
+        described = bringing.checked(pair, stderr, policies.METHODS)
         check_within(described.nested)
         if dry_run:
             stdout.print(bringing.commands(described), markup=False, highlight=False, soft_wrap=True)

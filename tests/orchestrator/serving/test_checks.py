@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.serving.checks import refuse
+from stepspec.orchestrator.serving.cards import Card
+from stepspec.orchestrator.serving.checks import refuse, warnings
 from stepspec.orchestrator.serving.facts import Facts, Files
 from stepspec.orchestrator.serving.installed import Installed
 from stepspec.orchestrator.serving.memory import need
@@ -27,6 +28,10 @@ def facts(vllm: Installed | None = VLLM, **found: Any) -> Facts:
     return Facts(vllm, found.pop("files", files), **found)
 
 
+def cards_of(*sizes: float | None, name: str = "") -> tuple[Card, ...]:
+    return tuple(Card(gib, name) for gib in sizes)
+
+
 def pair(large: dict[str, Any] | None = None, small: dict[str, Any] | None = None, **more: Any) -> Pair:
     roles = {
         "large": {"model": LARGE, "gpus": [0], "memory": 0.9, **(large or {})},
@@ -42,7 +47,7 @@ def complaint(wrong: Pair, known: Facts) -> str:
 
 
 def test_a_pair_that_fits_is_let_through() -> None:
-    assert refuse(pair(), facts(cards=(79.2, 79.2))) == ()
+    assert refuse(pair(), facts(cards=cards_of(79.2, 79.2))) == ()
 
 
 def test_without_vllm_nothing_can_be_started_but_it_may_be_connected_to() -> None:
@@ -88,8 +93,8 @@ def test_smaller_keys_and_values_and_no_graphs_make_room() -> None:
 
 def test_the_driver_says_what_a_card_has_unless_the_file_does() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE}, "small": {"model": SMALL, "gpus": [1]}})
-    assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=(24.0, 79.0)))
-    assert refuse(unsaid, facts(cards=(79.0, 24.0))) == ()
+    assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=cards_of(24.0, 79.0)))
+    assert refuse(unsaid, facts(cards=cards_of(79.0, 24.0))) == ()
 
 
 def test_what_cannot_be_checked_is_told() -> None:
@@ -113,7 +118,7 @@ def test_two_models_on_one_card_must_share_it() -> None:
 
 
 def test_a_card_that_is_not_there_is_named() -> None:
-    assert "small: there is no GPU 1; the driver knows 1" in complaint(pair(), facts(cards=(79.2,)))
+    assert "small: there is no GPU 1; the driver knows 1" in complaint(pair(), facts(cards=cards_of(79.2)))
 
 
 @pytest.mark.parametrize(
@@ -128,14 +133,14 @@ def test_a_card_that_is_not_there_is_named() -> None:
 def test_a_card_that_is_not_ours_is_refused_with_what_is(
     allotted: tuple[str, ...], cards: tuple[float | None, ...], said: str
 ) -> None:
-    assert said in complaint(pair(), facts(cards=cards, allotted=allotted))
+    assert said in complaint(pair(), facts(cards=cards_of(*cards), allotted=allotted))
 
 
 def test_a_card_of_unknown_size_is_told_and_the_others_still_count() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE, "gpus": [0, 1]}, "small": {"model": SMALL, "gpus": [2]}})
-    (told,) = refuse(unsaid, facts(cards=(79.0, None, None), allotted=("5", "MIG-a", "MIG-b")))
+    (told,) = refuse(unsaid, facts(cards=cards_of(79.0, None, None), allotted=("5", "MIG-a", "MIG-b")))
     assert told.startswith("small: the memory of its GPUs: nvidia-smi does not tell")
-    assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=(None, 24.0, 79.0)))
+    assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=cards_of(None, 24.0, 79.0)))
 
 
 def test_an_address_in_use_is_named() -> None:
@@ -144,6 +149,50 @@ def test_an_address_in_use_is_named() -> None:
     assert "large.port: 127.0.0.1:8001 cannot be had (Address already in use)" in said
     assert "large and small are to listen at port 8001" in complaint(pair({"port": 8001}, {"port": 8001}), facts())
     assert "large and small are to be served as 'm'" in complaint(pair({"name": "m"}, {"name": "m"}), facts())
+
+
+def test_a_model_is_served_under_a_name_that_is_no_method() -> None:
+    methods = ("specreason", "bild", "large")
+    assert refuse(pair(), facts(), methods) == ()
+    with pytest.raises(ConfigurationError, match=r"large.name: 'bild' is the name of a method: leave `name` out"):
+        refuse(pair({"name": "bild"}), facts(), methods)
+    for name in ("large", "small", "auto"):
+        assert f"small.name: '{name}' is no model's own name" in complaint(pair(small={"name": name}), facts())
+    same = pair({"model": SMALL})
+    assert f"large and small are to be served as '{SMALL}': give each a name of its own" in complaint(same, facts())
+
+
+def test_a_card_that_is_given_away_to_nine_tenths_is_no_matter_and_beyond_it_is_told() -> None:
+    (shared,) = warnings(pair({"memory": 0.65}, {"memory": 0.25, "gpus": [0]}), facts())
+    assert "share GPU 0" in shared
+    (full, _) = warnings(pair({"memory": 0.87}, {"memory": 0.1, "gpus": [0]}), facts())
+    assert full.startswith(
+        "GPU 0 has less than a tenth of its memory left (large.memory 0.87 + small.memory 0.1 = 0.97)"
+    )
+    assert warnings(pair({"memory": 0.95}), facts())
+    assert warnings(pair(), facts()) == ()
+
+
+def test_models_that_share_a_card_are_told_what_that_costs() -> None:
+    (told,) = warnings(pair({"gpus": [0, 1], "memory": 0.5}, {"memory": 0.2}), facts())
+    assert told.startswith("large and small share GPU 1: while both work, each slows the other")
+    assert warnings(pair({"gpus": []}, {"gpus": []}), facts()) == ()
+
+
+def test_a_card_smaller_than_the_file_says_is_refused_with_its_name() -> None:
+    known = facts(cards=cards_of(22.5, 79.6, name="NVIDIA L4"))
+    said = complaint(pair(), known)
+    assert "card: the file says 79 GiB, and GPU 0 has less (NVIDIA L4, 22.5 GiB): write `card = 22`" in said
+    assert "GPU 1" not in said
+
+
+def test_a_card_larger_than_the_file_says_and_cards_that_differ_are_told() -> None:
+    known = facts(cards=cards_of(140.4, 79.6, name="NVIDIA H200"))
+    (larger,) = warnings(pair(), known)
+    assert larger.startswith("GPU 0 is larger than `card = 79` (NVIDIA H200, 140.4 GiB)")
+    mixed = facts(cards=(Card(79.6, "NVIDIA H100"), Card(80.0, "NVIDIA A100"), Card(80.0, "NVIDIA A100")))
+    (told,) = warnings(pair({"gpus": [0, 1]}, {"gpus": [2]}), mixed)
+    assert "large: its cards differ (NVIDIA H100, 79.6 GiB; NVIDIA A100, 80.0 GiB)" in told
 
 
 def drafting(large: Files, small: Files, **more: Any) -> tuple[Pair, Facts]:

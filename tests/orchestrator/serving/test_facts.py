@@ -12,7 +12,8 @@ import pytest
 
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.serving import facts, local
-from stepspec.orchestrator.serving.facts import look
+from stepspec.orchestrator.serving.cards import Card
+from stepspec.orchestrator.serving.facts import Facts, look
 from stepspec.orchestrator.serving.installed import installed, methods
 from stepspec.orchestrator.serving.pair import Pair
 
@@ -100,14 +101,18 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     return tells
 
 
-FOUR = "".join(f"{number}, GPU-{number}c-9f, {1024 * (number + 1)}\\n" for number in range(4))
+FOUR = "".join(f"{number}, GPU-{number}c-9f, {1024 * (number + 1)}, NVIDIA X{number}\\n" for number in range(4))
+
+
+def sizes(known: Facts) -> tuple[float | None, ...] | None:
+    return None if known.cards is None else tuple(card.gib for card in known.cards)
 
 
 @pytest.mark.parametrize(
     ("told", "cards"),
     [
         (FOUR, (1.0, 2.0, 3.0, 4.0)),
-        ("0, GPU-0, [N/A]\\n1, GPU-1, 81559\\n", (None, 81559 / 1024)),
+        ("0, GPU-0, [N/A], NVIDIA GB10\\n1, GPU-1, 81559, NVIDIA H100 80GB HBM3\\n", (None, 81559 / 1024)),
         ("No devices were found\\n", None),
     ],
 )
@@ -116,7 +121,7 @@ def test_the_driver_is_asked_where_a_card_is_wanted(
 ) -> None:
     driver(told)
     known = look(pair(gpus=[0]))
-    assert (known.cards, known.allotted) == (cards, None)
+    assert (sizes(known), known.allotted) == (cards, None)
     assert look(pair()).cards is None
     monkeypatch.setattr(facts, "ASK", ("/nowhere/nvidia-smi",))
     assert look(pair(gpus=[0])).cards is None
@@ -145,6 +150,15 @@ def test_what_the_environment_allots_are_the_cards_and_in_its_order(
     driver(FOUR)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
     known = look(pair(gpus=[0]))
-    assert (known.allotted, known.cards) == (allotted, cards)
+    assert (known.allotted, sizes(known)) == (allotted, cards)
     monkeypatch.setattr(facts, "ASK", ("/nowhere/nvidia-smi",))
-    assert look(pair(gpus=[0])).cards == (None,) * len(allotted)
+    assert look(pair(gpus=[0])).cards == (Card(),) * len(allotted)
+
+
+def test_the_driver_is_found_on_the_path_and_tells_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    script = tmp_path / "nvidia-smi"
+    script.write_text("#!/bin/sh\necho '0, GPU-0, 81559, NVIDIA H100 80GB HBM3'\necho '1, GPU-1, 23034, NVIDIA L4'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert look(pair(gpus=[0])).cards == (Card(81559 / 1024, "NVIDIA H100 80GB HBM3"), Card(23034 / 1024, "NVIDIA L4"))

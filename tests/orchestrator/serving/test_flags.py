@@ -46,7 +46,7 @@ def test_only_servers_that_are_given_flags_are_asked_about_with_all_their_argume
     assert lines(pair({})) == {}
     asked = lines(pair({"max-num-seqs": 3}, {}))
     assert list(asked) == ["large"]
-    assert asked["large"][:4] == ("--model", "big", "--served-model-name", "large")
+    assert asked["large"][:4] == ("--model", "big", "--served-model-name", "big")
     assert asked["large"][-2:] == ("--max-num-seqs", "3")
     assert list(lines(pair({}, {"seed": 1}))) == ["small"]
 

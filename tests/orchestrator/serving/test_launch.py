@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import importlib.util
 import os
 import signal
@@ -8,12 +9,14 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import pytest
 
 from stepspec.orchestrator.errors import ConfigurationError, ServerDied, ServerNotReady
 from stepspec.orchestrator.serving import Progress, Server, launch
+from stepspec.orchestrator.serving.server import DEPRECATED, ENTRY, program
 
 from .running import die, gone, members, parent, scripted
 
@@ -230,3 +233,37 @@ async def test_says_how_to_install_vllm_where_it_is_missing(monkeypatch: pytest.
     with pytest.raises(ConfigurationError, match=r"pip install 'stepspec\[testbed\]'"):
         async with launch([Server("large", "anything", served_name="toy")]):
             pytest.fail("there is no vLLM")
+
+
+def test_a_model_is_served_by_the_command_where_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python, command = tmp_path / "python", tmp_path / "vllm"
+    installed = {"vllm": "0.32.0"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    assert program(str(python))[:2] == (str(python), "-m")  # There is no command.
+    command.touch()
+    assert program(str(python)) == (str(command), "serve")
+    server = Server("large", "org/big", "big", program=program(str(python)))
+    assert server.command(8000)[:6] == (str(command), "serve", "org/big", "--served-model-name", "big", "--host")
+    installed.clear()  # As vLLM's CPU build is installed, whose command fails for that reason.
+    module = program(str(python))
+    assert module[:2] == (str(python), "-m")
+    assert Server("large", "org/big", "big", program=module).command(8000)[3:5] == ("--model", "org/big")
+
+
+def test_the_module_that_is_no_longer_meant_is_for_a_vllm_that_has_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = [str(tmp_path / "vllm")]
+    found = SimpleNamespace(submodule_search_locations=places)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    assert program("/nowhere/python") == ("/nowhere/python", "-m", DEPRECATED)
+    entry = tmp_path / Path(*ENTRY.split(".")).with_suffix(".py")
+    entry.parent.mkdir(parents=True)
+    entry.touch()
+    assert program("/nowhere/python") == ("/nowhere/python", "-m", ENTRY)

@@ -51,7 +51,8 @@ def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -
     assert made.args == (
         *("--revision", "abc", "--dtype", "bfloat16", "--max-model-len", "4096", "--tensor-parallel-size", "2"),
         *("--gpu-memory-utilization", "0.6", "--no-enable-prefix-caching", "--enable-prompt-tokens-details"),
-        *("--generation-config", "vllm", "--enable-scale-out", "--enforce-eager", "--seed", "7"),
+        *("--generation-config", "vllm", "--scheduling-policy", "priority", "--enable-scale-out"),
+        *("--enforce-eager", "--seed", "7"),
         *("--hf-overrides", '{"rope_theta": 1}'),
     )
     order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's, which is what is checked against
@@ -75,10 +76,22 @@ def test_cards_are_those_that_are_allotted_to_us_in_their_order() -> None:
 
 def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
     large, small = servers(pair())
-    assert (large.served_name, small.served_name) == ("large", "small")
+    assert (large.served_name, small.served_name) == ("big", "tiny")
     assert "--speculative-config" not in large.args + small.args
     assert "--tensor-parallel-size" not in large.args
     assert "--enable-prefix-caching" in small.args
+
+
+def test_a_model_is_served_under_its_own_name_unless_another_is_set() -> None:
+    names = [("org/big", "org/big"), ("/models/big", "big"), ("./big", "big")]
+    for model, name in names:
+        assert servers(pair({"model": model}))[0].served_name == name
+    assert servers(pair({"model": "org/big", "name": "teacher"}))[0].served_name == "teacher"
+
+
+def test_requests_are_scheduled_by_priority_unless_the_flags_say_otherwise() -> None:
+    assert flag(servers(pair())[1].args, "scheduling-policy") == "priority"
+    assert flag(servers(pair({"flags": {"scheduling-policy": "fcfs"}}))[0].args, "scheduling-policy") == "fcfs"
 
 
 def test_a_cpu_has_no_share_of_a_card_and_sends_zeros_for_what_it_did_not_write() -> None:

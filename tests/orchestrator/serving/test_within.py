@@ -11,6 +11,7 @@ import pytest
 
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.serving.cards import Card
 from stepspec.orchestrator.serving.checks import refuse
 from stepspec.orchestrator.serving.commands import servers, waves
 from stepspec.orchestrator.serving.facts import Facts, Files
@@ -125,12 +126,12 @@ def test_what_is_wrong_within_is_named_by_its_place(was: str, now: str, complain
     assert "a server" not in str(failure.value)
 
 
-def test_servers_are_called_and_served_by_their_paths() -> None:
+def test_servers_are_called_by_their_paths_and_served_by_their_own_names() -> None:
     made = servers(three(middle={"name": "teacher"}))
     assert [(server.name, server.served_name) for server in made] == [
-        ("large", "large"),
+        ("large", BIG),
         ("small.large", "teacher"),
-        ("small.small", "small.small"),
+        ("small.small", TINY),
     ]
     assert [server.model for server in made] == [BIG, MIDDLE, TINY]
 
@@ -177,7 +178,7 @@ def test_each_model_within_is_checked() -> None:
     assert "large and small.small are to be served as 'm'" in said
     assert "large and small.large and small.small are to listen at port 1" in complaint(three(*[{"port": 1}] * 3))
     assert "small.small: there is no GPU 4" in complaint(
-        three(tiny={"gpus": [4]}), Facts(KNOWN.vllm, cards=(79.0,) * 2)
+        three(tiny={"gpus": [4]}), Facts(KNOWN.vllm, cards=(Card(79.0),) * 2)
     )
 
 
