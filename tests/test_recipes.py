@@ -149,11 +149,15 @@ def test_a_dry_run_of_a_recipe_passes(
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     known = frozenset(flag for one in pair.started.values() for flag in one.flags)
-    monkeypatch.setattr(
-        flags, "ask", lambda _: Parsed(known, {})
-    )  # vLLM itself is asked below, for all of them at once
+
+    def asked(_: object) -> Parsed:  # vLLM itself is asked below, about all recipes at once
+        return Parsed(known, {})
+
+    monkeypatch.setattr(flags, "ask", asked)
     monkeypatch.setattr(sys, "argv", ["stepspec", "up", str(path), "--dry-run"])
-    cli.main()
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert not ended.value.code
     printed = capsys.readouterr()
     commands = [line for line in printed.out.splitlines() if not line.startswith("#")]
     assert len(commands) == len(pair.started)
