@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from .. import settings as configuration
 from ..models import check
 from ..orchestrator.choices import Choices
-from ..orchestrator.endpoints import Sampling
+from ..orchestrator.endpoints import GREEDY
 from ..orchestrator.errors import ConfigurationError
 from ..settings import Settings
 from .trial import Arm
@@ -24,7 +24,7 @@ TOLD = Choices.__annotations__.keys() & Arm.__dataclass_fields__.keys()
 
 def of_pair() -> Settings:
     """The settings of the solver over the miniature pair, but for where its models are."""
-    return configuration.load(sampling=Sampling())
+    return configuration.load(sampling=GREEDY)
 
 
 def possible(arm: Arm, settings: Settings) -> None:

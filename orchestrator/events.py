@@ -52,12 +52,14 @@ class Started:
     """
     A run begins: the conversation that poses the problem, and what is needed to read the rest.
 
-    *models* names them by their roles, and those within a nested pair also by their paths, as in `Called`.
+    *models* names them by their roles, and those within a nested pair also by their paths, as in `Called`. *seed* is
+    that of the sampling; None if the models write greedily, and in traces from before it was recorded.
     """
 
     messages: tuple[Message, ...]
     policy: str
     models: tuple[tuple[str, str], ...] = ()
+    seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

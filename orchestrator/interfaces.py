@@ -43,10 +43,11 @@ class Model(Protocol):
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
     ) -> tuple[Step, ...]:
         """
-        Write the next step several times, in one request: one for each of *begun*, the beginnings, in their order.
+        Write the next step several times at once: one for each of *begun*, the beginnings, in their order.
 
-        A beginning counts towards *limit*, and no *stop* string is looked for in it. Its tokens go to the server by
-        their ids where these are the model's. Cancelling the call closes the request.
+        It is one request, but for a model that samples by a seed: then it is one for each, with seeds of their own. A
+        beginning counts towards *limit*, and no *stop* string is looked for in it. Its tokens go to the server by their
+        ids where these are the model's. Cancelling the call closes the requests.
         """
         ...
 

@@ -38,10 +38,10 @@ async def reason(
     """
     Grow *chain* until it is finished, its budget *spent*, or the *deadline* (seconds on the loop's clock) is reached.
 
-    *ahead* says how far to work ahead of what is committed, as a number of drafts or in full; the chain is the same
-    whatever it says. *watch* is asked about every committed chain and may end the thinking there. Return the committed
-    chain and why it ended there. Failures of the models pass through; when anything leaves this function, no task and
-    no request of it is left.
+    *ahead* says how far to work ahead of what is committed, as a number of drafts or in full. The chain is the same
+    whatever it says, for models that are greedy or sample by a seed; for others its distribution is. *watch* is asked
+    about every committed chain and may end the thinking there. Return the committed chain and why it ended there.
+    Failures of the models pass through; when anything leaves this function, no task and no request of it is left.
     """
 
     def commit(step: Step, score: float | None = None) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from .chain import Rival, Role, Rollback
-from .events import Committed, Degraded, Judged, Lost
+from .events import Committed, Degraded, Judged, Lost, Started
 from .ledger import Ledger
 from .run import FinishReason, Outcome
 from .trace import Moment
@@ -42,7 +42,8 @@ class Solution:
     *answer* is what the last ``\boxed{}`` of *text* holds, or its last line; *text* is all that was written after the
     thinking, *thinking* the committed steps. *finish_reason* is "stop", or what cut the run short: "length" (tokens or
     steps), "time", "repetition", "context". *degraded* names models that failed on the way, those in a nested pair by
-    their path. *seconds* is wall time.
+    their path. *seconds* is wall time. *seed* is that of the sampling, drawn if none was set: with it, the same run can
+    be asked for again. None if the models wrote greedily.
     """
 
     answer: str
@@ -53,6 +54,7 @@ class Solution:
     finish_reason: FinishReason
     seconds: float
     degraded: tuple[str, ...] = ()
+    seed: int | None = None
 
     @classmethod
     def of(cls, outcome: Outcome, moments: Sequence[Moment]) -> Solution:
@@ -67,6 +69,7 @@ class Solution:
             finish_reason=outcome.reason,
             seconds=moments[-1].at,
             degraded=tuple(event.path or event.role for event in events if isinstance(event, Degraded)),
+            seed=next((event.seed for event in events if isinstance(event, Started)), None),
         )
 
 

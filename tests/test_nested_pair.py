@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, NestedPair, Sampling, Solver, display, settings
+from stepspec import Endpoint, NestedPair, Solver, display, settings
 from stepspec.orchestrator import Ledger, trace
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours, servers
@@ -109,7 +110,7 @@ class Servers:
 
     def solver(self, policy: str = "specreason", **given: Any) -> Solver:
         tiny, small, large = self.endpoints
-        return Solver({"small": tiny, "large": small, "policy": policy}, large, sampling=Sampling(), **given)
+        return Solver({"small": tiny, "large": small, "policy": policy}, large, sampling=GREEDY, **given)
 
 
 @asynccontextmanager

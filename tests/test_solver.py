@@ -18,7 +18,7 @@ from stepspec import Endpoint, Sampling, Solver, Step
 from stepspec.orchestrator.chain import Accept
 from stepspec.orchestrator.choices import Choices
 from stepspec.orchestrator.drift import LEAST
-from stepspec.orchestrator.endpoints import ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Event, Judged, Moved
 from stepspec.orchestrator.load import Load
@@ -40,7 +40,7 @@ class Servers:
     urls: tuple[str, str]
 
     def solver(self, **settings: Any) -> Solver:
-        return Solver(*self.endpoints, sampling=Sampling(), **settings)
+        return Solver(*self.endpoints, sampling=GREEDY, **settings)
 
 
 @pytest.fixture(autouse=True)
@@ -252,7 +252,7 @@ async def test_grades_that_drift_away_from_the_calibration_are_told_once(
         ({"told": True}, {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5}, ""),
         ({"told": True}, {"lead": 3, "early_exit": True}, "lead, early_exit"),
         ({"told": True}, {"budget": {"steps": 4}}, "budget.steps"),
-        ({"told": True}, {"sampling": Sampling(temperature=1.0)}, "sampling.temperature"),
+        ({"told": True}, {"sampling": Sampling(temperature=1.0, top_p=1.0)}, "sampling.temperature"),
     ],
 )
 async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
@@ -269,7 +269,7 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
             small=small,
             large=large,
             calibration={**CALIBRATION, **made},
-            **{"sampling": Sampling(), **chosen, **settings},
+            **{"sampling": GREEDY, **chosen, **settings},
         )
         async with Solver.of(before) as solver:
             assert solver.promise is not None

@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 from rich.console import Console
 
-from stepspec import Sampling, Solution, Solver
+from stepspec import Solution, Solver
 from stepspec.display import underneath as line
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.acceptance import Acceptance
-from stepspec.orchestrator.endpoints import underneath
+from stepspec.orchestrator.endpoints import GREEDY, underneath
 from stepspec.orchestrator.events import Committed, Event, Finished, Speculated
 from stepspec.orchestrator.ledger import Ledger, Speculation
 from stepspec.orchestrator.nesting import servers
@@ -62,7 +62,7 @@ async def solving(large: FakeVllm) -> AsyncGenerator[Solver]:
     async with (
         small.serve("small") as one,
         large.serve("large") as other,
-        Solver(one, other, sampling=Sampling(), policy="large") as solver,
+        Solver(one, other, sampling=GREEDY, policy="large") as solver,
     ):
         yield solver
 
@@ -124,7 +124,7 @@ async def test_a_model_within_a_pair_is_told_of_by_its_path(tmp_path: Path) -> N
         tiny.serve() as one,
         small.serve("large") as two,
         large.serve("large") as three,
-        Solver({"small": one, "large": two}, three, sampling=Sampling()) as solver,
+        Solver({"small": one, "large": two}, three, sampling=GREEDY) as solver,
     ):
         solution, _ = await gated(solver, tiny, shown(12, 8), 12, tmp_path / "trace.jsonl")
     (told,) = solution.ledger.speculation

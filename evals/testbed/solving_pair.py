@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from ...api import Solver
-from ...orchestrator.endpoints import Sampling
+from ...orchestrator.endpoints import GREEDY
 from ...orchestrator.serving import Speculation
 from ..arms import Arm, measure
 from .servers import NOTHING, PAIR, TINY, endpoint, running
@@ -55,10 +55,10 @@ async def solvers(
         starting = running(profile, roles, console=console, speculation=speculation)
         served = await stack.enter_async_context(starting)
         large = endpoint(served["large"], "large")
-        plain = await stack.enter_async_context(Solver(endpoint(served["small"], "small"), large, sampling=Sampling()))
+        plain = await stack.enter_async_context(Solver(endpoint(served["small"], "small"), large, sampling=GREEDY))
         others: dict[str, Solver] = {}
         for name, settings in nested.items():
             pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
-            others[name] = await stack.enter_async_context(Solver(pair, large, sampling=Sampling()))
+            others[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
         await measure(plain, warm_up, fresh(problems, seed), solvers=others)
         yield plain, others

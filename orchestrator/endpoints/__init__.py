@@ -8,8 +8,10 @@ from .seated import ReplicatedModel
 from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
 from .template import Template, learn
 from .vllm import VllmEndpoint
+from .wire import GREEDY
 
 __all__ = [
+    "GREEDY",
     "AnyEndpoint",
     "CriticEndpoint",
     "Deadlines",

@@ -12,6 +12,7 @@ from ..chain import DELIMITER, Chain, Role, Step, Token
 from ..errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
 from ..events import Observer, Verb
 from ..interfaces import KEPT_OPEN
+from ..tasks import at_once
 from . import scoring, wire
 from .failures import Call
 from .growing import GrowingStep
@@ -56,9 +57,13 @@ class VllmModel:
         """
         Write the next step as `Model.write` says; *opening* counts towards *limit*.
 
+        No stream is kept open for a model that samples by a seed: how far such a stream comes is a matter of time, and
+        only a request of its own begins at a seed of its own.
+
         Raise `ContextTooLong` if the chain leaves no room for a token, `ConfigurationError` for too large a *top*.
         """
-        encoder, stack, sampling = self._endpoint.encoder, KEPT_OPEN.get(), self._sampling.telling(_told(top))
+        encoder, sampling = self._endpoint.encoder, self._sampling.telling(_told(top))
+        stack = None if sampling.repeats else KEPT_OPEN.get()
         begun = await encoder.spelt(opening)
         closing = encoder.template.closing
         growing = GrowingStep(
@@ -74,9 +79,9 @@ class VllmModel:
         prompt = [*await encoder.chain(chain), *await encoder.encode(opening)]
         if stack is None or (kept and kept.reading):
             stops, most = (closing, *stop), limit - len(begun)
-            async with self._generate(chain, prompt, sampling, stops, most) as arrivals:
+            async with self._generate(chain, prompt, sampling, stops, most, opening) as arrivals:
                 return await grow(growing, arrivals.take, until)
-        opened = partial(self._generate, chain, prompt, sampling, (), encoder.room)
+        opened = partial(self._generate, chain, prompt, sampling, (), encoder.room, opening)
         kept = Kept(opened, stop, limit, sampling.logprobs or 0, closing)
         self._kept[stack] = kept
         stack.push_async_callback(kept.close)
@@ -88,7 +93,9 @@ class VllmModel:
         """
         Write the next step from several beginnings as `Model.branch` says, in one stream for all of them.
 
-        Raise `ContextTooLong` if one of the beginnings leaves no room for a token.
+        vLLM gives all prompts of a request the same seed, by which the steps would share their draws. A model that
+        samples by a seed therefore sends a request for each beginning, at the same time. Raise `ContextTooLong` if one
+        of the beginnings leaves no room for a token.
         """
         encoder = self._endpoint.encoder
         openings = [await encoder.begun(step) for step in begun]
@@ -100,11 +107,22 @@ class VllmModel:
         going = [place for place, opening in enumerate(openings) if len(opening) < limit]
         steps = {place: each.end("length") for place, each in enumerate(growing) if place not in going}
         if going:
-            before = await encoder.chain(chain)
-            prompts = [[*before, *(token.id for token in openings[place])] for place in going]
-            most = limit - min(len(openings[place]) for place in going)
-            written = await self._grow(chain, prompts, (closing, *stop), most, [growing[place] for place in going])
-            steps |= zip(going, written, strict=True)
+            before, stops = await encoder.chain(chain), (closing, *stop)
+            prompts = {place: [*before, *(token.id for token in openings[place])] for place in going}
+            for prompt in prompts.values():
+                self._room(self._call("write"), prompt)
+            together = [[place] for place in going] if self._sampling.repeats else [going]
+            written = await at_once(
+                self._grow(
+                    [prompts[place] for place in places],
+                    stops,
+                    limit - min(len(openings[place]) for place in places),
+                    [growing[place] for place in places],
+                    self._sampling.seed_for(self.role, "write", chain, growing[places[0]].so_far().text),
+                )
+                for places in together
+            )
+            steps |= zip(going, (step for each in written for step in each), strict=True)
         return tuple([steps[place] for place in range(len(begun))])
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
@@ -195,20 +213,24 @@ class VllmModel:
         return {choice: ids[0] for choice, ids in encoded.items()}
 
     def _generate(
-        self, chain: Chain, prompt: Sequence[int], sampling: Sampling, stop: Sequence[str], limit: int
+        self, chain: Chain, prompt: Sequence[int], sampling: Sampling, stop: Sequence[str], limit: int, opening: str
     ) -> AbstractAsyncContextManager[Arrivals]:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, self._room(call, prompt))
-        seed = sampling.seed_for(self.role, "write", len(chain.steps), chain.tokens)
+        seed = sampling.seed_for(self.role, "write", chain, opening)
         body = wire.writing(endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop, format=self._format)
         return generate(endpoint.connection, call, body, self._tally("write", len(prompt)))
 
     async def _grow(
-        self, chain: Chain, prompts: list[list[int]], stop: Sequence[str], limit: int, growing: Sequence[GrowingStep]
+        self,
+        prompts: list[list[int]],
+        stop: Sequence[str],
+        limit: int,
+        growing: Sequence[GrowingStep],
+        seed: int | None,
     ) -> tuple[Step, ...]:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, *(self._room(call, prompt) for prompt in prompts))
-        seed = self._sampling.seed_for(self.role, "write", len(chain.steps), chain.tokens)
         body = wire.writing(
             endpoint.name, prompts, self._sampling, seed=seed, limit=limit, stop=stop, format=self._format
         )

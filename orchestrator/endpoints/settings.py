@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -15,11 +16,18 @@ from pydantic import (
     PositiveFloat,
     PositiveInt,
     SecretStr,
+    field_validator,
     model_validator,
 )
 
-from ..chain import DELIMITER, Party, Role
+from ..chain import DELIMITER, Chain, Party, Role
+from ..errors import ConfigurationError
 from ..events import Verb
+
+NO_PENALTY = (
+    "vLLM counts for it only what one request wrote, and a run makes many requests: leave it at 0 and set "
+    "repetition_penalty, which counts the whole chain, or send the request to the served model itself"
+)
 
 
 def _base_url(url: str) -> str:
@@ -151,28 +159,75 @@ class Sampling(BaseModel):
     """
     How a model chooses its tokens. Every value is sent, so that none of the server's own defaults applies.
 
-    A *temperature* of 0 is greedy. *logprobs* asks for the log-probability of every written token and for the ranks up
-    to that number (0: log-probabilities only; None: neither). What a policy asks for by `Model.write`'s *top* is told
-    in any case.
+    The defaults are SpecReason's (section 5.1). A *temperature* of 0 is greedy. With a *seed* every request has a seed
+    of its own, which follows from this one and from the request's place in the chain: the same seed gives the same
+    chain, as far as the server gives equal requests equal tokens. None draws a fresh seed for each run.
+
+    *repetition_penalty* holds for the whole chain, since vLLM counts the tokens of the prompt for it. For the presence
+    and frequency penalties it counts only what the same request wrote, and a run makes many requests: they have to be
+    0. *logprobs* asks for the log-probability of every written token and for the ranks up to that number (0:
+    log-probabilities only; None: neither). What a policy asks for by `Model.write`'s *top* is told in any case.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    temperature: float = Field(default=0.0, ge=0, le=2)
-    top_p: float = Field(default=1.0, gt=0, le=1)
+    temperature: float = Field(default=0.6, ge=0, le=2)
+    top_p: float = Field(default=0.95, gt=0, le=1)
     top_k: int = Field(default=0, ge=0)
     min_p: float = Field(default=0.0, ge=0, le=1)
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, gt=0)
-    seed: int = 0
+    seed: int | None = None
     logprobs: int | None = Field(default=0, ge=0, le=20)
+
+    @field_validator("presence_penalty", "frequency_penalty")
+    @classmethod
+    def _whole_chain(cls, penalty: float) -> float:
+        if penalty:
+            raise ValueError(NO_PENALTY)
+        return penalty
 
     def telling(self, top: int) -> Sampling:
         """Ask also for the *top* likeliest tokens of every place; 0 asks for nothing more."""
         return self.model_copy(update={"logprobs": max(top, self.logprobs or 0)}) if top else self
 
-    def seed_for(self, role: Role, verb: Verb, steps: int, tokens: int) -> int:
-        """Derive a request's seed: requests at different places of a chain differ, and runs repeat."""
-        place = f"{self.seed} {role} {verb} {steps} {tokens}".encode()
-        return int.from_bytes(blake2b(place, digest_size=4).digest())
+    @property
+    def repeats(self) -> bool:
+        """Whether every request has to have a seed of its own: the model samples, and by a seed."""
+        return self.temperature > 0 and self.seed is not None
+
+    def with_seed(self, seed: int | None) -> Sampling:
+        """Return this sampling with another *seed*; with its own if that is None. Raise `ConfigurationError`."""
+        if seed is not None and type(seed) is not int:
+            raise ConfigurationError(f"seed: a whole number, not {seed!r}")
+        return self if seed is None else self.model_copy(update={"seed": seed})
+
+    def seeded(self) -> Sampling:
+        """Return this sampling with a seed, drawn if there is none; a greedy one needs no seed."""
+        if self.temperature == 0 or self.seed is not None:
+            return self
+        return self.model_copy(update={"seed": random.getrandbits(31)})
+
+    def within(self, role: Role) -> Sampling:
+        """Return the sampling of the models within a nested pair in *role*: its seeds are not those outside."""
+        if self.seed is None:
+            return self
+        return self.model_copy(update={"seed": _digest(self.seed, "within", role)})
+
+    def seed_for(self, role: Role, verb: Verb, chain: Chain, opening: str = "") -> int | None:
+        """
+        Derive the seed of a request that goes on after *chain* and *opening*; None without a seed of the run.
+
+        It depends on nothing else, so that a request that is repeated keeps its seed: whenever it is sent, as a bet or
+        not, to whichever replica.
+        """
+        if self.seed is None:
+            return None
+        turns = [(message.role, message.content) for message in chain.messages]
+        return _digest(self.seed, role, verb, turns, len(chain.steps), chain.tokens, chain.text, opening)
+
+
+def _digest(*key: object) -> int:
+    """Return a number of 32 bits, the same for the same *key*."""
+    return int.from_bytes(blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=4).digest())

@@ -21,7 +21,7 @@ Format: TypeAlias = Literal["json"] | Mapping[str, Any]  # any JSON object, or w
 MOST_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); the reader matches the rest.
 MOST_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
 FLOOR = -9999.0  # what vLLM sends for minus infinity, which JSON has no number for
-GREEDY = Sampling()
+GREEDY = Sampling(temperature=0.0, top_p=1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +46,15 @@ def writing(
     prompt: Sequence[int] | Sequence[Sequence[int]],
     sampling: Sampling,
     *,
-    seed: int,
+    seed: int | None,
     limit: int,
     stop: Iterable[str],
     format: Format | None = None,
 ) -> Body:
     """
     Ask for a stream of at most *limit* tokens that ends after a *stop* string, in a *format* if one is given.
+
+    Without a *seed* the server draws by its own. Equal seeds of several prompts would be equal draws in vLLM.
 
     Several prompts are answered in one stream, each piece with the place of its prompt.
     """
@@ -65,7 +67,7 @@ def writing(
         "return_token_ids": True,
         "return_tokens_as_token_ids": False,
     }
-    if sampling.temperature:
+    if sampling.temperature and seed is not None:
         body["seed"] = seed
     if sampling.logprobs is not None:
         body["logprobs"] = sampling.logprobs

@@ -115,7 +115,7 @@ class NestedEndpoint:
         format: Format | None = None,
     ) -> Nested:
         """Make the model of one run, as `VllmEndpoint.model` does. Raise `ConfigurationError` for a wrong policy."""
-        clock, told = or_now(clock), within(self.role, observe)
+        clock, told, sampling = or_now(clock), within(self.role, observe), sampling.within(self.role)
         small, large = (
             endpoint.model(sampling, observe=told, clock=clock, format=format) for endpoint in (self.small, self.large)
         )

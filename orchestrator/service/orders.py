@@ -14,6 +14,7 @@ from ..budget import Budget
 from ..chain import Message, Speaker
 from ..choices import Choices
 from ..endpoints import Sampling
+from ..endpoints.settings import NO_PENALTY
 from ..endpoints.wire import Format
 from ..errors import ConfigurationError
 from ..near import near
@@ -30,9 +31,8 @@ EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 /
 """The share of the tokens for thinking that a request gets; the answer keeps its room."""
 
 SPEAKERS: Mapping[str, Speaker] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-SAMPLED = (
-    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-)  # fmt: skip
+SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+PENALTIES = ("presence_penalty", "frequency_penalty")  # which vLLM forgets with every request
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +156,9 @@ def _check(option: str, value: object, method: str, offer: Offer) -> None:
 
 def _sampling(request: ChatRequest, configured: Sampling) -> Sampling:
     """Without a seed every request draws its own, as everywhere; the configured one would always repeat itself."""
+    for name in PENALTIES:
+        if getattr(request, name):
+            raise bad(f"{name}: {NO_PENALTY}", name, "invalid_value")
     asked = {name: value for name in SAMPLED if (value := getattr(request, name)) is not None}
     seed = random.getrandbits(31) if request.seed is None else request.seed
     return configured.model_copy(update=asked | {"seed": seed})

@@ -127,6 +127,7 @@ class Solver:
         problem: str | Sequence[Message],
         *,
         sampling: Sampling | None = None,
+        seed: int | None = None,
         budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
@@ -140,10 +141,16 @@ class Solver:
 
         The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON schema, the large
         model writes it so; raise `MalformedReply` if its server does not see to that. What is not given, of the
-        *choices* as well, comes from the settings. *observe* sees every event as it happens; *trace_to* receives the
-        trace, also of a run that fails. *session* is the value of the session header; if it is None, the run makes its
-        own. If the small model fails for good, the large one goes on alone, and the solution says so; raise an
-        `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
+        *choices* as well, comes from the settings.
+
+        *seed* is that of the *sampling*. Without one, each run draws its own, which the solution tells. With the same
+        seed a run writes the same chain, however far it works ahead and whatever else the servers do, as far as these
+        give equal requests equal tokens.
+
+        *observe* sees every event as it happens; *trace_to* receives the trace, also of a run that fails. *session*
+        is the value of the session header; if it is None, the run makes its own. If the small model fails for good, the
+        large one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
+        `ConfigurationError` for what is wrong.
         """
         told, chain = self.settings.told(choices), Chain.of(problem)
         policies.check(told.policy, told.options, has_critic=self.critic is not None)
@@ -151,7 +158,9 @@ class Solver:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
         budget = await fitted(budget or told.budget.budget(), chain, (self.small, self.large))
         learning = self._learnings.of(told, limited=choices.get("adapt") is not None)
-        effective = told.model_copy(update={"sampling": sampling}) if sampling else told
+        sampling = (sampling or told.sampling).with_seed(seed)
+        effective = told.model_copy(update={"sampling": sampling})
+        sampling = sampling.seeded()
         promise = self.promise if self.promise and self.promise.covers(effective, self.models) else None
         recorder = trace.Recorder(clock := trace.Stopwatch())
         windows = Windows(self.underneath, clock)
@@ -170,7 +179,8 @@ class Solver:
                     observer(each)
 
         models = self._models(budget, sampling, watch, clock, format)
-        watch(Started(chain.messages, told.policy, (*named(self.small), *self._names()[1:])))
+        names, known = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
+        watch(Started(chain.messages, told.policy, names, known))
         if learning is not None:
             given = learning.begin()
             told = told.told({"options": learning.options(given), "ahead": given.ahead})

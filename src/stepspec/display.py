@@ -52,7 +52,8 @@ def summary(solution: Solution) -> Text:
     wasted = ledger.small.discarded + ledger.large.discarded
     return Text(
         f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large model, "
-        f"{wasted} tokens discarded, finish reason: {solution.finish_reason}",
+        f"{wasted} tokens discarded, finish reason: {solution.finish_reason}"
+        f"{'' if solution.seed is None else f', seed: {solution.seed}'}",
         style="dim",
     )
 

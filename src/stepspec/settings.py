@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias, cast
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -51,16 +51,11 @@ BEARING = ("lead", "plan", "early_exit", "give_up", "sampling", "budget")
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 _CHOICES = TypeAdapter(Choices)
-SAMPLING = {"temperature": 0.6, "top_p": 0.95}
 
 
 def _for_role(role: Party) -> BeforeValidator:
     """Let an endpoint be given as its URL alone, and never ask for the role that its place already says."""
     return BeforeValidator(lambda given: for_role(given, role))
-
-
-def _over_defaults(value: Any) -> Any:
-    return {**SAMPLING, **cast("dict[str, Any]", value)} if isinstance(value, dict) else value
 
 
 class Limits(BaseModel):
@@ -126,7 +121,7 @@ class Settings(BaseSettings):
     *options* are the policy's own. Whatever the policy, but for the two baselines, the large model may write a *plan*
     as the first step, and *lead* steps after that. With *early_exit* the thinking ends once a trial answer is sure,
     with *give_up* once most drafts fall or the chain goes round in circles. *sampling* is for writing; judging is
-    always greedy. Its defaults, temperature 0.6 and top_p 0.95, are SpecReason's (section 5.1). *service* is for
+    always greedy. Without a seed of its own, each run draws one. *service* is for
     ``stepspec serve`` alone. *calibration* says where the options come from, so that a drift of the grades is noticed.
     A share of *shadow* of the accepted steps is written by the large model as well, which measures the judge and delays
     nothing. With *sure_bets* no bet is made beyond a draft that is less sure than a floor, which follows the verdicts.
@@ -152,7 +147,7 @@ class Settings(BaseSettings):
     plan: bool = False
     early_exit: bool = False
     give_up: bool = False
-    sampling: Annotated[Sampling, BeforeValidator(_over_defaults)] = Sampling.model_validate(SAMPLING)
+    sampling: Sampling = Sampling()
     budget: Limits = Limits()
     service: ServiceSettings = ServiceSettings()
     calibration: Calibration | None = None
@@ -194,27 +189,29 @@ class Settings(BaseSettings):
 
 
 class Given(Choices, total=False):
-    """The settings of a solver, as its arguments; all but its two models."""
+    """The settings of a solver, as its arguments; all but its two models. *seed* is the sampling's."""
 
     critic: str | CriticEndpoint | None
     shadow: float | None
     sampling: Sampling | Mapping[str, Any] | None
+    seed: int | None
     budget: Limits | Mapping[str, Any] | None
 
 
-def load(**given: Any) -> Settings:
+def load(*, seed: int | None = None, **given: Any) -> Settings:
     """
-    Read the settings, *given* arguments first; those that are None count as not given.
+    Read the settings, *given* arguments first; those that are None count as not given. *seed* is the sampling's.
 
     Raise `ConfigurationError`, which says what is wrong with which setting.
     """
     _no_unknown_variables()
     try:
-        return Settings(**{key: value for key, value in given.items() if value is not None})
+        settings = Settings(**{key: value for key, value in given.items() if value is not None})
     except ValidationError as exc:
         raise _explained(exc) from exc
     except (SettingsError, ValueError, OSError) as exc:  # a variable that is no JSON, a file that is no TOML
         raise ConfigurationError(str(exc)) from exc
+    return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
 
 
 def _explained(exc: ValidationError) -> ConfigurationError:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepspec import Sampling
 from stepspec.evals.choosing import arms
 from stepspec.evals.dealing import LIVES, Dealer, Rates
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.samples import Place
 from stepspec.evals.trial import Sample, Task
 from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import WorkersLost
 from stepspec.orchestrator.ledger import Account, Ledger
 
@@ -25,7 +25,7 @@ CONTROL = ARMS[-1]
 
 def todo(problems: int = 3) -> list[Trial]:
     tasks = tuple(Task(f"problem {number}", str(number)) for number in range(problems))
-    return list(trials(Plan(tasks, ARMS, "exact", Sampling(), Budget(512))))
+    return list(trials(Plan(tasks, ARMS, "exact", GREEDY, Budget(512))))
 
 
 def sample(arm: str, accepted: int, drafts: int) -> Sample:

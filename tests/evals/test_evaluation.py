@@ -14,7 +14,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from stepspec import Budget, Sampling, Solver
+from stepspec import Budget, Solver
 from stepspec.evals import provenance
 from stepspec.evals.arms import LARGE, Arm
 from stepspec.evals.benchmarks import find
@@ -23,6 +23,7 @@ from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.plan import Plan
 from stepspec.evals.trial import Task
 from stepspec.evals.workers import Here, Post
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Adapted
 from stepspec.orchestrator.trace import read, replay
@@ -37,7 +38,7 @@ QUIET = Console(quiet=True)
 
 def evaluation(folder: Path, **changed: Any) -> Evaluation:
     competing = arms(["specreason"], ["large", "small"], ["specreason"])
-    plan = Plan(TASKS, competing, "exact", Sampling(), Budget(256))
+    plan = Plan(TASKS, competing, "exact", GREEDY, Budget(256))
     return replace(Evaluation(find("arithmetic"), plan, folder, provenance.digest(TASKS)), **changed)
 
 

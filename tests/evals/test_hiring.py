@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepspec import Sampling
 from stepspec.evals.arms import LARGE
 from stepspec.evals.hiring import PATIENCE, PAUSE, STARTS, Remote, Staff
 from stepspec.evals.plan import Plan, Trial
@@ -19,13 +18,14 @@ from stepspec.evals.remote import about
 from stepspec.evals.trial import Solved, Task
 from stepspec.evals.workers import Worker, WorkerLost
 from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, StepspecError, WorkersLost
 from stepspec.settings import Settings
 
 from ..fakes import run
 
 SETTINGS = Settings.model_validate({"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"})
-PLAN = Plan((Task("1 + 1", "2"),), (LARGE,), "exact", Sampling(), Budget(256))
+PLAN = Plan((Task("1 + 1", "2"),), (LARGE,), "exact", GREEDY, Budget(256))
 TRIAL = Trial(0, 0, 7, PLAN.tasks[0], LARGE)
 SOLVED = Solved(None, {})
 

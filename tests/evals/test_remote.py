@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 import stepspec
-from stepspec import Sampling
 from stepspec.evals.choosing import arms
 from stepspec.evals.plan import Plan, Trial, trials
 from stepspec.evals.remote import Room, about, code
 from stepspec.evals.trial import Solved, Task
 from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
 from stepspec.orchestrator.trace import read, replay
 from stepspec.settings import Settings
@@ -27,7 +27,7 @@ from stepspec.settings import Settings
 from ..orchestrator.endpoints.server import FakeVllm, Refuse
 
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
-PLAN = Plan((Task("What is 1 + 1?", "2"),), arms(["specreason"], ["large"], []), "exact", Sampling(), Budget(256))
+PLAN = Plan((Task("What is 1 + 1?", "2"),), arms(["specreason"], ["large"], []), "exact", GREEDY, Budget(256))
 
 
 @asynccontextmanager

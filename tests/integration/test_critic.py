@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec import Sampling, Solver
+from stepspec import Solver
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
 from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.endpoints import CriticEndpoint, VllmCritic
+from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, VllmCritic
 from stepspec.orchestrator.endpoints.critic import sigmoid, values
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
@@ -149,7 +149,7 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
         critic=critics["one"].base_url,
         policy="reward",
         options={"threshold": threshold},
-        sampling=Sampling(),
+        sampling=GREEDY,
     ) as solver:
         solution = await solver.solve(fresh(1, 4)[0].problem)
     assert {step.author for step in solution.steps if step.fate == "kept"} == authors

@@ -11,8 +11,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from stepspec import Sampling, Solution, Solver
+from stepspec import Solution, Solver
 from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointUnavailable, ServerDied
 from stepspec.orchestrator.events import Committed, Event
 from stepspec.orchestrator.serving import Served
@@ -48,7 +49,7 @@ async def solve(small: Served, large: Served, victim: Served) -> Solution:
             killed = True
             kill(victim)
 
-    async with Solver(small.base_url, large.base_url, sampling=Sampling()) as solver:
+    async with Solver(small.base_url, large.base_url, sampling=GREEDY) as solver:
         return await solver.solve(TASK.problem, observe=watch)
 
 

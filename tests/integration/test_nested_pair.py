@@ -6,10 +6,11 @@ import asyncio
 
 import pytest
 
-from stepspec import Sampling, Solution, Solver
+from stepspec import Solution, Solver
 from stepspec.evals.nested import NESTED, THREE
 from stepspec.evals.testbed.servers import endpoint
 from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.serving import Served
 
@@ -23,7 +24,7 @@ TASKS = fresh(6, seed=66)
 @pytest.fixture
 def solver(pair: Pair, tiny: Served) -> Solver:
     small = {**NESTED[THREE.name], "small": endpoint(tiny, "small"), "large": endpoint(pair.small, "large")}
-    return Solver(small, endpoint(pair.large, "large"), sampling=Sampling(), load="ignore")
+    return Solver(small, endpoint(pair.large, "large"), sampling=GREEDY, load="ignore")
 
 
 async def test_three_models_solve_problems_and_the_lookahead_changes_no_word(

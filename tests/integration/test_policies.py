@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from stepspec import Sampling, Solution, Solver
+from stepspec import Solution, Solver
 from stepspec.evals.arms import Task
 from stepspec.evals.confound import READINGS, cases, rates
 from stepspec.evals.profile import profile, training_problems
 from stepspec.evals.testbed.problems import generate
 from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.policies import METHODS
 
 from .conftest import Pair
@@ -22,7 +23,7 @@ pytestmark = pytest.mark.servers
 
 
 def solver(pair: Pair) -> Solver:
-    return Solver(pair.small.base_url, pair.large.base_url, sampling=Sampling())
+    return Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY)
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from stepspec import Endpoint, Sampling, Solution, Solver
+from stepspec import Endpoint, Solution, Solver
 from stepspec.evals.testbed.tasks import fresh
-from stepspec.orchestrator.endpoints import ReplicatedEndpoint
+from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.serving import Served
 
@@ -30,9 +30,9 @@ async def solve(pair: Pair, victim: Served, policy: str) -> tuple[list[Solution]
             kill(victim)
         events.append(event)
 
-    async with Solver(pair.small.base_url, pair.large.base_url, sampling=Sampling(), policy=policy) as solver:
+    async with Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY, policy=policy) as solver:
         plain = [await solver.solve(task.problem) for task in TASKS]
-    async with Solver(pair.small.base_url, large, sampling=Sampling(), policy=policy) as solver:
+    async with Solver(pair.small.base_url, large, sampling=GREEDY, policy=policy) as solver:
         solutions = await asyncio.gather(*(solver.solve(task.problem, observe=watch) for task in TASKS))
         assert isinstance(solver.large, ReplicatedEndpoint)
         assert list(solver.large.down) == [victim.base_url.removesuffix("/v1")]

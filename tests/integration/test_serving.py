@@ -16,9 +16,10 @@ import aiohttp
 import pytest
 from rich.console import Console
 
-from stepspec import NestedPair, Sampling, Solver
+from stepspec import NestedPair, Solver
 from stepspec.evals.testbed.servers import running
 from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.serving import Served
@@ -110,7 +111,7 @@ async def solve_with_three() -> None:
     """Solve two problems by the settings in the working directory, which are a nested pair's."""
     events: list[Event] = []
     tasks = fresh(2, seed=66)
-    async with Solver(sampling=Sampling()) as solver:
+    async with Solver(sampling=GREEDY) as solver:
         assert isinstance(solver.settings.small, NestedPair)
         assert solver.settings.small.policy == "bild"
         solutions = [await solver.solve(task.problem, observe=events.append) for task in tasks]

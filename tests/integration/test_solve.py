@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stepspec import Budget, Endpoint, Sampling, Solver
+from stepspec import Budget, Endpoint, Solver
 from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator import trace
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Judged
 from stepspec.orchestrator.serving import Served
@@ -18,7 +19,6 @@ from stepspec.policies import METHODS
 from .conftest import Pair, running_requests
 
 pytestmark = pytest.mark.servers
-GREEDY = Sampling()
 
 
 def solver(pair: Pair, **settings: object) -> Solver:

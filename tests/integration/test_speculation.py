@@ -9,11 +9,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from stepspec import Sampling, Solution, Solver
+from stepspec import Solution, Solver
 from stepspec.evals.drafting import between, drafted
 from stepspec.evals.testbed.servers import endpoint, speculating
 from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator.chain import Chain
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.endpoints.underneath import EVERY
 from stepspec.orchestrator.serving import Served
@@ -39,7 +40,7 @@ class Speculating:
     @asynccontextmanager
     async def solver(self) -> AsyncGenerator[Solver]:
         small, large = endpoint(self.served["small"], "small"), endpoint(self.served["large"], "large")
-        async with Solver(small, large, sampling=Sampling()) as solver:
+        async with Solver(small, large, sampling=GREEDY) as solver:
             yield solver
 
 

@@ -66,7 +66,7 @@ def solve(
         typer.Option(help="Of this run among others at a server that schedules by priority; lower is first."),
     ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampling.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of the sampling; the same seed writes the same chain.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Budget of thinking and answer together.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Budget of thinking steps.")] = None,
     max_seconds: Annotated[float | None, typer.Option(help="Budget of wall time.")] = None,
@@ -81,7 +81,6 @@ def solve(
     text = sys.stdin.read().strip() if problem == "-" else problem.strip()
     if not text:
         raise ConfigurationError("the problem is empty")
-    sampling = {k: v for k, v in (("temperature", temperature), ("seed", seed)) if v is not None}
     budget = {
         k: v for k, v in (("tokens", max_tokens), ("steps", max_steps), ("seconds", max_seconds)) if v is not None
     }
@@ -100,7 +99,8 @@ def solve(
         give_up=give_up,
         sure_bets=sure_bets,
         priority=priority,
-        sampling=sampling or None,
+        sampling=None if temperature is None else {"temperature": temperature},
+        seed=seed,
         budget=budget or None,
     )
     solution = wait(_solve(solver, text, trace, quiet=json))

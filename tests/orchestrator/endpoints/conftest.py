@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from stepspec.orchestrator.endpoints import Sampling, VllmEndpoint, VllmModel
+from stepspec.orchestrator.endpoints import GREEDY, Sampling, VllmEndpoint, VllmModel
 from stepspec.orchestrator.events import Called, Event
 
 from .server import FakeVllm
@@ -34,7 +34,7 @@ Meet: TypeAlias = Callable[..., AbstractAsyncContextManager[Met]]
 async def _meet(server: FakeVllm, sampling: Sampling | None = None, **settings: Any) -> AsyncGenerator[Met]:
     events: list[Event] = []
     async with server.serve(**settings) as endpoint, VllmEndpoint(endpoint) as vllm:
-        yield Met(vllm.model(sampling or Sampling(), observe=events.append), vllm, events)
+        yield Met(vllm.model(sampling or GREEDY, observe=events.append), vllm, events)
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

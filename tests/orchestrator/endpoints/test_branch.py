@@ -76,7 +76,7 @@ async def test_the_text_of_another_vocabulary_is_encoded_anew(meet: Meet) -> Non
 @pytest.mark.parametrize("logprobs", [None, 0])
 async def test_steps_of_different_lengths_end_where_each_ends(meet: Meet, logprobs: int | None) -> None:
     server = FakeVllm(("a", "b", "\n\n", "c", "d", THINK_END))
-    async with meet(server, Sampling(logprobs=logprobs)) as met:
+    async with meet(server, Sampling(temperature=0, logprobs=logprobs)) as met:
         texts = [Step(text, "small") for text in ("a", "ab\n\nc", "ab\n\ncd")]
         steps = await met.model.branch(PROBLEM, texts, stop=("\n\n", "d"))
     assert [(step.text, step.stop) for step in steps] == [

@@ -112,7 +112,7 @@ async def test_spans_are_scored_each_by_itself(meet: Meet) -> None:
 
 async def test_a_scored_token_has_the_log_probability_it_was_written_with(meet: Meet) -> None:
     server = FakeVllm(("a", "b", "\n\n"))
-    async with meet(server, Sampling(logprobs=0)) as met:
+    async with meet(server, Sampling(temperature=0, logprobs=0)) as met:
         written = await met.model.write(PROBLEM, stop=("b",))
         (scored,) = await met.model.score(PROBLEM, "ab")
     assert [token.logprob for token in scored] == [token.logprob for token in written.tokens]

@@ -27,7 +27,7 @@ async def test_a_server_is_asked_for_what_the_sampling_and_the_policy_want(
     meet: Meet, sampled: int | None, top: int, sent: int | None
 ) -> None:
     server = FakeVllm(SCRIPT, rivals=RIVALS)
-    async with meet(server, Sampling(logprobs=sampled)) as met:
+    async with meet(server, Sampling(temperature=0, logprobs=sampled)) as met:
         step = await met.model.write(PROBLEM, top=top)
     assert server.requests[-1][1].get("logprobs") == sent
     assert told(step.tokens) == [[piece, *RIVALS][:top] for piece in SCRIPT]

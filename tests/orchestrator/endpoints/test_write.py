@@ -29,7 +29,7 @@ def prompts(server: FakeVllm) -> list[str]:
 @pytest.mark.parametrize("logprobs", [None, 0])
 async def test_a_step_ends_after_its_delimiter(meet: Meet, chunk: int, logprobs: int | None) -> None:
     server = FakeVllm(SCRIPT, chunk=chunk)
-    async with meet(server, Sampling(logprobs=logprobs)) as met:
+    async with meet(server, Sampling(temperature=0, logprobs=logprobs)) as met:
         step = await met.model.write(PROBLEM)
         assert (step.text, step.stop, step.author) == ("So one.\n\n", "delimiter", "small")
         assert "".join(texts(step)) == step.text

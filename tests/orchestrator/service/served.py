@@ -13,8 +13,9 @@ import aiohttp
 import orjson
 from aiohttp import web
 
-from stepspec import Sampling, Solver
+from stepspec import Solver
 from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.service.app import Service
 from stepspec.orchestrator.service.server import Server, listen
@@ -168,7 +169,7 @@ async def serving(
     large = replace(small, faults=deque(), requests=[], heads=[], names=names[1:], key=key, left=asyncio.Event())
     large.metrics = metrics
     seen, told = Seen(), list[str]()
-    solving = {"sampling": Sampling(), **solving}
+    solving = {"sampling": GREEDY, **solving}
     endpoints = {"retries": 0}
     async with (
         small.serve("small", **endpoints) as one,

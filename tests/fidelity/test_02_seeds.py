@@ -1,0 +1,193 @@
+"""Sampling with a seed did not repeat: a kept-open stream depends on timing, and without one every run used seed 0."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import Endpoint, Sampling, Solution, Solver, policies
+from stepspec.orchestrator import Chain, reason
+from stepspec.orchestrator.chain import Message, Step
+from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Event, Started
+from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.trace import parse
+from stepspec.settings import load
+
+from ..fakes import run
+from ..orchestrator.arms import quarters, taste
+from ..orchestrator.endpoints.server import Break
+from .drawing import DrawingModel, DrawingVllm
+
+PROBLEM = "What is 1 + 1?"
+CHAIN = Chain.of(PROBLEM)
+METHODS = ["large", "small", "specreason", "bild", "lookahead-reasoning", "random", "reflective", "relay", "cascade"]
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+@asynccontextmanager
+async def servers(**settings: Any) -> AsyncGenerator[tuple[DrawingVllm, DrawingVllm, Endpoint, Endpoint]]:
+    small = DrawingVllm()
+    large = replace(small, requests=[])
+    async with small.serve("small") as one, large.serve("large") as two:
+        yield small, large, one, two
+
+
+def seeds(server: DrawingVllm) -> list[int]:
+    return [body["seed"] for path, body in server.requests if path == "/v1/completions" and body.get("stream")]
+
+
+def kept(solution: Solution) -> tuple[Any, ...]:
+    return (
+        *[(step.author, step.text) for step in solution.steps if step.fate == "kept"],
+        solution.text,
+        solution.seed,
+    )
+
+
+@pytest.mark.parametrize("method", ["specreason", "large", "small", "bild", "random"])
+async def test_with_a_seed_a_chain_is_the_same_however_far_the_run_works_ahead(method: str) -> None:
+    async with servers() as (_, _, small, large), Solver(small, large, seed=7, load="ignore") as solver:
+        chains = {
+            kept(await solver.solve(PROBLEM, policy=method, ahead=ahead, hedge=hedge))
+            for ahead, hedge in ((0, 0.0), (1, 0.0), (3, 0.0), (3, 1.0), (2, 0.0))
+        }
+        assert len(chains) == 1
+        others = {kept(await solver.solve(PROBLEM, policy=method, seed=seed))[:-1] for seed in range(5)}
+        assert len(others) == 5
+
+
+async def test_with_a_seed_a_nested_pair_repeats_itself() -> None:
+    async with servers() as (_, _, small, large):
+        pair = {"small": small, "large": small.model_copy(update={"role": "large"}), "policy": "specreason", "ahead": 2}
+        async with Solver(pair, large, seed=7, load="ignore") as solver:
+            chains = {kept(await solver.solve(PROBLEM, ahead=ahead)) for ahead in (0, 1, 3)}
+    assert len(chains) == 1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_on_the_virtual_clock_no_latency_hedge_or_depth_changes_a_seeded_chain(method: str) -> None:
+    def solved(seed: int, ahead: int, hedge: float) -> tuple[tuple[str, str], ...]:
+        def slow(chain: Chain) -> float:
+            return quarters(ahead, hedge, chain.text)
+
+        def judge(chain: Chain, question: str) -> Mapping[str, float]:
+            good = taste(chain.text, question) < 0.6
+            return {"Yes" if good else "No": 1.0} if question.endswith("Yes or No.") else {"9" if good else "2": 1.0}
+
+        def logprob(before: str, token: str) -> float:
+            return -7.0 if taste("doubt", before, token) < 0.1 else -0.2
+
+        sampling = Sampling(seed=seed)
+        small, large = (
+            DrawingModel(role, str, judge=judge, logprob=logprob, latency=slow, reading=slow, sampling=sampling)
+            for role in ("small", "large")  # type: ignore[arg-type]
+        )
+        policy = policies.make(method, small, large)
+        (chain, _), _ = run(reason(policy, CHAIN, ahead=Ahead(lambda: ahead, hedge)))
+        return tuple((step.author, step.text) for step in chain.steps)
+
+    ways = ((0, 0.0), (1, 0.0), (3, 0.0), (3, 1.0))
+    for seed in range(4):
+        assert len({solved(seed, *way) for way in ways}) == 1
+    assert len({solved(seed, 1, 0.0) for seed in range(4)}) == 4
+
+
+async def test_without_a_seed_each_run_draws_one_that_brings_the_run_back() -> None:
+    events: list[Event] = []
+    async with servers() as (_, _, small, large), Solver(small, large, load="ignore") as solver:
+        first = await solver.solve(PROBLEM, observe=events.append)
+        second = await solver.solve(PROBLEM, observe=events.append)
+        assert first.seed is not None
+        assert kept(first)[:-1] != kept(second)[:-1]
+        assert kept(await solver.solve(PROBLEM, seed=first.seed, ahead=0)) == kept(first)
+        greedy = await solver.solve(PROBLEM, sampling=GREEDY)
+    assert [event.seed for event in events if isinstance(event, Started)] == [first.seed, second.seed]
+    assert greedy.seed is None
+
+
+async def test_every_sampled_step_is_a_request_with_a_seed_of_its_own() -> None:
+    async with servers() as (drafting, _, small, large), Solver(small, large, seed=7) as solver:
+        await solver.solve(PROBLEM, policy="small", ahead=2)
+        sampled = len(seeds(drafting))
+        assert len(set(seeds(drafting))) == sampled == drafting.length + 1  # and the answer
+        drafting.requests.clear()
+        drafting.rng = None
+        await solver.solve(PROBLEM, policy="small", ahead=2, sampling=GREEDY)
+        assert sum(path == "/v1/completions" for path, _ in drafting.requests) < sampled
+
+
+async def test_a_request_that_is_repeated_keeps_its_seed() -> None:
+    async with servers() as (drafting, _, small, large), Solver(small, large, seed=7) as solver:
+        whole = await solver.solve(PROBLEM, policy="small", ahead=0)
+        drafting.requests.clear()
+        drafting.faults = deque([None, Break(0), Break(0)])
+        again = await solver.solve(PROBLEM, policy="small", ahead=0)
+        first, *others = seeds(drafting)
+    assert kept(again) == kept(whole)
+    assert others[0] == others[1] == others[2] != first
+
+
+@pytest.mark.parametrize("seed", [7, None])
+async def test_rivals_have_seeds_of_their_own(seed: int | None) -> None:
+    server = DrawingVllm()
+    async with server.serve("small") as settings, VllmEndpoint(settings) as endpoint:
+        model = endpoint.model(Sampling(seed=seed))
+        begun = [Step(f" {word}", "small") for word in ("one", "two", "three")]
+        steps = await model.branch(CHAIN, begun)
+        bodies = [body for path, body in server.requests if path == "/v1/completions"]
+        assert [step.text.split()[0].strip(".") for step in steps] == ["one", "two", "three"]
+        if seed is None:  # nothing to repeat: one request, whose prompts draw by themselves
+            assert (len(bodies), len(bodies[0]["prompt"]), "seed" in bodies[0]) == (1, 3, False)
+            return
+        assert [len(body["prompt"]) for body in bodies] == [1, 1, 1]
+        assert len({body["seed"] for body in bodies}) == 3
+        assert await model.branch(CHAIN, begun) == steps
+
+
+def test_seeds_follow_from_the_run_the_role_and_the_place_alone() -> None:
+    chains = [
+        CHAIN,
+        Chain.of("Another?"),
+        Chain((Message("system", "Be brief."), *CHAIN.messages)),
+        CHAIN.extend(Step("So.\n\n", "small")),
+        CHAIN.extend(Step("No.\n\n", "small")),
+        CHAIN.extend(Step("So.", "small")).extend(Step("\n\n", "small")),
+    ]
+    keys = [
+        (Sampling(seed=seed), role, chain, opening)
+        for seed in (0, 1)
+        for role in ("small", "large")
+        for chain in chains
+        for opening in ("", "Wait")
+    ]
+    found = {sampling.seed_for(role, "write", chain, opening) for sampling, role, chain, opening in keys}  # type: ignore[arg-type]
+    assert len(found) == len(keys)
+    assert Sampling(seed=1).within("small").seed_for("large", "write", CHAIN) not in found
+    assert Sampling().seed_for("small", "write", CHAIN) is None
+
+
+def test_a_seed_is_set_wherever_a_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load().sampling.seed is None
+    assert load(seed=7).sampling == Sampling(seed=7)
+    monkeypatch.setenv("STEPSPEC_SAMPLING__TEMPERATURE", "1.0")
+    assert load(seed=7).sampling == Sampling(temperature=1.0, seed=7)
+    with pytest.raises(ConfigurationError, match="seed: a whole number"):
+        load(seed="often")  # type: ignore[arg-type]
+
+
+def test_a_trace_from_before_seeds_were_told_is_still_read() -> None:
+    old = b'{"at":0.0,"event":"Started","messages":[],"policy":"bild","models":[]}'
+    assert parse(old).event == Started((), "bild")

@@ -1,0 +1,38 @@
+"""Presence and frequency penalties were forgotten by every new request and remembered by a kept stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from stepspec import Sampling
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.settings import load
+
+from ..orchestrator.service.served import serving
+
+PENALTIES = ["presence_penalty", "frequency_penalty"]
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_a_penalty_that_only_one_request_knows_of_is_refused_with_a_cure(penalty: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"sampling\.{penalty}: .*repetition_penalty"):
+        load(sampling={penalty: 0.5})
+    options: dict[str, Any] = {penalty: -0.5}
+    with pytest.raises(ValidationError, match="repetition_penalty"):
+        Sampling(**options)
+    assert load(sampling={penalty: 0, "repetition_penalty": 1.1}).sampling == Sampling(repetition_penalty=1.1)
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+async def test_a_request_for_a_method_is_refused_and_one_for_a_served_model_is_not(penalty: str) -> None:
+    async with serving() as served:
+        refused = await served.chat(**{penalty: 0.5})
+        none = await served.chat(**{penalty: 0, "repetition_penalty": 1.1})
+        written = [body for path, body in served.small.requests if path == "/v1/completions"]
+    assert (refused.status, refused.error["param"], refused.error["code"]) == (400, penalty, "invalid_value")
+    assert "repetition_penalty" in refused.error["message"]
+    assert none.status == 200
+    assert {(body[penalty], body["repetition_penalty"]) for body in written} == {(0.0, 1.1)}
