@@ -77,7 +77,11 @@ class Method:
 
     @property
     def needs_critic(self) -> bool:
-        return "critic" in inspect.signature(self.build).parameters
+        return self.takes("critic")
+
+    def takes(self, parameter: str) -> bool:
+        """Whether it is built with this *parameter*."""
+        return parameter in inspect.signature(self.build).parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,19 +163,27 @@ METHODS: Mapping[str, Method] = {
 
 
 BASELINES = ("large", "small")
+NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
 LEAD = "first steps by the large model are no method's own: pass lead=N, or --lead N"
 
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:
     """The options of the policy called *name*, with their defaults and annotations."""
     parameters = inspect.signature(_find(name).build).parameters
-    return {key: value for key, value in parameters.items() if key not in ("small", "large", "critic")}
+    return {key: value for key, value in parameters.items() if key not in NOT_OPTIONS}
 
 
-def make(name: str, small: Model, large: Model, *, critic: Critic | None = None, **chosen: Any) -> Policy:
-    """Build the policy called *name*. Raise `ConfigurationError` for unknown names or options and for wrong values."""
+def make(
+    name: str, small: Model, large: Model, *, critic: Critic | None = None, sampled: bool = False, **chosen: Any
+) -> Policy:
+    """
+    Build the policy called *name*; *sampled* says whether the models sample, at a temperature above 0.
+
+    Raise `ConfigurationError` for unknown names or options and for wrong values.
+    """
     method, checked = _find(name), _options(name, chosen, has_critic=critic is not None)
-    return method.build(small, large, **({"critic": critic} if method.needs_critic else {}), **checked)
+    parts = {"critic": critic, "sampled": sampled}
+    return method.build(small, large, **{part: parts[part] for part in parts if method.takes(part)}, **checked)
 
 
 def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool = True) -> Mapping[str, Any]:

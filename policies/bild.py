@@ -29,6 +29,10 @@ class BiLD:
     The unsure token, which the paper drops, ends the draft: it stands if it is the large model's first choice, which
     spares the request for that token. A sure run is accepted as it is, as in Algorithm 1; the authors' code has the
     large model add a token there too. A draft that ends the turn is read like any other.
+
+    Both exemptions for the large model's first choice are exact for a greedy one, which would write that token itself.
+    One that is *sampled* might not: then the unsure token is dropped, every token above *rollback* is cut, and the
+    large model draws, as in the paper (appendix 7.4 samples with the same policies).
     """
 
     foreseeable: ClassVar[bool] = True
@@ -39,6 +43,7 @@ class BiLD:
     rollback: Amount = 5.0
     run: AtLeast1 = 10
     scale: Literal["token", "step"] = "token"
+    sampled: bool = False
 
     @property
     def answerer(self) -> Model:
@@ -54,13 +59,16 @@ class BiLD:
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         last = draft.tokens[-1].text if draft.tokens and self.unsure(draft) else ""
-        sure, doubted = await self.large.score(chain, draft.text.removesuffix(last), last)
+        before = draft.text.removesuffix(last)
+        if self.sampled and last and not before:
+            return Rollback(reason="fallback")
+        sure, doubted = await self.large.score(chain, before, "" if self.sampled else last)
         keep, worst = 0, 0.0
         for token in sure:
-            if token.logprob < -self.rollback and token.rank != 1:
+            if token.logprob < -self.rollback and (self.sampled or token.rank != 1):
                 return Rollback(keep, reason="rollback", score=-token.logprob)
             keep, worst = keep + len(token.text), max(worst, -token.logprob)
-        agreed = all(token.rank == 1 for token in doubted) if last else draft.stop != "until"
+        agreed = not self.sampled and all(token.rank == 1 for token in doubted) if last else draft.stop != "until"
         return Accept(worst) if agreed else Rollback(keep, reason="fallback", score=worst)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:

@@ -29,7 +29,8 @@ class Reflective:
     copy stands after the same words as the first. The second reading weighs *alpha*, a third-party implementation's
     default, and the first the rest. *accept* a token that "match"es the likeliest of the fused distribution, or one
     that is "typical" of it: its probability is above *epsilon* or above *delta* times ``exp(-entropy)``, with the
-    constants of Medusa (arXiv:2401.10774).
+    constants of Medusa (arXiv:2401.10774). Unless *accept* is set, it is a match for greedy models, and typical for
+    models that are *sampled*: a match would cut most of what they draw, and leave the likeliest text.
 
     The *prompt* "neutral", of the same length, is the control for what a copy gains by being a copy. The paper's body
     could not be read, nor its prompt, its anchor's length or where it takes the corrected token from. Here the large
@@ -47,11 +48,17 @@ class Reflective:
     small: Model
     large: Model
     alpha: Share = 0.3
-    accept: Literal["match", "typical"] = "match"
+    accept: Literal["match", "typical"] | None = None
     prompt: Literal["reflect", "neutral"] = "reflect"
     top: Top | None = None
     epsilon: Share = 0.09
     delta: Amount = 0.3
+    sampled: bool = False
+
+    @property
+    def rule(self) -> Literal["match", "typical"]:
+        """What decides about a token."""
+        return self.accept or ("typical" if self.sampled else "match")
 
     @property
     def answerer(self) -> Model:
@@ -62,7 +69,7 @@ class Reflective:
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         bridge = f"{_break(draft)}{PROMPTS[self.prompt].text}{DELIMITER}{anchor(chain)}"
-        top = self.top or (2 if self.accept == "match" else 20)
+        top = self.top or (2 if self.rule == "match" else 20)
         first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
         keep, least = 0, 1.0
         for token, again in zip(first, second, strict=True):
@@ -77,7 +84,7 @@ class Reflective:
         return await self.large.write(chain)
 
     def _accepts(self, chances: Mapping[int, float], id: int) -> bool:
-        if self.accept == "match":
+        if self.rule == "match":
             return chances[id] >= max(chances.values())
         return chances[id] > min(self.epsilon, self.delta * exp(-entropy(chances)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_a_given_sampling_keeps_the_defaults_it_does_not_name() -> None:
         ({"sampling": {"temperature": 9}}, "sampling.temperature"),
     ],
 )
-def test_wrong_arguments_are_named(given: dict[str, object], complaint: str) -> None:
+def test_wrong_arguments_are_named(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         settings.load(**given)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -18,7 +19,7 @@ from ..endpoints.template import disagreement
 from ..endpoints.wire import GREEDY, Format
 from ..errors import ConfigurationError
 from ..events import Observer
-from ..interfaces import Model, Policy
+from ..interfaces import Policy
 from ..tasks import all_entered
 from .model import Nested, within
 
@@ -26,6 +27,8 @@ from .model import Nested, within
 class NestedEndpoint:
     """
     The endpoint of a *small* and a *large* model that stand in for one of the *role*, each an endpoint to be entered.
+
+    *policy* makes the pair's own policy over its two models; where the models sample, it is called with ``sampled``.
 
     Where one server has to stand for all of them, for a request that is passed on as it is, it is the large one's. A
     *small* one that cannot be reached on entering is an error; one that fails later is not.
@@ -36,7 +39,7 @@ class NestedEndpoint:
         role: Role,
         small: AnyEndpoint,
         large: AnyEndpoint,
-        policy: Callable[[Model, Model], Policy],
+        policy: Callable[..., Policy],
         *,
         about: str = "",
         ahead: int = 1,
@@ -119,7 +122,8 @@ class NestedEndpoint:
         small, large = (
             endpoint.model(sampling, observe=told, clock=clock, format=format) for endpoint in (self.small, self.large)
         )
-        return Nested(self.role, small, large, self._policy, self._ahead, observe)
+        policy = partial(self._policy, sampled=True) if sampling.temperature else self._policy
+        return Nested(self.role, small, large, policy, self._ahead, observe)
 
 
 def leaves(endpoint: AnyEndpoint) -> tuple[AnyEndpoint, ...]:

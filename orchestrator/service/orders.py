@@ -54,7 +54,7 @@ class Order:
 
     def seeded(self, number: int) -> Order:
         """The same with another seed for each *number* from 1 on."""
-        seed = self.sampling.seed + number
+        seed = (self.sampling.seed or 0) + number
         return replace(self, sampling=self.sampling.model_copy(update={"seed": seed})) if number else self
 
 

@@ -230,7 +230,7 @@ class Solver:
         small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
         formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
         critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
-        return Models(small, large, critic, budget, formatting)
+        return Models(small, large, critic, budget, formatting, sampling.temperature > 0)
 
     def _policy(self, models: Models, told: Settings) -> Policy:
         return models.policy(told.policy, told.options, lead=told.lead, plan=told.plan)

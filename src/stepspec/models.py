@@ -22,7 +22,8 @@ class Models:
     """
     Both models of one run within its *budget*, and the *critic*, if there is one.
 
-    *formatting* is the large model when it answers in a format. Those that have replicas hold a place until `leave`.
+    *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. Those that
+    have replicas hold a place until `leave`.
     """
 
     small: Model
@@ -30,11 +31,12 @@ class Models:
     critic: Critic | None
     budget: Budget
     formatting: Model | None = None
+    sampled: bool = False
 
     def policy(self, name: str, options: Mapping[str, Any], *, lead: int = 0, plan: bool = False) -> Policy:
         """Build policy *name*; whatever it is, but for the baselines, the large model may *plan* and *lead*."""
         small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
-        policy = policies.make(name, small, large, critic=self.critic, **options)
+        policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
         if name in policies.BASELINES or not (lead or plan):
             return policy
         return policies.Led(policy, large, lead, plan)

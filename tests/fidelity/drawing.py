@@ -37,12 +37,12 @@ class DrawingModel(ScriptedModel):
     sampling: Sampling = field(default_factory=lambda: Sampling(seed=0))
     length: int = 6
 
-    async def write(self, chain: Chain, **options: Any) -> Step:  # type: ignore[override]
+    async def write(self, chain: Chain, **options: Any) -> Step:
         seed = self.sampling.seed_for(self.role, "write", chain, options.get("opening", ""))
         drawing = replace(self, script=drawn_script(seed, self.length))
         return await ScriptedModel.write(drawing, chain, **options)
 
-    async def branch(self, chain: Chain, begun: Sequence[Step], **options: Any) -> tuple[Step, ...]:  # type: ignore[override]
+    async def branch(self, chain: Chain, begun: Sequence[Step], **options: Any) -> tuple[Step, ...]:
         seed = self.sampling.seed_for(self.role, "write", chain, "branch")
         drawing = replace(self, script=drawn_script(seed, self.length))
         return await ScriptedModel.branch(drawing, chain, begun, **options)

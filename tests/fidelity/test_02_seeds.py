@@ -13,7 +13,7 @@ import pytest
 
 from stepspec import Endpoint, Sampling, Solution, Solver, policies
 from stepspec.orchestrator import Chain, reason
-from stepspec.orchestrator.chain import Message, Step
+from stepspec.orchestrator.chain import Message, Role, Step
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
@@ -28,6 +28,7 @@ from .drawing import DrawingModel, DrawingVllm
 
 PROBLEM = "What is 1 + 1?"
 CHAIN = Chain.of(PROBLEM)
+ROLES: tuple[Role, ...] = ("small", "large")
 METHODS = ["large", "small", "specreason", "bild", "lookahead-reasoning", "random", "reflective", "relay", "cascade"]
 
 
@@ -93,7 +94,7 @@ def test_on_the_virtual_clock_no_latency_hedge_or_depth_changes_a_seeded_chain(m
         sampling = Sampling(seed=seed)
         small, large = (
             DrawingModel(role, str, judge=judge, logprob=logprob, latency=slow, reading=slow, sampling=sampling)
-            for role in ("small", "large")  # type: ignore[arg-type]
+            for role in ROLES
         )
         policy = policies.make(method, small, large)
         (chain, _), _ = run(reason(policy, CHAIN, ahead=Ahead(lambda: ahead, hedge)))
@@ -169,11 +170,11 @@ def test_seeds_follow_from_the_run_the_role_and_the_place_alone() -> None:
     keys = [
         (Sampling(seed=seed), role, chain, opening)
         for seed in (0, 1)
-        for role in ("small", "large")
+        for role in ROLES
         for chain in chains
         for opening in ("", "Wait")
     ]
-    found = {sampling.seed_for(role, "write", chain, opening) for sampling, role, chain, opening in keys}  # type: ignore[arg-type]
+    found = {sampling.seed_for(role, "write", chain, opening) for sampling, role, chain, opening in keys}
     assert len(found) == len(keys)
     assert Sampling(seed=1).within("small").seed_for("large", "write", CHAIN) not in found
     assert Sampling().seed_for("small", "write", CHAIN) is None

@@ -29,8 +29,10 @@ def test_a_penalty_that_only_one_request_knows_of_is_refused_with_a_cure(penalty
 @pytest.mark.parametrize("penalty", PENALTIES)
 async def test_a_request_for_a_method_is_refused_and_one_for_a_served_model_is_not(penalty: str) -> None:
     async with serving() as served:
-        refused = await served.chat(**{penalty: 0.5})
-        none = await served.chat(**{penalty: 0, "repetition_penalty": 1.1})
+        fields: dict[str, Any] = {penalty: 0.5}
+        refused = await served.chat(**fields)
+        fields = {penalty: 0, "repetition_penalty": 1.1}
+        none = await served.chat(**fields)
         written = [body for path, body in served.small.requests if path == "/v1/completions"]
     assert (refused.status, refused.error["param"], refused.error["code"]) == (400, penalty, "invalid_value")
     assert "repetition_penalty" in refused.error["message"]

@@ -262,7 +262,7 @@ def test_the_large_model_writes_on_from_what_was_kept_and_answers() -> None:
 def test_the_defaults_are_those_that_are_stated() -> None:
     small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
     assert Reflective(small, large) == Reflective(
-        small, large, alpha=0.3, accept="match", prompt="reflect", top=None, epsilon=0.09, delta=0.3
+        small, large, alpha=0.3, accept=None, prompt="reflect", top=None, epsilon=0.09, delta=0.3
     )
 
 

@@ -1,0 +1,39 @@
+"""Reflective verification at a temperature above 0 asked for a match, which cuts most of what a model draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stepspec import policies
+from stepspec.orchestrator import Accept, Rollback
+from stepspec.policies import Reflective
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import PROBLEM
+from ..policies.test_reflective import DRAFT, Reader
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({}, "match"),
+        ({"sampled": True}, "typical"),
+        ({"sampled": True, "accept": "match"}, "match"),
+        ({"accept": "typical"}, "typical"),
+    ],
+)
+def test_typical_is_the_rule_for_sampled_models_and_an_option_wins(options: dict[str, Any], rule: str) -> None:
+    small, large = ScriptedModel("small", counting("small", 3)), Reader("large", counting("large", 3))
+    large.first = large.second = {1: {" it": -1.2, " he": -0.5}}
+    policy = policies.make("reflective", small, large, **options)
+    assert isinstance(policy, Reflective)
+    verdict = run(policy.verify(PROBLEM, DRAFT))[0]
+    assert isinstance(verdict, Accept if rule == "typical" else Rollback)
+    assert [top for _, _, top in large.asked] == [20 if rule == "typical" else 2]
+
+
+def test_the_option_is_not_among_those_that_users_set() -> None:
+    assert "sampled" not in policies.options("reflective")
+    assert policies.explained("reflective")["accept"].default is None
