@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from stepspec.orchestrator import Accept
@@ -26,10 +28,11 @@ def test_a_knob_is_turned_one_way_through_values_that_its_option_may_have(policy
 def accepted(policy: str, value: float) -> float:
     """The share of the drafts that *policy* accepts with that *value* of its knob, over a few seeds."""
     verdicts: list[bool] = []
+    options: dict[str, Any] = {KNOBS[policy].option: value}
     for seed in range(12):
         tried = arm(policy, seed)
         critic = ScriptedCritic(lambda chain: taste(chain.text))
-        tried.policy = make(policy, tried.small, tried.large, critic=critic, **{KNOBS[policy].option: value})
+        tried.policy = make(policy, tried.small, tried.large, critic=critic, **options)
         run(tried.run())
         verdicts += [isinstance(event.verdict, Accept) for event in tried.events if isinstance(event, Judged)]
     return sum(verdicts) / len(verdicts)

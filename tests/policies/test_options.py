@@ -56,8 +56,9 @@ def test_a_value_outside_its_range_is_refused_with_the_range(
     for value in allowed:
         assert check(name, {option: value}) == {option: value}
     for wrong in refused:
+        given: dict[str, Any] = {option: wrong}
         with pytest.raises(ConfigurationError) as caught:
-            make(name, SMALL, LARGE, critic=ScriptedCritic(lambda chain: 1.0), **{option: wrong})
+            make(name, SMALL, LARGE, critic=ScriptedCritic(lambda chain: 1.0), **given)
         said_of_it = explained(name)[option].values
         assert str(caught.value) == f"policy {name!r}, option {option!r}: {said_of_it} (got {wrong!r})"
 
