@@ -199,11 +199,18 @@ async def test_every_draft_and_judgement_is_a_span_below_its_run() -> None:
             assert (about(call)["gen_ai.request.model"], about(call)["stepspec.verb"]) == ("huge", "ask")
         (answer,) = tree.below(run, "answer")
         assert [span.name for span in tree.below(answer)] == ["text_completion huge"]
-        # One stream, kept open, wrote all the drafts.
-        (stream,) = tree.below(run, "text_completion tiny")
-        assert stream.context is not None
-        assert [[link.context.span_id for link in draft.links] for draft in drafts] == [[stream.context.span_id]] * 3
-        assert not [span for draft in drafts for span in tree.below(draft)]
+        # A model that samples makes a request for every draft.
+        assert [[span.name for span in tree.below(draft)] for draft in drafts] == [["text_completion tiny"]] * 3
+
+
+async def test_a_stream_that_was_kept_open_is_below_the_run_and_its_drafts_link_to_it() -> None:
+    tree, _ = await traced()
+    (run,) = tree.below(tree.request, "invoke_workflow specreason")
+    drafts = tree.below(run, "draft")
+    (stream,) = tree.below(run, "text_completion tiny")
+    assert stream.context is not None
+    assert [[link.context.span_id for link in draft.links] for draft in drafts] == [[stream.context.span_id]] * 3
+    assert not [span for draft in drafts for span in tree.below(draft)]
 
 
 async def test_spans_tell_no_text() -> None:
