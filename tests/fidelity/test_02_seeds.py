@@ -167,7 +167,7 @@ def test_seeds_follow_from_the_run_the_role_and_the_place_alone() -> None:
         CHAIN.extend(Step("No.\n\n", "small")),
         CHAIN.extend(Step("So.", "small")).extend(Step("\n\n", "small")),
     ]
-    keys = [
+    keys: list[tuple[Sampling, Role, Chain, str]] = [
         (Sampling(seed=seed), role, chain, opening)
         for seed in (0, 1)
         for role in ROLES
