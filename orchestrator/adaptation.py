@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from .errors import ConfigurationError
 from .events import Adapted
 from .evidence import Evidence, kept
-from .lesson import Lesson
+from .lesson import Check, Lesson
 from .trace import Moment
 
 WINDOW = 1024
@@ -59,16 +59,20 @@ class Adaptation:
             raise ConfigurationError(f"{self.choice.threshold} is not among the thresholds {self.thresholds}")
         self.evidence = Evidence(self.top, self.window)
         self._own = self.choice.threshold
-        self._checks: list[tuple[float, bool]] = []
+        self._checks: list[Check] = []
 
-    def checked(self, grade: float, *, agreed: bool) -> None:
-        """Keep what a shadow found, for the trace of the next run to tell."""
-        self._checks.append((grade, agreed))
+    def checked(self, check: Check) -> None:
+        """Keep the result of a shadow, for the trace of the next run to hold."""
+        self._checks.append(check)
 
     def begin(self, option: str = "") -> Adapted:
         """What the next run is given, and why: the first thing that its trace should tell after its start."""
-        found, self._checks = tuple(self._checks), []
-        return replace(self.standing(option), checks=found)
+        checks, self._checks = self._checks, []
+        return replace(
+            self.standing(option),
+            checks=tuple((check.grade, check.agreed) for check in checks),
+            own=tuple(check.own for check in checks),
+        )
 
     def standing(self, option: str = "") -> Adapted:
         """The same, without a run."""
@@ -94,7 +98,7 @@ class Adaptation:
         """Whether no threshold that accepts anything keeps the limit, by what is known."""
         evidence = self.evidence
         return self._kept() is not None and all(
-            evidence.rate(one) == 0 or evidence.bad(one, self.limit).mean > self.limit for one in self.thresholds
+            evidence.rate(one) == 0 or evidence.bad(one, self.limit).least > self.limit for one in self.thresholds
         )
 
     def _kept(self) -> list[float] | None:

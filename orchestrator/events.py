@@ -165,7 +165,8 @@ class Adapted:
     Of a policy that has no such option the depth alone, *ahead*, is adapted. At the value at most a share of *bad* of
     the accepted steps may be bad, and a committed step is expected to take so many *seconds*; None where too little is
     known. All of it was learnt from so many *runs*. *checks* are the grades of the steps that shadows have looked at
-    since the last event of this kind, and whether the large model agreed.
+    since the last event of this kind, and whether the large model agreed that they are correct; *own* says, check by
+    check, whether it agreed with a step of its own at the same place.
     """
 
     option: str
@@ -175,6 +176,7 @@ class Adapted:
     bad: float | None = None
     seconds: float | None = None
     checks: tuple[tuple[float, bool], ...] = ()
+    own: tuple[bool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

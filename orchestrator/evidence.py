@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass, field, replace
+from math import ceil, hypot
 from statistics import fmean, median_low
 from typing import Any
 
@@ -42,15 +42,29 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share that was estimated, and the *most* that it may be: Wilson's upper bound, at 95%."""
+    """A share that was estimated, and between which bounds it lies: Wilson's, at 95%."""
 
     mean: float
+    least: float
     most: float
 
     @classmethod
     def of(cls, figures: Sequence[float]) -> Share:
         """The mean of *figures* from 0 to 1; where there are none, none is bad, and all of the next ones may be."""
-        return cls(fmean(figures), wilson(sum(figures), len(figures))[1]) if figures else cls(0.0, 1.0)
+        return cls(fmean(figures), *wilson(sum(figures), len(figures))) if figures else cls(0.0, 0.0, 1.0)
+
+    def corrected(self, more: Sequence[Share], less: Sequence[Share]) -> Share:
+        """
+        The sum of this share and those of *more*, minus those of *less*; a sum below 0 is taken for 0.
+
+        Its bounds are as far away as those of all terms together (MOVER: Zou and Donner, 2008), from 0 to 1.
+        """
+        mean = self.mean + sum(term.mean for term in more) - sum(term.mean for term in less)
+        plus = (self, *more)
+        below = hypot(*(term.mean - term.least for term in plus), *(term.most - term.mean for term in less))
+        above = hypot(*(term.most - term.mean for term in plus), *(term.mean - term.least for term in less))
+        mean = min(1.0, max(0.0, mean))
+        return Share(mean, max(0.0, mean - below), min(1.0, mean + above))
 
 
 @dataclass(eq=False)
@@ -105,16 +119,17 @@ class Evidence:
         """
         The share of bad steps among those that *threshold* accepts.
 
-        It is the judge's mean doubt, with what the shadows add to it or take from it: the share of the steps where the
-        large model did not agree, less the doubt about the same steps. There have to be enough of them to tell *limit*.
+        Without shadows it is the judge's mean doubt, taken as it is: its lower bound is the mean itself. With enough of
+        them to tell *limit*, the doubt is corrected: by the share of the checked steps that the large model disputes,
+        beyond the share that it disputes of its own steps, less the judge's doubt about the checked steps.
         """
-        doubts = [self._doubt(grade) for grade in self.grades if grade is not None and grade >= threshold]
-        found = Share.of(doubts)
+        doubts = Share.of([self._doubt(grade) for grade in self.grades if grade is not None and grade >= threshold])
         if len(self.checks) < needed(limit):
-            return found
-        differed = Share.of([float(not check.agreed) for check in self.checks])
-        known = fmean(self._doubt(check.grade) for check in self.checks)
-        return Share(found.mean + differed.mean - known, found.most + differed.most - known)
+            return replace(doubts, least=doubts.mean)
+        disputed = Share.of([float(not check.agreed) for check in self.checks])
+        own = Share.of([float(not check.own) for check in self.checks])
+        known = Share.of([self._doubt(check.grade) for check in self.checks])
+        return doubts.corrected((disputed,), (own, known))
 
     def _doubt(self, grade: float) -> float:
         return min(1.0, max(0.0, 1 - grade / self.top))
@@ -129,11 +144,11 @@ def kept(evidence: Evidence, thresholds: Sequence[float], own: float, limit: flo
     """
     Those of *thresholds*, the strictest first, that keep the *limit*; none if that cannot be said of any.
 
-    A user's *own* one and stricter ones do so as far as is known, looser ones for sure: by their upper bounds. Whatever
-    is stricter than one that keeps it keeps it too, however few grades it has.
+    A user's *own* one and stricter ones do so unless the evidence is against it, by their lower bounds; looser ones for
+    sure, by their upper bounds. Whatever is stricter than one that keeps it keeps it too, however few grades it has.
     """
     for place in reversed(range(len(thresholds))):
         bad = evidence.bad(thresholds[place], limit)
-        if (bad.most if thresholds[place] < own else bad.mean) <= limit:
+        if (bad.most if thresholds[place] < own else bad.least) <= limit:
             return list(thresholds[: place + 1])
     return []

@@ -12,10 +12,15 @@ from .trace import Moment
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What a shadow found about an accepted step: its *grade*, and whether the large model *agreed* with it."""
+    """
+    The result of a shadow: the *grade* of an accepted step, and whether the large model *agreed* that it is correct.
+
+    *own* says the same of the control: a step that the large model wrote itself at that place.
+    """
 
     grade: float
     agreed: bool
+    own: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +81,11 @@ class _Reading:
         match moment.event:
             case Started():
                 self.free = at
-            case Adapted(checks=checks):
-                self.checks += [Check(grade, agreed) for grade, agreed in checks]
+            case Adapted(checks=checks, own=own):
+                # Checks without controls, of older traces, asked another question: they teach nothing.
+                self.checks += [
+                    Check(grade, agreed, right) for (grade, agreed), right in zip(checks, own, strict=False)
+                ]
             case Drafted(index, draft):
                 if draft.author == "small":
                     self._draft(at, index)

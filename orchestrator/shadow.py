@@ -1,7 +1,9 @@
 """
 Shadows: a small share of the accepted steps is checked once more, off the critical path, to measure the judge live.
 
-A shadow delays no run and is part of none: its tokens are counted here, and not in the ledger of a run.
+A shadow delays no run and is part of none: its tokens are counted here, and not in the ledger of a run. Each check has
+a control: a step that the large model writes itself at the same place is checked the same way. What the check disputes
+of the model's own steps is the check's own error; only the excess counts against the accepted steps.
 """
 
 from __future__ import annotations
@@ -12,28 +14,39 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeAlias
 
-from .chain import DELIMITER, Accept, Chain, Step, Verdict
+from .chain import DELIMITER, Chain, Step
 from .errors import StepspecError
 from .events import Called, Committed, Event
 from .interfaces import RequestContext, requesting
 from .load import Load
 
-Check: TypeAlias = Callable[[Chain, Step], Awaitable[Verdict]]
-
 MOST = 4  # at the same time; what comes on top is skipped, for it is only a sample
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether a check *agreed* that an accepted step is correct, and that the control, an *own* step of it, is."""
+
+    agreed: bool
+    own: bool
+
+
+Check: TypeAlias = Callable[[Chain, Step], Awaitable[Finding | None]]  # None: the check came to no result
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """
-    What the shadows found so far: steps that the check *agreed* with, and that it thought *differed*.
+    The results of the shadows so far: accepted steps that the check *agreed* are correct, and those that it *disputed*.
 
-    *failed* ones came to no end, and *skipped* ones were not begun as too many were under way or a server was busy.
-    *read* and *written* are tokens, of all shadows.
+    Of as many own steps of the large model, the controls, it disputed *own_disputed*. *failed* checks came to no
+    result, and *skipped* ones were not begun as too many were under way or a server was busy. *read* and *written* are
+    tokens, of all shadows.
     """
 
     agreed: int = 0
-    differed: int = 0
+    disputed: int = 0
+    own_disputed: int = 0
     failed: int = 0
     skipped: int = 0
     read: int = 0
@@ -41,12 +54,21 @@ class Record:
 
     @property
     def checked(self) -> int:
-        return self.agreed + self.differed
+        return self.agreed + self.disputed
 
     @property
-    def disagreement(self) -> float | None:
-        """The share of the accepted steps that the large model would have written otherwise; None if unknown."""
-        return self.differed / self.checked if self.checked else None
+    def excess(self) -> float | None:
+        """The share of the accepted steps that is disputed, beyond that of the large model's own; None if unknown."""
+        return (self.disputed - self.own_disputed) / self.checked if self.checked else None
+
+    def plus(self, finding: Finding) -> Record:
+        """Count one more *finding*."""
+        return replace(
+            self,
+            agreed=self.agreed + finding.agreed,
+            disputed=self.disputed + (not finding.agreed),
+            own_disputed=self.own_disputed + (not finding.own),
+        )
 
 
 class Shadows:
@@ -58,7 +80,7 @@ class Shadows:
         self.record = Record()
 
     def consider(self, chain: Chain, step: Step, check: Check, *, calm: bool = True) -> None:
-        """Perhaps begin to *check* that *step* goes on well from *chain*; not while a server is not *calm*."""
+        """Perhaps begin to *check* that *step* is correct after *chain*; not while a server is not *calm*."""
         whole = step.stop in ("delimiter", "end") and (not chain.text or chain.text.endswith(DELIMITER))
         if not whole or _drawn(chain, step) >= self._share:
             return
@@ -89,13 +111,11 @@ class Shadows:
     async def _check(self, chain: Chain, step: Step, check: Check) -> None:
         try:
             with requesting(RequestContext("shadow", len(chain.steps), bet=True)):
-                verdict = await check(chain, step)
+                finding = await check(chain, step)
         except StepspecError:
-            self.record = replace(self.record, failed=self.record.failed + 1)
-        else:
-            agreed = isinstance(verdict, Accept)
-            one = self.record
-            self.record = replace(one, agreed=one.agreed + agreed, differed=one.differed + (not agreed))
+            finding = None
+        record = self.record
+        self.record = replace(record, failed=record.failed + 1) if finding is None else record.plus(finding)
 
 
 class Shadowing:

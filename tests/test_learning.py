@@ -112,6 +112,7 @@ async def test_what_shadows_find_is_told_by_the_next_run() -> None:
     assert second is not None
     assert first.checks == ()
     assert second.checks == ((9.0, True),) * 3
+    assert second.own == (True,) * 3
 
 
 async def test_the_load_still_shrinks_what_was_learnt() -> None:

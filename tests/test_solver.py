@@ -290,7 +290,7 @@ async def test_accepted_steps_are_shadowed_and_cost_the_run_nothing() -> None:
         without = await plain.solve(PROBLEM)
         solution = await solver.solve(PROBLEM)
         await solver.shadows.settled()
-        assert (solver.shadows.record.agreed, solver.shadows.record.differed) == (3, 0)
+        assert (solver.shadows.record.agreed, solver.shadows.record.disputed) == (3, 0)
         assert solver.shadows.record.written >= 6
         assert plain.shadows.record.checked == 0
     assert solution.thinking == without.thinking

@@ -73,6 +73,7 @@ class Metrics:
         self._moved = gauge("grade_drift", "Share of these grades in other bins than the calibration's.", "model")
         self._drifted = gauge("grade_drifted", "Whether that share is large, and no chance.", "model")
         self._shadows = counter("shadows", "Accepted steps that were to be checked once more, by outcome.", "outcome")
+        self._own_disputed = counter("shadow_own_disputed", "Own steps of the large model that its check disputed.")
         self._shadow_tokens = counter("shadow_tokens", "Tokens that shadows read and wrote.", "verb")
         self._passes = counter("speculation_passes", "Passes of a role's servers that verified drafted tokens.", "role")
         self._drafted = counter("speculation_drafted_tokens", "Tokens that a role's servers drafted.", "role")
@@ -109,8 +110,9 @@ class Metrics:
 
     def _count_shadows(self, record: Record) -> None:
         before, self._shadows_before = self._shadows_before, record
-        for outcome in ("agreed", "differed", "failed", "skipped"):
+        for outcome in ("agreed", "disputed", "failed", "skipped"):
             self._shadows.labels(outcome).inc(getattr(record, outcome) - getattr(before, outcome))
+        self._own_disputed.inc(record.own_disputed - before.own_disputed)
         for verb in ("read", "written"):
             self._shadow_tokens.labels(verb).inc(getattr(record, verb) - getattr(before, verb))
 

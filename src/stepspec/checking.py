@@ -8,21 +8,32 @@ from dataclasses import dataclass
 
 import orjson
 
-from . import policies
 from .learning import Learning
-from .orchestrator.chain import Accept, Chain, Step, Verdict
+from .orchestrator.chain import Chain, Step
 from .orchestrator.endpoints import AnyEndpoint, ReplicatedModel, Sampling
 from .orchestrator.errors import MalformedReply
 from .orchestrator.events import Observer
-from .orchestrator.shadow import Check
+from .orchestrator.interfaces import Model
+from .orchestrator.lesson import Check as Checked
+from .orchestrator.shadow import Check, Finding
+from .policies.lookahead_reasoning import plain
+from .prompts import load
+
+CORRECT = load("shadow.correct")
+SURE = 0.05  # of its probability that the large model has to put on Yes and No, or it has not understood
+VARIED = 0.6  # temperature at least of the control: a greedy one would repeat the step that it is compared with
+CONTROL_SEED = 1  # with the seed of the reference both would be the same step
 
 
 @dataclass(frozen=True, slots=True)
 class LargeCheck:
     """
-    Checks with the *large* model whether it would go on as a step does; *observe* sees what that costs.
+    Asks the *large* model whether an accepted step is correct, with its own step at the same place as a reference.
 
-    It counts as *company* of the runs at its servers.
+    Whether it would go on in the same way does not matter: pairs of models put half of their steps differently, and all
+    of them well. The control is a second step of the large model, checked with the same reference and question. A step
+    that is the reference, but for case and white space, is correct without asking. *observe* sees what all of that
+    costs. It counts as *company* of the runs at its servers.
     """
 
     large: AnyEndpoint
@@ -30,26 +41,42 @@ class LargeCheck:
     observe: Observer
     company: Callable[[], AbstractContextManager[None]]
 
-    async def __call__(self, chain: Chain, step: Step) -> Verdict:
-        large = self.large.model(self.sampling, observe=self.observe)
+    async def __call__(self, chain: Chain, step: Step) -> Finding | None:
+        varied = {"seed": CONTROL_SEED, "temperature": max(self.sampling.temperature, VARIED)}
+        samplings = (self.sampling, self.sampling.model_copy(update=varied))
+        large, other = (self.large.model(sampling, observe=self.observe) for sampling in samplings)
         try:
             with self.company():
-                return await policies.LookaheadReasoning(large, large).verify(chain, step)
+                reference, control = await large.write(chain), await other.write(chain)
+                agreed = await _correct(large, chain, step, reference)
+                own = await _correct(large, chain, control, reference)
         finally:
-            if isinstance(large, ReplicatedModel):
-                large.leave()
+            for model in (large, other):
+                if isinstance(model, ReplicatedModel):
+                    model.leave()
+        return None if agreed is None or own is None else Finding(agreed, own)
 
     def teaching(self, learning: Learning | None, grade: float | None) -> Check:
-        """The same for a step of that *grade*, so that *learning*, if there is any, hears of what is found."""
+        """The same for a step of that *grade*, so that *learning*, if there is any, hears of the result."""
         if learning is None or grade is None:
             return self
 
-        async def check(chain: Chain, step: Step) -> Verdict:
-            verdict = await self(chain, step)
-            learning.adaptation.checked(grade, agreed=isinstance(verdict, Accept))
-            return verdict
+        async def check(chain: Chain, step: Step) -> Finding | None:
+            finding = await self(chain, step)
+            if finding is not None:
+                learning.adaptation.checked(Checked(grade, finding.agreed, finding.own))
+            return finding
 
         return check
+
+
+async def _correct(large: Model, chain: Chain, step: Step, reference: Step) -> bool | None:
+    """Whether *large* calls *step* correct after *chain*; None if it does not understand the question."""
+    if plain(step) == plain(reference):
+        return True
+    question = CORRECT.text.format(step=reference.text.strip())
+    reply = await large.ask(chain.extend(step), question, ("Yes", "No"), opening=CORRECT.opening)
+    return reply["Yes"] > reply["No"] if sum(reply.values()) >= SURE else None
 
 
 def require_json(text: str, large: AnyEndpoint) -> None:

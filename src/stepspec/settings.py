@@ -123,10 +123,11 @@ class Settings(BaseSettings):
     with *give_up* once most drafts fall or the chain goes round in circles. *sampling* is for writing; judging is
     always greedy. Without a seed of its own, each run draws one. *service* is for
     ``stepspec serve`` alone. *calibration* says where the options come from, so that a drift of the grades is noticed.
-    A share of *shadow* of the accepted steps is written by the large model as well, which measures the judge and delays
-    nothing. With *sure_bets* no bet is made beyond a draft that is less sure than a floor, which follows the verdicts.
-    With *adapt* above 0, what makes the policy looser and the depth, up to *ahead*, follow what the runs before taught,
-    for the least time with at most a share of *adapt* of the accepted steps bad (see `orchestrator.adaptation`).
+    A share of *shadow* of the accepted steps is checked once more: the large model says whether each is correct, beside
+    a step of its own. That measures the judge and delays nothing. With *sure_bets* no bet is made beyond a draft that
+    is less sure than a floor, which follows the verdicts. With *adapt* above 0, what makes the policy looser and the
+    depth, up to *ahead*, follow what the runs before taught, for the least time with at most a share of *adapt* of the
+    accepted steps bad (see `orchestrator.adaptation`).
 
     The requests of a run with a lower *priority* go before those of others, on servers with ``--scheduling-policy
     priority``. The *session_header* holds one value per run, so that a gateway keeps a chain on one server; "" sends

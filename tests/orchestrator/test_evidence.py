@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import hypot
+
 import pytest
 
 from stepspec.orchestrator.evidence import Costs, Evidence, Share, kept, needed
@@ -10,12 +13,16 @@ from stepspec.orchestrator.shares import wilson
 
 
 def evidence(
-    *grades: float | None, window: int = 200, agreed: tuple[bool, ...] = (), **lesson: tuple[float, ...]
+    *grades: float | None,
+    window: int = 200,
+    agreed: tuple[bool, ...] = (),
+    own: tuple[bool, ...] = (),
+    **lesson: tuple[float, ...],
 ) -> Evidence:
-    """The *grades* of drafts and what shadows found of steps with the grade 8, out of 10."""
+    """The *grades* of drafts, and the results of shadows on steps with the grade 8, out of 10."""
     found = Evidence(10.0, window)
     accepted = tuple(grade is not None and grade >= 7 for grade in grades)
-    checks = tuple(Check(8.0, each) for each in agreed)
+    checks = tuple(Check(8.0, *each) for each in zip(agreed, own or (True,) * len(agreed), strict=True))
     found.add(Lesson(grades=grades, accepted=accepted, checks=checks, **lesson))
     return found
 
@@ -76,15 +83,32 @@ def test_a_grade_beyond_the_scale_is_the_end_of_the_scale() -> None:
 
 def test_shadows_count_as_soon_as_there_are_enough_of_them() -> None:
     few, enough = evidence(9.0, agreed=(True, False, False)), evidence(9.0, agreed=(True, False, False, False))
-    assert few.bad(7, 0.5) == evidence(9.0).bad(7, 0.5) == Share.of([1 - 9.0 / 10])
+    assert few.bad(7, 0.5) == evidence(9.0).bad(7, 0.5) == replace(Share.of([1 - 9.0 / 10]), least=1 - 9.0 / 10)
     assert enough.bad(7, 0.5).mean == pytest.approx(0.1 + 0.75 - 0.2)
     more = evidence(9.0, agreed=(True, False, False, False, True))
     assert more.bad(7, 0.5).mean == pytest.approx(0.1 + 0.6 - 0.2)
-    assert enough.bad(7, 0.5).most == pytest.approx(wilson(0.1, 1)[1] + wilson(3, 4)[1] - 0.2)
+    parts = (Share.of([0.1]), Share.of([1, 1, 1, 0]), Share.of([0] * 4), Share.of([0.2] * 4))
+    doubts, disputed, none, known = parts
+    below = [doubts.mean - doubts.least, disputed.mean - disputed.least, none.most, known.most - known.mean]
+    assert enough.bad(7, 0.5).least == max(0.0, 0.65 - hypot(*below))
+    assert enough.bad(7, 0.5).most == 1
+    held = evidence(*[10.0] * 99, agreed=(True,) * 99).bad(7, 0.5)
+    assert held.most == pytest.approx(hypot(wilson(0, 99)[1], wilson(0, 99)[1], 0.2 - wilson(0.2 * 99, 99)[0]))
+    assert (held.mean, held.least) == (0, 0)
+
+
+def test_what_is_disputed_of_the_large_models_own_steps_too_does_not_count() -> None:
+    disputed = (False,) * 8 + (True,) * 92
+    excused = evidence(*[10.0] * 100, agreed=disputed, own=disputed[::-1]).bad(7, 0.5)
+    alone = evidence(*[10.0] * 100, agreed=disputed).bad(7, 0.5)
+    assert (excused.mean, excused.least) == (0, 0)
+    assert alone.mean == 0
+    assert evidence(*[8.0] * 100, agreed=disputed).bad(7, 0.5).mean == pytest.approx(0.08)
+    assert evidence(*[8.0] * 100, agreed=disputed, own=disputed).bad(7, 0.5).mean == 0
 
 
 def test_of_nothing_nothing_is_bad_and_all_may_be() -> None:
-    assert evidence().bad(7, 0.5) == Share.of(()) == Share(0.0, 1.0)
+    assert evidence().bad(7, 0.5) == Share.of(()) == Share(0.0, 0.0, 1.0)
 
 
 def test_what_is_exactly_at_the_limit_keeps_it_and_what_is_stricter_does_too() -> None:

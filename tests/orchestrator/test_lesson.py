@@ -88,8 +88,12 @@ def test_a_rival_that_stands_is_accepted_with_its_own_grade() -> None:
 
 
 def test_what_shadows_found_comes_with_the_run() -> None:
-    found = told((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False)))))
-    assert found == Lesson(checks=(Check(8.5, True), Check(7.5, False)))
+    found = told((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False)), own=(False, True))))
+    assert found == Lesson(checks=(Check(8.5, True, own=False), Check(7.5, False, own=True)))
+
+
+def test_checks_without_controls_are_of_an_older_trace_and_teach_nothing() -> None:
+    assert told((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False))))) == Lesson()
 
 
 def told(*moments: tuple[float, Event]) -> Lesson:

@@ -14,7 +14,7 @@ from stepspec.orchestrator.hooks import TrialAnswer
 from stepspec.orchestrator.interfaces import REQUEST, RequestContext
 from stepspec.orchestrator.lookahead import Ahead
 from stepspec.orchestrator.run import run as run_to_the_answer
-from stepspec.orchestrator.shadow import Shadows
+from stepspec.orchestrator.shadow import Finding, Shadows
 from stepspec.policies import SpecReason
 
 from ..fakes import ScriptedModel, counting, run
@@ -132,9 +132,9 @@ def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
 
     large = Spy("large", counting("large", 3))
 
-    async def check(chain: Chain, step: Step) -> Verdict:
+    async def check(chain: Chain, step: Step) -> Finding:
         seen.append(REQUEST.get())
-        return Rollback()
+        return Finding(agreed=False, own=True)
 
     async def main() -> None:
         small, judge = pair(length=3)

@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from stepspec.orchestrator import Accept, Chain, Rollback, Step, Verdict
+from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed
-from stepspec.orchestrator.shadow import Record, Shadows
+from stepspec.orchestrator.shadow import Finding, Record, Shadows
 
 from ..fakes import run
 from .arms import PROBLEM
@@ -16,12 +16,12 @@ STEPS = [Step(f"Step {number}.\n\n", "small") for number in range(1000)]
 
 
 class Checker:
-    def __init__(self, seconds: float = 1.0, wrong: str = "7", fails: str = "none") -> None:
-        self.seconds, self.wrong, self.fails = seconds, wrong, fails
+    def __init__(self, seconds: float = 1.0, wrong: str = "7", fails: str = "none", lost: str = "none") -> None:
+        self.seconds, self.wrong, self.fails, self.lost = seconds, wrong, fails, lost
         self.asked: list[Step] = []
         self.open = 0
 
-    async def __call__(self, chain: Chain, step: Step) -> Verdict:
+    async def __call__(self, chain: Chain, step: Step) -> Finding | None:
         self.asked.append(step)
         self.open += 1
         try:
@@ -30,7 +30,9 @@ class Checker:
             self.open -= 1
         if self.fails in step.text:
             raise EndpointUnavailable("gone", role="large")
-        return Rollback(reason="another meaning") if self.wrong in step.text else Accept()
+        if self.lost in step.text:
+            return None
+        return Finding(agreed=self.wrong not in step.text, own=self.wrong not in step.text and "8" not in step.text)
 
 
 def shadowed(shadows: Shadows, check: Checker, steps: list[Step], *, apart: float = 2.0, calm: bool = True) -> Record:
@@ -58,10 +60,10 @@ def test_the_same_steps_are_chosen_every_time() -> None:
 
 
 def test_agreement_is_counted_and_so_are_failures() -> None:
-    record = shadowed(Shadows(1.0), Checker(fails="5"), STEPS[:10])
-    assert (record.agreed, record.differed, record.failed) == (8, 1, 1)
-    assert record.disagreement == pytest.approx(1 / 9)
-    assert Record().disagreement is None
+    record = shadowed(Shadows(1.0), Checker(fails="5", lost="6"), STEPS[:10])
+    assert (record.agreed, record.disputed, record.own_disputed, record.failed) == (7, 1, 2, 2)
+    assert record.excess == pytest.approx(-1 / 8)
+    assert Record().excess is None
 
 
 def test_only_so_many_are_under_way_and_none_while_a_server_is_busy() -> None:

@@ -24,10 +24,13 @@ function drifted({ moved, grades, least, drifted: bad }) {
   return { name, text: `${seen}: ${verdict}.`, bad };
 }
 
-function checked({ checked: n, agreed, interval }) {
+function checked({ checked: n, agreed, own_disputed, interval }) {
   if (!interval) return "none yet.";
   const [low, high] = interval.map(percent);
-  return `the large model agrees with ${percent(agreed / n)} of ${plural(n, "accepted step")} (95% interval ${low} to ${high}).`;
+  return (
+    `the large model calls ${percent(agreed / n)} of ${plural(n, "accepted step")} correct ` +
+    `(95% interval ${low} to ${high}), and ${percent((n - own_disputed) / n)} of its own.`
+  );
 }
 
 // Up to one place behind the point: a promise of half a percent is not one of a whole.

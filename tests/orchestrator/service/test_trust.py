@@ -88,11 +88,12 @@ async def test_shadows_are_counted_by_what_they_found() -> None:
         samples, again = await metrics(served), await metrics(served)
         told = (await served.get("/live/trust")).json["shadows"]
     assert (none["checked"], none["interval"]) == (0, None)
-    assert (told["checked"], told["agreed"], told["differed"]) == (3, 3, 0)
+    assert (told["checked"], told["agreed"], told["disputed"], told["own_disputed"]) == (3, 3, 0, 0)
     assert told["interval"] == [pytest.approx(0.438, abs=0.001), 1.0]
     for seen in (samples, again):
         assert found(seen, "shadows_total", outcome="agreed") == 3
-        assert [found(seen, "shadows_total", outcome=one) for one in ("differed", "failed", "skipped")] == [0, 0, 0]
+        assert [found(seen, "shadows_total", outcome=one) for one in ("disputed", "failed", "skipped")] == [0, 0, 0]
+        assert found(seen, "shadow_own_disputed_total") == 0
         assert found(seen, "shadow_tokens_total", verb="written") == record.written > 0
         assert found(seen, "shadow_tokens_total", verb="read") == record.read > 0
 

@@ -25,7 +25,7 @@ from .script import script
 PROMISE = {"policy": "specreason", "option": "threshold", "value": 6.0, "max_loss": 0.015, "confidence": 0.95}
 QUIET = {"moved": 0.042, "grades": 1412, "least": 200, "drifted": False}
 DRIFTED = {"moved": 0.31, "grades": 412, "least": 200, "drifted": True}
-SHADOWS = {"checked": 120, "agreed": 117, "interval": [0.929, 0.991]}
+SHADOWS = {"checked": 120, "agreed": 117, "own_disputed": 2, "interval": [0.929, 0.991]}
 TRUSTED: dict[str, Any] = {"promise": PROMISE, "drift": QUIET, "shadows": SHADOWS}
 TRACE = made()
 FILE = {**PROMISE, "edges": [8.0], "counts": [900, 100]}
@@ -50,7 +50,7 @@ def test_everything_is_told_with_its_numbers() -> None:
         ("Grades since", "4% of 1,412 fall into other bins than when it was calibrated: no drift.", False),
         (
             "Shadow checks",
-            "the large model agrees with 98% of 120 accepted steps (95% interval 93% to 99%).",
+            "the large model calls 98% of 120 accepted steps correct (95% interval 93% to 99%), and 98% of its own.",
             False,
         ),
     ]
