@@ -14,6 +14,7 @@ from ..chain import Chain, Role, Step
 from ..errors import StepspecError
 from ..events import Called, Event
 from .acceptance import Acceptance
+from .caching import CHECKPOINTS, FINE, MATCH_UNIT, RETENTION, CacheConfig
 from .probe import LONG, Capabilities
 from .settings import Endpoint
 from .template import Source, disagreement
@@ -24,6 +25,7 @@ OPENING = "The grade is "
 PROBLEM = Chain.of("What is 2 + 2?")
 STEP = Step("2 + 2 is 4.\n\n", "small")
 SPEED = 32  # tokens to time the writing by
+VERDICTS = 3  # asked after a growing chain; the last one is what any further one costs
 
 COSTS = {
     "token_ids": "no step can be written: vLLM 0.10.2 or later is needed",
@@ -42,9 +44,28 @@ ROWS = (
     *("server", "model", "vLLM", "context", "thinks", "speculative decoding", "drafted tokens accepted"),
     *(name.replace("_", " ") for name in COSTS),
     *("probability of digits", "first token", "each further token"),
+    *("a verdict reads", "a verdict takes"),
     *("suffix scoring", f"scoring a step after {LONG} tokens"),
 )
 CURE = "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring = true"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """
+    What one more verdict costs after a chain of *chain* tokens, as measured.
+
+    *read* are the prompt tokens that were not in the server's cache, None where the server does not tell. *seconds* is
+    its time, *first* that of the first verdict about this chain, which reads all of it.
+    """
+
+    chain: int
+    read: int | None
+    seconds: float
+    first: float
+
+    def __str__(self) -> str:
+        return f"{self.seconds * 1000:.0f} ms (the first one, which reads all: {self.first * 1000:.0f} ms)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +78,7 @@ class Examined:
     *scoring* those to score a step after `LONG` tokens that the server knows, 0 where it cannot. *acceptance* is that
     of its own speculative decoding since it was started; None if it does none. *thinks_by* is how it was found whether
     the model *thinks*; *block* is the mark that opens its thinking block, "" if nothing shows one.
+    *reading* is what a verdict costs.
     """
 
     role: Role
@@ -75,6 +97,7 @@ class Examined:
     acceptance: Acceptance | None = None
     thinks_by: Source = "template"
     block: str = ""
+    reading: Reading | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,9 +161,17 @@ def _cells(examined: Examined) -> list[RenderableType]:
         f"{examined.digits:.1%}",
         f"{examined.first * 1000:.0f} ms",
         f"{examined.between * 1000:.1f} ms",
+        _read(examined.reading),
+        f"{examined.reading.seconds * 1000:.0f} ms" if examined.reading else "-",
         {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[can.suffix_scoring],
         f"{examined.scoring * 1000:.0f} ms" if examined.scoring else "-",
     ]
+
+
+def _read(reading: Reading | None) -> str:
+    if reading is None or reading.read is None:
+        return "?"
+    return f"{reading.read} of {reading.chain} tokens"
 
 
 def _mark(value: bool | None) -> Text:
@@ -170,6 +201,7 @@ async def _examine(settings: Endpoint, question: str, opening: str) -> Examined:
                 acceptance=await endpoint.acceptance(),
                 thinks_by=endpoint.template.source,
                 block=endpoint.template.block,
+                reading=await _reading(endpoint, can, question, opening),
             )
     except StepspecError as exc:
         return Examined(settings.role, settings.url, problem=str(exc))
@@ -182,6 +214,23 @@ async def _speed(endpoint: VllmEndpoint) -> tuple[float, float]:
     called = next(event for event in events if isinstance(event, Called))
     first = called.first or 0.0
     return first, (called.seconds - first) / max(1, called.written - 1)
+
+
+async def _reading(endpoint: VllmEndpoint, can: Capabilities, question: str, opening: str) -> Reading:
+    """Ask about a chain that grows by a step each time, of one and a half blocks where blocks are large."""
+    events: list[Event] = []
+    model = endpoint.model(observe=events.append)
+    step = len(await endpoint.encoder.encode(STEP.text))
+    block = can.cache.block if can.cache and can.cache.block else 0
+    length = min(max(LONG, block * 3 // 2), endpoint.room // 2)
+    begun = replace(STEP, text=f"{randrange(10**9)} is a number.\n\n" + STEP.text * max(1, length // step))
+    chain = PROBLEM.extend(begun)
+    for _ in range(VERDICTS):
+        chain = chain.extend(STEP)
+        await model.ask(chain, question, "0123456789", opening=opening)
+    asked = [event for event in events if isinstance(event, Called) and event.fate == "done"]
+    read = asked[-1].prompt - asked[-1].cached if can.cached_tokens else None
+    return Reading(len(await endpoint.encoder.chain(chain)), read, asked[-1].seconds, asked[0].seconds)
 
 
 async def _scoring(endpoint: VllmEndpoint) -> float:
@@ -202,8 +251,9 @@ def _notes(examined: Examined) -> list[str]:
     notes = [
         f"{examined.role}: no {name.replace('_', ' ')}: {cost}"
         for name, cost in COSTS.items()
-        if _lacks(examined, name)
+        if _lacks(examined, name) and not (name == "prefix_cache" and _switched_on(examined.can))
     ]
+    notes += _notes_on_cache(examined, examined.can)
     if not examined.faithful:
         notes.append(f"{examined.role}: its chat template does not survive encoding; judge prompts may differ a little")
     return [*notes, *_notes_on_thinking(examined)]
@@ -232,6 +282,57 @@ def _notes_on_thinking(examined: Examined) -> list[str]:
         case _:
             return []
     return [f"{role}: {note}"]
+
+
+def _switched_on(can: Capabilities) -> bool:
+    return can.cache is not None and can.cache.enabled is True
+
+
+def _notes_on_cache(examined: Examined, can: Capabilities) -> list[str]:
+    """Say of a cache that is on, but of little use to a growing chain, what that costs and what cures it."""
+    cache, takes = can.cache, f"; a verdict takes {examined.reading}" if examined.reading else ""
+    if can.prefix_cache is False and cache is not None and cache.enabled:
+        nothing = (
+            f"{examined.role}: the prefix cache is on, but nothing of a prompt of {can.tried} tokens was read from it"
+        )
+        if can.speculation:
+            return [
+                f"{nothing}, as is known of hybrid models under MTP and other speculative decoding (vllm#54360, "
+                f"vllm#53504){takes}: {_cure_of_speculation(cache, can)}"
+            ]
+        return [f"{nothing}: it is cached in blocks of {cache.block}{takes}: {_cure(cache, can)}"]
+    if can.prefix_cache and _coarse(can):
+        read = examined.reading.read if examined.reading else None
+        block = (
+            f"in blocks of {cache.block} tokens" if cache and cache.block else f"for long prompts only ({can.tried})"
+        )
+        again = f": a verdict reads {_read(examined.reading)} again" if read is not None else ""
+        return [f"{examined.role}: the prefix cache is on, but works {block}{again}{takes}: {_cure(cache, can)}"]
+    return []
+
+
+def _coarse(can: Capabilities) -> bool:
+    cache = can.cache
+    if cache is None or cache.block is None:
+        return can.tried > LONG
+    return (cache.unit or cache.block) > FINE
+
+
+def _cure(cache: CacheConfig | None, can: Capabilities) -> str:
+    """Which flags let a hybrid's prefixes end anywhere; the server's own list of settings tells what it has."""
+    if cache is None or not cache.known:
+        return "start vLLM with --mamba-cache-mode align --prefix-match-unit 16, if it has these flags"
+    if MATCH_UNIT in cache.known:
+        return f"start vLLM with --mamba-cache-mode align --prefix-match-unit {cache.finest}"
+    return f"vLLM {can.version or 'as served'} has no --prefix-match-unit, which later versions have: update it"
+
+
+def _cure_of_speculation(cache: CacheConfig, can: Capabilities) -> str:
+    flags = [f"--prefix-cache-retention-interval {cache.block}"] if RETENTION in cache.known and cache.block else []
+    if name := next((name for name in CHECKPOINTS if name in cache.known), ""):
+        flags.append(f"--mamba-cache-mode align --prefix-match-unit {cache.finest} --{name.replace('_', '-')}")
+    others = f", or try {' or '.join(flags)}, which vLLM has for it" if flags else ""
+    return f"start vLLM without --speculative-config{others}"
 
 
 def _notes_on_scoring(large: Examined, suffix_scoring: bool | None) -> list[str]:

@@ -168,22 +168,31 @@ class VllmModel:
 
         Raise `ConfigurationError` if a choice is not one token of this model. A server that cannot report on chosen
         tokens tells about its 20 most probable ones: a choice that is not among them has the probability 0.
+
+        The server of a hybrid model saves its state only where a prompt ends. There the chain goes along as a prompt of
+        its own, in the same request, and the next question reads again what came since, not the whole chain.
         """
         encoder, endpoint = self._endpoint.encoder, self._endpoint
         numbers = await self._numbers(choices)
-        prompt = [*await encoder.chain(chain), *await encoder.literally(encoder.template.ask(question, opening))]
+        before = await encoder.chain(chain)
+        prompt = [*before, *await encoder.literally(encoder.template.ask(question, opening))]
         if endpoint.by_id is not False:
-            found = await self._ask_by_id(prompt, numbers)
+            found = await self._ask_by_id(prompt, before, numbers)
             if found is not None:
                 return found
-        reply = await self._post("ask", prompt, wire.asking(endpoint.name, prompt, list(numbers.values()), by_id=False))
-        return dict.fromkeys(choices, 0.0) | wire.chances(self._call("ask"), reply, numbers)
+        prompts = [prompt, before] if endpoint.checkpoints else prompt
+        body = wire.asking(endpoint.name, prompts, list(numbers.values()), by_id=False)
+        return dict.fromkeys(choices, 0.0) | wire.chances(
+            self._call("ask"), await self._post("ask", prompt, body), numbers
+        )
 
-    async def _ask_by_id(self, prompt: Sequence[int], numbers: Mapping[str, int]) -> dict[str, float] | None:
+    async def _ask_by_id(
+        self, prompt: Sequence[int], before: Sequence[int], numbers: Mapping[str, int]
+    ) -> dict[str, float] | None:
         """Ask about the choices' own tokens; None if the server cannot tell, which is remembered."""
         endpoint, ids = self._endpoint, list(numbers.values())
         if endpoint.by_id:
-            found = await self._ask_together(prompt, numbers)
+            found = await self._ask_together(prompt, before if endpoint.checkpoints else (), numbers)
         else:
             try:
                 reply = await self._post("ask", prompt, wire.asking(endpoint.name, prompt, ids, by_id=True), retries=0)
@@ -195,13 +204,16 @@ class VllmModel:
         endpoint.by_id = len(found) == len(numbers)
         return found if endpoint.by_id else None
 
-    async def _ask_together(self, prompt: Sequence[int], numbers: Mapping[str, int]) -> dict[str, float]:
+    async def _ask_together(
+        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
+    ) -> dict[str, float]:
         """Ask in one request with everybody who asks this server about the same choices at the same moment."""
         call = self._call("ask")
         self._room(call, prompt)
-        with self._tally("ask", len(prompt)) as tally:
-            answer = await self._endpoint.together.ask(prompt, list(numbers.values()))
-            tally.add(1, len(prompt), answer.cached)
+        with self._tally("ask", len(prompt) + len(checkpoint)) as tally:
+            answer = await self._endpoint.together.ask(prompt, list(numbers.values()), checkpoint)
+            cached = answer.cached + min(answer.cached, len(checkpoint))  # Both read the same beginning.
+            tally.add(2 if checkpoint else 1, len(prompt) + len(checkpoint), cached)
         return wire.chances(call, answer.reply, numbers, answer.place)
 
     async def _numbers(self, choices: Sequence[str]) -> dict[str, int]:

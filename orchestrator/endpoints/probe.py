@@ -6,17 +6,22 @@ Every question is a request of a few tokens. What cannot be found out is None.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from random import shuffle
 from typing import Any
 
 import orjson
 
 from ..errors import EndpointError, MalformedReply
-from . import scoring, wire
+from . import caching, scoring, wire
+from .caching import CacheConfig
 from .client import Connection
 from .encoder import PROBE, Encoder
 
-LONG = 400  # tokens; more than the largest block by which vLLM caches a prefix (128, on CPUs)
+LONG = 400  # tokens; more than the largest block (128, on CPUs) of a model that is no hybrid
+LONGER = (1000, 2000, 4000)  # tokens, where the server does not tell its block: those of hybrids are 528 to 1600
+SIGHTINGS = 3  # of one prompt: vLLM keeps some recurrent states only when it sees the same beginning again
 RETRIES = 1  # After a request that breaks it, vLLM may reset the connection that the next one is sent on.
 TRIES = 8  # Memory that nobody has written to may hold what JSON has no words for; see scoring.UNSPEAKABLE.
 NEAR = 0.1  # nats; what the order of additions may change in half precision
@@ -35,6 +40,8 @@ class Capabilities:
     text. *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: says how much of a prompt that
     was. *metrics*: shows ``/metrics``. *speculation*: lets a method draft tokens for the model (speculative decoding).
     *suffix_scoring*: scores the end of a cached text as it scores it within the whole; None where that is not allowed.
+    *cache* is how the server describes its prefix cache. *tried* is the length, in tokens, of the longest prompt that
+    was repeated to find out: the one that was read from the cache, if any was.
     """
 
     version: str | None
@@ -48,6 +55,8 @@ class Capabilities:
     metrics: bool
     speculation: bool | None
     suffix_scoring: bool | None = None
+    cache: CacheConfig | None = None
+    tried: int = LONG
 
 
 async def probe(connection: Connection, model: str, encoder: Encoder, *, suffix_scoring: bool = False) -> Capabilities:
@@ -58,24 +67,26 @@ async def probe(connection: Connection, model: str, encoder: Encoder, *, suffix_
     """
     prompt = (await encoder.literally(PROBE))[: encoder.room - 8]
     digits = await encoder.literally("0123456789")
-    probing = _Probe(connection, model, prompt, digits, min(LONG, encoder.room - 8))
+    probing = _Probe(connection, model, prompt, digits, encoder.room - 8)
     found = await probing.run()
     return replace(found, suffix_scoring=await probing.suffix_scoring()) if suffix_scoring else found
 
 
 class _Probe:
     def __init__(
-        self, connection: Connection, model: str, prompt: tuple[int, ...], digits: tuple[int, ...], long: int
+        self, connection: Connection, model: str, prompt: tuple[int, ...], digits: tuple[int, ...], room: int
     ) -> None:
         self._connection, self._model = connection, model
         self._prompt, self._digits = prompt, list(dict.fromkeys(digits))
-        self._long = (prompt * (long // len(prompt) + 1))[:long]
+        self._room = room
+        self._long: Sequence[int] = ()
         self._call = connection.call("probe")
 
     async def run(self) -> Capabilities:
         written = await self._choice(4, return_token_ids=True)
-        prefix_cache, cached_tokens = await self._cache()
         metrics = await self._metrics()
+        cache = caching.read(metrics.encode())
+        prefix_cache, cached_tokens = await self._cache(cache)
         speculation = SPECULATION in metrics if metrics else None
         return Capabilities(
             version=await self._version(),
@@ -88,6 +99,8 @@ class _Probe:
             cached_tokens=cached_tokens,
             metrics=bool(metrics),
             speculation=speculation,
+            cache=cache,
+            tried=len(self._long),
         )
 
     async def _stop_included(self, text: str) -> bool | None:
@@ -112,16 +125,44 @@ class _Probe:
         except MalformedReply:
             return False
 
-    async def _cache(self) -> tuple[bool | None, bool | None]:
-        """Send a long prompt twice; look for the second one's hits in its usage, or else in the metrics."""
-        body = wire.completion(self._model, self._long, wire.GREEDY, 1)
-        await self._post(body)
-        before = await self._hits()
+    async def _cache(self, cache: CacheConfig | None) -> tuple[bool | None, bool | None]:
+        """Repeat ever longer prompts until one is read from the cache; say whether, and whether the usage tells it."""
+        found, told = None, False
+        for length in self._lengths(cache):
+            self._long = self._fresh(length)
+            found, told = await self._repeated(self._long)
+            if found or found is None:
+                break
+        return found, told
+
+    def _lengths(self, cache: CacheConfig | None) -> list[int]:
+        """The lengths of the prompts to repeat, in tokens, as far as the model takes them."""
+        longer = LONGER if cache is None or cache.block is None else (2 * cache.block,)
+        if cache is not None and cache.enabled is False:
+            longer = ()
+        wanted = (LONG, *(length for length in longer if length > LONG))
+        return list(dict.fromkeys(min(length, self._room) for length in wanted))
+
+    def _fresh(self, length: int) -> list[int]:
+        """Return a prompt that the server has not seen, unlike that of an earlier probe."""
+        prompt = [*(self._prompt * (length // len(self._prompt) + 1))[:length]]
+        shuffle(prompt)
+        return prompt
+
+    async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool]:
+        """Send *prompt* again and again; look for hits in the usage, or else in the metrics."""
+        body = wire.completion(self._model, prompt, wire.GREEDY, 1)
         reply = await self._post(body)
-        if wire.usage(reply)[1]:
-            return True, True
+        before = await self._hits()
+        for _ in range(SIGHTINGS - 1):
+            reply = await self._post(body)
+            if wire.usage(reply)[1]:
+                return True, True
         after = await self._hits()
-        return (after > before if before is not None and after is not None else None), False
+        told = bool((reply.get("usage") or {}).get("prompt_tokens_details"))
+        if before is None or after is None:
+            return (False if told else None), told
+        return after > before, told
 
     async def suffix_scoring(self) -> bool:
         """Score the last token of the long prompt, which is cached by now, alone and within the whole prompt."""

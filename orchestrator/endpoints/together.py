@@ -45,6 +45,7 @@ class Answer:
 class _Group:
     task: asyncio.Task[Reply]
     prompts: list[Ids] = field(default_factory=list[Ids])
+    checkpoints: list[Ids] = field(default_factory=list[Ids])
     waiting: int = 0
 
 
@@ -59,12 +60,19 @@ class Together:
         self._send = send
         self._gathering: dict[Key, _Group] = {}
 
-    async def ask(self, prompt: Ids, choices: Ids) -> Answer:
-        """Send *prompt* with whoever else asks now; return the answer to all of them."""
+    async def ask(self, prompt: Ids, choices: Ids, checkpoint: Ids = ()) -> Answer:
+        """
+        Send *prompt* with whoever else asks now; return the answer to all of them.
+
+        A *checkpoint* is sent behind all questions, for the state that the server saves where it ends; what is written
+        after it is nobody's.
+        """
         key = tuple(choices), priority(REQUEST.get(), RUN.get()), tuple(CARRIED.get().items())
         group = self._gathering.get(key) or self._gather(key)
         place = len(group.prompts)
         group.prompts.append(prompt)
+        if checkpoint and checkpoint not in group.checkpoints:
+            group.checkpoints.append(checkpoint)
         group.waiting += 1
         try:
             await asyncio.wait([group.task])
@@ -72,7 +80,7 @@ class Together:
             group.waiting -= 1
             if not group.waiting:
                 await self._end(key, group)
-        return Answer(group.task.result(), group.prompts, place)
+        return Answer(group.task.result(), [*group.prompts, *group.checkpoints], place)
 
     def _gather(self, key: Key) -> _Group:
         group = self._gathering[key] = _Group(asyncio.create_task(self._go(key)))
@@ -80,7 +88,8 @@ class Together:
 
     async def _go(self, key: Key) -> Reply:
         await asyncio.sleep(0)  # Until everybody who was about to ask has asked.
-        return await self._send(key[0], self._gathering.pop(key).prompts)
+        group = self._gathering.pop(key)
+        return await self._send(key[0], [*group.prompts, *group.checkpoints])
 
     async def _end(self, key: Key, group: _Group) -> None:
         """Abort the request if it is still open, and see to it that nobody else joins it."""

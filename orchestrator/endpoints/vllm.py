@@ -11,8 +11,9 @@ from typing import Self
 from ..chain import Message, Role
 from ..errors import EndpointError
 from ..events import Observer
-from . import acceptance, wire
+from . import acceptance, caching, wire
 from .acceptance import Acceptance, Look
+from .caching import CacheConfig
 from .client import Connection
 from .clock import or_now
 from .encoder import Encoder
@@ -38,6 +39,7 @@ class VllmEndpoint:
         self.by_id: bool | None = None  # whether it returns the log-probabilities of chosen ids; None: not tried yet
         self.asked = -inf  # when its metrics were last asked for, on the loop's clock
         self.seen: Look | None = None  # the last look at a server that speculates
+        self.cache: CacheConfig | None = None  # how it caches prefixes; None where it does not tell
         self.together = Together(self._ask_all)
         self._can: Capabilities | None = None
 
@@ -76,6 +78,11 @@ class VllmEndpoint:
     def room(self) -> int:
         """The longest sequence that the model takes, in tokens."""
         return self.encoder.room
+
+    @property
+    def checkpoints(self) -> bool:
+        """Whether a question is worth a second prompt, that of the chain alone: see `caching`."""
+        return self.cache is not None and self.cache.checkpoints
 
     async def queue(self) -> Queue | None:
         """Look at the server's queue; None if it shows none, or cannot be reached."""
@@ -121,6 +128,7 @@ class VllmEndpoint:
             metrics = await self.connection.glance(self.connection.call(verb), "/metrics")
         except EndpointError:
             return None
+        self.cache = caching.read(metrics) or self.cache
         if self.seen is None or self.seen.at <= asked:
             self.seen = acceptance.look(metrics, asked) or self.seen
         return metrics

@@ -57,7 +57,8 @@ class FakeVllm:
 
     Every token is its place's likeliest, the *rivals* come next; but the *unlikely* ones come after those. *digits* are
     the log-probabilities of a judge's answers, *asked* other ones for prompts that contain the key. With a *block*, it
-    caches prompts in blocks of so many tokens and tells so; then *scale_out* opens vLLM's own route to it, whose rows
+    caches prompts in blocks of so many tokens and tells so; with a *unit*, as of a hybrid model, only from where an
+    earlier prompt ended, rounded down to the unit; then *scale_out* opens vLLM's own route to it, whose rows
     of a cached prefix are *garbage* (V1 runner) or left out (V2). *metrics* is what it shows of itself.
     """
 
@@ -71,6 +72,7 @@ class FakeVllm:
     rivals: tuple[str, ...] = ()
     unlikely: frozenset[str] = frozenset()
     block: int = 0
+    unit: int = 0
     scale_out: bool = False
     garbage: bool = True
     metrics: bytes = b""
@@ -260,11 +262,15 @@ class FakeVllm:
         return {"prompt_logprobs": [None, *left_out, *rows], "usage": self.usage([prompt], cached)}
 
     def usage(self, prompts: list[list[int]], cached: int) -> dict[str, Any]:
-        told = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block else {}
+        told = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block or self.unit else {}
         return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": len(prompts), **told}
 
     def cache(self, prompt: list[int]) -> int:
         """Return how much of *prompt* was cached, in whole blocks; now it is."""
+        if self.unit:
+            ends = [other[: (len(other) - 1) // self.unit * self.unit] for other in self._read]
+            self._read.append(prompt)
+            return max((len(end) for end in ends if prompt[:-1][: len(end)] == end), default=0)
         shared = max([common(prompt[:-1], other) for other in self._read], default=0)
         self._read.append(prompt)
         return shared // self.block * self.block if self.block else 0

@@ -11,10 +11,12 @@ import pytest
 from rich.console import Console
 
 from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints.doctor import COSTS, Diagnosis, Examined, conclude, diagnose, render
+from stepspec.orchestrator.endpoints.caching import CacheConfig
+from stepspec.orchestrator.endpoints.doctor import COSTS, Diagnosis, Examined, Reading, conclude, diagnose, render
 from stepspec.orchestrator.endpoints.probe import Capabilities
 
 from .server import GENERATE, FakeVllm
+from .test_caching import info
 
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False, suffix_scoring=True)
 GOOD = Examined("large", "http://l", "", "big", 4096, "v", True, True, 0.97, 0.1, 0.03, ALL)
@@ -154,3 +156,91 @@ async def test_a_server_that_knows_few_fields_is_found_out() -> None:
     assert (can.speculation, can.prefix_cache, can.cached_tokens) == (None, None, False)
     assert diagnosis.same_vocabulary
     assert diagnosis.large.digits == pytest.approx(0.905, abs=0.001)
+
+
+KNOWN = ("block_size", "enable_prefix_caching", "mamba_cache_mode", "prefix_match_unit")
+LARGE_BLOCKS = CacheConfig(enabled=True, block=640, mode="align", known=KNOWN)
+CURE = "--mamba-cache-mode align --prefix-match-unit 32"
+READING = Reading(1014, 411, 0.084, 0.155)
+
+
+def cached(found: bool, cache: CacheConfig, **fields: Any) -> Examined:
+    can = replace(ALL, prefix_cache=found, cache=cache, tried=1280, **fields)
+    return replace(GOOD, can=can, reading=READING)
+
+
+def test_a_cache_in_large_blocks_is_named_with_what_a_verdict_reads_and_takes_and_the_flags_that_cure_it() -> None:
+    (note,) = conclude(FAST, cached(True, LARGE_BLOCKS)).notes
+    assert "the prefix cache is on, but works in blocks of 640 tokens" in note
+    assert "411 of 1014 tokens" in note
+    assert "84 ms" in note
+    assert "155 ms" in note
+    assert note.endswith(CURE)
+    assert "411 of 1014 tokens" in shown(conclude(FAST, cached(True, LARGE_BLOCKS)))
+
+
+def test_a_cache_in_small_units_needs_no_cure() -> None:
+    assert conclude(FAST, cached(True, replace(LARGE_BLOCKS, unit=32))).notes == ()
+    assert conclude(FAST, cached(True, CacheConfig(True, 128))).notes == ()
+
+
+def test_a_version_without_the_flag_is_to_be_updated() -> None:
+    older = replace(LARGE_BLOCKS, known=("block_size", "mamba_cache_mode"))
+    (note,) = conclude(FAST, cached(True, older)).notes
+    assert note.endswith("vLLM 0.32.0 has no --prefix-match-unit, which later versions have: update it")
+
+
+def test_hits_that_vanish_under_speculation_are_not_taken_for_a_cache_that_is_off() -> None:
+    known = (*KNOWN, "prefix_cache_retention_interval", "enable_mamba_shared_prefix_checkpoint")
+    (note,) = conclude(FAST, cached(False, replace(LARGE_BLOCKS, known=known), speculation=True)).notes
+    assert "--enable-prefix-caching" not in note
+    assert "nothing of a prompt of 1280 tokens" in note
+    assert "MTP" in note
+    assert "without --speculative-config, or try --prefix-cache-retention-interval 640 or" in note
+    assert "--enable-mamba-shared-prefix-checkpoint" in note
+    (note,) = conclude(FAST, cached(False, LARGE_BLOCKS, speculation=True)).notes
+    assert note.endswith("start vLLM without --speculative-config")
+
+
+def test_a_context_shorter_than_a_block_is_not_taken_for_a_cache_that_is_off() -> None:
+    (note,) = conclude(FAST, cached(False, LARGE_BLOCKS)).notes
+    assert "cached in blocks of 640" in note
+    assert note.endswith(CURE)
+
+
+def test_a_cache_that_is_off_is_to_be_switched_on() -> None:
+    (note,) = conclude(FAST, cached(False, CacheConfig(False, 640, None, None, KNOWN))).notes
+    assert note == f"large: no prefix cache: {COSTS['prefix_cache']}"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "block", "found", "tried"),
+    [
+        (info(block_size=640), 640, True, 1280),  # nothing of 400 tokens, as of any prompt shorter than a block
+        (info(block_size=16), 16, True, 400),
+        (info(block_size=640, enable_prefix_caching=False), 10_000, False, 400),
+        (info(block_size=640), 10_000, False, 1280),
+        (b"", 640, True, 1000),  # the block is not told: it has to be looked for
+    ],
+)
+async def test_the_probe_repeats_prompts_beyond_the_block(metrics: bytes, block: int, found: bool, tried: int) -> None:
+    server = FakeVllm(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, block=block, metrics=metrics)
+    async with server.serve("small") as small, server.serve("large") as large:
+        can = (await diagnose(small, large)).large.can
+    assert can is not None
+    assert (can.prefix_cache, can.cached_tokens, can.tried) == (found, True, tried)
+
+
+async def test_what_a_verdict_reads_is_measured() -> None:
+    fine = info(block_size=640, prefix_match_unit=8)
+    read: list[int] = []
+    for metrics in (b"", fine):
+        server = FakeVllm(("So", "</think>"), digits={"9": -0.1}, unit=8, metrics=metrics)
+        async with server.serve("small") as small, server.serve("large") as large:
+            reading = (await diagnose(small, large)).large.reading
+        assert reading is not None
+        assert reading.read is not None
+        read.append(reading.read)
+    whole, since = read
+    assert whole > 400
+    assert since < whole / 2  # Less than the chain, whose state was saved.
