@@ -12,10 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...orchestrator.endpoints.caching import UNIT
 from ...orchestrator.serving import Server
 from ...orchestrator.serving.commands import ZEROS, arguments
+from ...orchestrator.serving.hybrids import CURE
 from .servers import ENVIRONMENT, FLAGS, MODELS
+
+__all__ = ["CURE", "build", "server"]
 
 NAME = "hybrid"
 CONTEXT = 4096  # tokens
@@ -39,7 +41,6 @@ SHAPE: Mapping[str, Any] = {
     "max_position_embeddings": CONTEXT,
     "tie_word_embeddings": True,
 }
-CURE: Mapping[str, Any] = {"mamba-cache-mode": "align", "prefix-match-unit": UNIT}
 
 
 def build(folder: Path, *, seed: int = 0) -> Path:

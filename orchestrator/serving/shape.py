@@ -17,6 +17,11 @@ from typing import Any, cast
 BYTES: Mapping[str, float] = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
 OTHER = ("kv_lora_rank", "ssm_cfg", "mamba_d_state", "n_shared_experts", "first_k_dense_replace", "decoder_sparse_step")
+RECURRENT = ("linear", "mamba", "conv", "recurrent")  # in the names of layers that keep a state, not keys and values
+ATTENDING = ("attention", "hybrid")  # in the names of those that keep both; "linear_attention" counts as recurrent
+KINDS = ("layer_types", "layers_block_type")
+MIXED = ("linear_attn_config", "hybrid_override_pattern", "attn_layer_period", "attn_layer_indices", "mamba_d_ssm")
+"""Settings that only the configurations of hybrids have: Kimi-Linear, Nemotron-H, Jamba, Bamba, Falcon-H1."""
 GIB = 2**30
 
 
@@ -65,6 +70,17 @@ def shape(config: Mapping[str, Any], dtype: str = "auto") -> Shape | None:
         return _sized(text, number, stored)
     except (KeyError, TypeError):
         return None
+
+
+def hybrid(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` describes a model with attention and with layers that keep a recurrent state."""
+    text = {**config, **cast("Mapping[str, Any]", config.get("text_config") or {})}
+    kinds = {str(kind) for key in KINDS for kind in cast("list[str]", text.get(key) or ())}
+    recurrent = {kind for kind in kinds if any(word in kind for word in RECURRENT)}
+    attending = {kind for kind in kinds - recurrent if any(word in kind for word in ATTENDING)}
+    if kinds:
+        return bool(recurrent and attending)
+    return int(text.get("full_attention_interval") or 1) > 1 or any(text.get(key) for key in MIXED)
 
 
 def _sized(text: Mapping[str, Any], number: float, stored: float) -> Shape:

@@ -15,12 +15,13 @@ from rich.console import Console
 from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
 from ..errors import EndpointError
-from . import flags
+from . import flags, hybrids
 from .cards import allotted
 from .checks import refuse, warnings
 from .commands import servers, shown, waves
 from .facts import look
 from .file import load
+from .flags import Parsed
 from .launch import launch
 from .outline import as_toml, outline, settings
 from .pair import Pair, Started
@@ -36,26 +37,45 @@ def checked(path: Path, console: Console, methods: Collection[str] = ()) -> Pair
     Read the pair at *path*; print what may hardly work well, and what could not be checked.
 
     Raise `ConfigurationError` if it cannot work, or a model is to be served under the name of one of the *methods*.
+    Hybrids among the models are given the flags that their prefix cache needs, where the installed vLLM has them.
     """
     pair = load(path)
     facts = look(pair)
-    unchecked = (*refuse(pair, facts, methods), *_flags_refused(pair, console))
-    for warning in warnings(pair, facts):
-        console.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+    unchecked = refuse(pair, facts, methods)
+    cured = _with_known_flags(pair, hybrids.wanted(pair, facts), console)
+    for warning in (*warnings(pair, facts), *hybrids.warnings(pair, facts)):
+        _say(console, f"warning: {warning}", "yellow")
     for each in unchecked:
-        console.print(f"not checked: {each}", style="dim", highlight=False, soft_wrap=True)
-    return pair
+        _say(console, f"not checked: {each}")
+    return cured
 
 
-def _flags_refused(pair: Pair, console: Console) -> Iterator[str]:
-    """Do the same about flags, for which vLLM itself has to be asked, if there are any."""
-    if asked := flags.lines(pair):
-        with console.status("asking vLLM about its flags"):
-            said = flags.ask(asked)
-        if isinstance(said, str):
-            yield f"the flags of {' and '.join(asked)}: vLLM could not be asked ({said})"
-        else:
-            flags.refuse(pair, said)
+def _with_known_flags(pair: Pair, blocked: Mapping[str, Started], console: Console) -> Pair:
+    """Return *pair* with the flags for the hybrids *blocked*; refuse those of its own that vLLM refuses."""
+    cured = hybrids.cured(pair, blocked)
+    if not (asked := flags.lines(cured)):
+        return pair
+    with console.status("asking vLLM about its flags"):
+        parsed = flags.ask(asked)
+    if isinstance(parsed, str):
+        _say(console, f"not checked: the flags of {' and '.join(asked)}: vLLM could not be asked ({parsed})")
+        return pair
+    spelled = " ".join(f"--{flag} {value}" for flag, value in hybrids.CURE.items())
+    if blocked and not parsed.flags >= hybrids.CURE.keys():
+        lacking = " and ".join(blocked)
+        _say(console, f"warning: {lacking}: a hybrid, whose prefixes this vLLM caches in large blocks: no {spelled}", "yellow")
+        cured, asked = pair, flags.lines(pair)
+        parsed = flags.ask(asked) if asked else Parsed(parsed.flags, {})
+        if isinstance(parsed, str):
+            return pair
+    flags.refuse(cured, parsed)
+    for path in blocked if cured is not pair else ():
+        _say(console, f"{path}: a hybrid: {spelled}, so that its prefix cache follows the chain")
+    return cured
+
+
+def _say(console: Console, line: str, style: str = "dim") -> None:
+    console.print(line, style=style, highlight=False, soft_wrap=True)
 
 
 def commands(pair: Pair) -> str:
