@@ -81,6 +81,8 @@ class Budgeted:
         top: int = 0,
     ) -> Step:
         limit = self._most(chain, limit)
+        if limit < 1 and not opening:
+            return Step("", self.role, "length")
         return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
 
     async def branch(

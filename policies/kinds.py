@@ -10,13 +10,14 @@ from pydantic import Field, TypeAdapter
 
 from ..orchestrator.choices import Share
 
-__all__ = ["MOST", "Above0", "Amount", "AtLeast1", "Grade", "Several", "Share", "Top", "meaning", "said"]
+__all__ = ["MOST", "Above0", "Amount", "AtLeast1", "Few", "Grade", "Several", "Share", "Top", "meaning", "said"]
 
 MOST = 20  # of the likeliest tokens of a place: servers of vLLM tell no more, unless they are started to
 
 Above0: TypeAlias = Annotated[float, Field(gt=0, le=1)]
 Amount: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 AtLeast1: TypeAlias = Annotated[int, Field(ge=1)]
+Few: TypeAlias = Annotated[int, Field(ge=1, le=8)]
 Grade: TypeAlias = Annotated[float, Field(ge=0, le=9)]
 Several: TypeAlias = Annotated[int, Field(ge=2, le=MOST)]
 Top: TypeAlias = Annotated[int, Field(ge=1, le=MOST)]

@@ -11,8 +11,9 @@ from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..prompts import load
-from .kinds import Grade, Share
+from .kinds import Few, Grade, Share
 from .scores import DIGITS, expected, likeliest
+from .several import drafted, judged
 
 GRADE = load("specreason.grade")
 
@@ -26,6 +27,10 @@ class SpecReason:
     as the authors' code can) or as the digit that the judge would write ("greedy", their default): the mean costs the
     same and also hears a judge who hesitates. One that puts less than *sure* of its probability on digits has not
     understood, which is no approval. First steps reserved for the large model (section 5.3) are `Led`'s.
+
+    With *judge_every* above 1, which is ours, so many steps are one draft and one question, whose answer is the first
+    wrong step: the draft is cut there (see `several`). It is for servers on which a verdict reads much again, and for a
+    judge that can find an error among several steps; budgets and traces count such a draft as one step.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -35,15 +40,18 @@ class SpecReason:
     threshold: Grade = 7
     read: Literal["greedy", "expected"] = "expected"
     sure: Share = 0.05
+    judge_every: Few = 1
 
     @property
     def answerer(self) -> Model:
         return self.large
 
     async def draft(self, chain: Chain) -> Step:
-        return await self.small.write(chain)
+        return await drafted(self.small, chain, self.judge_every)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        if self.judge_every > 1 and (verdict := await self.judge_several(chain, draft)):
+            return verdict
         grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
         said = sum(grades.values())
         if said == 0 or said < self.sure:
@@ -53,3 +61,8 @@ class SpecReason:
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
+
+    async def judge_several(self, chain: Chain, draft: Step) -> Verdict | None:
+        """Judge all steps of *draft* at once; None if it is a single one."""
+        greedy = self.read == "greedy"
+        return await judged(self.large, chain, draft, threshold=self.threshold, greedy=greedy, sure=self.sure)

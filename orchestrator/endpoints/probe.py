@@ -137,7 +137,7 @@ class _Probe:
 
     def _lengths(self, cache: CacheConfig | None) -> list[int]:
         """The lengths of the prompts to repeat, in tokens, as far as the model takes them."""
-        longer = LONGER if cache is None or cache.block is None else (2 * cache.block,)
+        longer: tuple[int, ...] = LONGER if cache is None or cache.block is None else (2 * cache.block,)
         if cache is not None and cache.enabled is False:
             longer = ()
         wanted = (LONG, *(length for length in longer if length > LONG))

@@ -1,0 +1,114 @@
+"""A hybrid model on real vLLM: what its prefix cache keeps, with and without the cure, and what the doctor says."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from random import Random
+
+import aiohttp
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from stepspec.evals.hybrid import Cost, measure
+from stepspec.evals.testbed.hybrid import CURE, build, server
+from stepspec.orchestrator.chain import Chain, Step
+from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
+from stepspec.orchestrator.endpoints.doctor import diagnose
+from stepspec.orchestrator.serving import Served, launch
+from stepspec.policies import SpecReason
+
+from .conftest import Pair
+
+pytestmark = pytest.mark.servers
+BLOCK = 640
+UNIT = CURE["prefix-match-unit"]
+
+
+@pytest.fixture(scope="module")
+def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Generator[Pair]:
+    """The same hybrid twice: with the cure in the place of the small model, without in that of the large one."""
+    model = build(tmp_path_factory.mktemp("hybrid") / "model")
+    starting = launch([server(model, "plain"), server(model, "cured", CURE)])
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as served:
+        yield Pair(large=served["plain"], small=served["cured"])
+
+
+async def cached(served: Served, prompt: list[int]) -> int:
+    body = {"model": served.served_name, "prompt": prompt, "max_tokens": 1, "temperature": 0}
+    async with (
+        aiohttp.ClientSession(raise_for_status=True) as http,
+        http.post(f"{served.base_url}/completions", json=body) as reply,
+    ):
+        tokens: int = (await reply.json())["usage"]["prompt_tokens_details"]["cached_tokens"]
+        return tokens
+
+
+@pytest.mark.parametrize(("length", "plain"), [(400, (0, 0)), (800, (0, BLOCK)), (1500, (BLOCK, 2 * BLOCK))], ids=str)
+async def test_a_prompt_that_goes_on_is_read_again_by_whole_blocks_unless_cured(
+    hybrids: Pair, length: int, plain: tuple[int, int]
+) -> None:
+    random = Random(length)
+    begun = [random.randrange(10, 600) for _ in range(length)]
+    further = begun + [random.randrange(10, 600) for _ in range(20)]
+    found = {
+        served.name: tuple([await cached(served, prompt) for prompt in (begun, further, further)][1:])
+        for served in (hybrids.large, hybrids.small)
+    }
+    assert all(one <= most for one, most in zip(found["plain"], plain, strict=True))
+    assert all(length - 2 * UNIT <= one <= length + 20 for one in found["cured"])
+
+
+def endpoint(served: Served) -> Endpoint:
+    return Endpoint(
+        role="large" if served.name == "plain" else "small", url=served.base_url, suffix_scoring=True, retries=0
+    )
+
+
+async def test_the_doctor_tells_large_blocks_from_a_cache_that_is_off(hybrids: Pair) -> None:
+    found = await diagnose(endpoint(hybrids.small), endpoint(hybrids.large))
+    plain, cured = found.large, found.small
+    assert plain.can is not None
+    assert cured.can is not None
+    assert (plain.can.prefix_cache, cured.can.prefix_cache) == (True, True)
+    assert plain.can.cache is not None
+    assert plain.can.cache.block == BLOCK
+    notes = [note for note in found.notes if "prefix cache" in note]
+    assert len(notes) == 1
+    assert f"large: the prefix cache is on, but works in blocks of {BLOCK} tokens" in notes[0]
+    assert notes[0].endswith("--mamba-cache-mode align --prefix-match-unit 32")
+    assert plain.reading is not None
+    assert cured.reading is not None
+    assert plain.reading.read is not None
+    assert cured.reading.read is not None
+    assert cured.reading.read < 150 < 300 < plain.reading.read
+
+
+async def test_questions_are_answered_as_before_the_cure(hybrids: Pair) -> None:
+    """What follows a saved state is what follows the whole prompt: the cure changes the time alone."""
+    graded: list[list[float]] = []
+    for served in (hybrids.large, hybrids.small):
+        async with VllmEndpoint(endpoint(served)) as known:
+            await known.capabilities()
+            assert known.checkpoints is (served.name == "cured")
+            policy = SpecReason(known.model(), known.model(), threshold=0, sure=0)
+            chain, grades = Chain.of("How many are left?"), list[float]()
+            for number in range(6):
+                draft = Step(f"There are {number} of them, and {number * 7} others.\n\n", "small")
+                verdict = await policy.verify(chain, draft)
+                grades.append(verdict.score or 0.0)
+                chain = chain.extend(draft)
+            graded.append(grades)
+    assert graded[1] == pytest.approx(graded[0], abs=0.05)  # bfloat16, added up in another order
+
+
+async def test_a_verdict_costs_its_step_and_its_question_once_it_is_cured(hybrids: Pair) -> None:
+    costs = {(cost.server, cost.method): cost for cost in await measure(hybrids.large, hybrids.small, steps=24)}
+    plain, flags, cured = (costs[name, "specreason"] for name in ("default", "flags alone", "cure"))
+    assert plain.verdicts == flags.verdicts == cured.verdicts == 24
+    assert cured.read < 0.5 * plain.read
+    assert flags.read > 0.9 * plain.read  # No prompt ends where the next question could go on.
+    assert costs["cure", "bild"].read < 0.5 * costs["default", "bild"].read
+    every = costs["default", "specreason, judge_every=4"]
+    assert every.verdicts == 6
+    assert every.read < 0.5 * plain.read
+    assert all(isinstance(cost, Cost) and cost.seconds > 0 for cost in costs.values())
