@@ -7,6 +7,7 @@ writes noise. What is real is the server: its blocks of 640 tokens, its saved st
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,19 +47,14 @@ SHAPE: Mapping[str, Any] = {
 def build(folder: Path, *, seed: int = 0) -> Path:
     """Write the model's files to *folder*, the same for the same *seed*; return the folder."""
     import torch
-    from transformers import AutoTokenizer, Qwen3NextConfig, Qwen3NextForCausalLM
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(MODELS / "large")
-    shape = {
-        **SHAPE,
-        "vocab_size": len(tokenizer),
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": None,
-    }
+    own = json.loads((MODELS / "large" / "config.json").read_text(encoding="utf-8"))
+    shape = {**SHAPE, **{key: own[key] for key in ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")}}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        Qwen3NextForCausalLM(Qwen3NextConfig(**shape)).to(torch.bfloat16).save_pretrained(folder)
+        model = Qwen3NextForCausalLM(Qwen3NextConfig.from_dict(shape))
+        model.bfloat16().save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(MODELS / "large" / file, folder / file)
     return folder

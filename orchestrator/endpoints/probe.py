@@ -159,7 +159,8 @@ class _Probe:
             if wire.usage(reply)[1]:
                 return True, True
         after = await self._hits()
-        told = bool((reply.get("usage") or {}).get("prompt_tokens_details"))
+        usage: dict[str, Any] = reply.get("usage") or {}
+        told = bool(usage.get("prompt_tokens_details"))
         if before is None or after is None:
             return (False if told else None), told
         return after > before, told

@@ -63,7 +63,11 @@ def _with_known_flags(pair: Pair, blocked: Mapping[str, Started], console: Conso
     spelled = " ".join(f"--{flag} {value}" for flag, value in hybrids.CURE.items())
     if blocked and not parsed.flags >= hybrids.CURE.keys():
         lacking = " and ".join(blocked)
-        _say(console, f"warning: {lacking}: a hybrid, whose prefixes this vLLM caches in large blocks: no {spelled}", "yellow")
+        _say(
+            console,
+            f"warning: {lacking}: a hybrid, whose prefixes this vLLM caches in large blocks: no {spelled}",
+            "yellow",
+        )
         cured, asked = pair, flags.lines(pair)
         parsed = flags.ask(asked) if asked else Parsed(parsed.flags, {})
         if isinstance(parsed, str):

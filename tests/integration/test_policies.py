@@ -15,6 +15,7 @@ from stepspec.evals.profile import profile, training_problems
 from stepspec.evals.testbed.problems import generate
 from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.events import Called, Event, Judged
 from stepspec.policies import METHODS
 
 from .conftest import Pair
@@ -116,3 +117,25 @@ async def test_the_report_on_the_confound_runs(pair: Pair) -> None:
     assert len(found) == 3 * len(READINGS)
     first = {rate.kind: rate.accepted for rate in found if rate.reading == READINGS[0].name}
     assert first["right"] > first["wrong step"]
+
+
+async def test_several_steps_are_judged_by_one_question(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    """Mechanics only: the miniature judge was taught to grade one step, not to name the first wrong one of several."""
+    tasks = fresh(12, 5)
+    events: list[Event] = []
+    options = {"judge_every": 4, "threshold": 2}
+    async with solver(pair) as solving:
+        solutions = [
+            await solving.solve(task.problem, policy="specreason", options=options, observe=events.append)
+            for task in tasks
+        ]
+        again = await solving.solve(tasks[0].problem, policy="specreason", options=options, ahead=0)
+    drafts = [event.draft for event in events if isinstance(event, Judged)]
+    assert all(event.fate != "failed" for event in events if isinstance(event, Called))
+    assert max(draft.text.count("\n\n") for draft in drafts) == 4
+    assert again.thinking == solutions[0].thinking
+    assert all(step.grade is None or 0 <= step.grade <= 9 for solution in solutions for step in solution.steps)
+    right = sum(solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True))
+    with capsys.disabled():
+        steps = sum(draft.text.count("\n\n") for draft in drafts)
+        print(f"\njudge_every=4: {len(drafts)} verdicts on {steps} steps, {right} of {len(tasks)} right")

@@ -26,7 +26,8 @@ FOUR = "".join(f"The small one says {number}.\n\n" for number in range(4))
 def policy(judge: Callable[[Chain, str], Grades], steps: int = 9, **options: Any) -> SpecReason:
     small = ScriptedModel("small", counting("small", steps))
     large = ScriptedModel("large", counting("large", steps), judge=judge)
-    made = make("specreason", small, large, **{"judge_every": 4, **options})
+    chosen: dict[str, Any] = {"judge_every": 4, **options}
+    made = make("specreason", small, large, **chosen)
     assert isinstance(made, SpecReason)
     return made
 
