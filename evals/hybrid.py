@@ -51,16 +51,6 @@ EVERY = 4  # steps judged at once
 METHODS = {"specreason": 1, f"specreason, judge_every={EVERY}": EVERY, "bild": 1}  # and the steps of their drafts
 DEFAULT, FLAGS, CURED = "default", "flags alone", "cure"
 COLUMNS = ("server", "method", "verdicts", "tokens each", "most", "per step", "of default", "per repair", "seconds")
-    "server",
-    "method",
-    "verdicts",
-    "tokens per verdict",
-    "most",
-    "per step",
-    "of default",
-    "per repair",
-    "seconds",
-)
 
 
 @dataclass(frozen=True, slots=True)

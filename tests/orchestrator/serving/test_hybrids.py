@@ -104,7 +104,8 @@ def test_the_flags_are_set_and_told(file: Path, capsys: pytest.CaptureFixture[st
 
 def test_a_hybrid_within_a_nested_pair_is_given_them_too(file: Path) -> None:
     one = 'gpus = []\ncontext = 4096\nmodel = "./hybrid"'
-    file.write_text(f"[large]\n{one}\n[small.large]\n{one}\n[small.small]\n{one.replace('hybrid', 'plain')}\n")
+    within = f"[small.large]\n{one}\nname = 'other'\n[small.small]\n{one.replace('hybrid', 'plain')}\n"
+    file.write_text(f"[large]\n{one}\n{within}")
     pair = checked(file, Console(quiet=True))
     assert {path: dict(one.flags) for path, one in pair.started.items()} == {
         "large": CURE,
