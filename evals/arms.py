@@ -14,7 +14,7 @@ from ..orchestrator.endpoints.acceptance import Acceptance
 from ..orchestrator.events import Adapted, Event, Observer
 from .drafting import ByRole, between, drafted, together
 from .taught import Taught
-from .trial import Arm, Sample, Task, solve_once
+from .trial import Arm, Sample, Task, seed, solve_once
 
 __all__ = [
     "LARGE",
@@ -88,12 +88,14 @@ async def measure(
     done: Mapping[tuple[int, str], Sample] | None = None,
     observers: Mapping[str, Callable[[Task], Observer]] | None = None,
     solvers: Mapping[str, Solver] | None = None,
+    base: int = 0,
 ) -> list[Sample]:
     """
     Solve every task with every arm, one at a time; *observers* watch the runs of the arms they are named for.
 
     An arm that one of *solvers* is named for is run by that one. What is *done* already, by the number of the task and
-    the name of the arm, is not done again; what it taught an arm that adapts is learnt again.
+    the name of the arm, is not done again; what it taught an arm that adapts is learnt again. The seed of a sample
+    follows from *base* and the number of its task, and is the same for all arms.
     """
     by_name, samples = solvers or {}, list[Sample]()
     taught = Taught(arms, lambda arm: by_name.get(arm.name, solver).settings, done or {})
@@ -104,7 +106,8 @@ async def measure(
                 continue
             observe = observers[arm.name](task) if observers and arm.name in observers else _ignore
             given = taught.given((number, arm.name))
-            samples.append(await _sample(by_name.get(arm.name, solver), arm, task, observe, given))
+            drawn = seed(base, number, 0)
+            samples.append(await _sample(by_name.get(arm.name, solver), arm, task, observe, given, drawn))
             taught.learn(number, samples[-1])
             on_sample(number, samples[-1])
     return samples
@@ -120,11 +123,11 @@ def _ignore(event: Event) -> None:
     pass
 
 
-async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, given: Adapted | None) -> Sample:
+async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, given: Adapted | None, drawn: int) -> Sample:
     before = await drafted(solver)
-    solved = await solve_once(solver, arm, task.problem, observe=observe, given=given)
+    solved = await solve_once(solver, arm, task.problem, drawn=drawn, observe=observe, given=given)
     right = solved.solution is not None and solved.solution.answer == task.answer
-    return solved.sample(arm, correct=right, speculation=between(before, await drafted(solver)))
+    return solved.sample(arm, correct=right, seed=drawn, speculation=between(before, await drafted(solver)))
 
 
 def summarise(samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 1) -> list[Result]:

@@ -1,6 +1,8 @@
 """
 Measure the miniature pair: each model alone, SpecReason without and with lookahead, and every other method.
 
+Each of them is measured twice in the same run: sampled as users sample by default, and greedy.
+
 ``python -m stepspec.evals.bench`` prints a table and writes ``build/bench.json``; it exits with 1 if a bar is missed.
 Interrupted, it goes on where it stopped.
 """
@@ -12,7 +14,8 @@ import dataclasses
 import datetime
 import platform
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +23,7 @@ import orjson
 import typer
 from rich.console import Console
 
+from ..orchestrator.endpoints import GREEDY, Sampling
 from ..orchestrator.errors import ConfigurationError
 from . import stacked as stacking
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, Arm, Result, measure, summarise
@@ -51,6 +55,7 @@ OTHERS = (
     Arm("cascade", "cascade"),
     Arm("lookahead reasoning", "lookahead-reasoning"),
 )
+SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}  # in the order of the tables
 POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
 BEST_OF_LARGE, BEST_POINTS_LOST = 0.40, 0.01  # SpecReason and at least one other method
 SEED = 2026  # of the problems; none of them is trained on, whatever it is
@@ -58,9 +63,9 @@ FIGURES = Path("build/bench.json")
 EXAMPLES = """
 Examples:
 
-  python -m stepspec.evals.bench              # every arm, 200 problems: an hour and a half
+  python -m stepspec.evals.bench              # every arm at both samplings, 200 problems: three hours
 
-  python -m stepspec.evals.bench --baselines --problems 20 --markdown
+  python -m stepspec.evals.bench --baselines --sampling greedy --problems 20 --markdown
 
   python -m stepspec.evals.bench --arm choose --arm "BiLD, tokens"
 
@@ -93,21 +98,55 @@ def _good(result: Result, large: Result) -> bool:
     return result.ratio_to_large <= BEST_OF_LARGE and result.accuracy >= large.accuracy - BEST_POINTS_LOST - 1e-9
 
 
-async def bench(arms: Sequence[Arm], problems: int, profile: str, samples: Samples, console: Console) -> list[Result]:
-    """Run the *arms* on the same fresh problems, one at a time, interleaved; what *samples* have is not run again."""
+def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
+    """The *arms* at one of `SAMPLINGS`; those that are greedy keep their names, the others say what they are."""
+    own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
+    return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
+
+
+def named(arm: Arm, sampling: str) -> str:
+    """The name of *arm* at one of `SAMPLINGS`."""
+    return arm.name if sampling == "greedy" else f"{arm.name}, temperature {SAMPLINGS[sampling].temperature}"
+
+
+def heading(sampling: str) -> str:
+    """What stands above the table of one of `SAMPLINGS`."""
+    chosen = SAMPLINGS[sampling]
+    return (
+        f"Sampled at temperature {chosen.temperature}, top_p {chosen.top_p} (the default)"
+        if chosen.temperature
+        else "Greedy (temperature 0)"
+    )
+
+
+async def bench(
+    arms: Sequence[Arm], samplings: Sequence[str], problems: int, profile: str, samples: Samples, console: Console
+) -> Mapping[str, list[Result]]:
+    """
+    Run the *arms* on the same fresh problems at each of the *samplings*, one at a time, all of them interleaved.
+
+    What *samples* have is not run again. Return the results by sampling; the arms have their own names in them.
+    """
     tasks, nested = fresh(problems, SEED), {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
+    every = [arm for sampling in samplings for arm in sampled(arms, sampling)]
     solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested)
     async with solving as (solver, others):
+        by_arm = {named(arm, one): others[arm.name] for one in samplings for arm in arms if arm.name in others}
         with samples, counting(console) as progress:
-            left = stacking.missing(arms, tasks, samples)
-            bar = progress.add_task("measuring", total=problems * len(arms), completed=problems * len(arms) - left)
+            left = stacking.missing(every, tasks, samples)
+            bar = progress.add_task("measuring", total=problems * len(every), completed=problems * len(every) - left)
 
             def keep(number: int, sample: Any) -> None:
                 samples.add(number, sample)
                 progress.advance(bar)
 
-            measured = await measure(solver, arms, tasks, on_sample=keep, done=samples.done, solvers=others)
-    return summarise(measured, arms)
+            await measure(solver, every, tasks, on_sample=keep, done=samples.done, solvers=by_arm, base=SEED)
+    results: dict[str, list[Result]] = {}
+    for sampling in samplings:
+        places = [(number, arm) for number in range(len(tasks)) for arm in arms]
+        found = [replace(samples.done[number, named(arm, sampling)], arm=arm.name) for number, arm in places]
+        results[sampling] = summarise(found, arms)
+    return results
 
 
 def main(
@@ -122,6 +161,9 @@ def main(
         bool,
         typer.Option("--stacked", help="Measure token-level speculation under large alone and SpecReason instead."),
     ] = False,
+    sampling: Annotated[
+        str, typer.Option(help="Measure at the default sampling (default), greedily (greedy), or both.")
+    ] = "both",
     fresh_start: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
     output: Annotated[
         Path | None,
@@ -132,38 +174,44 @@ def main(
     ] = None,
     as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown too.")] = False,
 ) -> None:
-    """Measure the miniature pair and compare with the bars."""
+    """Measure the miniature pair, sampled and greedy, and compare the greedy runs with the bars."""
     if stacked and (arm or baselines):
         raise ConfigurationError("--stacked has arms of its own: leave --arm and --baselines out")
+    if sampling not in ("both", *SAMPLINGS):
+        raise ConfigurationError(f"no such sampling: {sampling!r}; there are 'both', 'default', 'greedy'")
+    samplings = tuple(SAMPLINGS) if sampling == "both" else (sampling,)
     arms = chosen(arm, baselines=baselines)
     output = output or (FIGURES.with_stem(f"{FIGURES.stem}-stacked") if stacked else FIGURES)
     said = note(arms, profile, stacked=stacked)
     about = _about(profile, stacked=stacked)
     samples = Samples(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
     progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
-    measuring: Coroutine[Any, Any, list[Result]] = (
-        stacking.stacked(problems, profile, SEED, samples, progress)
-        if stacked
-        else bench(arms, problems, profile, samples, progress)
-    )
-    results = asyncio.run(measuring)
+    if stacked:
+        results = {"greedy": asyncio.run(stacking.stacked(problems, profile, SEED, samples, progress))}
+    else:
+        results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress))
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_bytes(orjson.dumps(report(results, profile, said), option=orjson.OPT_INDENT_2))
-    console.print(table(results))
-    if as_markdown:
-        print(markdown(results))
+    rows = [row for one, found in results.items() for row in report(found, profile, said, one)]
+    output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+    for one, found in results.items():
+        console.print(heading(one), style="bold")
+        console.print(table(found))
+        if as_markdown:
+            print(f"\n{heading(one)}:\n\n{markdown(found)}\n")
     console.print(f"{datetime.date.today()}   {platform.machine()}, {output}")
     console.print(said, style="dim")
     if not stacked:
         _compare(results, console)
 
 
-def _compare(results: Sequence[Result], console: Console) -> None:
-    """Print how the baselines compare; exit with 1 if a bar is missed."""
-    by_name = {result.name: result for result in results}
-    ratio = by_name[SHIPPED.name].seconds / by_name[SEQUENTIAL.name].seconds
-    console.print(f"SpecReason over sequential: {ratio:.2f}")
-    lost = missed(results)
+def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
+    """Print how the baselines compare; exit with 1 if a bar is missed, which are those of greedy runs."""
+    for sampling, found in results.items():
+        by_name = {result.name: result for result in found}
+        ratio = by_name[SHIPPED.name].seconds / by_name[SEQUENTIAL.name].seconds
+        of_large = by_name[SHIPPED.name].ratio_to_large
+        console.print(f"{heading(sampling)}: SpecReason over sequential {ratio:.2f}, over large alone {of_large:.2f}")
+    lost = missed(results["greedy"]) if "greedy" in results else []
     for bar in lost:
         console.print(f"missed: {bar}", style="red")
     if lost:
@@ -194,9 +242,10 @@ def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
     return {**about, "stacked": stacking.described()} if stacked else about
 
 
-def report(results: Sequence[Result], profile: str, note: str) -> list[dict[str, Any]]:
+def report(results: Sequence[Result], profile: str, note: str, sampling: str = "greedy") -> list[dict[str, Any]]:
     """A list of arms; each carries what it was measured on, so that no figure stands alone."""
-    about = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED, "note": note}
+    how = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
+    about = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED, "note": note, "sampling": how}
     return [{**dataclasses.asdict(result), **about} for result in results]
 
 

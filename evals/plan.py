@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from hashlib import blake2b
 from math import ceil
 from typing import Any
 
@@ -14,7 +13,7 @@ from ..orchestrator.events import Adapted
 from .answers import Metric
 from .arms import turns
 from .samples import Place
-from .trial import Arm, Task
+from .trial import Arm, Task, seed
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +63,6 @@ def trials(plan: Plan) -> Iterator[Trial]:
             number = index * plan.repeats + repeat
             for arm in (*turns(free, number), *controls):
                 yield Trial(number, repeat, seed(plan.seed, index, repeat), task, arm)
-
-
-def seed(base: int, index: int, repeat: int) -> int:
-    """Derive the seed of a sample: the same for all arms, and different for every problem and repeat."""
-    return int.from_bytes(blake2b(f"{base} {index} {repeat}".encode(), digest_size=4).digest()) >> 1
 
 
 def identity(plan: Plan) -> Mapping[str, Any]:

@@ -24,8 +24,7 @@ from .benchmarks import Benchmark
 from .calibrating import Attempt, Calibrated, Decision, Tried
 from .calibration import needed
 from .grading import Graders
-from .plan import seed
-from .trial import solve_once
+from .trial import seed, solve_once
 
 SERVED = ("ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets")
 SEEDS_APART = 1_000_003  # between those that eval reports on and those that are calibrated on

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -32,8 +33,9 @@ class Arm:
     """
     One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at.
 
-    *lead*, *plan*, *early_exit*, *give_up*, *sure_bets* and *adapt* are those of `Settings`. An arm that is *like*
-    another one is its control: its policy's *p* is the accept rate that the other one has had.
+    *lead*, *plan*, *early_exit*, *give_up*, *sure_bets* and *adapt* are those of `Settings`; *sampling* is what of the
+    solver's sampling the arm has otherwise. An arm that is *like* another one is its control: its policy's *p* is the
+    accept rate that the other one has had.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Arm:
     sure_bets: bool = False
     adapt: float = 0.0
     like: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +167,11 @@ def _written(step: SolvedStep) -> Written:
     return Written(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
 
 
+def seed(base: int, index: int, repeat: int) -> int:
+    """Derive the seed of a sample: the same for all arms, and different for every problem and repeat."""
+    return int.from_bytes(blake2b(f"{base} {index} {repeat}".encode(), digest_size=4).digest()) >> 1
+
+
 async def solve_once(
     solver: Solver,
     arm: Arm,
@@ -171,6 +179,7 @@ async def solve_once(
     *,
     options: Mapping[str, Any] | None = None,
     sampling: Sampling | None = None,
+    drawn: int | None = None,
     budget: Budget | None = None,
     observe: Observer = lambda event: None,
     trace_to: Path | None = None,
@@ -180,8 +189,10 @@ async def solve_once(
     Solve *problem* as *arm* does, with its own *options* if none are told.
 
     What the run is *given*, if the arm adapts, is told in its trace, and what it teaches comes back. Without that, it
-    is *solver* who learns.
+    is *solver* who learns. What the arm has of its own *sampling* wins; *drawn* is the seed, if the sampling has none.
     """
+    if arm.sampling:
+        sampling = (sampling or solver.settings.sampling).model_copy(update=dict(arm.sampling))
     options = arm.options if options is None else options
     moved = {} if given is None or given.value is None else {given.option: given.value}
     recording = Recording(observe, given)
@@ -200,6 +211,7 @@ async def solve_once(
             adapt=0.0 if given else arm.adapt,
             load="ignore",  # an arm must not be slowed down by what another one did
             sampling=sampling,
+            seed=drawn,
             budget=budget,
             observe=recording,
         )

@@ -25,6 +25,7 @@ class Asked:
     sampling: Sampling
     budget: Budget
     ahead: int
+    seed: int | None = None
 
 
 def solution(
@@ -62,7 +63,8 @@ class ScriptedSolver:
     most: int = 0
 
     async def solve(self, problem: str, **choices: Any) -> Solution:
-        asked = Asked(problem, *(choices[name] for name in ("policy", "options", "sampling", "budget", "ahead")))
+        names = ("policy", "options", "sampling", "budget", "ahead", "seed")
+        asked = Asked(problem, *(choices[name] for name in names))
         self.asked.append(asked)
         self.open += 1
         self.most = max(self.most, self.open)

@@ -78,7 +78,13 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Servers:
 
 
 def measured(*arm: str, problems: int = 2, profile: str = "paced", **changed: Any) -> None:
-    usual: dict[str, Any] = {"baselines": not arm, "stacked": False, "fresh_start": False, "output": None}
+    usual: dict[str, Any] = {
+        "baselines": not arm,
+        "stacked": False,
+        "sampling": "greedy",
+        "fresh_start": False,
+        "output": None,
+    }
     given: dict[str, Any] = {**usual, "as_markdown": False, **changed}
     bench.main(problems, profile, list(arm) or None, **given)
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import orjson
 import pytest
 
 from stepspec import Sampling
 from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings, load
+
+from ..evals.scripted import Asked
+from ..evals.test_bench import FIGURES, Servers, measured, servers
+
+__all__ = ["servers"]  # the fixture
 
 
 @pytest.fixture(autouse=True)
@@ -30,3 +37,39 @@ def test_a_sampling_has_the_same_defaults_wherever_it_is_made(monkeypatch: pytes
 
 def test_what_is_greedy_says_so() -> None:
     assert (GREEDY.temperature, GREEDY.top_p, GREEDY.seed) == (0, 1, None)
+
+
+def temperature(run: Asked) -> float:
+    return run.sampling.temperature
+
+
+def test_the_bench_runs_both_samplings_interleaved_and_tells_the_default_first(
+    servers: Servers, capsys: pytest.CaptureFixture[str]
+) -> None:
+    measured(sampling="both", as_markdown=True)
+    rows = orjson.loads(FIGURES.read_bytes())
+    assert [row["sampling"]["temperature"] for row in rows] == [0.6] * 4 + [0.0] * 4
+    assert [row["name"] for row in rows[:4]] == [row["name"] for row in rows[4:]]
+    assert {row["n"] for row in rows} == {2}
+    first, second = servers.solver.asked[:8], servers.solver.asked[8:]
+    for problem in (first, second):  # every arm at both samplings before the next problem, all by one seed
+        assert sorted(map(temperature, problem)) == [0.0] * 4 + [0.6] * 4
+        assert len({run.seed for run in problem}) == 1
+    assert first[0].seed != second[0].seed
+    printed = capsys.readouterr().out
+    assert 0 <= printed.index("Sampled at temperature 0.6") < printed.index("Greedy (temperature 0)")
+
+
+def test_a_bench_goes_on_with_the_other_sampling_where_one_was_measured(servers: Servers) -> None:
+    measured(sampling="greedy")
+    assert {temperature(run) for run in servers.solver.asked} == {0.0}
+    measured(sampling="both")
+    assert [temperature(run) for run in servers.solver.asked[8:]] == [0.6] * 8
+    seeds = [run.seed for run in servers.solver.asked]
+    measured(sampling="default", fresh_start=True)
+    assert [run.seed for run in servers.solver.asked[16:]] == seeds[8:]  # as if it had not been resumed
+
+
+def test_a_sampling_that_does_not_exist_is_refused(servers: Servers) -> None:
+    with pytest.raises(ConfigurationError, match="there are 'both', 'default', 'greedy'"):
+        measured(sampling="hot")
