@@ -186,6 +186,7 @@ def main(
     about = _about(profile, stacked=stacked)
     samples = Samples(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
     progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
+    results: Mapping[str, list[Result]]
     if stacked:
         results = {"greedy": asyncio.run(stacking.stacked(problems, profile, SEED, samples, progress))}
     else:

@@ -22,7 +22,6 @@ from .prompts import load
 CORRECT = load("shadow.correct")
 SURE = 0.05  # of its probability that the large model has to put on Yes and No, or it has not understood
 VARIED = 0.6  # temperature at least of the control: a greedy one would repeat the step that it is compared with
-CONTROL_SEED = 1  # with the seed of the reference both would be the same step
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,8 @@ class LargeCheck:
     company: Callable[[], AbstractContextManager[None]]
 
     async def __call__(self, chain: Chain, step: Step) -> Finding | None:
-        varied = {"seed": CONTROL_SEED, "temperature": max(self.sampling.temperature, VARIED)}
+        seed = (self.sampling.seed or 0) + 1  # with the seed of the reference both would be the same step
+        varied = {"seed": seed, "temperature": max(self.sampling.temperature, VARIED)}
         samplings = (self.sampling, self.sampling.model_copy(update=varied))
         large, other = (self.large.model(sampling, observe=self.observe) for sampling in samplings)
         try:

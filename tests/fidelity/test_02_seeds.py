@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, Sampling, Solution, Solver, policies
-from stepspec.orchestrator import Chain, reason
+from stepspec import Endpoint, Sampling, Solution, Solver, checking, policies
+from stepspec.orchestrator import Chain, Model, reason
 from stepspec.orchestrator.chain import Message, Role, Step
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
@@ -156,6 +156,23 @@ async def test_rivals_have_seeds_of_their_own(seed: int | None) -> None:
         assert [len(body["prompt"]) for body in bodies] == [1, 1, 1]
         assert len({body["seed"] for body in bodies}) == 3
         assert await model.branch(CHAIN, begun) == steps
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, None])
+async def test_a_shadow_and_its_control_do_not_draw_alike(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    server, steps = DrawingVllm(), list[str]()
+
+    async def read(large: Model, chain: Chain, step: Step, reference: Step) -> bool:
+        steps.append(step.text)
+        return True
+
+    monkeypatch.setattr(checking, "_correct", read)
+    async with server.serve("large") as settings, VllmEndpoint(settings) as endpoint:
+        check = checking.LargeCheck(endpoint, Sampling(seed=seed), lambda event: None, nullcontext)
+        await check(CHAIN, Step("So.\n\n", "small"))
+    reference, control = (body.get("seed") for path, body in server.requests if path == "/v1/completions")
+    assert reference != control
+    assert len(steps) == 2
 
 
 def test_seeds_follow_from_the_run_the_role_and_the_place_alone() -> None:
