@@ -38,6 +38,7 @@ FLAGS: Mapping[str, Any] = {
     "generation-config": "vllm",  # what a request leaves out is vLLM's default, not the model's
     "enable-prompt-tokens-details": True,  # tells how much of a prompt was cached
     "disable-uvicorn-access-log": True,
+    "scheduling-policy": "priority",  # verdicts before drafts, and both before bets, where requests have to wait
     # Between the brackets of JSON a model that was never shown any writes white space until its room is used up. vLLM
     # reads this from its own configuration only, not from a request, and only where the backend is named.
     "structured-outputs-config": {"backend": "xgrammar", "disable_any_whitespace": True},

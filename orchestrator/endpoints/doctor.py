@@ -15,6 +15,8 @@ from ..errors import StepspecError
 from ..events import Called, Event
 from .acceptance import Acceptance
 from .caching import CHECKPOINTS, FINE, MATCH_UNIT, RETENTION, CacheConfig
+from .encoder import PROBE
+from .ordering import Ordering, ordering
 from .probe import LONG, Capabilities
 from .settings import Endpoint
 from .template import Source, disagreement
@@ -44,7 +46,7 @@ ROWS = (
     *("server", "model", "vLLM", "context", "thinks", "speculative decoding", "drafted tokens accepted"),
     *(name.replace("_", " ") for name in COSTS),
     *("probability of digits", "first token", "each further token"),
-    *("a verdict reads", "a verdict takes"),
+    *("a verdict reads", "a verdict takes", "order by priority"),
     *("suffix scoring", f"scoring a step after {LONG} tokens"),
 )
 CURE = "start vLLM with --enable-scale-out --enable-prompt-tokens-details and set suffix_scoring = true"
@@ -78,7 +80,7 @@ class Examined:
     *scoring* those to score a step after `LONG` tokens that the server knows, 0 where it cannot. *acceptance* is that
     of its own speculative decoding since it was started; None if it does none. *thinks_by* is how it was found whether
     the model *thinks*; *block* is the mark that opens its thinking block, "" if nothing shows one.
-    *reading* is what a verdict costs.
+    *reading* is what a verdict costs. *ordering* says whether the server was seen to order requests by priority.
     """
 
     role: Role
@@ -98,6 +100,7 @@ class Examined:
     thinks_by: Source = "template"
     block: str = ""
     reading: Reading | None = None
+    ordering: Ordering | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,7 @@ def _cells(examined: Examined) -> list[RenderableType]:
         f"{examined.between * 1000:.1f} ms",
         _read(examined.reading),
         f"{examined.reading.seconds * 1000:.0f} ms" if examined.reading else "-",
+        Text(examined.ordering or "-", "green" if examined.ordering == "kept" else "yellow"),
         {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[can.suffix_scoring],
         f"{examined.scoring * 1000:.0f} ms" if examined.scoring else "-",
     ]
@@ -202,9 +206,15 @@ async def _examine(settings: Endpoint, question: str, opening: str) -> Examined:
                 thinks_by=endpoint.template.source,
                 block=endpoint.template.block,
                 reading=await _reading(endpoint, can, question, opening),
+                ordering=await _ordering(endpoint),
             )
     except StepspecError as exc:
         return Examined(settings.role, settings.url, problem=str(exc))
+
+
+async def _ordering(endpoint: VllmEndpoint) -> Ordering:
+    tokens = await endpoint.encoder.encode(PROBE)
+    return await ordering(endpoint.connection, endpoint.name, tokens, endpoint.room)
 
 
 async def _speed(endpoint: VllmEndpoint) -> tuple[float, float]:
@@ -256,7 +266,24 @@ def _notes(examined: Examined) -> list[str]:
     notes += _notes_on_cache(examined, examined.can)
     if not examined.faithful:
         notes.append(f"{examined.role}: its chat template does not survive encoding; judge prompts may differ a little")
-    return [*notes, *_notes_on_thinking(examined)]
+    if examined.model in ("small", "large"):
+        notes.append(
+            f"{examined.role}: it is served as {examined.model!r}: a calibration cannot tell when another model takes "
+            "its place, and the service lists it with its role before the name: serve it under its own name"
+        )
+    return [*notes, *_notes_on_ordering(examined), *_notes_on_thinking(examined)]
+
+
+def _notes_on_ordering(examined: Examined) -> list[str]:
+    cure = "start vLLM with --scheduling-policy priority, as `stepspec up` does"
+    match examined.ordering:
+        case "refused":
+            why = "it refuses priorities, and is sent none"
+        case "not seen":
+            why = "it was not seen to order requests by priority"
+        case _:
+            return []
+    return [f"{examined.role}: {why}: while it is busy, verdicts wait behind bets: {cure}"]
 
 
 def _notes_on_thinking(examined: Examined) -> list[str]:

@@ -58,6 +58,7 @@ def test_what_is_missing_is_named_with_its_cost(name: str) -> None:
         ({"digits": 0.1}, "puts 10% on digits"),
         ({"between": 0.007}, "speculation cannot pay"),
         ({"faithful": False}, "does not survive encoding"),
+        ({"model": "large"}, "it is served as 'large': a calibration cannot tell when another model takes its place"),
     ],
 )
 def test_what_does_not_fit_is_said(change: dict[str, Any], note: str) -> None:

@@ -1,0 +1,85 @@
+"""A server that schedules by priority takes a verdict before a repair before a draft before a bet."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from itertools import groupby
+from typing import Any
+
+import aiohttp
+import pytest
+
+from stepspec.evals.testbed.servers import endpoint
+from stepspec.orchestrator.endpoints import VllmEndpoint
+from stepspec.orchestrator.endpoints.doctor import diagnose
+from stepspec.orchestrator.interfaces import RequestContext, requesting
+
+from .conftest import Pair, running_requests
+
+pytestmark = pytest.mark.servers
+
+SLOTS = 16  # --max-num-seqs of the miniature pair
+EACH = 12  # requests of each kind; all of them together are more than there are slots
+ORDER = (
+    RequestContext("verify", 3),
+    RequestContext("repair", 3),
+    RequestContext("answer", 9),
+    RequestContext("draft", 3),
+    RequestContext("draft", 5, bet=True),
+)
+
+
+@asynccontextmanager
+async def met(pair: Pair) -> AsyncGenerator[VllmEndpoint]:
+    settings = endpoint(pair.small, "small").model_copy(update={"max_concurrency": 256})
+    async with VllmEndpoint(settings) as small:
+        yield small
+
+
+async def complete(small: VllmEndpoint, tokens: int) -> None:
+    """Write exactly so many *tokens*."""
+    body: dict[str, Any] = {"model": small.name, "prompt": "1 + 1", "max_tokens": tokens, "ignore_eos": True}
+    await small.connection.post(small.connection.call("probe"), "/v1/completions", body)
+
+
+async def test_requests_that_wait_are_taken_in_the_order_of_what_they_are_for(pair: Pair) -> None:
+    done: list[str] = []
+
+    async def wait_for(small: VllmEndpoint, context: RequestContext) -> None:
+        with requesting(context):
+            await complete(small, 8)
+        done.append("bet" if context.bet else context.purpose)
+
+    async def until(requests: int) -> None:
+        while await running_requests(pair.small) < requests:  # noqa: ASYNC110  # the server tells it to nobody
+            await asyncio.sleep(0.05)
+
+    async with met(pair) as small, asyncio.timeout(60):
+        holding = [asyncio.create_task(complete(small, 1900)) for _ in range(SLOTS)]
+        await until(SLOTS)
+        waiting: list[asyncio.Task[None]] = []
+        for context in reversed(ORDER):  # What should come last is there first.
+            waiting += [asyncio.create_task(wait_for(small, context)) for _ in range(EACH)]
+            await until(SLOTS + len(waiting))
+        assert not done
+        for task in holding:
+            task.cancel()
+        await asyncio.gather(*waiting)
+    assert [name for name, _ in groupby(done)] == ["verify", "repair", "answer", "draft", "bet"]
+
+
+async def test_the_doctor_sees_it(pair: Pair) -> None:
+    diagnosis = await diagnose(endpoint(pair.small, "small"), endpoint(pair.large, "large"))
+    assert (diagnosis.small.ordering, diagnosis.large.ordering) == ("kept", "kept")
+
+
+async def test_a_server_takes_the_session_header_as_it_comes(pair: Pair) -> None:
+    body = {"model": pair.small.served_name, "prompt": "1 + 1", "max_tokens": 1}
+    session = {"X-Session-ID": "a-chain"}
+    async with (
+        aiohttp.ClientSession(headers=session) as http,
+        http.post(f"{pair.small.base_url}/completions", json=body) as reply,
+    ):
+        assert reply.status == 200
