@@ -13,6 +13,7 @@ from random import choices
 from typing import Literal, TypeAlias
 
 from ..errors import EndpointError, EndpointRejected
+from ..tasks import at_once
 from . import wire
 from .client import Connection
 
@@ -53,18 +54,15 @@ class _Race:
         self._arrived, self._begun = 0, asyncio.Event()
 
     async def overtakes(self, crowd: int) -> bool:
-        tasks = [asyncio.create_task(self._crowd(crowd))]
-        begun = asyncio.create_task(self._begun.wait())
+        reading, begun = asyncio.create_task(self._crowd(crowd)), asyncio.create_task(self._begun.wait())
         try:
-            await asyncio.wait([*tasks, begun], return_when=asyncio.FIRST_COMPLETED)
-            singles = [asyncio.create_task(self._single(priority)) for priority in (LAST, FIRST)]
-            tasks += singles
-            last, first = await asyncio.gather(*singles)
-            await tasks[0]
+            await asyncio.wait([reading, begun], return_when=asyncio.FIRST_COMPLETED)
+            last, first = await at_once([self._single(LAST), self._single(FIRST)])
+            await reading
         finally:
-            for task in (*tasks, begun):
+            for task in (reading, begun):
                 task.cancel()
-            await asyncio.wait([*tasks, begun])
+            await asyncio.wait([reading, begun])
         return first < crowd <= last
 
     async def _crowd(self, crowd: int) -> None:
