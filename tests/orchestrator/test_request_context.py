@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from stepspec.orchestrator import Chain, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import Chain, Model, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.hooks import TrialAnswer
@@ -30,8 +30,8 @@ class Spying:
     foreseeable = True
 
     @property
-    def answerer(self) -> ScriptedModel:
-        raise NotImplementedError
+    def answerer(self) -> Model:
+        return self.inner.answerer
 
     async def draft(self, chain: Chain) -> Step:
         self.seen.append(REQUEST.get())
