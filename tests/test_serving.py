@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from stepspec import serving
+from stepspec import Solver, serving
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.service.server import listen
+from stepspec.orchestrator.service.settings import ServiceSettings
 
+from .orchestrator.endpoints.server import FakeVllm
 from .test_cli import call
 
 
@@ -79,6 +81,19 @@ def test_the_core_and_the_command_do_without_the_extra() -> None:
     code = "import sys, stepspec.cli; print([n for n in ('fastapi', 'uvicorn', 'structlog') if n in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert printed.strip() == "[]"
+
+
+@pytest.mark.parametrize(("name", "warns"), [("big", False), ("large", True), ("auto", True), ("bild", True)])
+async def test_a_model_that_is_served_under_the_name_of_a_method_is_told_in_the_log(
+    name: str, warns: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async with (
+        FakeVllm(("So", "\n\n"), names=("tiny",)).serve("small") as small,
+        FakeVllm(("So", "\n\n"), names=(name,)).serve("large") as large,
+        serving.built(Solver(small, large), ServiceSettings(log_format="json")),
+    ):
+        printed = capfd.readouterr()
+    assert ("served_as_a_method" in printed.out + printed.err) == warns
 
 
 def test_it_has_help(capfd: pytest.CaptureFixture[str]) -> None:

@@ -70,12 +70,17 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
     """Hold the connections of *solver*, and yield a service over it with its log."""
     from .orchestrator.service import spans
     from .orchestrator.service.app import Service
+    from .orchestrator.service.catalogue import AUTO
     from .orchestrator.service.logs import Logs
     from .orchestrator.service.witness import Witness
 
     logs = Logs(settings)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(solver)
+        for role, name in solver.models.items():
+            if name in (AUTO, *policies.METHODS):
+                cure = "start its server with --served-model-name and the model's own name"
+                logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
         witnesses: list[Witness] = [logs]
         if settings.tracing or spans.wanted():
             tracing = spans.Spans(spans.connect(VERSION))

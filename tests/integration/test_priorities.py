@@ -33,36 +33,36 @@ ORDER = (
 
 @asynccontextmanager
 async def met(pair: Pair) -> AsyncGenerator[VllmEndpoint]:
-    settings = endpoint(pair.small, "small").model_copy(update={"max_concurrency": 256})
-    async with VllmEndpoint(settings) as small:
-        yield small
+    settings = endpoint(pair.large, "large").model_copy(update={"max_concurrency": 256})
+    async with VllmEndpoint(settings) as large:
+        yield large
 
 
-async def complete(small: VllmEndpoint, tokens: int) -> None:
+async def complete(large: VllmEndpoint, tokens: int) -> None:
     """Write exactly so many *tokens*."""
-    body: dict[str, Any] = {"model": small.name, "prompt": "1 + 1", "max_tokens": tokens, "ignore_eos": True}
-    await small.connection.post(small.connection.call("probe"), "/v1/completions", body)
+    body: dict[str, Any] = {"model": large.name, "prompt": "1 + 1", "max_tokens": tokens, "ignore_eos": True}
+    await large.connection.post(large.connection.call("probe"), "/v1/completions", body)
 
 
-async def test_requests_that_wait_are_taken_in_the_order_of_what_they_are_for(pair: Pair) -> None:
+async def test_requests_that_wait_are_taken_in_the_order_of_what_they_are_for(paced_pair: Pair) -> None:
+    """The paced model holds its slots for a minute, if nobody frees them."""
     done: list[str] = []
 
-    async def wait_for(small: VllmEndpoint, context: RequestContext) -> None:
+    async def wait_for(large: VllmEndpoint, context: RequestContext) -> None:
         with requesting(context):
-            await complete(small, 8)
+            await complete(large, 4)
         done.append("bet" if context.bet else context.purpose)
 
     async def until(requests: int) -> None:
-        while await running_requests(pair.small) < requests:  # noqa: ASYNC110  # the server tells it to nobody
+        while await running_requests(paced_pair.large) < requests:  # noqa: ASYNC110  # the server tells it to nobody
             await asyncio.sleep(0.05)
 
-    async with met(pair) as small, asyncio.timeout(60):
-        holding = [asyncio.create_task(complete(small, 1900)) for _ in range(SLOTS)]
+    async with met(paced_pair) as large, asyncio.timeout(60):
+        holding = [asyncio.create_task(complete(large, 1900)) for _ in range(SLOTS)]
         await until(SLOTS)
-        waiting: list[asyncio.Task[None]] = []
-        for context in reversed(ORDER):  # What should come last is there first.
-            waiting += [asyncio.create_task(wait_for(small, context)) for _ in range(EACH)]
-            await until(SLOTS + len(waiting))
+        kinds = [context for context in reversed(ORDER) for _ in range(EACH)]  # What should come last is there first.
+        waiting = [asyncio.create_task(wait_for(large, context)) for context in kinds]
+        await until(SLOTS + len(waiting))
         assert not done
         for task in holding:
             task.cancel()
