@@ -32,11 +32,13 @@ class Engine(Protocol):
         problem: str | Sequence[Message],
         *,
         sampling: Sampling | None = None,
+        seed: int | None = None,
         budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
         observe: Observer = ...,
         trace_to: Path | None = None,
+        session: str | None = None,
         **choices: Unpack[Choices],
     ) -> Solution:
         """Solve one *problem*; cancelling the call closes every request of it."""
