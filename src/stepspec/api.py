@@ -226,7 +226,7 @@ class Solver:
         clock: Callable[[], float],
         format: Format | None = None,
     ) -> Models:
-        sampling = sampling or self.settings.sampling
+        sampling = (sampling or self.settings.sampling).seeded()
         small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
         formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
         critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None

@@ -78,6 +78,17 @@ async def test_with_a_seed_a_nested_pair_repeats_itself() -> None:
     assert len(chains) == 1
 
 
+async def test_models_within_a_nested_pair_do_not_draw_as_those_outside() -> None:
+    async with servers() as (drafting, writing, small, large):
+        pair = {"small": small, "large": large.model_copy(update={"role": "large"}), "policy": "large"}
+        async with Solver(pair, large, seed=7) as solver:
+            for endpoint in (solver.small, solver.large):
+                await endpoint.model(Sampling(seed=7)).write(CHAIN)
+        assert drafting.requests
+        within, outside = seeds(writing)
+    assert within != outside
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_on_the_virtual_clock_no_latency_hedge_or_depth_changes_a_seeded_chain(method: str) -> None:
     def solved(seed: int, ahead: int, hedge: float) -> tuple[tuple[str, str], ...]:

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from stepspec import Sampling, Solver, policies
-from stepspec.orchestrator import Chain, Policy, Rollback, reason
+from stepspec.orchestrator import Accept, Chain, Policy, Rollback, reason
 from stepspec.orchestrator.chain import Role, Step, Token
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.policies import BiLD
 
+from ..fakes import run
 from ..orchestrator.arms import PROBLEM
+from ..policies.test_bild import TEXT, UNSURE, doubting, judged, pair
 from .drawing import DrawingVllm
 
 TRIALS = 4000
@@ -92,6 +94,15 @@ def test_a_greedy_large_model_is_spared_the_token_that_it_would_write_itself() -
     assert large.reads == 2  # nothing is left to read where the first token is unsure
 
 
+def test_an_unsure_token_after_sure_ones_is_dropped_though_the_large_model_would_write_it_first() -> None:
+    small, large = pair(TEXT, TEXT)
+    small.logprob = doubting(" four", logprob=UNSURE)
+    assert judged(BiLD(small, large)) == (run(BiLD(small, large).draft(PROBLEM))[0], Accept(0.1))
+    draft, verdict = judged(BiLD(small, large, sampled=True))
+    assert draft.text == "one two three four"
+    assert verdict == Rollback(len("one two three"), reason="fallback", score=0.1)
+
+
 def spying(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Whether the policies that are built from now on know that their models sample."""
     built: list[bool] = []
@@ -112,8 +123,8 @@ async def test_a_run_tells_its_policies_whether_the_models_sample(
     server = DrawingVllm()
     async with server.serve("small") as small, server.serve("large") as large:
         built = spying(monkeypatch)
-        pair = {"small": small, "large": large.model_copy(update={"role": "large"}), "policy": "bild"}
-        async with Solver(pair, large, policy="bild") as solver:
+        nested = {"small": small, "large": large.model_copy(update={"role": "large"}), "policy": "bild"}
+        async with Solver(nested, large, policy="bild") as solver:
             await solver.solve("What is 1 + 1?", sampling=sampling)
     assert built
     assert set(built) == {sampled}
