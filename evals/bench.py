@@ -162,7 +162,10 @@ def main(
         typer.Option("--stacked", help="Measure token-level speculation under large alone and SpecReason instead."),
     ] = False,
     sampling: Annotated[
-        str, typer.Option(help="Measure at the default sampling (default), greedily (greedy), or both.")
+        str,
+        typer.Option(
+            help="Measure at the default sampling (default), greedily (greedy), or both; --stacked is greedy."
+        ),
     ] = "both",
     fresh_start: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
     output: Annotated[

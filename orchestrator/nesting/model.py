@@ -32,8 +32,9 @@ class Nested:
 
     A write returns what the pair has verified, up to where the write has to end; its tokens tell what their own authors
     thought of them. What follows is then thrown away, so that the same chain gives the same step whatever was written
-    before. Only where a write ends with a whole piece, as steps usually do, the pair works on by *ahead* drafts for the
-    next one, if its caller has set `KEPT_OPEN`. Its large model scores, answers questions and branches for the pair.
+    before, if the models are greedy or sample by a seed. Only where a write ends with a whole piece, as steps usually
+    do, the pair works on by *ahead* drafts for the next one, if its caller has set `KEPT_OPEN`. Its large model scores,
+    answers questions and branches for the pair.
 
     If its small model fails for good, the large one goes on alone, and *observe* hears of it; if that one fails, it is
     the pair that has failed. *left* is the budget of the run. Raise `ConfigurationError` for a policy that is none.
