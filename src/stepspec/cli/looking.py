@@ -61,6 +61,9 @@ def doctor(small: SmallUrl = None, large: LargeUrl = None, json: Json = False) -
     """
     Try what both endpoints can do, and say what is missing and what that costs.
 
+    The prefix cache is tried with prompts longer than the server's block: hybrid models (linear attention, Mamba) cache
+    in blocks of 528 to 1600 tokens. "A verdict reads" is what one more verdict reads again of a growing chain.
+
     Of a nested pair every model is tried beside the next dearer one, which judges it.
     """
     solver = Solver(small, large)
