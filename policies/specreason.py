@@ -28,9 +28,10 @@ class SpecReason:
     same and also hears a judge who hesitates. One that puts less than *sure* of its probability on digits has not
     understood, which is no approval. First steps reserved for the large model (section 5.3) are `Led`'s.
 
-    With *judge_every* above 1, which is ours, so many steps are one draft and one question, whose answer is the first
-    wrong step: the draft is cut there (see `several`). It is for servers on which a verdict reads much again, and for a
-    judge that can find an error among several steps; budgets and traces count such a draft as one step.
+    With *judge_every* above 1, which is ours, so many steps are one draft, and one question asks for the first wrong
+    one: the draft is cut there. A step's grade is then 9 times the probability that nothing up to it is wrong. It is
+    for servers on which a verdict reads much again, and for a judge that finds an error among several steps; budgets
+    and traces count such a draft as one step.
     """
 
     foreseeable: ClassVar[bool] = True

@@ -74,6 +74,10 @@ def test_greedily_the_likeliest_answer_decides(found: Grades, keep: int | None) 
     assert (None if isinstance(ruling, Accept) else ruling.keep) == keep
 
 
+def test_a_grade_that_reaches_the_threshold_is_enough() -> None:
+    assert verdict({"0": 0.5, "4": 0.5}, threshold=4.5) == Accept(4.5)
+
+
 def test_the_question_names_the_number_of_steps_and_comes_once_for_all_of_them() -> None:
     asked: list[tuple[Chain, str]] = []
 
