@@ -50,8 +50,11 @@ def test_the_table_compares_each_method_with_the_default_server() -> None:
     costs = [
         Cost("default", "bild", 10, 20, 300.0, 640, 3000, 50.0, 0.03),
         Cost("cure", "bild", 10, 20, 30.0, 40, 300, 16.0, 0.02),
+        Cost("default", "specreason", 20, 20, 300.0, 640, 6000, 50.0, 0.03),
+        Cost("default", "specreason, judge_every=4", 5, 20, 300.0, 640, 1500, 50.0, 0.03),
     ]
-    head, _, default, cured = table(costs).splitlines()
+    head, _, default, cured, _, several = table(costs).splitlines()
     assert head.startswith("| server | method | verdicts | tokens each |")
     assert default == "| default | bild | 10 | 300 | 640 | 150 | 1.00 | 50 | 0.030 |"
     assert cured == "| cure | bild | 10 | 30 | 40 | 15 | 0.10 | 16 | 0.020 |"
+    assert "| 75 | 0.25 |" in several  # of one step at a time
