@@ -105,7 +105,12 @@ class Encoder:
             return await self.spelt(step.text)
         tokens: list[Token] = []
         for token in step.tokens:
-            spelt = (token,) if token.id >= 0 else await self.spelt(token.text)
+            if token.id >= 0:
+                tokens.append(token)
+                continue
+            while tokens and token.text and not tokens[-1].text:
+                tokens.pop()  # the first bytes of a character that *token* holds as text
+            spelt = await self.spelt(token.text)
             tokens += [replace(token, id=spelt[0].id)] if len(spelt) == 1 else spelt
         return tuple(tokens)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ..chain import DELIMITER, Chain, Role, Step, Token
+from ..chain import DELIMITER, Chain, Role, Step, Token, beginning
 from ..errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
 from ..events import Observer, Verb
 from ..interfaces import KEPT_OPEN
@@ -76,7 +77,7 @@ class VllmModel:
             await kept.close()
         if len(begun) >= limit:
             return growing.end("length")
-        prompt = [*await encoder.chain(chain), *await encoder.encode(opening)]
+        prompt = [*await encoder.chain(chain if opening else whole(chain)), *await encoder.encode(opening)]
         if stack is None or (kept and kept.reading):
             stops, most = (closing, *stop), limit - len(begun)
             async with self._generate(chain, prompt, sampling, stops, most, opening) as arrivals:
@@ -107,8 +108,14 @@ class VllmModel:
         going = [place for place, opening in enumerate(openings) if len(opening) < limit]
         steps = {place: each.end("length") for place, each in enumerate(growing) if place not in going}
         if going:
-            before, stops = await encoder.chain(chain), (closing, *stop)
-            prompts = {place: [*before, *(token.id for token in openings[place])] for place in going}
+            stops = (closing, *stop)
+            prompts = {
+                place: [
+                    *await encoder.chain(chain if openings[place] else whole(chain)),
+                    *(token.id for token in openings[place]),
+                ]
+                for place in going
+            }
             for prompt in prompts.values():
                 self._room(self._call("write"), prompt)
             together = [[place] for place in going] if self._sampling.repeats else [going]
@@ -277,6 +284,18 @@ class VllmModel:
 
     def _call(self, verb: Verb) -> Call:
         return self._endpoint.connection.call(verb)
+
+
+def whole(chain: Chain) -> Chain:
+    """
+    Leave out the replacement characters that *chain* ends in, as one does that was cut inside a character.
+
+    vLLM takes one at the end of a prompt for half a character, and sends the whole prompt again as text that follows.
+    """
+    text = chain.text
+    if not text.endswith(wire.REPLACEMENT):
+        return chain
+    return replace(chain, steps=beginning(chain.steps, len(text.rstrip(wire.REPLACEMENT))))
 
 
 def _told(top: int) -> int:

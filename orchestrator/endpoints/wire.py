@@ -22,6 +22,7 @@ MOST_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); the re
 MOST_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
 FLOOR = -9999.0  # what vLLM sends for minus infinity, which JSON has no number for
 GREEDY = Sampling(temperature=0.0, top_p=1.0)
+REPLACEMENT = "\ufffd"  # what is shown of bytes that are no character
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,24 +179,44 @@ def spell(text: str, ids: Sequence[int], pieces: Sequence[str], *, cut: bool = F
     """
     Divide *text* among the tokens *ids*, of which *pieces* are the spellings, one by one.
 
-    The parts join to *text*. From the first token on whose spelling does not agree with it, as when tokens share a
-    character, the text stands on the last token. If the text was *cut* inside that one, its id becomes -1.
+    The parts join to *text*. Where the spellings do not, as where tokens share a character, whole tokens are matched
+    from both ends, and the text between stands on the last token there. If the text was *cut* inside the last token,
+    all that is left stands on that one, whose id becomes -1.
     """
-    parts: list[tuple[str, int]] = []
-    at = 0
-    for number, piece in zip(ids, pieces, strict=False):
-        if not text.startswith(piece, at):
-            break
-        parts.append((piece, number))
-        at += len(piece)
-    if at == len(text) and len(parts) == len(ids):
-        return parts
-    if len(parts) == len(ids):  # More text than spellings: the last one takes it, too.
-        at -= len(parts.pop()[0])
+    if text == "".join(pieces) and len(pieces) == len(ids):
+        return list(zip(pieces, ids, strict=True))
     if not ids:
         raise ValueError("text without a token")
-    *empty, last = ids[len(parts) :]
-    return [*parts, *[("", number) for number in empty], (text[at:], -1 if cut else last)]
+    first, last = 0, len(ids) - 1
+    at, end = 0, len(text)
+    while first < min(last, len(pieces)) and pieces[first] and text.startswith(pieces[first], at):
+        at += len(pieces[first])
+        first += 1
+    if not cut and len(pieces) == len(ids):
+        last = _last_shared(text[at:], pieces, first)
+        end -= len("".join(pieces[last + 1 :]))
+    shared = [*[("", number) for number in ids[first:last]], (text[at:end], -1 if cut else ids[last])]
+    return [
+        *zip(pieces[:first], ids[:first], strict=True),
+        *shared,
+        *zip(pieces[last + 1 :], ids[last + 1 :], strict=False),
+    ]
+
+
+def _last_shared(text: str, pieces: Sequence[str], first: int) -> int:
+    """
+    Find the last token, from number *first* on, whose spelling *text* does not show: all behind it are in its end.
+
+    A spelling of "" is half a character. The next token that has one may show what came of it, besides its own.
+    """
+    last = len(pieces) - 1
+    while last > first and not pieces[last]:
+        last -= 1
+    end = len(text)
+    while last > first and pieces[last - 1] and text.endswith(pieces[last], 0, end):
+        end -= len(pieces[last])
+        last -= 1
+    return last
 
 
 def chances(call: Call, reply: Reply, choices: Mapping[str, int], place: int = 0) -> dict[str, float]:

@@ -1,0 +1,162 @@
+"""
+Models of random weights with a real family's vocabulary: they say nothing, and write what trained models rarely do.
+
+The architecture is Qwen3's, made tiny. One coordinate of the hidden state is nearly constant, so that its weights in
+the output layer are biases: they give delimiters, ends, grades and parts of characters a set share of the probability.
+All other tokens have what is left, each about as much as any other.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log, sqrt
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer
+
+from ...orchestrator.chain import DELIMITER, THINK_END
+
+TEMPLATE = Path(__file__).with_name("chat_template.jinja")
+HALF = "\ufffd"  # what is shown of a part of a character
+ENDS_OF_TURN = ("<|im_end|>", "</s>", "<|return|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_turn>")
+WIDTH, LAYERS, HEADS, HEAD, INNER = 64, 2, 2, 32, 192
+CONSTANT = 8.0  # the value of the constant coordinate of an embedding, whose others are of about this norm together
+SPREAD = 1.2  # the standard deviation of the logits of ordinary tokens
+MULTIPLE = 128  # what served models round the size of their vocabulary up to: the last ids mean nothing
+CUES = ("So", " So", "So,", " Therefore", "Wait", " wait", " check", "Alternatively", " now", " yes")
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Tokens that have a *share* of the probability together, at any place."""
+
+    share: float
+    holds: Callable[[str, bool], bool]  # a token's text by itself, and whether it was added to the vocabulary
+
+
+GROUPS: Sequence[Group] = (
+    Group(0.010, lambda text, added: text == THINK_END),
+    Group(0.008, lambda text, added: text in ENDS_OF_TURN),
+    Group(0.005, lambda text, added: added),
+    Group(0.060, lambda text, added: DELIMITER in text),
+    Group(0.200, lambda text, added: HALF in text),
+    Group(0.080, lambda text, added: text.isdigit() and text.isascii() and len(text) == 1),
+    Group(0.060, lambda text, added: text in ("Yes", "No")),
+    Group(0.050, lambda text, added: text in CUES),
+    Group(0.030, lambda text, added: text.strip() in (".", "?", "!", "\u3002")),
+)
+"""A token belongs to the first group that holds it."""
+
+
+def make(folder: Path, vocabulary: Path, seed: int, *, labels: int = 0) -> Path:
+    """
+    Write a model to *folder* that vLLM can serve: random weights of *seed*, and the ``tokenizer.json`` *vocabulary*.
+
+    With *labels*, it is a reward model that gives so many values, instead of one that writes.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(vocabulary))
+    size = -(-tokenizer.get_vocab_size() // MULTIPLE) * MULTIPLE
+    end = next((mark for mark in ENDS_OF_TURN if tokenizer.token_to_id(mark) is not None), None)
+    rng = np.random.default_rng(seed)
+    weights = _body(rng, size) | (
+        {"score.weight": _normal(rng, labels, WIDTH)} if labels else _head(rng, tokenizer, size)
+    )
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
+    _write(folder / "config.json", _config(size, tokenizer.token_to_id(end) if end else None, labels))
+    settings = {"tokenizer_class": "TokenizersBackend", "model_max_length": 4096, "clean_up_tokenization_spaces": False}
+    _write(folder / "tokenizer_config.json", settings | ({"eos_token": end} if end else {}))
+    shutil.copy(vocabulary, folder / "tokenizer.json")
+    shutil.copy(TEMPLATE, folder / "chat_template.jinja")
+    return folder
+
+
+def biases(tokenizer: Tokenizer) -> NDArray[np.float32]:
+    """The logit that each token has on average, 0 for ordinary ones, so that every group has its share."""
+    added = tokenizer.get_added_tokens_decoder()
+    count = tokenizer.get_vocab_size()
+    texts = tokenizer.decode_batch([[number] for number in range(count)], skip_special_tokens=False)
+    groups: dict[int, list[int]] = {}
+    for number, text in enumerate(texts):
+        place = next((at for at, group in enumerate(GROUPS) if group.holds(text, number in added)), None)
+        if place is not None:
+            groups.setdefault(place, []).append(number)
+    rest = 1 - sum(GROUPS[place].share for place in groups)
+    ordinary = count - sum(map(len, groups.values()))
+    found = np.zeros(count, np.float32)
+    for place, members in groups.items():
+        found[members] = log(GROUPS[place].share / rest * ordinary / len(members))
+    return found
+
+
+def _body(rng: Generator, size: int) -> dict[str, NDArray[Any]]:
+    embeddings = _normal(rng, size, WIDTH, deviation=1.0)
+    embeddings[:, 0] = CONSTANT
+    weights = {"model.embed_tokens.weight": embeddings, "model.norm.weight": np.ones(WIDTH, np.float16)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        heads = HEADS * HEAD
+        weights |= {
+            f"{at}.input_layernorm.weight": np.ones(WIDTH, np.float16),
+            f"{at}.post_attention_layernorm.weight": np.ones(WIDTH, np.float16),
+            f"{at}.self_attn.q_norm.weight": np.ones(HEAD, np.float16),
+            f"{at}.self_attn.k_norm.weight": np.ones(HEAD, np.float16),
+            f"{at}.self_attn.q_proj.weight": _normal(rng, heads, WIDTH),
+            f"{at}.self_attn.k_proj.weight": _normal(rng, HEAD, WIDTH),
+            f"{at}.self_attn.v_proj.weight": _normal(rng, HEAD, WIDTH),
+            f"{at}.self_attn.o_proj.weight": _normal(rng, WIDTH, heads),
+            f"{at}.mlp.gate_proj.weight": _normal(rng, INNER, WIDTH),
+            f"{at}.mlp.up_proj.weight": _normal(rng, INNER, WIDTH),
+            f"{at}.mlp.down_proj.weight": _normal(rng, WIDTH, INNER),
+        }
+    return weights
+
+
+def _head(rng: Generator, tokenizer: Tokenizer, size: int) -> dict[str, NDArray[Any]]:
+    length = sqrt(WIDTH)  # of the hidden state, once it is normalised
+    share = CONSTANT / sqrt(CONSTANT**2 + WIDTH - 1)  # of that length along the constant coordinate
+    rows = _normal(rng, size, WIDTH, deviation=SPREAD / (length * sqrt(1 - share**2)))
+    rows[:, 0] = 0
+    known = biases(tokenizer)
+    rows[: len(known), 0] = known / (length * share)
+    return {"lm_head.weight": rows}
+
+
+def _normal(rng: Generator, rows: int, columns: int, *, deviation: float = 0.05) -> NDArray[np.float16]:
+    return (rng.standard_normal((rows, columns), np.float32) * deviation).astype(np.float16)
+
+
+def _config(size: int, end: int | None, labels: int) -> Mapping[str, Any]:
+    kind = {"num_labels": labels} if labels else {}
+    return kind | {
+        "architectures": ["Qwen3ForSequenceClassification" if labels else "Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": size,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD,
+        "intermediate_size": INNER,
+        "hidden_act": "silu",
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "attention_bias": False,
+        "tie_word_embeddings": False,
+        "dtype": "float16",
+        "eos_token_id": end,
+        "pad_token_id": 0,
+    }
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,314 @@
+"""
+Does text always agree with ids? ``python -m stepspec.evals.testbed.random_pair``: every method on a pair that babbles.
+
+Two models of random weights with Qwen's real vocabulary, and a reward model, are served by real vLLM on this CPU. At
+temperature 1 they write parts of characters, rare tokens and ids without a meaning all the time, which trained models
+do once in a thousand steps. Of every run is checked: it ends without an exception; the ids of every step decode to its
+text; the prompt of each step begins with the prompt of the step before, in ids, for both models; its budget holds.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+from unicodedata import normalize
+
+import typer
+from rich.console import Console
+from rich.progress import TaskID
+from rich.table import Table
+from tokenizers import Tokenizer
+
+from ...api import Solver
+from ...orchestrator.budget import Budget
+from ...orchestrator.chain import Chain, Role, Step
+from ...orchestrator.endpoints import CriticEndpoint, Deadlines, Endpoint, Sampling, VllmEndpoint
+from ...orchestrator.endpoints.encoder import Encoder
+from ...orchestrator.errors import ConfigurationError
+from ...orchestrator.events import Answered, Committed, Event, Started
+from ...orchestrator.serving import Served, Server, launch
+from ...orchestrator.serving.commands import ZEROS, arguments
+from ...policies import METHODS
+from ..script import script
+from .progress import counting, starting
+from .random_models import HALF, make
+from .servers import ENVIRONMENT, FLAGS
+from .vocabularies import CACHE, VOCABULARIES, file
+
+FOR_WRITING = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
+CONTEXT = 1024  # tokens
+PATIENT = Deadlines(first=600, between=300, total=1200)  # many runs share two cores with three servers
+PROBLEMS = (
+    "What is 6 x 7?",
+    "Zähle bis drei: 一二三 🙂",
+    "Sum 1/2 and 1/3.",
+    "def f(x):\n\n\treturn x\n\nWhat is f(2)?",
+)
+OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "specreason": {"threshold": 4.5},
+    "choose": {"threshold": 4.5, "least": 0.004},
+    "cascade": {"sure": 0.04, "threshold": 0.03},
+    "bild": {"fallback": 0.02, "rollback": 12.5},
+    "glimpse": {"threshold": 2.6},
+    "reflective": {"accept": "typical", "epsilon": 0.02},
+    "reward": {"threshold": 0.5},
+    "speculative-thinking": {"n1": 5, "n2": 8, "n3": 8},
+}
+"""Thresholds at which such models accept some drafts and refuse others; a method that is absent has its defaults."""
+EXAMPLES = """
+Examples:
+
+  python -m stepspec.evals.testbed.random_pair                         # a few runs of every method
+
+  python -m stepspec.evals.testbed.random_pair --runs 200 --tokens 48
+
+  python -m stepspec.evals.testbed.random_pair --method bild --small-vocabulary mistral
+"""
+stderr = Console(stderr=True)
+
+
+@dataclass(slots=True)
+class Row:
+    """What came out for one method: *halves* are tokens whose text alone is no whole character."""
+
+    method: str
+    runs: int = 0
+    steps: int = 0
+    tokens: int = 0
+    halves: int = 0
+    failures: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One model of the pair: what encodes a chain for it, and its tokenizer, which no server stands before."""
+
+    encoder: Encoder
+    tokenizer: Tokenizer
+
+    def text(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def half(self, step: Step) -> int:
+        """Count the tokens of *step* that are no whole text by themselves."""
+        return sum(HALF in self.text([token.id]) or not self.text([token.id]) for token in step.tokens if token.id >= 0)
+
+
+def servers(folder: Path, small: str = "qwen", cache: Path = CACHE) -> tuple[Server, ...]:
+    """
+    Make the models in *folder* and describe their servers: "large", "small" and "critic".
+
+    The *small* model has the vocabulary of that family, the others Qwen's. Raise `VocabularyUnavailable` if a
+    vocabulary cannot be downloaded.
+    """
+    large = file("qwen", cache)
+    paths = {
+        "large": make(folder / "large", large, 1),
+        "small": make(folder / "small", file(small, cache), 2),
+        "critic": make(folder / "critic", large, 3, labels=1),
+    }
+    own: Mapping[str, Mapping[str, Any]] = {
+        "large": {"enable-scale-out": True},
+        "critic": {"runner": "pooling", "convert": "classify", "pooler-config": {"task": "classify"}},
+    }
+    return tuple(_server(name, path, own.get(name, {})) for name, path in paths.items())
+
+
+def _server(name: str, model: Path, own: Mapping[str, Any]) -> Server:
+    flags = {key: value for key, value in FLAGS.items() if name != "critic" or key not in FOR_WRITING}
+    flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **own}
+    zeros = ZEROS if name == "large" else {}
+    env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **zeros}
+    return Server(name, model, f"random-{name}", tuple(arguments(flags)), env)
+
+
+@asynccontextmanager
+async def serving(
+    small: str = "qwen", cache: Path = CACHE, console: Console = stderr
+) -> AsyncGenerator[Mapping[str, Served]]:
+    """Make the models, start their servers with a line of progress on *console*, and stop them with the block."""
+    with tempfile.TemporaryDirectory() as folder:
+        described = await asyncio.to_thread(servers, Path(folder), small, cache)
+        async with AsyncExitStack() as stack:
+            with starting(console) as tell:
+                served = await stack.enter_async_context(launch(described, on_progress=tell))
+            yield served
+
+
+@asynccontextmanager
+async def solver(served: Mapping[str, Served]) -> AsyncGenerator[Solver]:
+    """Connect to the servers, patiently."""
+    critic = CriticEndpoint(url=served["critic"].base_url, deadlines=PATIENT)
+    async with Solver(endpoint(served, "small"), endpoint(served, "large"), critic=critic) as solving:
+        yield solving
+
+
+def endpoint(served: Mapping[str, Served], role: Role) -> Endpoint:
+    """Return the settings of the endpoint that is served for *role*."""
+    return Endpoint(role=role, url=served[role].base_url, deadlines=PATIENT, suffix_scoring=role == "large")
+
+
+async def attempt(
+    solving: Solver, sides: Mapping[Role, Side], row: Row, number: int, budget: Budget, temperature: float
+) -> None:
+    """Do run *number* of a method and add to its *row* what came out."""
+    events: list[Event] = []
+    row.runs += 1
+    try:
+        await solving.solve(
+            f"{PROBLEMS[number % len(PROBLEMS)]} ({number})",
+            policy=row.method,
+            options=OPTIONS.get(row.method, {}),
+            sampling=Sampling(temperature=temperature, seed=number),
+            budget=budget,
+            ahead=number % 3,
+            hedge=(number % 2) * 1.0,
+            observe=events.append,
+        )
+    except Exception as exc:  # whatever it is: that no run fails is what is measured
+        row.failures.append(f"run {number}: {type(exc).__name__}: {exc}")
+        return
+    chain = Chain(next(event.messages for event in events if isinstance(event, Started)))
+    for event in events:
+        if isinstance(event, Committed):
+            chain = chain.extend(event.step)
+    answer = next((event.step for event in events if isinstance(event, Answered)), None)
+    row.steps += len(chain.steps)
+    row.tokens += chain.tokens + (len(answer.tokens) if answer else 0)
+    row.halves += sum(sides[step.author].half(step) for step in (*chain.steps, *([answer] if answer else ())))
+    row.failures += [f"run {number}: {fault}" for fault in await faults(sides, chain, answer, budget)]
+
+
+async def faults(sides: Mapping[Role, Side], chain: Chain, answer: Step | None, budget: Budget) -> list[str]:
+    """List what is wrong with the steps of *chain*, their prompts and its *answer*."""
+    found: list[str] = []
+    for place, step in enumerate((*chain.steps, *([answer] if answer else ()))):
+        if step.tokens and "".join(token.text for token in step.tokens) != step.text:
+            found.append(f"step {place}: its tokens do not join to its text {step.text!r}")
+        side = sides[step.author]
+        ids = await _ids(side, chain, step)
+        if not _same(side.text(ids), step):
+            found.append(f"step {place}: {ids} decode to {side.text(ids)!r} and not to {step.text!r}")
+    for role, side in sides.items():
+        prompts = [
+            await side.encoder.chain(Chain(chain.messages, chain.steps[:at])) for at in range(len(chain.steps) + 1)
+        ]
+        for place, (before, after) in enumerate(pairwise(prompts)):
+            if after[: len(before)] != before:
+                found.append(f"step {place}: the {role} model's prompt after it does not begin with the one before it")
+    if chain.tokens > budget.tokens - budget.for_answer:
+        found.append(f"{chain.tokens} tokens of thinking, where {budget.tokens - budget.for_answer} are allowed")
+    if answer and chain.tokens + len(answer.tokens) > budget.tokens:
+        found.append(f"{chain.tokens + len(answer.tokens)} tokens in all, where {budget.tokens} are allowed")
+    return found
+
+
+async def _ids(side: Side, chain: Chain, step: Step) -> Sequence[int]:
+    """The ids that stand for *step* in a prompt of its author."""
+    before = await side.encoder.chain(Chain(chain.messages))
+    return (await side.encoder.chain(Chain(chain.messages, (step,))))[len(before) :]
+
+
+def _same(text: str, step: Step) -> bool:
+    """Whether the ids' *text* is the step's; what was encoded again, Qwen's tokenizer has put in normal form (NFC)."""
+    encoded = not step.tokens or any(token.id < 0 for token in step.tokens)
+    return text == step.text or (encoded and normalize("NFC", text) == normalize("NFC", step.text))
+
+
+async def measure(
+    served: Mapping[str, Served],
+    methods: Sequence[str],
+    *,
+    runs: int,
+    tokens: int,
+    at_once: int,
+    temperature: float = 1.0,
+    small: str = "qwen",
+    cache: Path = CACHE,
+    console: Console = stderr,
+) -> list[Row]:
+    """Make *runs* runs of each of the *methods* with budgets of so many *tokens*, *at_once* of them at any time."""
+    rows = [Row(method) for method in methods]
+    families: Mapping[Role, str] = {"small": small, "large": "qwen"}
+    free = asyncio.Semaphore(at_once)
+    async with AsyncExitStack() as stack:
+        solving = await stack.enter_async_context(solver(served))
+        sides: dict[Role, Side] = {}
+        for role, family in families.items():
+            own = await stack.enter_async_context(VllmEndpoint(endpoint(served, role)))
+            sides[role] = Side(own.encoder, Tokenizer.from_file(str(file(family, cache))))
+        progress = stack.enter_context(counting(console))
+        for row in rows:
+            bar = progress.add_task(row.method, total=runs)
+
+            async def one(number: int, row: Row = row, bar: TaskID = bar) -> None:
+                async with free:
+                    await attempt(solving, sides, row, number, Budget(tokens=tokens), temperature)
+                progress.advance(bar)
+
+            await asyncio.gather(*(one(number) for number in range(runs)))
+    return rows
+
+
+def main(
+    runs: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 10,
+    tokens: Annotated[int, typer.Option(min=8, help="Budget of a run, in tokens.")] = 64,
+    at_once: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 24,
+    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of both models.")] = 1.0,
+    small_vocabulary: Annotated[str, typer.Option(help=f"Of the small model: {', '.join(VOCABULARIES)}.")] = "qwen",
+    cache: Annotated[Path, typer.Option(help="Where downloaded vocabularies are kept.")] = CACHE,
+) -> None:
+    """Serve the pair, run every method, print a table, and exit with 1 if anything was wrong."""
+    methods = tuple(method or METHODS)
+    if unknown := [name for name in methods if name not in METHODS]:
+        raise ConfigurationError(f"no method {', '.join(unknown)}; the methods: {', '.join(METHODS)}")
+    if small_vocabulary not in VOCABULARIES:
+        raise ConfigurationError(f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}")
+    began = time.monotonic()
+    rows = asyncio.run(_measured(methods, runs, tokens, at_once, temperature, small_vocabulary, cache))
+    Console(width=110).print(table(rows, tokens, time.monotonic() - began))
+    failures = [f"{row.method}, {failure}" for row in rows for failure in row.failures]
+    for line in failures[:20]:
+        stderr.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    if failures:
+        raise typer.Exit(1)
+
+
+async def _measured(
+    methods: Sequence[str], runs: int, tokens: int, at_once: int, temperature: float, small: str, cache: Path
+) -> list[Row]:
+    async with serving(small, cache) as served:
+        return await measure(
+            served,
+            methods,
+            runs=runs,
+            tokens=tokens,
+            at_once=at_once,
+            temperature=temperature,
+            small=small,
+            cache=cache,
+        )
+
+
+def table(rows: Sequence[Row], tokens: int, seconds: float) -> Table:
+    """One line per method."""
+    shown = Table(
+        title=f"random weights, budgets of {tokens} tokens", caption=f"{seconds:.0f} s with the servers' start"
+    )
+    for column in ("method", "runs", "steps", "tokens", "parts of characters", "failures"):
+        shown.add_column(column, justify="left" if column == "method" else "right")
+    for row in rows:
+        shown.add_row(row.method, *map(str, (row.runs, row.steps, row.tokens, row.halves, len(row.failures))))
+    return shown
+
+
+if __name__ == "__main__":
+    script(main, EXAMPLES)

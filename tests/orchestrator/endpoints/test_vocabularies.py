@@ -1,0 +1,204 @@
+"""Ids and text of real model families: what is written, cut, read again and sent again stays the same text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from functools import cache
+from unicodedata import normalize
+
+import orjson
+import pytest
+from tokenizers import Tokenizer
+
+from stepspec.evals.testbed.vocabularies import VOCABULARIES
+from stepspec.orchestrator.chain import Chain, Step, Token
+from stepspec.orchestrator.endpoints import wire
+from stepspec.orchestrator.endpoints.encoder import Encoder
+from stepspec.orchestrator.endpoints.failures import Call
+from stepspec.orchestrator.endpoints.growing import GrowingStep
+from stepspec.prompts import load
+from tests.vocabularies import real_tokenizer
+
+from .conftest import Meet
+from .real import HALF, RealVllm
+
+PROBLEM = Chain.of("What is 1 + 1?")
+CALL = Call("small", "http://host", "write")
+BYTE_LEVEL = tuple(family for family in VOCABULARIES if family != "gemma")
+# ruff: noqa: RUF001  # letters of other alphabets that look like these are what has to be tried
+TEXTS = (
+    "So 3 + 4 = 7.\n\nWait, naïve Größe: 你好世界, 日本語 🙂👍🏽 한국어.\n\n",
+    "```python\nfor i in range(10):\n\n\tprint(i)\n```\n\n\\frac{12}{7} \\boxed{42}\n\n\n\n",
+    "Ελληνικά русский العربية 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ☃ हिन्दी ไทย 1,000,000.50 … ”quoted“ — e\u0301 👩\u200d👩\u200d👧\n\n",
+)
+every_family = pytest.mark.parametrize("family", VOCABULARIES)
+byte_level = pytest.mark.parametrize("family", BYTE_LEVEL)
+
+
+@cache
+def ordinary(family: str) -> tuple[Sequence[int], Sequence[int]]:
+    """The ids that mean text, and those of them that are parts of characters; added tokens are neither."""
+    tokenizer = real_tokenizer(family)
+    added = tokenizer.get_added_tokens_decoder()
+    ids = [number for number in range(tokenizer.get_vocab_size()) if number not in added]
+    texts = tokenizer.decode_batch([[number] for number in ids], skip_special_tokens=False)
+    known = [(number, text) for number, text in zip(ids, texts, strict=True) if text]
+    return [number for number, _ in known], [number for number, text in known if HALF in text]
+
+
+def sequences(family: str, count: int, *, length: int = 12, seed: int = 0) -> list[list[int]]:
+    """Random tokens, a third of them parts of characters where the vocabulary is byte-level."""
+    rng = random.Random(seed)
+    whole, parts = ordinary(family)
+    pools = (whole, whole, parts if family in BYTE_LEVEL else whole)
+    return [[rng.choice(pools[rng.randrange(3)]) for _ in range(length)] for _ in range(count)]
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special_tokens=False).ids
+
+
+def text_of(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return tokenizer.decode(list(ids), skip_special_tokens=False)
+
+
+def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
+    """The step that comes of *ids*, as vLLM sends them after a prompt, and of the end of the turn."""
+    server.written = ids
+    body = {"prompt": server.encode("So: "), "max_tokens": limit, "stop": [], "logprobs": 0, "return_token_ids": True}
+    growing = GrowingStep("small", "v", stops=(), limit=limit)
+    for choice in server.choices(body):
+        piece = wire.chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
+        for token in piece.tokens:
+            if stop := growing.add(token):
+                return growing.end(stop)
+        if piece.ended:
+            return growing.end(piece.ended)
+    raise AssertionError("the stream did not end")
+
+
+async def encoded(encoder: Encoder, step: Step) -> list[int]:
+    """The ids that stand for *step* in a prompt."""
+    return (await encoder.chain(PROBLEM.extend(step)))[len(await encoder.chain(PROBLEM)) :]
+
+
+async def cut_twice(encoder: Encoder, step: Step, keep: int) -> tuple[str, str]:
+    """The text of *step* cut after *keep* characters, as its author's prompt and as a beginning to go on with."""
+    cut = step.cut(keep)
+    prompt = await encoder.decode(await encoded(encoder, cut))
+    return prompt, await encoder.decode([token.id for token in await encoder.begun(cut)])
+
+
+@every_family
+@pytest.mark.parametrize(("prompt", "choices"), [
+    ("specreason.grade", "0123456789"), ("check", ("Yes", "No")), ("lookahead-reasoning.same", ("Yes", "No")),
+])  # fmt: skip
+def test_a_judges_choices_are_single_tokens_behind_its_opening(
+    family: str, prompt: str, choices: Sequence[str]
+) -> None:
+    tokenizer, opening = real_tokenizer(family), load(prompt).opening
+    for choice in choices:
+        assert len(ids_of(tokenizer, choice)) == 1
+        assert ids_of(tokenizer, opening + choice) == ids_of(tokenizer, opening) + ids_of(tokenizer, choice)
+
+
+@every_family
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_random_tokens_are_written_as_their_text(family: str, chunk: int) -> None:
+    tokenizer, parts = real_tokenizer(family), ordinary(family)[1]
+    server = RealVllm(tokenizer=tokenizer, chunk=chunk, end=tokenizer.get_vocab_size())
+    for number, ids in enumerate(sequences(family, 300, seed=chunk)):
+        step = grown(server, ids, limit=len(ids) - number % 2)
+        written = [token.id for token in step.tokens]
+        assert written == ids[: len(written)]
+        assert "".join(token.text for token in step.tokens) == step.text == text_of(tokenizer, written)
+        assert set(ids[len(written) : len(ids) - number % 2]) <= set(parts)  # of a character that did not come
+        for place, token in enumerate(step.tokens, 1):
+            if token.text:
+                assert "".join(one.text for one in step.tokens[:place]) == text_of(tokenizer, written[:place])
+
+
+@byte_level
+async def test_prompts_grow_by_the_ids_that_were_written(family: str, meet: Meet) -> None:
+    tokenizer = real_tokenizer(family)
+    server = RealVllm(tokenizer=tokenizer, chunk=2)
+    async with meet(server) as met:
+        for ids in sequences(family, 20, length=24, seed=7):
+            server.requests.clear()
+            server.written, chain, step = ids, PROBLEM, Step("", "small")
+            while not chain.finished and (chain is PROBLEM or step.text):  # parts of characters alone lead nowhere
+                step = await met.model.write(chain, stop=(), limit=6)
+                chain = chain.extend(step)
+            prompts = [body["prompt"] for path, body in server.requests if path == "/v1/completions"]
+            start = len(prompts[0])
+            for prompt in prompts:
+                assert prompt[start:] == ids[: len(prompt) - start]
+                assert text_of(tokenizer, prompt[start:]) == chain.text[: len(text_of(tokenizer, prompt[start:]))]
+
+
+@every_family
+async def test_a_step_that_is_cut_anywhere_keeps_its_text(family: str, meet: Meet) -> None:
+    tokenizer = real_tokenizer(family)
+    server = RealVllm(tokenizer=tokenizer, chunk=3)
+    async with meet(server) as met:
+        for text in TEXTS:
+            server.written = ids_of(tokenizer, text)
+            step = await met.model.write(PROBLEM, stop=())
+            assert normalize("NFC", step.text) == normalize("NFC", text)
+            for keep in range(1, len(step.text) + 1):
+                for kept in await cut_twice(met.endpoint.encoder, step, keep):
+                    assert normalize("NFC", kept) == normalize("NFC", step.text[:keep])
+
+
+@byte_level
+async def test_random_tokens_that_are_cut_anywhere_keep_their_text(family: str, meet: Meet) -> None:
+    tokenizer = real_tokenizer(family)
+    server = RealVllm(tokenizer=tokenizer, chunk=3)
+    async with meet(server) as met:
+        for ids in sequences(family, 12, seed=11):
+            server.written = ids
+            step = await met.model.write(PROBLEM, stop=(), limit=len(ids))
+            for keep in range(1, len(step.text) + 1):
+                for kept in await cut_twice(met.endpoint.encoder, step, keep):
+                    assert normalize("NFC", kept) == normalize("NFC", step.text[:keep])
+
+
+@every_family
+async def test_what_follows_a_replacement_character_is_not_the_prompt_again(family: str, meet: Meet) -> None:
+    tokenizer = real_tokenizer(family)
+    server = RealVllm(tokenizer=tokenizer, written=ids_of(tokenizer, " so it is."))
+    async with meet(server) as met:
+        chain = PROBLEM.extend(Step(f"First.\n\nThen {HALF}{HALF}", "large"))
+        assert (await met.model.write(chain)).text == " so it is."
+        (branch,) = await met.model.branch(chain, [Step("", "small")])
+        assert branch.text == " so it is."
+    for path, body in server.requests:
+        if path == "/v1/completions":
+            prompt = body["prompt"] if isinstance(body["prompt"][0], int) else body["prompt"][0]
+            assert text_of(tokenizer, prompt).endswith("First.\n\nThen ")
+
+
+@byte_level
+async def test_a_token_before_the_end_of_the_turn_keeps_its_text(family: str, meet: Meet) -> None:
+    tokenizer = real_tokenizer(family)
+    part = ordinary(family)[1][0]
+    server = RealVllm(tokenizer=tokenizer, chunk=8, written=[part, *ids_of(tokenizer, " so it is")])
+    async with meet(server) as met:
+        step = await met.model.write(PROBLEM)
+    assert (step.text, step.stop) == (f"{HALF} so it is", "end")
+
+
+@every_family
+async def test_texts_score_as_their_tokens(family: str, meet: Meet) -> None:
+    tokenizer = real_tokenizer(family)
+    async with meet(RealVllm(tokenizer=tokenizer)) as met:
+        for text in TEXTS:
+            for tokens in await met.model.score(PROBLEM, text, text):
+                assert [token.id for token in tokens] == ids_of(tokenizer, text)
+                assert "".join(token.text for token in tokens) == text
+
+
+def test_a_part_of_a_character_before_a_token_that_was_cut_is_encoded_with_it() -> None:
+    step = Step("a\ufffd so", "small", tokens=(Token("a", id=1), Token("", id=2), Token("\ufffd so", id=3)))
+    assert [token.id for token in step.cut(2).tokens] == [1, 2, -1]

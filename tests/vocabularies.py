@@ -1,0 +1,40 @@
+"""Tokenizers of real model families for the tests that ask for them; without a network those are skipped."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+from stepspec.evals.testbed.vocabularies import VOCABULARIES, VocabularyUnavailable, file
+
+CACHE = Path(__file__).parent.parent / "build" / "vocabularies"
+FAMILIES = tuple(VOCABULARIES)
+
+
+def real_vocabulary(family: str) -> Path:
+    """Return the ``tokenizer.json`` of *family*; skip the test if it cannot be downloaded, which is an error in CI."""
+    path = _file(family)
+    if isinstance(path, Path):
+        return path
+    if os.environ.get("CI") == "true":
+        raise path
+    pytest.skip(str(path))
+
+
+@cache
+def real_tokenizer(family: str) -> Tokenizer:
+    """Load the tokenizer of *family*, once; skip the test as `real_vocabulary` does."""
+    return Tokenizer.from_file(str(real_vocabulary(family)))
+
+
+@cache
+def _file(family: str) -> Path | VocabularyUnavailable:
+    """Download once: a network that is not there is not asked again for the next test."""
+    try:
+        return file(family, CACHE)
+    except VocabularyUnavailable as exc:
+        return exc
