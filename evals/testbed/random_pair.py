@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -23,7 +23,6 @@ from unicodedata import normalize
 import typer
 from rich.console import Console
 from rich.progress import TaskID
-from rich.table import Table
 from tokenizers import Tokenizer
 
 from ...api import Solver
@@ -44,6 +43,7 @@ from .vocabularies import CACHE, VOCABULARIES, file
 
 FOR_WRITING = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
 CONTEXT = 1024  # tokens
+SHOWN = 20  # failures, at most
 PATIENT = Deadlines(first=600, between=300, total=1200)  # many runs share two cores with three servers
 PROBLEMS = (
     "What is 6 x 7?",
@@ -71,6 +71,7 @@ Examples:
 
   python -m stepspec.evals.testbed.random_pair --method bild --small-vocabulary mistral
 """
+HEADER = f"{'method':<22}" + "".join(f"{word:>12}" for word in ("runs", "steps", "tokens", "half chars", "failures"))
 stderr = Console(stderr=True)
 
 
@@ -124,8 +125,7 @@ def servers(folder: Path, small: str = "qwen", cache: Path = CACHE) -> tuple[Ser
 def _server(name: str, model: Path, own: Mapping[str, Any]) -> Server:
     flags = {key: value for key, value in FLAGS.items() if name != "critic" or key not in FOR_WRITING}
     flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **own}
-    zeros = ZEROS if name == "large" else {}
-    env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **zeros}
+    env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROS if name == "large" else {})}
     return Server(name, model, f"random-{name}", tuple(arguments(flags)), env)
 
 
@@ -166,10 +166,10 @@ async def attempt(
             f"{PROBLEMS[number % len(PROBLEMS)]} ({number})",
             policy=row.method,
             options=OPTIONS.get(row.method, {}),
-            sampling=Sampling(temperature=temperature, seed=number),
+            sampling=Sampling(temperature=temperature, top_p=1.0, seed=number),
             budget=budget,
             ahead=number % 3,
-            hedge=(number % 2) * 1.0,
+            hedge=number % 2,
             observe=events.append,
         )
     except Exception as exc:  # whatever it is: that no run fails is what is measured
@@ -233,8 +233,13 @@ async def measure(
     small: str = "qwen",
     cache: Path = CACHE,
     console: Console = stderr,
+    on_row: Callable[[Row], object] = lambda row: None,
 ) -> list[Row]:
-    """Make *runs* runs of each of the *methods* with budgets of so many *tokens*, *at_once* of them at any time."""
+    """
+    Make *runs* runs of each of the *methods* with budgets of so many *tokens*, *at_once* of them at any time.
+
+    *small* is the family whose vocabulary the small model has. *on_row* is called with each row when it is complete.
+    """
     rows = [Row(method) for method in methods]
     families: Mapping[Role, str] = {"small": small, "large": "qwen"}
     free = asyncio.Semaphore(at_once)
@@ -254,6 +259,7 @@ async def measure(
                 progress.advance(bar)
 
             await asyncio.gather(*(one(number) for number in range(runs)))
+            on_row(row)
     return rows
 
 
@@ -266,7 +272,7 @@ def main(
     small_vocabulary: Annotated[str, typer.Option(help=f"Of the small model: {', '.join(VOCABULARIES)}.")] = "qwen",
     cache: Annotated[Path, typer.Option(help="Where downloaded vocabularies are kept.")] = CACHE,
 ) -> None:
-    """Serve the pair, run every method, print a table, and exit with 1 if anything was wrong."""
+    """Serve the pair, run every method, print a line for each, and exit with 1 if anything was wrong."""
     methods = tuple(method or METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
         raise ConfigurationError(f"no method {', '.join(unknown)}; the methods: {', '.join(METHODS)}")
@@ -274,10 +280,10 @@ def main(
         raise ConfigurationError(f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}")
     began = time.monotonic()
     rows = asyncio.run(_measured(methods, runs, tokens, at_once, temperature, small_vocabulary, cache))
-    Console(width=110).print(table(rows, tokens, time.monotonic() - began))
+    print(f"{time.monotonic() - began:.0f} s with the start of the servers; budgets of {tokens} tokens")
     failures = [f"{row.method}, {failure}" for row in rows for failure in row.failures]
-    for line in failures[:20]:
-        stderr.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    for failure in failures[:SHOWN]:
+        stderr.print(failure, style="red", markup=False, highlight=False, soft_wrap=True)
     if failures:
         raise typer.Exit(1)
 
@@ -286,6 +292,7 @@ async def _measured(
     methods: Sequence[str], runs: int, tokens: int, at_once: int, temperature: float, small: str, cache: Path
 ) -> list[Row]:
     async with serving(small, cache) as served:
+        print(HEADER)
         return await measure(
             served,
             methods,
@@ -295,19 +302,14 @@ async def _measured(
             temperature=temperature,
             small=small,
             cache=cache,
+            on_row=lambda row: print(line(row), flush=True),
         )
 
 
-def table(rows: Sequence[Row], tokens: int, seconds: float) -> Table:
-    """One line per method."""
-    shown = Table(
-        title=f"random weights, budgets of {tokens} tokens", caption=f"{seconds:.0f} s with the servers' start"
-    )
-    for column in ("method", "runs", "steps", "tokens", "parts of characters", "failures"):
-        shown.add_column(column, justify="left" if column == "method" else "right")
-    for row in rows:
-        shown.add_row(row.method, *map(str, (row.runs, row.steps, row.tokens, row.halves, len(row.failures))))
-    return shown
+def line(row: Row) -> str:
+    """What is printed of one method, below `HEADER`."""
+    counts = (row.runs, row.steps, row.tokens, row.halves, len(row.failures))
+    return f"{row.method:<22}" + "".join(f"{count:>12}" for count in counts)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,117 @@
+"""What the random pair's command finds wrong, and that it finds nothing in runs that are right."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+
+import pytest
+from tokenizers import Tokenizer
+
+from stepspec import Solver
+from stepspec.evals.testbed.random_pair import (
+    HEADER,
+    OPTIONS,
+    PROBLEMS,
+    Row,
+    Side,
+    attempt,
+    faults,
+    line,
+    main,
+    servers,
+)
+from stepspec.evals.testbed.servers import MODELS
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Chain, Role, Step, Token
+from stepspec.orchestrator.endpoints import VllmEndpoint
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.policies import METHODS, check
+from tests.orchestrator.endpoints.real import RealVllm
+
+TOKENIZER = Tokenizer.from_file(str(MODELS / "small" / "tokenizer.json"))
+TEXT = "On Monday 3 + 4 = 7.\n\nThen é and 🙂.\n\nSo it is."
+BUDGET = Budget(tokens=64)
+
+
+@pytest.fixture
+async def met() -> AsyncGenerator[tuple[Solver, Mapping[Role, Side]]]:
+    """Two models that write the same, and what the checks know of them."""
+    written = TOKENIZER.encode(TEXT, add_special_tokens=False).ids
+    server = RealVllm(tokenizer=TOKENIZER, written=written, end=TOKENIZER.token_to_id("<|im_end|>"))
+    async with (
+        server.serve("small") as small,
+        server.serve("large") as large,
+        Solver(small, large) as solver,
+        VllmEndpoint(small) as own,
+    ):
+        side = Side(own.encoder, TOKENIZER)
+        yield solver, {"small": side, "large": side}
+
+
+async def test_a_run_that_is_right_is_counted_and_has_no_failures(
+    met: tuple[Solver, Mapping[Role, Side]],
+) -> None:
+    solver, sides = met
+    row = Row("large")
+    for number in range(3):
+        await attempt(solver, sides, row, number, BUDGET, 1.0)
+    assert row.failures == []
+    assert (row.runs, row.steps) == (3, 9)
+    assert row.halves > 0
+    assert row.tokens > 3 * 12
+
+
+async def test_a_run_that_raises_is_a_failure(met: tuple[Solver, Mapping[Role, Side]]) -> None:
+    row = Row("reward")  # which needs a critic
+    await attempt(*met, row, 5, BUDGET, 1.0)
+    (failure,) = row.failures
+    assert failure.startswith("run 5: ConfigurationError: ")
+
+
+async def test_what_is_wrong_with_a_chain_is_listed(met: tuple[Solver, Mapping[Role, Side]]) -> None:
+    _, sides = met
+    ids = TOKENIZER.encode("So it is.", add_special_tokens=False).ids
+    vocabulary = sides["small"].encoder.vocabulary
+    tokens = tuple(Token(sides["small"].text([number]), id=number) for number in ids)
+    right = Step("So it is.", "small", tokens=tokens, vocabulary=vocabulary)
+    assert await faults(sides, Chain.of("Why?").extend(right), right, BUDGET) == []
+    longer = replace(right, text="So it is.!")
+    swapped = replace(right, tokens=(replace(tokens[0], id=tokens[1].id), *tokens[1:]))
+    for wrong, words in ((longer, "do not join"), (swapped, "decode to")):
+        assert words in "\n".join(await faults(sides, Chain.of("Why?").extend(wrong), None, BUDGET))
+    chain = Chain.of("Why?").extend(right)
+    assert "are allowed" in "\n".join(await faults(sides, chain, None, Budget(tokens=2)))
+    assert "tokens in all" in "\n".join(await faults(sides, chain, right, Budget(tokens=len(tokens) + 1)))
+
+
+def test_the_methods_options_are_theirs() -> None:
+    for method, options in OPTIONS.items():
+        assert method in METHODS
+        check(method, options)
+    assert len(PROBLEMS) > 1
+
+
+def test_a_method_has_a_line_below_the_header() -> None:
+    printed = line(Row("bild", 2, 10, 96, 18, ["run 1: no"]))
+    assert printed.split() == ["bild", "2", "10", "96", "18", "1"]
+    assert len(printed) == len(HEADER)
+
+
+@pytest.mark.parametrize("wrong", [{"method": ["bidl"]}, {"small_vocabulary": "latin"}])
+def test_unknown_methods_and_vocabularies_are_refused(wrong: Mapping[str, object]) -> None:
+    given = {"runs": 1, "tokens": 48, "at_once": 1, "temperature": 1.0, "small_vocabulary": "qwen"}
+    with pytest.raises(ConfigurationError, match=r"there are|the methods"):
+        main(**{**given, **wrong})  # type: ignore[arg-type]
+
+
+def test_the_critic_is_served_for_pooling(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "stepspec.evals.testbed.random_pair.file", lambda family, cache: MODELS / "small" / "tokenizer.json"
+    )
+    large, small, critic = servers(tmp_path)  # type: ignore[arg-type]
+    assert (large.name, small.name, critic.name) == ("large", "small", "critic")
+    assert "--enable-scale-out" in large.args
+    assert "--enable-scale-out" not in small.args
+    assert critic.args[critic.args.index("--runner") + 1] == "pooling"
+    assert "--generation-config" not in critic.args
