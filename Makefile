@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test check coverage bench mutate lock clean
+.PHONY: help install browser demo test check coverage bench random mutate lock clean
 
 PYTHON ?= python3
 RUN := .venv/bin
@@ -43,6 +43,9 @@ coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit te
 bench: $(STAMP) ## the table in the README, measured again
 	$(RUN)/python -m stepspec.evals.bench
 	$(RUN)/python -m stepspec.evals.bench --stacked --problems 50
+
+random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
+	$(RUN)/python -m stepspec.evals.testbed.random_pair --runs 200 --tokens 48 --at-once 48
 
 mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours
 	$(RUN)/python tests/mutate.py

@@ -1,4 +1,4 @@
-"""Tokenizers of real model families for the tests that ask for them; without a network those are skipped."""
+"""Tokenizers of real model families for the tests that ask for them, which are skipped where there is no network."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+from stepspec.evals.testbed.servers import MODELS
 from stepspec.evals.testbed.vocabularies import VOCABULARIES, VocabularyUnavailable, file
 
 CACHE = Path(__file__).parent.parent / "build" / "vocabularies"
-FAMILIES = tuple(VOCABULARIES)
+MINIATURE = "miniature"  # the testbed's own vocabulary, which is always there
+FAMILIES = (MINIATURE, *VOCABULARIES)
 
 
 def real_vocabulary(family: str) -> Path:
@@ -34,6 +36,8 @@ def real_tokenizer(family: str) -> Tokenizer:
 @cache
 def _file(family: str) -> Path | VocabularyUnavailable:
     """Download once: a network that is not there is not asked again for the next test."""
+    if family == MINIATURE:
+        return MODELS / "small" / "tokenizer.json"
     try:
         return file(family, CACHE)
     except VocabularyUnavailable as exc:

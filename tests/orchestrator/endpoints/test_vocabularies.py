@@ -11,28 +11,27 @@ import orjson
 import pytest
 from tokenizers import Tokenizer
 
-from stepspec.evals.testbed.vocabularies import VOCABULARIES
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.endpoints import wire
 from stepspec.orchestrator.endpoints.encoder import Encoder
 from stepspec.orchestrator.endpoints.failures import Call
 from stepspec.orchestrator.endpoints.growing import GrowingStep
 from stepspec.prompts import load
-from tests.vocabularies import real_tokenizer
+from tests.vocabularies import FAMILIES, real_tokenizer
 
 from .conftest import Meet
 from .real import HALF, RealVllm
 
 PROBLEM = Chain.of("What is 1 + 1?")
 CALL = Call("small", "http://host", "write")
-BYTE_LEVEL = tuple(family for family in VOCABULARIES if family != "gemma")
+BYTE_LEVEL = tuple(family for family in FAMILIES if family != "gemma")
 # ruff: noqa: RUF001  # letters of other alphabets that look like these are what has to be tried
 TEXTS = (
     "So 3 + 4 = 7.\n\nWait, naïve Größe: 你好世界, 日本語 🙂👍🏽 한국어.\n\n",
     "```python\nfor i in range(10):\n\n\tprint(i)\n```\n\n\\frac{12}{7} \\boxed{42}\n\n\n\n",
     "Ελληνικά русский العربية 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ☃ हिन्दी ไทย 1,000,000.50 … ”quoted“ — e\u0301 👩\u200d👩\u200d👧\n\n",
 )
-every_family = pytest.mark.parametrize("family", VOCABULARIES)
+every_family = pytest.mark.parametrize("family", FAMILIES)
 byte_level = pytest.mark.parametrize("family", BYTE_LEVEL)
 
 
