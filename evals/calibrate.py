@@ -21,7 +21,7 @@ from .beforehand import finite, of_pair, only_without_testbed, possible, writabl
 from .benchmarks import Benchmark, find, load, own
 from .grading import Graders, require
 from .halves import CALIBRATED_ON, half
-from .provenance import digest
+from .provenance import digests
 from .script import script
 from .testbed.progress import counting
 from .testbed.servers import weights
@@ -30,6 +30,7 @@ from .testbed.solving_pair import pair_solver
 if TYPE_CHECKING:  # what brings scipy is imported where it is used: `stepspec` has to start without it
     from ..policies.knobs import Knob
     from .calibrating import Attempt, Calibrated, Trials, Tried
+    from .calibration import LossTest
     from .promise import Promise
 
 EXAMPLES = """
@@ -68,19 +69,22 @@ def calibrate(
         "policy.toml"
     ),
     work: Annotated[Path | None, typer.Option(help="Keeps what was tried; OUTPUT.trials.jsonl unless given.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run tried.")] = False,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget earlier trials, and the attempts that failed.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """
     Find the loosest threshold whose loss against the large model alone is at most --max-loss, at --confidence.
 
     Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the other half. Started
-    again, it goes on where it was cut short. The policy file is a settings file: name it in STEPSPEC_CONFIG.
+    again, it goes on where it was cut short. With a larger --count it is another attempt with the same trials, and the
+    confidence stays that of all attempts together. The policy file is a settings file: name it in STEPSPEC_CONFIG.
     """
     if importlib.util.find_spec("scipy") is None:
         raise ConfigurationError("`stepspec calibrate` needs scipy: pip install 'stepspec[evals]'")
-    from .calibrating import Trials
-    from .calibration import needed
+    from .calibrating import Concluded, Trials
+    from .calibration import LossTest
     from .promise import Promise, attempts, bearing, differing, knob, served
 
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
@@ -97,27 +101,33 @@ def calibrate(
     writable("--output", output)
     path = work or output.with_suffix(".trials.jsonl")
     tasks = problems(chosen, data or file, seed, count)
-    least = needed(max_loss, 1 - confidence)
-    if least is not None and len(tasks) < least:
-        stderr.print(
-            f"{len(tasks)} problems cannot carry this promise: it takes {least:,} even if none is lost", style="yellow"
-        )
     require(chosen.metric)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": turned.option, "seed": seed, "testbed": testbed,
-        "problems": digest(tuple(tasks)), "weights": weights("large", "small") if testbed else None,
+        "weights": weights("large", "small") if testbed else None,
         "besides": differing(settings), "told": bearing(settings, policy, turned), "format": FORMAT,
     }  # fmt: skip
     solving = ours or pair_solver(profile, stderr, (), seed, problems=0)
+
+    level = round(1 - confidence, 9)
 
     async def main() -> Promise:
         async with solving as solver, Graders() as graders:
             trials = Trials(path, {**about, "models": dict(solver.models)}, fresh=fresh)
             attempt = attempts(solver, tasks, chosen, policy, turned, graders, seed)
-            greedy = solver.settings.sampling.temperature == 0
-            calibrated = await _calibrated(
-                attempt, len(tasks), turned, trials, max_loss, confidence, at_once, repeatable=greedy
-            )
+            with trials:
+                trials.begin(digests(tasks))
+                end = Concluded(len(tasks), max_loss, level, turned.values)
+                test = LossTest(max_loss, level, again=trials.attempt(end) > 1)
+                least = test.needed()
+                too_few = least is None or len(tasks) < least
+                if too_few:
+                    takes = "more than can be counted" if least is None else f"{least:,} even if none is lost"
+                    stderr.print(f"{len(tasks)} problems cannot carry this promise: it takes {takes}", style="yellow")
+                calibrated = await _calibrated(attempt, len(tasks), turned, trials, test, at_once)
+                calibrated = dataclasses.replace(calibrated, attempt=trials.attempt(end), counts=not too_few)
+                if not too_few:  # what can promise nothing, whatever comes of it, is no attempt
+                    trials.conclude(end)
             fixed = solver.settings.told({"policy": policy}).options
             return Promise(
                 policy, turned, f"{chosen.name}, {CALIBRATED_ON}", calibrated, fixed, differing(solver.settings),
@@ -141,12 +151,11 @@ def calibrate(
 
 
 async def _calibrated(
-    attempt: Attempt, problems: int, turned: Knob, trials: Trials, max_loss: float, confidence: float, at_once: int,
-    *, repeatable: bool,
-) -> Calibrated:  # fmt: skip
+    attempt: Attempt, problems: int, turned: Knob, trials: Trials, test: LossTest, at_once: int
+) -> Calibrated:
     from .calibrating import Calibration
 
-    with trials, counting(stderr) as progress:
+    with counting(stderr) as progress:
         bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=problems)}
 
         def tell(value: float | None, ran: bool) -> None:
@@ -157,17 +166,14 @@ async def _calibrated(
         def differing(tried: Tried) -> None:
             stderr.print(
                 f"problem {tried.problem} at {turned.option} {tried.value:g} did not repeat its run at the value "
-                "before, though sampling is greedy: no run is reused, and every problem is run at every value",
+                "before: no run is reused, and every problem is run at every value",
                 style="yellow",
             )
             for value, bar in bars.items():
                 if value is not None:
                     progress.reset(bar)
 
-        level = 1 - confidence
-        calibration = Calibration(
-            attempt, problems, turned, max_loss, level, trials, at_once, tell, repeatable, differing
-        )
+        calibration = Calibration(attempt, problems, turned, test, trials, at_once, tell, True, differing)
         return await calibration.run()
 
 

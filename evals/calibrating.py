@@ -15,9 +15,10 @@ from pydantic import TypeAdapter
 from ..orchestrator.drift import Histogram
 from ..orchestrator.errors import ConfigurationError
 from ..policies.knobs import Knob
-from .calibration import Paired, Tested, chosen, fixed_sequence, needed
+from .calibration import LossTest, Paired, Tested, chosen, fixed_sequence
 from .journal import Journal
 
+CURE = "choose another file with --work, or begin anew with --fresh"
 REPEATED = 10  # reusable runs that are run all the same, at every value: a difference in a tenth of all is soon seen
 
 
@@ -63,7 +64,25 @@ class _Difference(Exception):
         self.tried = tried
 
 
-_TRIED = TypeAdapter(Tried)
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """An attempt was begun on the first *problems*, whose digest this is."""
+
+    problems: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Concluded:
+    """An attempt on the first *problems* came to its end, with a promise or without, for these *values*."""
+
+    problems: int
+    limit: float
+    level: float
+    values: tuple[float, ...]
+
+
+_LINE: TypeAdapter[Tried | Concluded | Begun] = TypeAdapter(Tried | Concluded | Begun)
 Attempt: TypeAlias = Callable[[int, float | None], Awaitable[Tried]]
 
 
@@ -93,7 +112,9 @@ class Calibrated:
     """
     The promise: *tested* values in order, of which the last that holds is *found*; *grades* are those seen there.
 
-    *reused* runs were not made, because a run at a stricter value was the same run.
+    *reused* runs were not made, because a run at a stricter value was the same run. It is the *attempt* of this number
+    with the same trials; *limit* and *level* are those of all attempts together. One that could not have promised
+    anything, with so few problems, does not *count*.
     """
 
     limit: float
@@ -101,6 +122,8 @@ class Calibrated:
     tested: tuple[Tested, ...]
     grades: Histogram
     reused: int = 0
+    attempt: int = 1
+    counts: bool = True
 
     @property
     def found(self) -> Tested | None:
@@ -108,9 +131,13 @@ class Calibrated:
 
     @property
     def enough(self) -> int | None:
-        """How many problems would do for the first value that failed, at the rates seen; None if no number would."""
+        """How many problems would do in another attempt for the first value that failed; None if no number would."""
         failed = next((each for each in self.tested if not each.holds), None)
-        return needed(self.limit, self.level, failed.paired) if failed else None
+        return self.next_attempt.needed(failed.paired) if failed else None
+
+    @property
+    def next_attempt(self) -> LossTest:
+        return LossTest(self.limit, self.level, again=self.counts or self.attempt > 1)
 
 
 class Known:
@@ -130,8 +157,9 @@ class Trials(Known):
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
         """Read the file. Raise `ConfigurationError` if it holds another calibration, unless that is to be forgotten."""
         super().__init__()
-        cure = "choose another file with --work, or begin anew with --fresh"
-        self._journal = Journal(path, about, fresh=fresh, cure=cure)
+        self.begun: list[Begun] = []
+        self.concluded: list[Concluded] = []
+        self._journal = Journal(path, about, fresh=fresh, cure=CURE)
         self._read()
 
     def __enter__(self) -> Self:
@@ -148,17 +176,57 @@ class Trials(Known):
         super().add(tried)
         self._journal.write(asdict(tried))
 
+    def begin(self, digests: Sequence[str]) -> None:
+        """
+        Begin an attempt on problems with these *digests*: of none of them, of the first one, and so on to all.
+
+        Raise `ConfigurationError` if the file holds runs on other problems, or on more.
+        """
+        begun = Begun(len(digests) - 1, digests[-1])
+        for earlier in self.begun:
+            if earlier.problems > begun.problems:
+                raise ConfigurationError(
+                    f"{self._journal.path} holds runs on {earlier.problems:,} problems, and these are "
+                    f"{begun.problems:,}: take as many or more, {CURE}"
+                )
+            if digests[earlier.problems] != earlier.digest:
+                raise ConfigurationError(f"{self._journal.path} holds runs on other problems: {CURE}")
+        if begun not in self.begun:
+            self.begun.append(begun)
+            self._journal.write(asdict(begun))
+
+    def attempt(self, concluded: Concluded) -> int:
+        """The number of the attempt that *concluded* is to be the end of; the same again, if it has come to it."""
+        return (*self._alike(concluded), concluded).index(concluded) + 1
+
+    def conclude(self, concluded: Concluded) -> None:
+        """Keep that an attempt came to its end."""
+        if concluded not in self.concluded:
+            self.concluded.append(concluded)
+            self._journal.write(asdict(concluded))
+
+    def _alike(self, concluded: Concluded) -> list[Concluded]:
+        return [each for each in self.concluded if replace(each, problems=concluded.problems) == concluded]
+
     def _read(self) -> None:
         self.done.clear()
+        self.begun.clear()
+        self.concluded.clear()
         for number, line in self._journal.lines():
             try:
-                tried = _TRIED.validate_json(line)
+                kept = _LINE.validate_json(line)
             except ValueError as exc:
                 raise ConfigurationError(
                     f"{self._journal.path}, line {number}: no trial ({exc}); remove the line, or begin anew with "
                     "--fresh"
                 ) from exc
-            self.done[tried.problem, tried.value] = tried
+            match kept:
+                case Tried():
+                    self.done[kept.problem, kept.value] = kept
+                case Begun():
+                    self.begun.append(kept)
+                case Concluded():
+                    self.concluded.append(kept)
 
 
 @dataclass
@@ -166,10 +234,11 @@ class Calibration:
     """
     Tries a *knob* on so many *problems*, *at_once* of them at the same time, against the large model alone.
 
-    A run that a looser value would not have changed is reused for that value, if runs are *repeatable* (greedy) and the
-    knob's scores are only compared. Both are checked: every run is compared with the run of the same problem at the
-    value before, and at every value some runs are made that could be reused. At the first difference *differing* is
-    called, and the search begins again without any reuse: then every outcome is that of a run made at its value.
+    A run that a looser value would not have changed is reused for that value, if runs are *repeatable* (greedy, or with
+    a seed for each problem) and the knob's scores are only compared. Both are checked: every run is compared with the
+    run of the same problem at the value before, and at every value some runs are made that could be reused. At the
+    first difference *differing* is called, and the search begins again without any reuse: then every outcome is that of
+    a run made at its value.
 
     *tell* hears of every problem that is done with: the value (None: the large model alone) and whether it was run.
     """
@@ -177,8 +246,7 @@ class Calibration:
     attempt: Attempt
     problems: int
     knob: Knob
-    limit: float
-    level: float
+    test: LossTest
     trials: Known
     at_once: int = 4
     tell: Callable[[float | None, bool], object] = lambda value, ran: None
@@ -195,7 +263,7 @@ class Calibration:
 
     async def _search(self, large: Sequence[bool], *, reuse: bool) -> Calibrated:
         """Test the values in their order. Raise `_Difference` for a run that does not repeat the one before."""
-        sequence = fixed_sequence(self.knob.values, self.limit, self.level)
+        sequence = fixed_sequence(self.knob.values, self.test)
         runs: dict[float, Sequence[Tried]] = {}
         reused, before = 0, dict[int, Tried]()
         try:
@@ -211,7 +279,7 @@ class Calibration:
             tested: tuple[Tested, ...] = end.value
         best = chosen(tested)
         scores = [score for tried in runs[best.threshold] for score in tried.scores] if best else []
-        return Calibrated(self.limit, self.level, tested, Histogram.of(scores), reused)
+        return Calibrated(self.test.limit, self.test.level, tested, Histogram.of(scores), reused)
 
     def _reusable(self, value: float, before: Mapping[int, Tried]) -> dict[int, Tried]:
         """What problems came to *before* and are not run at this *value*: all but some that check on the rest."""

@@ -22,6 +22,9 @@ Shares: TypeAlias = NDArray[np.float64]
 NUISANCE_SHARE = 0.1  # of the level, spent on what is not known about the gains
 NUISANCE_POINTS = 48
 MOST_PROBLEMS = 1_000_000
+FIRST_SHARE = 0.8  # of the level, for the first attempt
+BETS = 50
+MOST_LOG_CAPITAL = 700.0  # beyond it a float overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,29 +94,77 @@ def _at_most(difference: int, n: int, lost: Shares, gained: Shares) -> Shares:
     return summed
 
 
-def needed(limit: float, level: float, seen: Paired | None = None) -> int | None:
+def betting_p_value(paired: Paired, limit: float) -> float:
     """
-    How many problems a promise takes, if losses and gains go on at the rates *seen*; without, if nothing is ever lost.
+    The same as `p_value`, but valid however often it is looked at while problems are added, and whenever that ends.
 
-    None where no number would do, because the loss that was seen is no less than the limit.
+    One over the capital of a gambler who bets, before each problem, that less than the *limit* is lost: were the true
+    loss the limit or more, the capital would hardly ever be large at any time (Ville, 1939). The bets are spread over
+    `BETS` stakes, up to the one that a single loss ruins (Waudby-Smith and Ramdas, arXiv:2010.09686). It takes more
+    problems than the exact test for a number that is fixed beforehand.
     """
-    lost, gained = (seen.lost / seen.n, seen.gained / seen.n) if seen and seen.n else (0.0, 0.0)
-    if lost - gained >= limit:
-        return None
+    stakes = np.arange(1, BETS + 1) / BETS / (1 - limit)
+    with np.errstate(divide="ignore"):
+        ruin = paired.lost * np.log1p(-stakes * (1 - limit)) if paired.lost else np.zeros(BETS)
+    gain = paired.gained * np.log1p(stakes * (1 + limit))
+    rest = (paired.n - paired.lost - paired.gained) * np.log1p(stakes * limit)
+    capital = float(np.mean(np.exp(np.minimum(ruin + gain + rest, MOST_LOG_CAPITAL))))
+    return min(1.0, 1 / capital) if capital > 0 else 1.0
 
-    def enough(n: int) -> bool:
-        return p_value(Paired(n, math.ceil(n * lost), math.floor(n * gained)), limit, level) <= level
 
-    most = 1
-    while not enough(most):
-        most *= 2
-        if most > MOST_PROBLEMS:
+@dataclass(frozen=True, slots=True)
+class LossTest:
+    """
+    A test whether a loss is below the *limit*; *level* is the probability that it says so and is wrong.
+
+    The level is shared between the first attempt, on a number of problems fixed before anything is seen, and all later
+    ones together (*again*), on any numbers: four fifths for an exact test, the rest for one that may be repeated. So
+    the level holds for all attempts, and more problems may be added after one that failed.
+    """
+
+    limit: float
+    level: float
+    again: bool = False
+
+    def p(self, paired: Paired) -> float:
+        """
+        The p-value of *paired*, to be compared with the whole level.
+
+        A first attempt on fewer problems than would do if nothing were lost has the p-value 1, also where much is
+        gained: so it promises nothing, and spends nothing.
+        """
+        if paired.n == 0 or self.limit >= 1:
+            return 1.0 if paired.n == 0 else 0.0
+        if self.again:
+            return min(1.0, betting_p_value(paired, self.limit) / (1 - FIRST_SHARE))
+        level = FIRST_SHARE * self.level
+        if p_value(Paired(paired.n, 0, 0), self.limit, level) > level:
+            return 1.0
+        return min(1.0, p_value(paired, self.limit, level) / FIRST_SHARE)
+
+    def needed(self, seen: Paired | None = None) -> int | None:
+        """
+        How many problems it takes, if losses and gains go on at the rates *seen*; without, if nothing is ever lost.
+
+        None where no number would do, because the loss that was seen is no less than the limit.
+        """
+        lost, gained = (seen.lost / seen.n, seen.gained / seen.n) if seen and seen.n else (0.0, 0.0)
+        if lost - gained >= self.limit:
             return None
-    least = most // 2
-    while most - least > 1:
-        middle = (least + most) // 2
-        least, most = (least, middle) if enough(middle) else (middle, most)
-    return most
+
+        def enough(n: int) -> bool:
+            return self.p(Paired(n, math.ceil(n * lost), math.floor(n * gained))) <= self.level
+
+        most = 1
+        while not enough(most):
+            most *= 2
+            if most > MOST_PROBLEMS:
+                return None
+        least = most // 2
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (least, middle) if enough(middle) else (middle, most)
+        return most
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,22 +177,20 @@ class Tested:
     holds: bool
 
 
-def fixed_sequence(
-    thresholds: Sequence[float], limit: float, level: float
-) -> Generator[float, Paired, tuple[Tested, ...]]:
+def fixed_sequence(thresholds: Sequence[float], test: LossTest) -> Generator[float, Paired, tuple[Tested, ...]]:
     """
     Test *thresholds* in their order, the strictest first, until one fails; the last that holds is the one to use.
 
     Yields each threshold when its turn comes, expects its outcome to be sent, and returns what was tested. With
-    probability 1 - *level* at least, no threshold that holds has a loss above the *limit*. An outcome has to come from
-    runs of the method at that threshold; the runs of the large model may be the same for all thresholds, since each
-    test is valid by itself.
+    probability 1 - level at least, no threshold that holds has a loss above the limit of the *test*. An outcome has to
+    come from runs of the method at that threshold; the runs of the large model may be the same for all thresholds,
+    since each test is valid by itself.
     """
     tested: list[Tested] = []
     for threshold in thresholds:
         paired = yield threshold
-        p = p_value(paired, limit, level)
-        tested.append(Tested(threshold, paired, p, p <= level))
+        p = test.p(paired)
+        tested.append(Tested(threshold, paired, p, p <= test.level))
         if not tested[-1].holds:
             break
     return tuple(tested)

@@ -4,7 +4,7 @@ Does the promise of `calibration` hold? ``python -m stepspec.evals.coverage``: m
 Every population has a loss for each threshold, growing from the strictest to the loosest, and some gains. A sample of
 it is calibrated on; the promise is broken where the threshold that was found loses more than the limit in truth. A
 second table does the same through the search that ``stepspec calibrate`` runs, which reuses runs: with runs that
-repeat, with runs that do not, and with some of both.
+repeat, with runs that do not, and with some of both; and with further attempts on more problems.
 
 Two bars: a promise is broken in at most one of twenty, and the threshold that is found is within one step of the best
 in most. Of the second a row is excused where its samples are too small for it: where even those that are exactly like
@@ -32,13 +32,14 @@ from ..orchestrator.errors import ConfigurationError
 from ..policies.knobs import Knob
 from .arms import wilson
 from .calibrating import Calibration, Decision, Known, Tried
-from .calibration import Paired, chosen, fixed_sequence, run_sequence
+from .calibration import LossTest, Paired, chosen, fixed_sequence, run_sequence
 from .script import script
 from .testbed.progress import counting
 
 THRESHOLDS = 10
 SEARCHED = 10  # times fewer populations go through the search, which takes a task for every run
 SEARCH_PROBLEMS = 500
+ATTEMPTS = 3
 REPEATING = (1.0, 0.95, 0.0)  # shares of the problems whose runs repeat
 LEVEL = 0.05  # of promises that may be broken
 MOST = 0.5
@@ -148,6 +149,7 @@ def late_edge(rng: Generator, limit: float) -> Population:
 Kinds: TypeAlias = dict[str, Callable[[Generator, float], Population]]
 KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge": edge}
 SEARCH_KINDS: Kinds = {"growing": growing, "a cliff": flat, "at the edge from the second": late_edge}
+ATTEMPT_KINDS: Kinds = {"at the edge": edge, "at the edge from the second": late_edge}
 
 
 def simulate(
@@ -175,7 +177,7 @@ def simulate(
 
 def _found(seen: list[Paired], limit: float, level: float) -> int:
     """The place of the threshold that a calibration on what was *seen* finds; -1 for none."""
-    found = chosen(run_sequence(fixed_sequence(range(THRESHOLDS), limit, level), partial(_seen, seen)))
+    found = chosen(run_sequence(fixed_sequence(range(THRESHOLDS), LossTest(limit, level)), partial(_seen, seen)))
     return int(found.threshold) if found else -1
 
 
@@ -188,8 +190,9 @@ class SearchRow:
     """
     What came out of the search itself, where a share of *repeating* problems has runs that repeat.
 
-    *broken* is how often the promise was, *reused* the share of the runs that the search did not make because a run
-    before was the same, *none* how often no threshold was found.
+    With more than one of *attempts*, each has twice the problems of the one before, whatever came of that. *broken* is
+    how often the promise was, *reused* the share of the runs that the search did not make because a run before was the
+    same, *none* how often no threshold was found.
     """
 
     kind: str
@@ -201,6 +204,7 @@ class SearchRow:
     broken_interval: tuple[float, float]
     reused: float
     none: float
+    attempts: int = 1
 
 
 class Runs:
@@ -234,27 +238,29 @@ class Runs:
 
 
 def search(
-    kind: str, n: int, limit: float, populations: int, repeating: float, *, seed: int = 0,
+    kind: str, n: int, limit: float, populations: int, repeating: float, *, attempts: int = 1, seed: int = 0,
     on_population: Callable[[], object] = lambda: None,
 ) -> SearchRow:  # fmt: skip
-    """Run the search of ``stepspec calibrate``, which takes all runs here for greedy ones, on so many *populations*."""
+    """Run the search of ``stepspec calibrate``, which supposes here that all runs repeat, on so many *populations*."""
     rng = np.random.default_rng([seed, n, len(kind), round(100 * repeating)])
     broken = none = reused = whole = 0
     for _ in range(populations):
-        population = SEARCH_KINDS[kind](rng, limit)
-        runs = Runs(population, rng, n, repeating)
-        calibration = Calibration(runs.attempt, n, Runs.knob, limit, LEVEL, Known(), at_once=n, repeatable=True)
-        result = asyncio.run(calibration.run())
-        reused, whole = reused + result.reused, whole + n * len(result.tested)
-        if result.found is None:
-            none += 1
-        else:
-            broken += bool(population.loss[THRESHOLDS - int(result.found.threshold)] > limit)
+        population = (SEARCH_KINDS | ATTEMPT_KINDS)[kind](rng, limit)
+        runs, known = Runs(population, rng, n << (attempts - 1), repeating), Known()
+        best: list[int] = []
+        for attempt in range(attempts):
+            test, size = LossTest(limit, LEVEL, again=attempt > 0), n << attempt
+            calibration = Calibration(runs.attempt, size, Runs.knob, test, known, at_once=size, repeatable=True)
+            result = asyncio.run(calibration.run())
+            reused, whole = reused + result.reused, whole + size * len(result.tested)
+            best += [THRESHOLDS - int(result.found.threshold)] if result.found else []
+        none += not best
+        broken += any(bool(population.loss[place] > limit) for place in best)
         on_population()
     interval = wilson(broken, populations)
     return SearchRow(
         kind, n, limit, populations, repeating, interval.value, (interval.low, interval.high), reused / whole,
-        none / populations,
+        none / populations, attempts,
     )  # fmt: skip
 
 
@@ -269,13 +275,14 @@ def main(
 
     The bars: a promise is broken no more often than it may be, and the threshold found is within one step of the best
     in most, wherever the samples are large enough for that. The second table runs the search of `stepspec calibrate`
-    itself, on a tenth of the populations, with runs that repeat and runs that do not.
+    itself, on a tenth of the populations, with runs that repeat and runs that do not, and with more than one attempt.
     """
     if not 0 < limit <= LARGEST:
         raise ConfigurationError(f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0")
     sizes = (300, 1000, 4000)
     searched = max(1, populations // SEARCHED)
-    searches = [(kind, repeating) for kind in SEARCH_KINDS for repeating in REPEATING]
+    searches = [(kind, repeating, 1) for kind in SEARCH_KINDS for repeating in REPEATING]
+    searches += [(kind, 0.0, ATTEMPTS) for kind in ATTEMPT_KINDS]
     with counting(stderr) as progress:
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
         rows = [
@@ -286,10 +293,10 @@ def main(
         bar = progress.add_task("searching", total=len(searches) * searched)
         search_rows = [
             search(
-                kind, SEARCH_PROBLEMS, limit, searched, repeating, seed=seed,
+                kind, SEARCH_PROBLEMS, limit, searched, repeating, attempts=attempts, seed=seed,
                 on_population=lambda: progress.advance(bar),
             )
-            for kind, repeating in searches
+            for kind, repeating, attempts in searches
         ]  # fmt: skip
     if json:
         print(orjson.dumps({"rows": rows, "search": search_rows}).decode())
@@ -315,8 +322,8 @@ def missed(rows: list[Row]) -> list[str]:
 def search_missed(rows: list[SearchRow]) -> list[str]:
     """The same for rows of the search; where all runs repeat and none was reused, a row would show nothing."""
     broken = [
-        f"missed: {row.kind}, {row.repeating:.0%} of the problems repeat: broken in {row.broken:.1%}, which is more "
-        f"than {LEVEL:.0%}"
+        f"missed: {row.kind}, {row.repeating:.0%} of the problems repeat, {row.attempts} attempts: broken in "
+        f"{row.broken:.1%}, which is more than {LEVEL:.0%}"
         for row in rows
         if row.broken_interval[0] > LEVEL
     ]
@@ -346,13 +353,13 @@ def search_table(rows: list[SearchRow]) -> Table:
         title=f"the search of `stepspec calibrate`: {rows[0].n} problems, a loss of at most {rows[0].limit:.0%}",
         caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
     )
-    for column in ("population", "problems that repeat", "broken (95% interval)", "runs reused", "none"):
+    for column in ("population", "attempts", "problems that repeat", "broken (95% interval)", "runs reused", "none"):
         shown.add_column(column, justify="left" if column == "population" else "right")
     for row in rows:
         low, high = row.broken_interval
         shown.add_row(
-            row.kind, f"{row.repeating:.0%}", f"{row.broken:.1%} ({low:.1%} to {high:.1%})", f"{row.reused:.0%}",
-            f"{row.none:.1%}",
+            row.kind, str(row.attempts), f"{row.repeating:.0%}", f"{row.broken:.1%} ({low:.1%} to {high:.1%})",
+            f"{row.reused:.0%}", f"{row.none:.1%}",
         )  # fmt: skip
     return shown
 

@@ -22,7 +22,6 @@ from ..settings import Settings
 from .arms import LARGE, Arm, Task
 from .benchmarks import Benchmark
 from .calibrating import Attempt, Calibrated, Decision, Tried
-from .calibration import needed
 from .grading import Graders
 from .trial import seed, solve_once
 
@@ -168,9 +167,10 @@ class Promise:
         """One sentence that says what may be relied on, or what it would take."""
         c, found = self.calibrated, self.calibrated.found
         if found is not None:
+            attempts = f", all {c.attempt} attempts together" if c.attempt > 1 else ""
             return (
                 f"With {self.knob.option} = {found.threshold:g}, {self.policy} loses at most {c.limit:.1%} of such "
-                f"problems to the large model alone, at {self.confidence:.0%} confidence."
+                f"problems to the large model alone, at {self.confidence:.0%} confidence{attempts}."
             )
         strictest = c.tested[0]
         said = (
@@ -180,8 +180,11 @@ class Promise:
         )
         if c.enough is None:
             return f"{said} Nor would more problems at these rates: the loss itself is no less than the limit."
-        least = needed(c.limit, c.level)
-        return f"{said} At these rates {c.enough:,} problems would do, and with nothing lost at all {least:,}."
+        least = c.next_attempt.needed()
+        return (
+            f"{said} At these rates {c.enough:,} problems would do in another attempt with these trials, and with "
+            f"nothing lost at all {least:,}: the same command with a larger --count."
+        )
 
     def table(self) -> Table:
         shown = Table(title=f"{self.policy} on {self.benchmark}, against the large model alone")
@@ -206,6 +209,7 @@ class Promise:
             "value": float(found.threshold),
             "max_loss": c.limit,
             "confidence": self.confidence,
+            "attempt": c.attempt,
             "benchmark": self.benchmark,
             "problems": found.paired.n,
             "lost": found.paired.lost,

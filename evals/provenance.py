@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from importlib.resources import files
 from pathlib import Path
@@ -78,10 +78,17 @@ def prompt_hashes() -> dict[str, str]:
 
 def digest(tasks: tuple[Task, ...]) -> str:
     """A hash of the problems as they are put, and of their answers."""
-    made = blake2b(digest_size=16)
+    return digests(tasks)[-1]
+
+
+def digests(tasks: Sequence[Task]) -> list[str]:
+    """The hashes of no problem, of the first one, of the first two, and so on to all *tasks*."""
+    hashed = blake2b(digest_size=16)
+    prefixes = [hashed.hexdigest()]
     for task in tasks:
-        made.update(orjson.dumps([task.problem, task.answer]))
-    return made.hexdigest()
+        hashed.update(orjson.dumps([task.problem, task.answer]))
+        prefixes.append(hashed.hexdigest())
+    return prefixes
 
 
 async def servers(solver: Solver) -> list[dict[str, Any]]:

@@ -76,10 +76,11 @@ class Calibration(BaseModel):
     """
     What ``stepspec calibrate`` promised about one *option* of a *policy*, and the grades that it saw.
 
-    With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone. Of *problems* it
-    *lost* so many that the large model got right, and *gained* the others. *edges* and *counts* are the histogram of
-    grades that live ones are compared with. The promise is of these *models*, by their roles, and of runs that are
-    *told* so much besides (see `Settings.bearing`); what is absent there is not asked about.
+    With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone; that is so for all
+    attempts with the same trials together, of which this was number *attempt*. Of *problems* it *lost* so many that the
+    large model got right, and *gained* the others. *edges* and *counts* are the histogram of grades that live ones are
+    compared with. The promise is of these *models*, by their roles, and of runs that are *told* so much besides (see
+    `Settings.bearing`); what is absent there is not asked about.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -89,6 +90,7 @@ class Calibration(BaseModel):
     value: float
     max_loss: float = Field(gt=0, lt=1)
     confidence: float = Field(gt=0, lt=1)
+    attempt: PositiveInt = 1
     benchmark: str = ""
     problems: NonNegativeInt = 0
     lost: NonNegativeInt = 0

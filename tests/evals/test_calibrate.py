@@ -182,6 +182,23 @@ async def test_trials_of_other_settings_are_kept_out(tmp_path: Path) -> None:
         assert not [path for path, _ in large.requests[asked:] if path == "/v1/completions"]
 
 
+async def test_more_problems_are_another_attempt_with_the_same_trials(tmp_path: Path) -> None:
+    words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--count")
+    async with urls() as (servers, large):
+        counts: list[int] = []
+        for count in ("3", "3", "8"):
+            before = len(large.requests)
+            code, said = await calibrate(tmp_path, *words, count, *servers)
+            assert code == 0, said
+            counts.append(len([path for path, _ in large.requests[before:] if path == "/v1/completions"]))
+            attempt = tomllib.loads((tmp_path / "policy.toml").read_text())["calibration"]["attempt"]
+            assert attempt == (2 if count == "8" else 1)
+        assert counts[0] > counts[1] == 0
+        assert "at 95% confidence, all 2 attempts together." in (tmp_path / "policy.toml").read_text()
+        code, said = await calibrate(tmp_path, *words, "5", *servers)
+        assert (code, "holds runs on 8 problems, and these are 5" in " ".join(said.split())) == (2, True), said
+
+
 def files(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.evals.calibrating import REPEATED, Calibrated, Calibration, Decision, Trials, Tried
-from stepspec.evals.calibration import Paired
+from stepspec.evals.calibration import LossTest, Paired
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import options
 from stepspec.policies.knobs import KNOBS, Knob
@@ -42,7 +42,7 @@ class World:
     def calibrate(self, path: Path, knob: Knob = KNOB, at_once: int = 4) -> Calibrated:
         with Trials(path, {"knob": knob.option}) as trials:
             calibration = Calibration(
-                self.attempt, len(self.grades), knob, 0.02, 0.05, trials, at_once, repeatable=True
+                self.attempt, len(self.grades), knob, LossTest(0.02, 0.05), trials, at_once, repeatable=True
             )
             return run(calibration.run())[0]
 
@@ -124,7 +124,7 @@ async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
         return await world.attempt(problem, value)
 
     with Trials(tmp_path / "trials.jsonl", {}) as trials:
-        calibration = Calibration(attempt, 9, KNOB, 0.02, 0.05, trials)
+        calibration = Calibration(attempt, 9, KNOB, LossTest(0.02, 0.05), trials)
         with pytest.raises(RuntimeError, match="the server is gone"):
             await calibration.run()
     assert len(asyncio.all_tasks()) == 1

@@ -4,11 +4,20 @@ from dataclasses import replace
 from itertools import product
 from math import ceil, comb, log
 
+import numpy as np
 import pytest
 import typer
 
 from stepspec.evals import coverage
-from stepspec.evals.calibration import Paired, chosen, fixed_sequence, needed, p_value, run_sequence
+from stepspec.evals.calibration import (
+    LossTest,
+    Paired,
+    betting_p_value,
+    chosen,
+    fixed_sequence,
+    p_value,
+    run_sequence,
+)
 from stepspec.evals.coverage import KINDS, Population, Row, main, missed, simulate
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -67,19 +76,63 @@ def test_outcomes_are_counted_problem_by_problem() -> None:
 
 @pytest.mark.parametrize("limit", [0.01, 0.05])
 def test_how_many_problems_a_promise_takes_at_least(limit: float) -> None:
-    least = ceil(log(0.025) / log(1 - limit))
-    assert needed(limit, 0.05) == least
-    assert p_value(Paired(least, 0, 0), limit) <= 0.05 < p_value(Paired(least - 1, 0, 0), limit)
+    test = LossTest(limit, 0.05)
+    least = ceil(log(0.02) / log(1 - limit))  # four fifths of the level, for the price of two tests
+    assert test.needed() == least
+    assert test.p(Paired(least, 0, 0)) <= 0.05 < test.p(Paired(least - 1, 0, 0))
 
 
-def test_how_many_problems_it_takes_with_losses_and_when_none_would_do() -> None:
-    seen = Paired(100, 1, 0)
-    found = needed(0.03, 0.05, seen)
-    assert found is not None
-    assert p_value(Paired(found, ceil(found / 100), 0), 0.03) <= 0.05
-    assert found > (needed(0.03, 0.05) or 0)
-    assert needed(0.03, 0.05, Paired(100, 3, 0)) is None
-    assert needed(0.03, 0.05, Paired(100, 3, 3)) is not None
+@pytest.mark.parametrize("again", [False, True])
+def test_how_many_problems_it_takes_with_losses_and_when_none_would_do(again: bool) -> None:
+    test = LossTest(0.03, 0.05, again=again)
+    number = test.needed(Paired(100, 1, 0))
+    assert number is not None
+    assert test.p(Paired(number, ceil(number / 100), 0)) <= 0.05
+    assert number > (test.needed() or 0)
+    assert test.needed(Paired(100, 3, 0)) is None
+    assert test.needed(Paired(100, 3, 3)) is not None
+
+
+def test_a_further_attempt_takes_more_problems_than_the_first() -> None:
+    first, again = (LossTest(0.02, 0.05, again=again) for again in (False, True))
+    assert (first.needed() or 0) < (again.needed() or 0) < 2 * (first.needed() or 0)
+    for test in (first, again):
+        assert (test.p(Paired(0, 0, 0)), LossTest(1.0, 0.05, test.again).p(Paired(1, 1, 0))) == (1.0, 0.0)
+
+
+def test_what_could_promise_nothing_without_a_loss_promises_nothing_for_its_gains() -> None:
+    test = LossTest(0.02, 0.05)
+    least = test.needed() or 0
+    assert p_value(Paired(least - 1, 0, 100), 0.02, 0.04) <= 0.04
+    assert (test.p(Paired(least - 1, 0, 100)), test.p(Paired(least, 0, 100)) <= 0.05) == (1.0, True)
+
+
+def ever(limit: float, gained: float, level: float, looks: range, bettor: bool) -> float:
+    """How often a loss just at the limit passes at one of the *looks*, of 500 samples that grow."""
+    rng = np.random.default_rng(5)
+    passed = 0
+    for _ in range(500):
+        place = rng.random(looks[-1])
+        lost, wins = np.cumsum(place < limit + gained), np.cumsum(place > 1 - gained)
+        seen = (Paired(n, int(lost[n - 1]), int(wins[n - 1])) for n in looks)
+        passed += any((betting_p_value(s, limit) if bettor else p_value(s, limit)) <= level for s in seen)
+    return passed / 500
+
+
+@pytest.mark.parametrize("gained", [0.0, 0.03, 0.2])
+def test_a_bet_may_be_looked_at_as_often_as_one_likes(gained: float) -> None:
+    assert 0 < ever(0.05, gained, 0.1, range(30, 1500, 30), bettor=True) <= 0.1 + 2 * 0.0134
+
+
+def test_the_exact_test_may_not() -> None:
+    assert ever(0.05, 0.0, 0.1, range(30, 1500, 30), bettor=False) > 0.12
+
+
+def test_a_bet_wins_where_nothing_is_lost_and_not_where_as_much_as_the_limit_is() -> None:
+    assert betting_p_value(Paired(1000, 0, 0), 0.01) < 0.01
+    assert betting_p_value(Paired(1000, 10, 0), 0.01) > 0.5
+    assert betting_p_value(Paired(1000, 1000, 0), 0.01) == 1
+    assert betting_p_value(Paired(100_000, 0, 50_000), 0.5) < 1e-100
 
 
 def test_thresholds_are_tried_from_the_strictest_until_one_fails() -> None:
@@ -90,7 +143,7 @@ def test_thresholds_are_tried_from_the_strictest_until_one_fails() -> None:
         asked.append(threshold)
         return Paired(1000, outcomes[threshold], 0)
 
-    tested = run_sequence(fixed_sequence(tuple(outcomes), 0.02, 0.05), outcome)
+    tested = run_sequence(fixed_sequence(tuple(outcomes), LossTest(0.02, 0.05)), outcome)
     assert asked == [9, 8, 7]
     assert [each.holds for each in tested] == [True, True, False]
     best = chosen(tested)
@@ -158,8 +211,6 @@ def test_trusting_what_was_observed_breaks_half_of_the_promises_at_the_edge() ->
 
 
 def test_a_sample_is_paired_and_of_its_population() -> None:
-    import numpy as np
-
     population = Population(np.array([0.1, 0.2]), np.array([0.05, 0.05]))
     strict, loose = population.sample(np.random.default_rng(0), 20_000)
     assert strict.lost <= loose.lost

@@ -55,7 +55,9 @@ def test_a_promise_is_one_sentence() -> None:
 def test_without_a_promise_there_is_no_file_and_it_says_what_it_would_take() -> None:
     made = promise(found((9, 1, 0, False), n=100))
     assert "At these rates" in made.said()
-    assert "with nothing lost at all 183" in made.said()
+    assert "in another attempt with these trials, and with nothing lost at all 317:" in made.said()
+    few = promise(replace(found((9, 1, 0, False), n=100), counts=False))
+    assert "with nothing lost at all 194:" in few.said()
     with pytest.raises(ConfigurationError, match="No threshold of specreason can be promised"):
         made.toml()
 

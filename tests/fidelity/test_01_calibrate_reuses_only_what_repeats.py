@@ -12,10 +12,22 @@ import pytest
 import typer
 
 from stepspec.evals import coverage
-from stepspec.evals.calibrating import REPEATED, Calibrated, Calibration, Decision, Known, Trials, Tried, repeats
+from stepspec.evals.calibrating import (
+    REPEATED,
+    Calibrated,
+    Calibration,
+    Concluded,
+    Decision,
+    Known,
+    Trials,
+    Tried,
+    repeats,
+)
+from stepspec.evals.calibration import LossTest
 from stepspec.evals.coverage import Runs, search, search_missed
 from stepspec.evals.promise import decisions
 from stepspec.orchestrator import Accept, Rollback, Step
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
 from stepspec.policies.knobs import Knob
 
@@ -46,8 +58,9 @@ class Sampled:
 
     def calibrate(self, *, repeatable: bool = True, trials: Known | None = None) -> tuple[Calibrated, list[Tried]]:
         different: list[Tried] = []
+        known = Known() if trials is None else trials
         calibration = Calibration(
-            self.attempt, PROBLEMS, KNOB, LIMIT, LEVEL, Known() if trials is None else trials, repeatable=repeatable,
+            self.attempt, PROBLEMS, KNOB, LossTest(LIMIT, LEVEL), known, repeatable=repeatable,
             differing=different.append,
         )  # fmt: skip
         return asyncio.run(calibration.run()), different
@@ -136,6 +149,33 @@ def test_half_of_a_draft_that_is_kept_is_decided_once() -> None:
     assert [decision.score for decision in decisions(events)] == [3.0]
 
 
+def test_a_further_attempt_counts_as_such_and_the_same_one_again_does_not(tmp_path: Path) -> None:
+    path, digests = tmp_path / "trials.jsonl", [str(problem) for problem in range(9)]
+    first, second = (Concluded(problems, LIMIT, LEVEL, KNOB.values) for problems in (4, 8))
+    with Trials(path, {}) as trials:
+        trials.begin(digests[:5])
+        assert (trials.attempt(first), trials.attempt(second)) == (1, 1)
+        trials.conclude(first)
+        assert (trials.attempt(first), trials.attempt(second)) == (1, 2)
+        assert trials.attempt(replace(second, limit=0.1)) == 1
+    with Trials(path, {}) as trials:
+        trials.begin(digests)
+        trials.conclude(second)
+        trials.conclude(first)
+        assert (trials.attempt(first), trials.attempt(second)) == (1, 2)
+        with pytest.raises(ConfigurationError, match=r"runs on 8 problems, and these are 4.*--fresh"):
+            trials.begin(digests[:5])
+        with pytest.raises(ConfigurationError, match=r"holds runs on other problems.*--work"):
+            trials.begin([*digests[:8], "other", "9"])
+    assert len(path.read_text().splitlines()) == 1 + 2 + 2
+
+
+def test_the_level_is_that_of_all_attempts_together() -> None:
+    """Twice as many problems after every attempt that failed, and the promise is kept all the same."""
+    for kind in coverage.ATTEMPT_KINDS:
+        assert search_missed([search(kind, 250, LIMIT, 40, 0.0, attempts=3)]) == []
+
+
 def unchecked_reuse(self: Calibration, value: float, before: Mapping[int, Tried]) -> dict[int, Tried]:
     """The old rule: a run in which no score lies between two values is the same run for both."""
     return {
@@ -167,7 +207,7 @@ def test_the_old_rule_breaks_the_promise_where_runs_do_not_repeat() -> None:
     assert search_missed([search("at the edge from the second", 300, LIMIT, 25, 1.0)]) == []
     row = search("at the edge from the second", 300, LIMIT, 25, 0.0)
     assert row.broken > 0.9
-    assert "0% of the problems repeat: broken in" in search_missed([row])[0]
+    assert "0% of the problems repeat, 1 attempts: broken in" in search_missed([row])[0]
 
 
 @pytest.fixture

@@ -51,6 +51,6 @@ def test_a_sample_that_is_too_small_promises_nothing(pair: Pair, tmp_path: Path)
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
     done = stepspec(tmp_path, "calibrate", "arithmetic", *urls, "--count", "6", "--max-loss", "0.01")
     assert done.returncode == 1
-    assert "it takes 368 even if none is lost" in " ".join(done.stderr.split())
+    assert "it takes 390 even if none is lost" in " ".join(done.stderr.split())
     assert "can be promised" in done.stdout
     assert not (tmp_path / "policy.toml").exists()
