@@ -20,6 +20,7 @@ from .growing import GrowingStep
 from .kept import Kept
 from .reading import Arrivals, Tally, generate, grow, grow_each
 from .settings import Sampling
+from .together import Answer
 
 if TYPE_CHECKING:
     from .vllm import VllmEndpoint
@@ -183,23 +184,20 @@ class VllmModel:
         numbers = await self._numbers(choices)
         before = await encoder.chain(chain)
         prompt = [*before, *await encoder.literally(encoder.template.ask(question, opening))]
+        checkpoint = before if endpoint.checkpoints else ()
         if endpoint.by_id is not False:
-            found = await self._ask_by_id(prompt, before, numbers)
+            found = await self._ask_by_id(prompt, checkpoint, numbers)
             if found is not None:
                 return found
-        prompts = [prompt, before] if endpoint.checkpoints else prompt
-        body = wire.asking(endpoint.name, prompts, list(numbers.values()), by_id=False)
-        return dict.fromkeys(choices, 0.0) | wire.chances(
-            self._call("ask"), await self._post("ask", prompt, body), numbers
-        )
+        return dict.fromkeys(choices, 0.0) | await self._ask_for_likeliest(prompt, checkpoint, numbers)
 
     async def _ask_by_id(
-        self, prompt: Sequence[int], before: Sequence[int], numbers: Mapping[str, int]
+        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
     ) -> dict[str, float] | None:
         """Ask about the choices' own tokens; None if the server cannot tell, which is remembered."""
         endpoint, ids = self._endpoint, list(numbers.values())
         if endpoint.by_id:
-            found = await self._ask_together(prompt, before if endpoint.checkpoints else (), numbers)
+            found = await self._ask_together(prompt, checkpoint, numbers)
         else:
             try:
                 reply = await self._post("ask", prompt, wire.asking(endpoint.name, prompt, ids, by_id=True), retries=0)
@@ -219,9 +217,20 @@ class VllmModel:
         self._room(call, prompt)
         with self._tally("ask", len(prompt) + len(checkpoint)) as tally:
             answer = await self._endpoint.together.ask(prompt, list(numbers.values()), checkpoint)
-            cached = answer.cached + min(answer.cached, len(checkpoint))  # Both read the same beginning.
-            tally.add(2 if checkpoint else 1, len(prompt) + len(checkpoint), cached)
+            _count(tally, answer, prompt, checkpoint)
         return wire.chances(call, answer.reply, numbers, answer.place)
+
+    async def _ask_for_likeliest(
+        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Ask for the likeliest tokens of the vocabulary, which every server tells."""
+        call, prompts = self._call("ask"), [prompt, checkpoint] if checkpoint else [prompt]
+        self._room(call, prompt)
+        body = wire.asking(self._endpoint.name, prompts if checkpoint else prompt, list(numbers.values()), by_id=False)
+        with self._tally("ask", len(prompt) + len(checkpoint)) as tally:
+            reply = await self._endpoint.connection.post(call, "/v1/completions", body)
+            _count(tally, Answer(reply, prompts, 0), prompt, checkpoint)
+        return wire.chances(call, reply, numbers)
 
     async def _numbers(self, choices: Sequence[str]) -> dict[str, int]:
         encoded = {choice: await self._endpoint.encoder.literally(choice) for choice in choices}
@@ -296,6 +305,12 @@ def whole(chain: Chain) -> Chain:
     if not text.endswith(wire.REPLACEMENT):
         return chain
     return replace(chain, steps=beginning(chain.steps, len(text.rstrip(wire.REPLACEMENT))))
+
+
+def _count(tally: Tally, answer: Answer, prompt: Sequence[int], checkpoint: Sequence[int]) -> None:
+    """Count a question and the checkpoint that went along: both read the same beginning, each has a token written."""
+    cached = answer.cached + min(answer.cached, len(checkpoint))
+    tally.add(2 if checkpoint else 1, len(prompt) + len(checkpoint), cached)
 
 
 def _told(top: int) -> int:

@@ -95,5 +95,11 @@ async def test_a_server_that_tells_of_likeliest_tokens_only_is_sent_the_chain_to
     )
     async with meet(server) as met:
         for _ in range(2):
-            assert await met.model.ask(PROBLEM, "Right?", "79") == pytest.approx({"7": 0.5, "9": 0.25})
-    assert len(server.requests[-1][1]["prompt"]) == 2
+            grades = await met.model.ask(PROBLEM, "Right?", "789")
+            assert grades == pytest.approx({"7": 0.5, "8": 0.0, "9": 0.25})
+        assert met.endpoint.by_id is False
+    question, chain = server.requests[-1][1]["prompt"]
+    assert question[: len(chain)] == chain
+    first, last = met.calls[0], met.calls[-1]
+    assert (first.cached, last.prompt, last.written) == (0, len(question) + len(chain), 2)
+    assert 2 * len(chain) - 8 <= last.cached <= 2 * len(chain)
