@@ -47,6 +47,7 @@ def test_options_are_those_of_the_policy_without_its_models() -> None:
         "threshold": 7,
         "read": "expected",
         "sure": 0.05,
+        "judge_every": 1,
     }
     assert options("large") == options("small") == {}
 
