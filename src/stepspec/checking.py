@@ -19,7 +19,8 @@ from .orchestrator.shadow import Check, Finding
 from .policies.lookahead_reasoning import plain
 from .prompts import load
 
-CORRECT = load("shadow.correct")
+ALONE = load("check")
+BESIDE = load("shadow.correct")
 SURE = 0.05  # of its probability that the large model has to put on Yes and No, or it has not understood
 VARIED = 0.6  # temperature at least of the control: a greedy one would repeat the step that it is compared with
 
@@ -27,12 +28,12 @@ VARIED = 0.6  # temperature at least of the control: a greedy one would repeat t
 @dataclass(frozen=True, slots=True)
 class LargeCheck:
     """
-    Asks the *large* model whether an accepted step is correct, with its own step at the same place as a reference.
+    Asks the *large* model whether an accepted step is correct: by itself, and beside its own step at the same place.
 
-    Whether it would go on in the same way does not matter: pairs of models put half of their steps differently, and all
-    of them well. The control is a second step of the large model, checked with the same reference and question. A step
-    that is the reference, but for case and white space, is correct without asking. *observe* sees what all of that
-    costs. It counts as *company* of the runs at its servers.
+    A step has to pass both questions. Whether the large model would go on in the same way does not matter: pairs of
+    models put half of their steps differently, and all of them well. The control is a second step of the large model,
+    checked by the same questions with the same reference. A step that is the reference, but for case and white space,
+    is correct without asking. *observe* sees what all of that costs. It counts as *company* of the runs at its servers.
     """
 
     large: AnyEndpoint
@@ -71,12 +72,17 @@ class LargeCheck:
 
 
 async def _correct(large: Model, chain: Chain, step: Step, reference: Step) -> bool | None:
-    """Whether *large* calls *step* correct after *chain*; None if it does not understand the question."""
+    """Whether *large* calls *step* correct after *chain*; None if it does not understand a question."""
     if plain(step) == plain(reference):
         return True
-    question = CORRECT.text.format(step=reference.text.strip())
-    reply = await large.ask(chain.extend(step), question, ("Yes", "No"), opening=CORRECT.opening)
-    return reply["Yes"] > reply["No"] if sum(reply.values()) >= SURE else None
+    beside = BESIDE.text.format(step=reference.text.strip())
+    for question, opening in ((ALONE.text, ALONE.opening), (beside, BESIDE.opening)):
+        reply = await large.ask(chain.extend(step), question, ("Yes", "No"), opening=opening)
+        if sum(reply.values()) < SURE:
+            return None
+        if reply["Yes"] <= reply["No"]:
+            return False
+    return True
 
 
 def require_json(text: str, large: AnyEndpoint) -> None:

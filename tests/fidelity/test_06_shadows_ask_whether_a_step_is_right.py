@@ -132,13 +132,37 @@ def test_a_step_that_is_the_large_models_own_is_right_without_asking() -> None:
     pair = Pair()
     _, _, record = adapted(pair, runs=4)
     assert record.checked == 4 * STEPS
-    assert len(pair.questions) == pytest.approx((DIFFERENT + OWN_DIFFERENT) * record.checked, rel=0.3)
+    assert len(pair.questions) == pytest.approx(2 * (DIFFERENT + OWN_DIFFERENT) * record.checked, rel=0.3)
 
 
-def test_the_question_is_whether_the_step_is_correct_beside_the_large_models_own() -> None:
+def test_the_questions_are_whether_the_step_is_correct_by_itself_and_beside_the_large_models_own() -> None:
     pair = Pair()
     adapted(pair, runs=2)
     assert pair.questions
-    for question in pair.questions:
-        assert "a good way." in question
-        assert "Is the last step of your reasoning so far correct" in question
+    assert 2 * sum("a good way." in question for question in pair.questions) == len(pair.questions)
+    assert all("Is the last step of your reasoning so far correct" in question for question in pair.questions)
+
+
+@dataclass
+class Disputing(Pair):
+    """One of the two questions gets a No, or no answer."""
+
+    beside: bool = False
+    answer: float = 0.9
+
+    def judge(self, chain: Chain, question: str) -> Mapping[str, float]:
+        self.questions.append(question)
+        return {"Yes": 0.05, "No": self.answer} if ("a good way." in question) is self.beside else {"Yes": 1, "No": 0}
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_step_has_to_pass_both_questions(beside: bool) -> None:
+    _, _, record = adapted(Disputing(beside=beside), runs=4)
+    assert record.disputed == pytest.approx(DIFFERENT * record.checked, rel=0.3)
+    assert record.own_disputed == pytest.approx(OWN_DIFFERENT * record.checked, rel=0.4)
+
+
+def test_a_question_that_is_not_understood_gives_no_result() -> None:
+    _, _, record = adapted(Disputing(answer=-0.03), runs=4)
+    assert record.failed > 0
+    assert (record.disputed, record.own_disputed) == (0, 0)

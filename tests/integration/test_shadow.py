@@ -1,0 +1,44 @@
+"""What a shadow finds on real servers: right steps are right, however they are put, and wrong ones are not."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from dataclasses import replace
+
+import pytest
+
+from stepspec import Solver
+from stepspec.checking import LargeCheck
+from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator import Chain
+from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.events import Committed, Event
+from stepspec.orchestrator.shadow import Finding
+
+from .conftest import Pair
+
+pytestmark = pytest.mark.servers
+
+
+async def test_a_shadow_tells_right_steps_from_wrong_ones(pair: Pair) -> None:
+    right, wrong = list[Finding | None](), list[Finding | None]()
+    async with Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY) as solver:
+        check = LargeCheck(solver.large, GREEDY, lambda event: None, nullcontext)
+        for task in fresh(3, 5):
+            events: list[Event] = []
+            await solver.solve(task.problem, policy="large", observe=events.append)
+            chain = Chain.of(task.problem)
+            for step in (event.step for event in events if isinstance(event, Committed)):
+                numbers = list(re.finditer(r"\d+", step.text))
+                if step.stop == "delimiter" and numbers:
+                    last = numbers[-1]
+                    text = f"{step.text[: last.start()]}{int(last.group()) + 1}{step.text[last.end() :]}"
+                    right.append(await check(chain, step))
+                    wrong.append(await check(chain, replace(step, text=text, tokens=())))
+                chain = chain.extend(step)
+    assert len(right) > 5
+    assert all(finding is not None for finding in (*right, *wrong))
+    assert sum(finding.agreed for finding in right if finding) >= 0.9 * len(right)
+    assert sum(finding.agreed for finding in wrong if finding) <= 0.1 * len(wrong)
+    assert sum(finding.own for finding in (*right, *wrong) if finding) >= 0.9 * len((*right, *wrong))
