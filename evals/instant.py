@@ -32,7 +32,7 @@ class InstantModel:
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
@@ -47,7 +47,7 @@ class InstantModel:
         return Step(text, self.role, ended, tuple([Token(word, -0.1) for word in text.split()]), "words")
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         raise NotImplementedError("nobody has rivals here")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .chain import DELIMITER, Chain, Role, Step, Token
+from .chain import Chain, Role, Step, Token
 from .errors import ConfigurationError
 from .interfaces import Model
 
@@ -74,7 +74,7 @@ class Budgeted:
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
@@ -86,7 +86,7 @@ class Budgeted:
         return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         return await self.model.branch(chain, begun, stop=stop, limit=self._most(chain, limit))
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, TypeAlias
+
+from .step_ends import BLANK_LINE, BLANK_LINES, StepEnds
 
 Role: TypeAlias = Literal["small", "large"]
 Party: TypeAlias = Literal["small", "large", "critic"]  # who may be called; a critic writes nothing
 Speaker: TypeAlias = Literal["system", "user", "assistant"]
 Stop: TypeAlias = Literal["delimiter", "length", "until", "end"]
 
-DELIMITER = "\n\n"
+DELIMITER = BLANK_LINE
 THINK_END = "</think>"
 
 
@@ -93,15 +95,21 @@ def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """A problem and the steps committed so far. Growing returns a new chain."""
+    """
+    A problem and the steps committed so far. Growing returns a new chain.
+
+    *ends* says where the steps of the run end; it is no part of what the chain says.
+    """
 
     messages: tuple[Message, ...]
     steps: tuple[Step, ...] = ()
+    ends: StepEnds = field(default=BLANK_LINES, compare=False, repr=False)
 
     @classmethod
-    def of(cls, problem: str | Sequence[Message]) -> Chain:
+    def of(cls, problem: str | Sequence[Message], ends: StepEnds = BLANK_LINES) -> Chain:
         """Begin a chain with one user message, or with a whole conversation."""
-        return cls((Message("user", problem),) if isinstance(problem, str) else tuple(problem))
+        messages = (Message("user", problem),) if isinstance(problem, str) else tuple(problem)
+        return cls(messages, ends=ends)
 
     @property
     def text(self) -> str:
@@ -110,6 +118,11 @@ class Chain:
     @property
     def finished(self) -> bool:
         return bool(self.steps) and self.steps[-1].stop == "end"
+
+    @property
+    def whole(self) -> bool:
+        """Whether the text ends where a step does, so that the next step is not the rest of one."""
+        return self.ends.at_end(self.text)
 
     @property
     def tokens(self) -> int:

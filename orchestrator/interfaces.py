@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from .chain import DELIMITER, Chain, Role, Rollback, Step, Token, Verdict
+from .chain import Chain, Role, Rollback, Step, Token, Verdict
 from .events import Purpose
 
 
@@ -22,7 +22,7 @@ class Model(Protocol):
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
@@ -31,23 +31,25 @@ class Model(Protocol):
         """
         Write the next step, starting with *opening*, ending after a *stop* string or after *limit* tokens.
 
-        The end of the thinking block always ends a step, whose stop is then "end". *until* sees the partial step
-        after every token and may end it there; that token is part of the step. With *top*, every token tells that many
-        of the likeliest ones of its place, 20 at most, and its own log-probability; without, the model's sampling says
-        whether it tells that: whoever reads it asks for a *top* of 1. Cancelling the call closes the request, which is
-        how the server learns to stop. An *opening* that is longer than *limit* is cut to it.
+        Without *stop* it ends where the chain's steps end (`Chain.ends`): a delimiter within code, a LaTeX environment
+        or a table is none. Strings that are given count wherever they stand. The end of the thinking block always ends
+        a step, whose stop is then "end". *until* sees the partial step after every token and may end it there; that
+        token is part of the step. With *top*, every token tells that many of the likeliest ones of its place, 20 at
+        most, and its own log-probability; without, the model's sampling says whether it tells that: whoever reads it
+        asks for a *top* of 1. Cancelling the call closes the request, which is how the server learns to stop. An
+        *opening* that is longer than *limit* is cut to it.
         """
         ...
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         """
         Write the next step several times at once: one for each of *begun*, the beginnings, in their order.
 
         It is one request, but for a model that samples by a seed: then it is one for each, with seeds of their own. A
-        beginning counts towards *limit*, and no *stop* string is looked for in it. Its tokens go to the server by their
-        ids where these are the model's. Cancelling the call closes the requests.
+        beginning counts towards *limit*, and no end is looked for in it; *stop* is that of `write`. Its tokens go to the
+        server by their ids where these are the model's. Cancelling the call closes the requests.
         """
         ...
 

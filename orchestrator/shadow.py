@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import TypeAlias
 
-from .chain import DELIMITER, Chain, Step
+from .chain import Chain, Step
 from .errors import StepspecError
 from .events import Called, Committed, Event
 from .interfaces import RequestContext, requesting
@@ -81,7 +81,7 @@ class Shadows:
 
     def consider(self, chain: Chain, step: Step, check: Check, *, calm: bool = True) -> None:
         """Perhaps begin to *check* that *step* is correct after *chain*; not while a server is not *calm*."""
-        whole = step.stop in ("delimiter", "end") and (not chain.text or chain.text.endswith(DELIMITER))
+        whole = step.stop in ("delimiter", "end") and (not chain.text or chain.whole)
         if not whole or _drawn(chain, step) >= self._share:
             return
         if not calm or len(self._open) >= self._most:

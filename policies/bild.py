@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.chain import DELIMITER
 from .kinds import Amount, AtLeast1, Share
 from .scores import surest
 
@@ -54,7 +53,7 @@ class BiLD:
 
     async def draft(self, chain: Chain) -> Step:
         if self.scale == "step":
-            return await self.small.write(chain, stop=(DELIMITER,), until=self.unsure, top=1)
+            return await self.small.write(chain, until=self.unsure, top=1)
         return await self.small.write(chain, stop=(), limit=self.run, until=self.unsure, top=1)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:

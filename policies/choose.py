@@ -85,7 +85,7 @@ class Choose:
 
     def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
         """How the rivals of *draft* begin, the likeliest first."""
-        found = forks(draft, log(self.least), 1 if self.fork == "first" else len(draft.tokens))
+        found = forks(chain, draft, log(self.least), 1 if self.fork == "first" else len(draft.tokens))
         if self.temperature:
             found = drawn(found, self.temperature, self.seed, chain)
         return found[: self.candidates - 1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
-from ..orchestrator.chain import DELIMITER, THINK_END, Token
+from ..orchestrator.chain import THINK_END, Token
 from ..orchestrator.interfaces import foreseeable, prepare, verify
 from ..prompts import load
 
@@ -40,7 +40,7 @@ class Led:
 
     async def draft(self, chain: Chain) -> Step:
         if self.plan and not chain.steps:
-            return _begun(await self.author.write(_asked(chain), opening=PLAN.opening, limit=PLANNING))
+            return _begun(chain, await self.author.write(_asked(chain), opening=PLAN.opening, limit=PLANNING))
         return await (self.author.write(chain) if self._leads(chain) else self.policy.draft(chain))
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
@@ -61,10 +61,10 @@ def _asked(chain: Chain) -> Chain:
     return replace(chain, messages=(*before, replace(last, content=f"{last.content}\n\n{PLAN.text}")))
 
 
-def _begun(plan: Step) -> Step:
+def _begun(chain: Chain, plan: Step) -> Step:
     """Make a plan that ended the thinking, or the turn, the beginning of it."""
     if plan.stop != "end":
         return plan
     said = plan.text.removesuffix(THINK_END).rstrip()
-    tokens = (*plan.cut(len(said)).tokens, Token(DELIMITER))
-    return replace(plan, text=said + DELIMITER, stop="delimiter", tokens=tokens)
+    tokens = (*plan.cut(len(said)).tokens, Token(chain.ends.text))
+    return replace(plan, text=said + chain.ends.text, stop="delimiter", tokens=tokens)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.chain import DELIMITER
 from ..prompts import load
 from .kinds import Share
 
@@ -54,7 +53,7 @@ class LookaheadReasoning:
 
     async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
         own = await (prepared or self.prepare(chain))
-        if chain.text and not chain.text.endswith(DELIMITER):
+        if chain.text and not chain.whole:
             return Rollback(reason="half a paragraph", instead=own)
         if plain(own) == plain(draft):
             return Accept()

@@ -12,7 +12,7 @@ from math import exp, log
 from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
-from ..orchestrator.chain import DELIMITER, THINK_END
+from ..orchestrator.chain import THINK_END
 from ..orchestrator.errors import MissingCapability
 from ..prompts import load
 from .kinds import Amount, Share, Top
@@ -68,7 +68,7 @@ class Reflective:
         return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        bridge = f"{_break(draft)}{PROMPTS[self.prompt].text}{DELIMITER}{anchor(chain)}"
+        bridge = f"{_break(chain, draft)}{PROMPTS[self.prompt].text}{chain.ends.text}{anchor(chain)}"
         top = self.top or (2 if self.rule == "match" else 20)
         first, _, second = await self.large.score(chain, draft.text, bridge, draft.text, top=top)
         keep, least = 0, 1.0
@@ -91,8 +91,7 @@ class Reflective:
 
 def anchor(chain: Chain) -> str:
     """The last paragraph of *chain*, or as much of it as there is."""
-    before, mark, _ = chain.text.removesuffix(DELIMITER).rpartition(DELIMITER)
-    return chain.text[len(before + mark) :]
+    return chain.ends.last(chain.text)
 
 
 def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
@@ -116,6 +115,6 @@ def _logits(token: Token) -> dict[int, float]:
     return {other.id: other.logprob for other in (*token.top, token)}
 
 
-def _break(draft: Step) -> str:
+def _break(chain: Chain, draft: Step) -> str:
     """What has to stand between *draft* and a paragraph of its own."""
-    return "" if draft.text.endswith((DELIMITER, THINK_END)) else DELIMITER
+    return "" if draft.text.endswith(THINK_END) or chain.extend(draft).whole else chain.ends.text

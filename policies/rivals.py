@@ -9,29 +9,30 @@ from dataclasses import replace
 from math import log
 
 from ..orchestrator import Accept, Chain, Rival, Rollback, Step, Token, Verdict
-from ..orchestrator.chain import DELIMITER, THINK_END
+from ..orchestrator.chain import THINK_END
 
 BEATEN = "beaten"
 HALF = "\ufffd"  # what is shown of half a character
 MARKUP = re.compile(r"\s*<[^\s<>]+>\s*")  # tokens that end a turn or call a tool: <|im_end|>, </s>
 
 
-def forks(step: Step, least: float, places: int) -> list[Step]:
+def forks(chain: Chain, step: Step, least: float, places: int) -> list[Step]:
     """
-    The beginnings that part from *step* at one of its first *places* tokens, the likeliest first.
+    The beginnings that part from *step*, after *chain*, at one of its first *places* tokens, the likeliest first.
 
     A beginning ends in the token that makes the difference, of a log-probability of *least* at least. Token by token,
     none is the beginning of another one or of *step*, so that whatever is made of them differs.
     """
     found: list[Step] = []
-    text = ""
+    before, text, look = chain.text, "", 0
     for place, token in enumerate(step.tokens[:places]):
         whole = place == 0 or bool(step.tokens[place - 1].text)  # no character is open
         for other in _others(token, text) if whole else ():
-            if other.logprob >= least:
+            if other.logprob >= least and chain.ends.search(before, text + other.text, look)[0] < 0:
                 tokens = *(replace(one, top=()) for one in step.tokens[:place]), other
                 found.append(Step(text + other.text, step.author, "until", tokens, step.vocabulary))
         text += token.text
+        look = chain.ends.search(before, text, look)[1]
     return sorted(found, key=_likeliness, reverse=True)
 
 
@@ -79,11 +80,11 @@ def _likeliness(begun: Step) -> float:
 
 
 def _others(token: Token, before: str) -> Iterator[Token]:
-    """The tokens that may stand for *token* after *before*: words that do not end the step."""
+    """The tokens that may stand for *token* after *before*: words that do not end the thinking."""
     if token.id < 0:  # It was cut where the step ends, or nobody knows which one it was.
         return
     for other in token.top:
-        ends = any(mark in before + other.text for mark in (DELIMITER, THINK_END))
+        ends = THINK_END in before + other.text
         plain = other.text and HALF not in other.text and not MARKUP.fullmatch(other.text)
         if plain and not ends and other.text != token.text:
             yield other

@@ -10,7 +10,6 @@ import re
 from dataclasses import dataclass
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.chain import DELIMITER
 from ..prompts import load
 from .kinds import AtLeast1
 
@@ -67,7 +66,7 @@ class SpeculativeThinking:
     async def draft(self, chain: Chain) -> Step:
         if owed := self.owed(chain):
             return await self.large.write(chain, stop=(), limit=owed)
-        if not chain.text.endswith(DELIMITER):
+        if not chain.whole:
             return await self.small.write(chain)
         reflections, recaps = counted(chain)
         if reflections >= grown(self.limit, by=5 * recaps, most=30):
@@ -77,7 +76,7 @@ class SpeculativeThinking:
         return await self.small.write(chain, until=lambda partial: bool(self.opening_cue(partial)))
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        if draft.author == "large" or not chain.text.endswith(DELIMITER):
+        if draft.author == "large" or not chain.whole:
             return Accept()
         reason = self.opening_cue(draft) if self.reasoning else "delimiter"
         return Rollback(reason=reason) if reason else Accept()

@@ -16,6 +16,7 @@ from zlib import crc32
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Event, Fate, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
+from stepspec.orchestrator.step_ends import StepEnds
 
 T = TypeVar("T")
 Said = tuple[str, ...]
@@ -114,7 +115,7 @@ class ScriptedModel:
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Until | None = None,
         opening: str = "",
@@ -124,7 +125,7 @@ class ScriptedModel:
         assert limit >= 1
         begun = self.read(chain.text, opening)[:limit]
         opening = "".join(token.text for token in begun)
-        growing = _Growing(Step(opening, self.role, tokens=begun, vocabulary="words"), (*stop, THINK_END))
+        growing = _Growing(Step(opening, self.role, tokens=begun, vocabulary="words"), chain, stop)
         if len(begun) >= limit:
             return growing.end("length")
         stack = KEPT_OPEN.get() if self.sticky else None
@@ -142,12 +143,12 @@ class ScriptedModel:
         return growing.end(ending)
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         """Go on from each of *begun* by the script, all at the same pace; log it as one request to branch."""
         assert limit >= 1
         assert begun
-        growing = [_Growing(self._begun(chain, step, limit), (*stop, THINK_END)) for step in begun]
+        growing = [_Growing(self._begun(chain, step, limit), chain, stop) for step in begun]
         steps = {place: each.end("length") for place, each in enumerate(growing) if each.length >= limit}
         if len(steps) == len(begun):
             return tuple(steps[place] for place in range(len(begun)))
@@ -239,10 +240,11 @@ class ScriptedModel:
 
 
 class _Growing:
-    """A step, token by token. A stop string counts where it is written, not where *opening* ends in it."""
+    """A step, token by token. A delimiter counts where it is written, not where *opening* ends in it."""
 
-    def __init__(self, begun: Step, stops: Sequence[str]) -> None:
-        self._step, self._from, self._stops = begun, len(begun.text), stops
+    def __init__(self, begun: Step, chain: Chain, stop: Sequence[str] | None) -> None:
+        self._step, self._from, self._before = begun, len(begun.text), chain.text
+        self._ends = chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
 
     @property
     def text(self) -> str:
@@ -257,7 +259,9 @@ class _Growing:
         if token is None:
             return "end"
         step = replace(self._step, text=self._step.text + token.text, tokens=(*self._step.tokens, token), stop="until")
-        found = [at + len(stop) for stop in self._stops if (at := step.text.find(stop, self._from)) >= 0]
+        closed = step.text.find(THINK_END, self._from)
+        end, _ = self._ends.search(self._before, step.text, self._from)
+        found = [place for place in (closed + len(THINK_END) if closed >= 0 else -1, end) if place >= 0]
         self._step = replace(step.cut(min(found)), stop="until") if found else step
         if found and self._step.text.endswith(THINK_END):
             return "end"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from ..chain import THINK_END, Role, Step, Stop, Token
+from ..chain import THINK_END, Chain, Role, Step, Stop, Token
+from ..step_ends import StepEnds
 
 
 def ends_in(text: str, stops: Iterable[str], start: int = 0) -> int:
@@ -14,12 +15,18 @@ def ends_in(text: str, stops: Iterable[str], start: int = 0) -> int:
     return min(ends, default=-1)
 
 
+def step_ends(chain: Chain, stop: Sequence[str] | None) -> StepEnds:
+    """Where a write ends: at the *stop* strings wherever they stand, or where the steps of *chain* do."""
+    return chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
+
+
 class GrowingStep:
     """
-    Takes tokens until one completes a stop string or reaches the limit.
+    Takes tokens until the step ends, as *ends* says of a text that follows *before*, or the limit is reached.
 
-    A token that reaches beyond the stop string is cut there: its id becomes -1, and the rest of its text is left out. A
-    stop string has to be written as a whole: what *opening* ends in does not count. Of what a token tells about its
+    A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is left out, with the
+    tokens that had to be read to know that it is the end. A delimiter has to be written as a whole: what *opening* ends
+    in does not count. Of what a token tells about its
     place, the *top* likeliest ones are kept. An opening that is longer than the limit is cut to it. *closing* is how
     the model spells the end of its thinking; the step spells it `THINK_END`.
     """
@@ -29,8 +36,9 @@ class GrowingStep:
         author: Role,
         vocabulary: str,
         *,
-        stops: Sequence[str],
+        ends: StepEnds,
         limit: int,
+        before: str = "",
         opening: Sequence[Token] = (),
         top: int = 0,
         closing: str = THINK_END,
@@ -38,12 +46,11 @@ class GrowingStep:
         self._author: Role = author
         self._vocabulary = vocabulary
         self._closing = closing
-        self._stops = (*stops, closing)
-        self._reach = max(map(len, self._stops)) - 1
+        self._ends, self._before = ends, before
         self._top = top
         self._tokens = list(opening[:limit])
         self._text = "".join(token.text for token in self._tokens)
-        self._written_from = len(self._text)
+        self._written_from = self._look = len(self._text)
         self._room = limit - len(self._tokens)
         self._cut = False
 
@@ -55,20 +62,53 @@ class GrowingStep:
             token = replace(token, top=tuple([self._neutral(rival) for rival in token.top]))
         before = len(self._text)
         text = self._text + token.text
-        end = ends_in(text, self._stops, max(self._written_from, before - self._reach))
+        closed = ends_in(text, (self._closing,), max(self._written_from, before - len(self._closing) + 1))
+        end, self._look = self._ends.search(self._before, text, self._look)
         self._room -= 1
-        if end < 0:
-            self._text = text
-            self._tokens.append(token)
+        self._text = text
+        self._tokens.append(token)
+        if closed < 0 and end < 0:
             return "length" if self._room <= 0 else None
-        self._cut = end < len(text)
-        self._text = text[:end]
-        self._tokens.append(replace(token, text=text[before:end], id=-1) if self._cut else token)
+        self._cut_at(min(place for place in (closed, end) if place >= 0))
         if not self._text.endswith(self._closing):
             return "delimiter"
         if self._closing != THINK_END:
             self._close()
         return "end"
+
+    def _cut_at(self, end: int) -> None:
+        """Leave out what was written beyond *end*."""
+        beyond = len(self._text) - end
+        self._cut = beyond > 0
+        self._text = self._text[:end]
+        while beyond > 0:
+            last = self._tokens.pop()
+            beyond -= len(last.text)
+            if beyond < 0:
+                self._tokens.append(replace(last, text=last.text[:-beyond], id=-1))
+
+    def resume(self) -> tuple[Token, ...]:
+        """
+        Return what was written so far, for a request that goes on where the server stopped at what is no end.
+
+        The last token goes if it was cut there, to be written again as a whole.
+        """
+        if self._tokens and self._tokens[-1].id < 0:
+            last = self._tokens.pop()
+            self._text = self._text[: len(self._text) - len(last.text)]
+            self._look = min(self._look, max(self._written_from, len(self._text)))
+            self._room += 1
+        return tuple(self._tokens)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether there are places at which a delimiter does not end the step, though the server stops there."""
+        return self._ends.blocks
+
+    @property
+    def room(self) -> int:
+        """How many tokens the step may still have."""
+        return self._room
 
     def _neutral(self, rival: Token) -> Token:
         return replace(rival, text=THINK_END) if rival.text == self._closing else rival

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from ..chain import THINK_END, Chain, Step, Stop, Token
 from ..interfaces import REQUEST
+from ..step_ends import StepEnds
 from .growing import GrowingStep, ends_in
 from .reading import Arrivals, grow
 
@@ -25,26 +26,27 @@ class Kept:
     def __init__(
         self,
         open_request: Callable[[], AbstractAsyncContextManager[Arrivals]],
-        stop: Sequence[str],
+        ends: StepEnds,
         limit: int,
         top: int = 0,
         closing: str = THINK_END,
     ) -> None:
         self._open = open_request
         self._closing = closing
-        self._stop, self._limit, self._top = tuple(stop), limit, top
+        self._ends, self._limit, self._top = ends, limit, top
         self._expected: Chain | None = None
         self._unread: deque[Token | Stop | Exception] = deque()
-        self._tail = ""
+        self._before = self._tail = ""
+        self._look, self._whole = 0, False
         self._over = self._leaving = False
         self._step = -1
         self.reading = True
         self._news = asyncio.Event()
         self._pump = asyncio.create_task(self._run())
 
-    def continues(self, chain: Chain, stop: Sequence[str], limit: int, top: int = 0) -> bool:
+    def continues(self, chain: Chain, ends: StepEnds, limit: int, top: int = 0) -> bool:
         """Say whether *chain* ends where the last write did, and there is or will be a step that tells as much."""
-        expected = not self.reading and chain == self._expected and tuple(stop) == self._stop and top <= self._top
+        expected = not self.reading and chain == self._expected and ends == self._ends and top <= self._top
         return expected and (not self._over or self._waits(limit))
 
     async def write(self, chain: Chain, growing: GrowingStep, until: Callable[[Step], bool] | None, limit: int) -> Step:
@@ -52,6 +54,7 @@ class Kept:
         self.reading, self._limit, self._step = True, limit, REQUEST.get().step
         try:
             step = await grow(growing, self._take, until)
+            assert step is not None  # It has no stop strings to stop at.
         except BaseException:
             await self.close()
             raise
@@ -60,7 +63,10 @@ class Kept:
             await self.close()
             return step
         self._expected = chain.extend(step)
-        self._tail = "".join(item.text for item in self._unread if isinstance(item, Token))
+        self._before, self._tail, self._look, self._whole = self._expected.text, "", 0, False
+        for item in self._unread:
+            if isinstance(item, Token):
+                self._follow(item)
         if self._waits(limit):
             self._end()
         return step
@@ -78,7 +84,14 @@ class Kept:
 
     def _waits(self, limit: int) -> bool:
         """Say whether a whole step of at most *limit* tokens waits to be read."""
-        return len(self._unread) >= limit or ends_in(self._tail, (*self._stop, self._closing)) >= 0
+        return len(self._unread) >= limit or self._whole
+
+    def _follow(self, token: Token) -> None:
+        """Look whether *token*, which waits to be read, completes a step."""
+        start = max(0, len(self._tail) - len(self._closing) + 1)
+        self._tail += token.text
+        end, self._look = self._ends.search(self._before, self._tail, self._look)
+        self._whole = self._whole or end >= 0 or ends_in(self._tail, (self._closing,), start) >= 0
 
     async def _take(self) -> Token | Stop:
         while not self._unread:
@@ -119,7 +132,7 @@ class Kept:
             if isinstance(item, str):
                 return
             if not self.reading:
-                self._tail += item.text
+                self._follow(item)
                 if self._waits(self._limit):
                     self._over = True
                     return

@@ -9,14 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from ..chain import DELIMITER, Chain, Role, Step, Token, beginning
+from ..chain import Chain, Role, Step, Token, beginning
 from ..errors import ConfigurationError, ContextTooLong, EndpointRejected, EndpointUnavailable
 from ..events import Observer, Verb
 from ..interfaces import KEPT_OPEN
+from ..step_ends import StepEnds
 from ..tasks import at_once
 from . import scoring, wire
 from .failures import Call
-from .growing import GrowingStep
+from .growing import GrowingStep, step_ends
 from .kept import Kept
 from .reading import Arrivals, Tally, generate, grow, grow_each
 from .settings import Sampling
@@ -50,7 +51,7 @@ class VllmModel:
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
@@ -66,13 +67,21 @@ class VllmModel:
         """
         encoder, sampling = self._endpoint.encoder, self._sampling.telling(_told(top))
         stack = None if sampling.repeats else KEPT_OPEN.get()
+        ends = step_ends(chain, stop)
         begun = await encoder.spelt(opening)
         closing = encoder.template.closing
         growing = GrowingStep(
-            self.role, encoder.vocabulary, stops=stop, limit=limit, opening=begun, top=top, closing=closing
+            self.role,
+            encoder.vocabulary,
+            ends=ends,
+            before=chain.text,
+            limit=limit,
+            opening=begun,
+            top=top,
+            closing=closing,
         )
         kept = self._kept.get(stack) if stack else None
-        if kept and not opening and kept.continues(chain, stop, limit, top):
+        if kept and not opening and kept.continues(chain, ends, limit, top):
             return await kept.write(chain, growing, until, limit)
         if kept and not kept.reading:
             await kept.close()
@@ -80,17 +89,36 @@ class VllmModel:
             return growing.end("length")
         prompt = [*await encoder.chain(chain if opening else whole(chain)), *await encoder.encode(opening)]
         if stack is None or (kept and kept.reading):
-            stops, most = (closing, *stop), limit - len(begun)
-            async with self._generate(chain, prompt, sampling, stops, most, opening) as arrivals:
-                return await grow(growing, arrivals.take, until)
+            stops = (closing, *_certain(ends, chain.text + opening))
+            async with self._generate(chain, prompt, sampling, stops, limit - len(begun), opening) as arrivals:
+                step = await grow(growing, arrivals.take, until)
+            if step is None:
+                return await self._go_on(chain, growing, sampling, closing, until)
+            return step
         opened = partial(self._generate, chain, prompt, sampling, (), encoder.room, opening)
-        kept = Kept(opened, stop, limit, sampling.logprobs or 0, closing)
+        kept = Kept(opened, ends, limit, sampling.logprobs or 0, closing)
         self._kept[stack] = kept
         stack.push_async_callback(kept.close)
         return await kept.write(chain, growing, until, limit)
 
+    async def _go_on(
+        self,
+        chain: Chain,
+        growing: GrowingStep,
+        sampling: Sampling,
+        closing: str,
+        until: Callable[[Step], bool] | None,
+    ) -> Step:
+        """Write the rest of a step at which the server stopped within a block, without stop strings this time."""
+        growing.resume()
+        begun = growing.so_far()
+        prompt = await self._endpoint.encoder.chain(whole(chain.extend(begun)))
+        async with self._generate(chain, prompt, sampling, (closing,), growing.room, begun.text) as arrivals:
+            step = await grow(growing, arrivals.take, until)
+        return step or growing.end("delimiter")
+
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         """
         Write the next step from several beginnings as `Model.branch` says, in one stream for all of them.
@@ -101,15 +129,23 @@ class VllmModel:
         """
         encoder = self._endpoint.encoder
         openings = [await encoder.begun(step) for step in begun]
-        closing = encoder.template.closing
+        closing, ends = encoder.template.closing, step_ends(chain, stop)
         growing = [
-            GrowingStep(self.role, encoder.vocabulary, stops=stop, limit=limit, opening=one, closing=closing)
+            GrowingStep(
+                self.role,
+                encoder.vocabulary,
+                ends=ends,
+                before=chain.text,
+                limit=limit,
+                opening=one,
+                closing=closing,
+            )
             for one in openings
         ]
         going = [place for place, opening in enumerate(openings) if len(opening) < limit]
         steps = {place: each.end("length") for place, each in enumerate(growing) if place not in going}
         if going:
-            stops = (closing, *stop)
+            stops = (closing, *_certain(ends, chain.text))
             prompts = {
                 place: [
                     *await encoder.chain(chain if openings[place] else whole(chain)),
@@ -130,7 +166,11 @@ class VllmModel:
                 )
                 for places in together
             )
-            steps |= zip(going, (step for each in written for step in each), strict=True)
+            grown = dict(zip(going, (step for each in written for step in each), strict=True))
+            early = [place for place, step in grown.items() if step is None]
+            rest = await at_once(self._go_on(chain, growing[place], self._sampling, closing, None) for place in early)
+            steps |= {place: step for place, step in grown.items() if step is not None}
+            steps |= zip(early, rest, strict=True)
         return tuple([steps[place] for place in range(len(begun))])
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
@@ -256,7 +296,7 @@ class VllmModel:
         limit: int,
         growing: Sequence[GrowingStep],
         seed: int | None,
-    ) -> tuple[Step, ...]:
+    ) -> tuple[Step | None, ...]:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, *(self._room(call, prompt) for prompt in prompts))
         body = wire.writing(
@@ -311,6 +351,11 @@ def _count(tally: Tally, answer: Answer, prompt: Sequence[int], checkpoint: Sequ
     """Count a question and the checkpoint that went along: both read the same beginning, each has a token written."""
     cached = answer.cached + min(answer.cached, len(checkpoint))
     tally.add(2 if checkpoint else 1, len(prompt) + len(checkpoint), cached)
+
+
+def _certain(ends: StepEnds, text: str) -> tuple[str, ...]:
+    """The texts at which the server may stop after *text*: none within a block, as most of them would end nothing."""
+    return () if ends.blocks and ends.in_block(text) else ends.texts
 
 
 def _told(top: int) -> int:

@@ -151,9 +151,13 @@ async def generate(connection: Connection, call: Call, body: Body, tally: Tally)
 
 async def grow_each(
     connection: Connection, call: Call, body: Body, tally: Tally, growing: Sequence[GrowingStep]
-) -> tuple[Step, ...]:
-    """Send *body*, which has a prompt for each of *growing*, and let all of them grow until they are complete."""
-    steps: dict[int, Step] = {}
+) -> tuple[Step | None, ...]:
+    """
+    Send *body*, which has a prompt for each of *growing*, and let all of them grow until they are complete.
+
+    None stands for a step that is not, as the server stopped at a delimiter within a block.
+    """
+    steps: dict[int, Step | None] = {}
     with tally:
         async with connection.stream(call, body) as events:
             while (event := await events.next()) is not None:
@@ -161,29 +165,38 @@ async def grow_each(
                 tally.add(piece.received, piece.prompt, piece.cached)
                 if not 0 <= piece.place < len(growing):
                     raise call.error(MalformedReply, f"an answer to prompt {piece.place} of {len(growing)}")
-                if piece.place not in steps and (step := _grown(growing[piece.place], piece)):
-                    steps[piece.place] = step
+                if piece.place not in steps and (grown := _grown(growing[piece.place], piece)):
+                    steps[piece.place] = grown[0]
         if len(steps) < len(growing):
             raise call.error(MalformedReply, "the stream ended without a finish_reason for every prompt")
     return tuple([steps[place] for place in range(len(growing))])
 
 
-def _grown(growing: GrowingStep, piece: Chunk) -> Step | None:
-    """Let a step grow by a piece; return it if that completes it."""
+def _grown(growing: GrowingStep, piece: Chunk) -> tuple[Step | None] | None:
+    """Let a step grow by a piece; return it if that completes it, and no step if the server stopped too early."""
     for token in piece.tokens:
         if stop := growing.add(token):
-            return growing.end(stop)
-    return growing.end(piece.ended) if piece.ended else None
+            return (growing.end(stop),)
+    return (_ended(growing, piece.ended),) if piece.ended else None
+
+
+def _ended(growing: GrowingStep, stop: Stop) -> Step | None:
+    """What a stream that ended leaves: a step, or none if it stopped at a delimiter within a block."""
+    return None if stop == "delimiter" and growing.blocks else growing.end(stop)
 
 
 async def grow(
     growing: GrowingStep, take: Callable[[], Awaitable[Token | Stop]], until: Callable[[Step], bool] | None
-) -> Step:
-    """Let a step grow until it is complete, the stream ends, or *until* says so; the end of thinking goes before it."""
+) -> Step | None:
+    """
+    Let a step grow until it is complete, the stream ends, or *until* says so; the end of thinking goes before it.
+
+    Return None if it is not complete, as the server stopped at a delimiter within a block.
+    """
     while True:
         token = await take()
         if isinstance(token, str):
-            return growing.end(token)
+            return _ended(growing, token)
         stop = growing.add(token)
         if until and stop != "end" and until(growing.so_far()):
             return growing.end("until")

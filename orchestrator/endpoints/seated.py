@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ..chain import DELIMITER, Chain, Role, Step, Token
+from ..chain import Chain, Role, Step, Token
 from ..interfaces import Model
 from .interfaces import AnyEndpoint
 from .seat import Seat
@@ -29,7 +29,7 @@ class ReplicatedModel:
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
@@ -40,7 +40,7 @@ class ReplicatedModel:
         )
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         return await self._seat.call(lambda at: self._model(at).branch(chain, begun, stop=stop, limit=limit))
 

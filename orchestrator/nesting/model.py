@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from weakref import WeakKeyDictionary
 
-from ..chain import DELIMITER, Chain, Role, Step, Token, Verdict, beginning
-from ..endpoints.growing import GrowingStep
+from ..chain import Chain, Role, Step, Token, Verdict, beginning
+from ..endpoints.growing import GrowingStep, step_ends
 from ..endpoints.reading import grow
 from ..endpoints.seated import ReplicatedModel
 from ..errors import EndpointError, EndpointUnavailable
@@ -68,7 +68,7 @@ class Nested:
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
@@ -89,7 +89,7 @@ class Nested:
             return await self._by(self.large, chain, stop, limit, until, opening, top)
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         with self._failing():
             steps = await self.large.branch(self._inside(chain), begun, stop=stop, limit=limit)
@@ -106,15 +106,24 @@ class Nested:
             return await self.large.ask(self._inside(chain), question, choices, opening=opening)
 
     async def _verified(
-        self, chain: Chain, terms: Terms, stop: Sequence[str], limit: int, until: Callable[[Step], bool] | None
+        self, chain: Chain, terms: Terms, stop: Sequence[str] | None, limit: int, until: Callable[[Step], bool] | None
     ) -> Step:
         stack = KEPT_OPEN.get()
         course = await self._course(chain, terms, stack)
         course.place = len(chain.steps)
         try:
             begun = await course.opened(limit)
-            growing = GrowingStep(self.role, "", stops=stop, limit=limit, opening=begun, top=terms.top)
-            step = growing.end("length") if len(begun) >= limit else await grow(growing, course.take, until)
+            growing = GrowingStep(
+                self.role,
+                "",
+                ends=step_ends(chain, stop),
+                before=chain.text,
+                limit=limit,
+                opening=begun,
+                top=terms.top,
+            )
+            step = None if len(begun) >= limit else await grow(growing, course.take, until)
+            step = step or growing.end("length")
         except BaseException:
             await course.close()
             raise
@@ -145,7 +154,7 @@ class Nested:
         self,
         author: Model,
         chain: Chain,
-        stop: Sequence[str],
+        stop: Sequence[str] | None,
         limit: int,
         until: Callable[[Step], bool] | None,
         opening: str,

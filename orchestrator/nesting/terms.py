@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ..budget import Budgeted
-from ..chain import DELIMITER, Chain, Step
+from ..chain import Chain, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Bound(Budgeted):
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",

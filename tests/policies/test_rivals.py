@@ -26,7 +26,7 @@ def step(*tokens: Token) -> Step:
 
 
 def begun(step: Step, least: float = NEVER, places: int = 100) -> list[str]:
-    return [one.text for one in forks(step, least, places)]
+    return [one.text for one in forks(PROBLEM, step, least, places)]
 
 
 @st.composite
@@ -65,7 +65,7 @@ def test_any_number_of_a_token_is_a_token_and_what_says_the_same_is_the_same() -
 
 def test_beginnings_are_drawn_without_replacement_by_the_seed_and_the_chain() -> None:
     draft = step(token("So", *[(f"w{n}", -1.0 - n / 4) for n in range(6)]))
-    found = forks(draft, NEVER, 1)
+    found = forks(PROBLEM, draft, NEVER, 1)
     orders = [drawn(found, 1.0, seed, PROBLEM) for seed in range(40)]
     assert all(sorted(one.text for one in order) == sorted(one.text for one in found) for order in orders)
     assert len({tuple(one.text for one in order) for order in orders}) > 20
@@ -76,7 +76,9 @@ def test_beginnings_are_drawn_without_replacement_by_the_seed_and_the_chain() ->
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 4 / 9), (0.5, 16 / 21), (2.0, 2 / 7)])
 def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(temperature: float, share: float) -> None:
-    found = forks(step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])), NEVER, 1)
+    found = forks(
+        PROBLEM, step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])), NEVER, 1
+    )
     firsts = [drawn(found, temperature, seed, PROBLEM)[0].text for seed in range(1500)]
     assert firsts.count("a") / len(firsts) == pytest.approx(share, abs=0.05)
 
@@ -91,7 +93,7 @@ def test_of_rivals_that_are_equal_one_stands() -> None:
 @BOUNDED
 def test_no_beginning_is_the_beginning_of_another_or_of_the_step(draft: Step, least: float, places: int) -> None:
     written = [tuple(token.text for token in draft.tokens)]
-    for one in forks(draft, least, places):
+    for one in forks(PROBLEM, draft, least, places):
         assert "".join(token.text for token in one.tokens) == one.text
         assert one.tokens[-1].logprob >= least
         assert len(one.tokens) <= places

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar
 
-from stepspec.orchestrator.chain import DELIMITER, Chain, Message, Role, Step, Token
+from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
 from stepspec.orchestrator.endpoints.acceptance import Acceptance
 from stepspec.orchestrator.endpoints.probe import Capabilities
@@ -144,7 +144,7 @@ class MortalModel:
         self,
         chain: Chain,
         *,
-        stop: Sequence[str] = (DELIMITER,),
+        stop: Sequence[str] | None = None,
         limit: int = 512,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
@@ -155,7 +155,7 @@ class MortalModel:
         return await self.server.living(writing)
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] = (DELIMITER,), limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
         self.server.asked += 1
         return await self.server.living(self.server.scripted.branch(chain, begun, stop=stop, limit=limit))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from stepspec.orchestrator.chain import THINK_END, Step, Stop, Token
 from stepspec.orchestrator.endpoints.growing import GrowingStep, ends_in
+from stepspec.orchestrator.step_ends import StepEnds
 
 PIECES = st.lists(
     st.sampled_from(["a", "\n", "\n\n", ".\n", "b.\n\nC", "</", "think", ">", THINK_END, "x</think>y", ""])
@@ -14,7 +15,7 @@ PIECES = st.lists(
 
 
 def grown(pieces: list[str], limit: int = 1000) -> tuple[Step, Stop | None, GrowingStep]:
-    growing = GrowingStep("small", "v", stops=("\n\n",), limit=limit)
+    growing = GrowingStep("small", "v", ends=StepEnds(blocks=False), limit=limit)
     for number, piece in enumerate(pieces):
         if stop := growing.add(Token(piece, id=number)):
             return growing.end(stop), stop, growing
@@ -45,9 +46,11 @@ def test_it_ends_at_the_limit_at_the_latest(pieces: list[str], limit: int) -> No
 
 def test_an_opening_is_cut_to_the_limit_and_tokens_keep_what_was_asked_for() -> None:
     rivals = (Token("b"), Token("c"))
-    growing = GrowingStep("small", "v", stops=(), limit=2, opening=[Token("x"), Token("y"), Token("z")])
+    growing = GrowingStep(
+        "small", "v", ends=StepEnds((), blocks=False), limit=2, opening=[Token("x"), Token("y"), Token("z")]
+    )
     assert growing.end("length").text == "xy"
-    growing = GrowingStep("small", "v", stops=(), limit=2, top=1)
+    growing = GrowingStep("small", "v", ends=StepEnds((), blocks=False), limit=2, top=1)
     for token in (Token("a", top=rivals), Token("d")):
         growing.add(token)
     assert growing.end("length").tokens == (Token("a", top=rivals[:1]), Token("d"))
