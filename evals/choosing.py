@@ -19,7 +19,7 @@ from .trial import Arm
 CONTROL = "random"
 FILE = ".toml"
 SOLVERS = (  # what a solver is told besides its policy
-    "ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets", "adapt",
+    "ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets", "adapt", "delimiter",
 )  # fmt: skip
 BASELINES: Mapping[str, Arm] = {"large": LARGE, "small": SMALL}
 _ADAPTER: TypeAdapter[Arm] = TypeAdapter(Arm)

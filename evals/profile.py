@@ -29,6 +29,7 @@ from ..api import Solver
 from ..orchestrator import Chain, Model, Token, reason
 from ..orchestrator.chain import THINK_END
 from ..orchestrator.errors import ConfigurationError
+from ..orchestrator.step_ends import StepEnds
 from ..orchestrator.tasks import at_once
 from ..policies.relay import CLOSERS, WIDE_MARKS
 from .arms import wilson
@@ -182,8 +183,9 @@ async def profile(
     async def one(problem: str) -> list[Sentence]:
         async with slots:
             budget = solver.settings.budget.budget()
+            ends = StepEnds.of(solver.settings.delimiter)
             thinking = solver.policy("large", {}, budget=budget)
-            chain, _ = await reason(thinking, Chain.of(problem), spent=budget.spent)
+            chain, _ = await reason(thinking, Chain.of(problem, ends), spent=budget.spent)
             found = await read_reasoning(solver.small.model(), chain)
         on_problem()
         return found

@@ -12,6 +12,7 @@ from ..api import Solver
 from ..orchestrator import trace
 from ..orchestrator.budget import Budget
 from ..orchestrator.chain import Role
+from ..orchestrator.choices import Delimiter
 from ..orchestrator.endpoints import Sampling
 from ..orchestrator.endpoints.acceptance import Acceptance
 from ..orchestrator.errors import ContextTooLong
@@ -19,6 +20,7 @@ from ..orchestrator.events import Adapted, Called, Event, Observer
 from ..orchestrator.ledger import Account, Ledger
 from ..orchestrator.lesson import Lesson
 from ..orchestrator.solution import Solution, SolvedStep, StepFate
+from ..orchestrator.step_ends import BLANK_LINE
 from .recording import Recording
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed"]
@@ -33,9 +35,9 @@ class Arm:
     """
     One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at.
 
-    *lead*, *plan*, *early_exit*, *give_up*, *sure_bets* and *adapt* are those of `Settings`; *sampling* is what of the
-    solver's sampling the arm has otherwise. An arm that is *like* another one is its control: its policy's *p* is the
-    accept rate that the other one has had.
+    *lead*, *plan*, *early_exit*, *give_up*, *sure_bets*, *adapt* and *delimiter* are those of `Settings`; *sampling* is
+    what of the solver's sampling the arm has otherwise. An arm that is *like* another one is its control: its policy's
+    *p* is the accept rate that the other one has had.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Arm:
     early_exit: bool = False
     give_up: bool = False
     sure_bets: bool = False
+    delimiter: Delimiter = BLANK_LINE
     adapt: float = 0.0
     like: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
@@ -208,6 +211,7 @@ async def solve_once(
             early_exit=arm.early_exit,
             give_up=arm.give_up,
             sure_bets=arm.sure_bets,
+            delimiter=arm.delimiter,
             adapt=0.0 if given else arm.adapt,
             load="ignore",  # an arm must not be slowed down by what another one did
             sampling=sampling,

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import ConfigDict, Field, with_config
+from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
+
+from .step_ends import StepEnds
 
 Adapting: TypeAlias = Literal["adapt", "ignore"]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 Below1: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000)]
+
+
+def _delimiter(value: str | list[str]) -> str | list[str]:
+    StepEnds.of(value)
+    return value
+
+
+Delimiter: TypeAlias = Annotated[str | list[str], AfterValidator(_delimiter)]
 
 
 @with_config(ConfigDict(extra="forbid"))
@@ -34,4 +44,5 @@ class Choices(TypedDict, total=False):
     give_up: bool | None
     sure_bets: bool | None
     adapt: Below1 | None
+    delimiter: Delimiter | None
     priority: Priority | None

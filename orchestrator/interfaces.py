@@ -48,8 +48,8 @@ class Model(Protocol):
         Write the next step several times at once: one for each of *begun*, the beginnings, in their order.
 
         It is one request, but for a model that samples by a seed: then it is one for each, with seeds of their own. A
-        beginning counts towards *limit*, and no end is looked for in it; *stop* is that of `write`. Its tokens go to the
-        server by their ids where these are the model's. Cancelling the call closes the requests.
+        beginning counts towards *limit*, and no end is looked for in it; *stop* is that of `write`. Its tokens go to
+        the server by their ids where these are the model's. Cancelling the call closes the requests.
         """
         ...
 

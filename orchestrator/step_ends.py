@@ -10,7 +10,8 @@ that stands in a block is none:
              is known with the next character that is not white space: until then the step has not ended.
 
 Whether a place is in a block depends on the text before it alone, so that it does not matter in which pieces the text
-arrives. A block that is not closed is given up after `MOST` characters, and at the end of the thinking.
+arrives. A block that is not closed is given up after `MOST` characters, and at the end of the thinking. Where a line
+break ends steps, an empty line is no step of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ MOST = 4096  # characters
 Span: TypeAlias = tuple[int, int]
 
 _MARKS = re.compile(
-    r"""^[^\S\n]*(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)$
+    r"""^[^\S\n]*(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)\n
     | \\(?P<begin>begin|end)\{(?P<name>[^{}\n]*)\}
     | (?P<dollars>\$\$)
     | (?<!\\)\\(?P<bracket>[\[\]])
@@ -54,8 +55,17 @@ class StepEnds:
 
     @classmethod
     def of(cls, delimiter: str | Sequence[str]) -> StepEnds:
-        """Read a setting: a text, or several; those that begin with `REGEX` are regular expressions."""
+        """
+        Read a setting: a text, or several; those that begin with `REGEX` are regular expressions.
+
+        Raise `ValueError`, which names the cure, for what cannot end a step.
+        """
         parts = (delimiter,) if isinstance(delimiter, str) else tuple(delimiter)
+        if not parts or not all(part.removeprefix(REGEX) for part in parts):
+            raise ValueError(r'a delimiter is a text that is not empty, such as "\n\n", or a list of such texts')
+        for part in parts:
+            if part.startswith(REGEX):
+                _checked(part.removeprefix(REGEX))
         texts = tuple(part for part in parts if not part.startswith(REGEX))
         return cls(texts, tuple(part.removeprefix(REGEX) for part in parts if part.startswith(REGEX)))
 
@@ -76,6 +86,9 @@ class StepEnds:
             begin, end = hit
             if not self.blocks:
                 return end, begin
+            if _says_nothing(before, text[:end]):
+                at = begin + 1
+                continue
             spans = _blocks(before + text) if spans is None else spans
             if _inside(spans, len(before) + end):
                 at = begin + 1
@@ -99,15 +112,16 @@ class StepEnds:
     def _all(self, text: str) -> Iterator[int]:
         """Where the steps of *text* end."""
         spans = _blocks(text) if self.blocks else []
-        at = 0
+        at = began = 0
         while (hit := self._next("", text, at)) is not None:
             begin, end = hit
             rows = self.blocks and text[end:].lstrip().startswith("|") and _is_row(text[:end])
-            if rows or _inside(spans, end):
+            nothing = self.blocks and _says_nothing(text[:began], text[began:end])
+            if rows or nothing or _inside(spans, end):
                 at = begin + 1
             else:
                 yield end
-                at = end
+                at = began = end
 
     def at_end(self, text: str) -> bool:
         """Whether *text* ends in a delimiter."""
@@ -143,9 +157,25 @@ class StepEnds:
 BLANK_LINES = StepEnds()
 
 
+def _checked(pattern: str) -> None:
+    try:
+        _compiled(pattern)
+    except re.error as exc:
+        raise ValueError(f"{REGEX}{pattern} is no regular expression as Python has them: {exc}") from exc
+
+
 @cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
+
+
+def _says_nothing(before: str, text: str) -> bool:
+    """
+    Whether *text*, which a delimiter ends, is nothing but an empty line.
+
+    A blank line is not: whoever writes that again and again has to be noticed.
+    """
+    return not text.strip() and BLANK_LINE not in text and (not before or before.endswith("\n"))
 
 
 def _inside(spans: Sequence[Span], place: int) -> bool:
@@ -153,14 +183,18 @@ def _inside(spans: Sequence[Span], place: int) -> bool:
 
 
 def _blocks(text: str) -> list[Span]:
-    """Where the blocks of *text* begin and end; one that is open at the end ends behind it."""
+    """
+    Where the blocks of *text* begin and end; one that is open at the end ends behind it.
+
+    What follows a place never changes whether it is in a block: hence a fence counts from the end of its line.
+    """
     spans: list[Span] = []
     opened: list[tuple[str, int]] = []
 
     def give_up(at: int) -> None:
         while opened and at - opened[0][1] > MOST:
             start = opened.pop(0)[1]
-            spans.append((start, start + MOST))
+            spans.append((start, start + MOST + 1))
 
     def close(mark: str, at: int) -> None:
         for place in range(len(opened) - 1, -1, -1):
@@ -174,7 +208,7 @@ def _blocks(text: str) -> list[Span]:
         give_up(found.start())
         fence = found["fence"]
         if found["closed"]:
-            spans += [(start, found.start()) for _, start in opened[:1]]
+            spans += [(start, found.start() + 1) for _, start in opened[:1]]
             opened.clear()
         elif opened and opened[-1][0][0] in "`~":
             mark = opened[-1][0]
@@ -182,7 +216,7 @@ def _blocks(text: str) -> list[Span]:
                 close(mark, found.end())
         elif fence:
             if "`" not in found["info"]:
-                opened.append((fence, found.start()))
+                opened.append((fence, found.end() - 1))
         elif found["begin"] == "end" or found["bracket"] == "]" or found["table"] == "/table":
             close(found["name"] or ("[" if found["bracket"] else "<table"), found.end())
         elif found["dollars"] and any(mark == "$$" for mark, _ in opened):

@@ -87,18 +87,20 @@ class GrowingStep:
             if beyond < 0:
                 self._tokens.append(replace(last, text=last.text[:-beyond], id=-1))
 
-    def resume(self) -> tuple[Token, ...]:
+    def resume(self) -> None:
         """
-        Return what was written so far, for a request that goes on where the server stopped at what is no end.
+        Prepare for a request that goes on where the server stopped at what is no end.
 
-        The last token goes if it was cut there, to be written again as a whole.
+        The last token goes if it was cut there, to be written again as a whole, with those whose text stands on it.
         """
         if self._tokens and self._tokens[-1].id < 0:
+            length = len(self._tokens)
             last = self._tokens.pop()
+            while self._tokens and not self._tokens[-1].text:
+                self._tokens.pop()
             self._text = self._text[: len(self._text) - len(last.text)]
             self._look = min(self._look, max(self._written_from, len(self._text)))
-            self._room += 1
-        return tuple(self._tokens)
+            self._room += length - len(self._tokens)
 
     @property
     def blocks(self) -> bool:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from ..choices import Adapting, Count, Priority, Share
+from ..choices import Adapting, Count, Delimiter, Priority, Share
 from .cures import RAW, TOOLS
 from .settings import Thinking
 
@@ -143,6 +143,7 @@ class Wishes(Part):
     early_exit: bool | None = None
     give_up: bool | None = None
     sure_bets: bool | None = None
+    delimiter: Delimiter | None = None
     priority: Priority | None = None
     budget: BudgetWish | None = None
     thinking: Thinking | None = None

@@ -37,6 +37,7 @@ from .orchestrator.nesting import NestedPair, described, named, servers
 from .orchestrator.run import run
 from .orchestrator.shadow import Shadowing, Shadows
 from .orchestrator.solution import Solution
+from .orchestrator.step_ends import StepEnds
 from .orchestrator.tasks import all_entered
 from .promise import PromiseWatch
 from .settings import Given, Settings, Small
@@ -152,7 +153,8 @@ class Solver:
         large one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
         `ConfigurationError` for what is wrong.
         """
-        told, chain = self.settings.told(choices), Chain.of(problem)
+        told = self.settings.told(choices)
+        chain = Chain.of(problem, StepEnds.of(told.delimiter))
         policies.check(told.policy, told.options, has_critic=self.critic is not None)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")

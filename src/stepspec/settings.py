@@ -35,19 +35,20 @@ from pydantic_settings import (
 from . import policies
 from .orchestrator.budget import Budget
 from .orchestrator.chain import Party
-from .orchestrator.choices import Adapting, Below1, Choices, Count, Priority, Share
+from .orchestrator.choices import Adapting, Below1, Choices, Count, Delimiter, Priority, Share
 from .orchestrator.drift import Histogram
 from .orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from .orchestrator.errors import ConfigurationError
 from .orchestrator.near import near
 from .orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
 from .orchestrator.service.settings import ServiceSettings
+from .orchestrator.step_ends import BLANK_LINE
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
 
-BEARING = ("lead", "plan", "early_exit", "give_up", "sampling", "budget")
+BEARING = ("lead", "plan", "early_exit", "give_up", "delimiter", "sampling", "budget")
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 _CHOICES = TypeAdapter(Choices)
@@ -131,6 +132,10 @@ class Settings(BaseSettings):
     depth, up to *ahead*, follow what the runs before taught, for the least time with at most a share of *adapt* of the
     accepted steps bad (see `orchestrator.adaptation`).
 
+    A step ends with a *delimiter*: a text, by default a blank line, or several; one that begins with ``regex:`` is a
+    regular expression, and a step ends after a complete line in which it is found. A delimiter within fenced code, a
+    LaTeX environment or a table ends none.
+
     The requests of a run with a lower *priority* go before those of others, on servers with ``--scheduling-policy
     priority``. The *session_header* holds one value per run, so that a gateway keeps a chain on one server; "" sends
     none.
@@ -156,6 +161,7 @@ class Settings(BaseSettings):
     calibration: Calibration | None = None
     shadow: Share = 0.0
     sure_bets: bool = False
+    delimiter: Delimiter = BLANK_LINE
     adapt: Below1 = 0.0
     priority: Priority = 0
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"

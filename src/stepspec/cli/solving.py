@@ -16,6 +16,7 @@ from ..orchestrator.errors import ConfigurationError
 from ..orchestrator.events import Event, Observer
 from ..orchestrator.nesting import leaves
 from ..orchestrator.solution import Solution
+from ..orchestrator.step_ends import REGEX
 from .terminal import Ahead, CriticUrl, Json, LargeUrl, Option, SmallUrl, options_of, print_json, stderr, stdout, wait
 
 EXAMPLES = """
@@ -65,6 +66,12 @@ def solve(
         int | None,
         typer.Option(help="Of this run among others at a server that schedules by priority; lower is first."),
     ] = None,
+    delimiter: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=r"What ends a step, by default \n\n; may be repeated. regex:EXPRESSION is looked for in lines."
+        ),
+    ] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the sampling; the same seed writes the same chain.")] = None,
     max_tokens: Annotated[int | None, typer.Option(help="Budget of thinking and answer together.")] = None,
@@ -98,6 +105,7 @@ def solve(
         early_exit=early_exit,
         give_up=give_up,
         sure_bets=sure_bets,
+        delimiter=[_unescaped(text) for text in delimiter] if delimiter else None,
         priority=priority,
         sampling=None if temperature is None else {"temperature": temperature},
         seed=seed,
@@ -120,6 +128,11 @@ async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: boo
                     )
         observe: Observer = _ignore if quiet else Narrator(stderr)
         return await solver.solve(problem, observe=observe, trace_to=trace)
+
+
+def _unescaped(text: str) -> str:
+    """Let a line break be typed as a backslash and an n, but for regular expressions, which have it of their own."""
+    return text if text.startswith(REGEX) else text.replace("\\n", "\n").replace("\\t", "\t")
 
 
 def _ignore(event: Event) -> None:

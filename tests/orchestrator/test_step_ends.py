@@ -1,0 +1,139 @@
+"""Where steps end, as a property of the text alone."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator.step_ends import BLANK_LINES, MOST, StepEnds
+
+from .arms import BOUNDED
+
+PARTS = [
+    "So x = 3.", "\n", "\n\n", " ", ";",
+    "```", "```python\n", "~~~", "$$", "\\begin{align}", "\\end{align}", "\\[", "\\]",
+    "| a |", "|---|", "\\end{cases}", "`x`", "</think>", "<table>", "</table>", "\\\\[2pt]", "Step 2: no",
+]  # fmt: skip
+TEXTS = st.lists(st.sampled_from(PARTS), max_size=24).map("".join)
+ENDS = st.sampled_from(
+    [
+        BLANK_LINES,
+        StepEnds((";", "\n\n")),
+        StepEnds.of("regex:^Step"),
+        StepEnds.of(["\n\n", "regex:^ *[-|]"]),
+        StepEnds(blocks=False),
+    ]
+)
+
+
+def steps(text: str, ends: StepEnds = BLANK_LINES) -> list[str]:
+    """Divide *text* as a model would that wrote all of it."""
+    found, before = list[str](), ""
+    while text:
+        end, _ = ends.search(before, text)
+        end = len(text) if end < 0 else end
+        found.append(text[:end])
+        before, text = before + text[:end], text[end:]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "divided"),
+    [
+        ("a\n\nb\n\nc", ["a\n\n", "b\n\n", "c"]),
+        ("a\n\n\nb", ["a\n\n", "\nb"]),
+        ("```\na\n\nb\n```\n\nc", ["```\na\n\nb\n```\n\n", "c"]),
+        ("1. So:\n   ```py\n   a\n\n   b\n   ```\n\nc", ["1. So:\n   ```py\n   a\n\n   b\n   ```\n\n", "c"]),
+        ("````\n```\na\n\n```\n\n````\n\nc", ["````\n```\na\n\n```\n\n````\n\n", "c"]),
+        ("~~~\na\n\n```\n\n~~~\n\nc", ["~~~\na\n\n```\n\n~~~\n\n", "c"]),
+        ("Write ```x``` so.\n\nb", ["Write ```x``` so.\n\n", "b"]),
+        ("```x``` is it.\n\nb", ["```x``` is it.\n\n", "b"]),
+        ("\\begin{align}\na\n\nb\n\\end{align}\n\nc", ["\\begin{align}\na\n\nb\n\\end{align}\n\n", "c"]),
+        (
+            "\\begin{a}\\begin{b}\n\n\\end{b}\n\n\\end{a}\n\nc",
+            ["\\begin{a}\\begin{b}\n\n\\end{b}\n\n\\end{a}\n\n", "c"],
+        ),
+        ("$$\na\n\nb\n$$\n\nc", ["$$\na\n\nb\n$$\n\n", "c"]),
+        ("\\[\na\n\nb\n\\]\n\nc", ["\\[\na\n\nb\n\\]\n\n", "c"]),
+        ("$$a \\\\[2pt] b$$\n\nc", ["$$a \\\\[2pt] b$$\n\n", "c"]),
+        ("\\end{align}\n\nc", ["\\end{align}\n\n", "c"]),
+        ("<table>\n\n<tr>\n\n</table>\n\nc", ["<table>\n\n<tr>\n\n</table>\n\n", "c"]),
+        ("| a |\n|---|\n| 1 |\n\n| 2 |\n\nc", ["| a |\n|---|\n| 1 |\n\n| 2 |\n\n", "c"]),
+        ("|x| = 3\n\n|y| = 4\n\nc", ["|x| = 3\n\n", "|y| = 4\n\n", "c"]),
+        ("|x - 1| + |y|\n\n|z|\n\nc", ["|x - 1| + |y|\n\n", "|z|\n\n", "c"]),
+        ("```\na\n\n</think>\n\nb\n\nc", ["```\na\n\n</think>\n\n", "b\n\n", "c"]),
+    ],
+)
+def test_blank_lines_end_steps_outside_blocks_alone(text: str, divided: list[str]) -> None:
+    assert steps(text) == divided
+
+
+def test_a_block_that_is_not_closed_is_given_up() -> None:
+    text = "```\n" + "a\n\n" * MOST
+    assert MOST < len(steps(text)[0]) < MOST + 9
+    assert len(steps(text)[1]) == 3
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "text", "divided"),
+    [
+        ("\n", "a\nb\n", ["a\n", "b\n"]),
+        (["; ", "\n\n"], "a; b\n\nc", ["a; ", "b\n\n", "c"]),
+        ("regex:^---$", "a\n---\nb\n----\nc", ["a\n---\n", "b\n----\nc"]),
+        ("regex:^$", "a\n\nb", ["a\n\n", "b"]),
+        ("regex:therefore", "So\nwe therefore stop\nhere", ["So\nwe therefore stop\n", "here"]),
+        (["regex:^#", "\n\n"], "a\n# b\nc\n\nd", ["a\n# b\n", "c\n\n", "d"]),
+        ("regex:^#", "```\n# a\n```\n# b\nc", ["```\n# a\n```\n# b\n", "c"]),
+    ],
+)
+def test_delimiters_are_texts_or_expressions_over_lines(
+    delimiter: str | list[str], text: str, divided: list[str]
+) -> None:
+    assert steps(text, StepEnds.of(delimiter)) == divided
+
+
+def test_a_line_that_began_before_the_step_counts_as_a_whole() -> None:
+    ends = StepEnds.of("regex:^Step 2$")
+    assert ends.search("So\nStep", " 2\nc") == (3, 2)
+    assert ends.search("So\nA Step", " 2\nc")[0] == -1
+
+
+@pytest.mark.parametrize("delimiter", ["", [], [""], ["\n\n", ""], "regex:", "regex:(", ["a", "regex:[b"]])
+def test_what_cannot_end_a_step_is_refused(delimiter: str | list[str]) -> None:
+    with pytest.raises(ValueError, match=r"a delimiter is|no regular expression"):
+        StepEnds.of(delimiter)
+
+
+@given(TEXTS, TEXTS, ENDS, st.lists(st.integers(1, 9), min_size=1, max_size=9))
+@BOUNDED
+def test_the_pieces_in_which_a_text_arrives_do_not_matter(
+    before: str, text: str, ends: StepEnds, sizes: list[int]
+) -> None:
+    """Nor is an end that was found moved by what follows it."""
+    whole, _ = ends.search(before, text)
+    look, at, turn, end = 0, 0, 0, -1
+    while at < len(text) and end < 0:
+        at += sizes[turn % len(sizes)]
+        end, look = ends.search(before, text[:at], look)
+        turn += 1
+    assert end == whole
+
+
+@given(TEXTS, ENDS)
+@BOUNDED
+def test_steps_join_to_the_text_and_the_last_one_is_told(text: str, ends: StepEnds) -> None:
+    divided = steps(text, ends)
+    assert "".join(divided) == text
+    assert ends.last(text) == (divided[-1] if divided else "")
+    for place in range(1, len(divided)):
+        assert ends.at_end("".join(divided[:place]))
+
+
+@given(TEXTS)
+@BOUNDED
+def test_without_marks_every_blank_line_ends_a_step(text: str) -> None:
+    plain = re.sub(r"[`~$\\|<]", "x", text)
+    assert steps(plain) == steps(plain, StepEnds(blocks=False))
