@@ -28,15 +28,16 @@ MOST = 4096  # characters
 
 Span: TypeAlias = tuple[int, int]
 
-_MARKS = re.compile(
-    r"""^[^\S\n]*(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)\n
+_MARKS = re.compile(  # every part begins with a character, for a fast search
+    r"""(?:`{3,}|~{3,})[^\n]*\n
     | \\(?P<begin>begin|end)\{(?P<name>[^{}\n]*)\}
-    | (?P<dollars>\$\$)
-    | (?<!\\)\\(?P<bracket>[\[\]])
+    | \$\$
+    | \\+(?P<bracket>[\[\]])
     | <(?P<table>/?table)\b
-    | (?P<closed></think>)""",
-    re.MULTILINE | re.VERBOSE,
+    | </think>""",
+    re.VERBOSE,
 )
+_FENCE = re.compile(r"`+|~+")
 _RULE = re.compile(r"\|[\s:|-]*-[\s:|-]*")
 _ROWS = 64  # lines of a table that are looked through for its rule
 
@@ -106,18 +107,18 @@ class StepEnds:
 
     def last(self, text: str) -> str:
         """The last step of *text*, or as much of it as there is."""
-        ends = [0, *self._all(text)]
+        ends = [0, *self.places("", text)]
         return text[ends[-2] if ends[-1] == len(text) and len(ends) > 1 else ends[-1] :]
 
-    def _all(self, text: str) -> Iterator[int]:
-        """Where the steps of *text* end."""
-        spans = _blocks(text) if self.blocks else []
+    def places(self, before: str, text: str) -> Iterator[int]:
+        """Where the steps of *text* end, which follows *before*; a last one without a delimiter is left out."""
+        spans = _blocks(before + text) if self.blocks else []
         at = began = 0
-        while (hit := self._next("", text, at)) is not None:
+        while (hit := self._next(before, text, at)) is not None:
             begin, end = hit
-            rows = self.blocks and text[end:].lstrip().startswith("|") and _is_row(text[:end])
-            nothing = self.blocks and _says_nothing(text[:began], text[began:end])
-            if rows or nothing or _inside(spans, end):
+            rows = self.blocks and text[end:].lstrip().startswith("|") and _is_row(before + text[:end])
+            nothing = self.blocks and _says_nothing(before + text[:began], text[began:end])
+            if rows or nothing or _inside(spans, len(before) + end):
                 at = begin + 1
             else:
                 yield end
@@ -206,26 +207,44 @@ def _blocks(text: str) -> list[Span]:
 
     for found in _MARKS.finditer(text):
         give_up(found.start())
-        fence = found["fence"]
-        if found["closed"]:
+        mark, fence = found[0], _fence(text, found)
+        if mark == "</think>":
             spans += [(start, found.start() + 1) for _, start in opened[:1]]
             opened.clear()
         elif opened and opened[-1][0][0] in "`~":
-            mark = opened[-1][0]
-            if fence and fence.startswith(mark) and not found["info"].strip():
-                close(mark, found.end())
-        elif fence:
-            if "`" not in found["info"]:
+            if fence.startswith(opened[-1][0]) and fence == mark.strip():
+                close(opened[-1][0], found.end())
+        elif mark[0] in "`~":
+            if fence and "`" not in mark[len(fence) :]:
                 opened.append((fence, found.end() - 1))
-        elif found["begin"] == "end" or found["bracket"] == "]" or found["table"] == "/table":
-            close(found["name"] or ("[" if found["bracket"] else "<table"), found.end())
-        elif found["dollars"] and any(mark == "$$" for mark, _ in opened):
-            close("$$", found.end())
+        elif found["bracket"] and found.end() - found.start() == 3:
+            continue  # a line break of LaTeX, with its height
         else:
-            mark = found["dollars"] or found["bracket"] or ("<table" if found["table"] else found["name"])
-            opened.append((mark or "{}", found.start()))
+            name = _name(found)
+            if _closes(found) or (name == "$$" and any(each == "$$" for each, _ in opened)):
+                close(name, found.end())
+            else:
+                opened.append((name, found.start()))
     give_up(len(text))
     return [*spans, *[(start, len(text) + 1) for _, start in opened[:1]]]
+
+
+def _name(found: re.Match[str]) -> str:
+    """What the beginning and the end of a block, other than code, have in common."""
+    if found["begin"]:
+        return f"\\{found['name']}"
+    return "[" if found["bracket"] else "<table" if found["table"] else found[0]
+
+
+def _closes(found: re.Match[str]) -> bool:
+    return found["begin"] == "end" or found["bracket"] == "]" or found["table"] == "/table"
+
+
+def _fence(text: str, found: re.Match[str]) -> str:
+    """The backticks or tildes that *found* begins with, if nothing but white space stands before them in the line."""
+    begins = text.rfind("\n", 0, found.start()) + 1
+    fence = _FENCE.match(found[0])
+    return fence[0] if fence and not text[begins : found.start()].strip() else ""
 
 
 def _is_row(text: str) -> bool:

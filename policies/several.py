@@ -11,7 +11,7 @@ from functools import reduce
 from itertools import accumulate
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.chain import DELIMITER, THINK_END
+from ..orchestrator.chain import THINK_END
 from ..prompts import load
 from .kinds import Grade
 from .scores import DIGITS
@@ -43,7 +43,7 @@ async def judged(
     its number is below the likeliest answer, or that is 0. Probabilities are shares of what is on the possible answers,
     which has to be *sure* at least.
     """
-    ends = _ends(draft.text)
+    ends = _ends(chain, draft.text)
     if len(ends) == 1:
         return None
     answers = DIGITS[: len(ends) + 1]
@@ -69,14 +69,14 @@ def _joined(draft: Step, step: Step) -> Step:
     return replace(step, text=draft.text + step.text, tokens=tokens, pieces=(*draft.pieces, *step.pieces))
 
 
-def _ends(text: str) -> list[int]:
-    """Where the paragraphs of *text* end, in characters; the last of `MOST` goes to the end of the text."""
+def _ends(chain: Chain, text: str) -> list[int]:
+    """Where the steps of *text* end after *chain*, in characters; the last of `MOST` goes to the end of the text."""
     ends: list[int] = []
     at = 0
-    for part in text.split(DELIMITER):
-        at += len(part) + len(DELIMITER)
-        if part.replace(THINK_END, "").strip():
-            ends.append(at)
+    for end in (*chain.ends.places(chain.text, text), len(text)):
+        if text[at:end].replace(THINK_END, "").strip():
+            ends.append(end)
         elif ends:
-            ends[-1] = at
+            ends[-1] = end
+        at = end
     return [*ends[: min(len(ends), MOST) - 1], len(text)] if ends else [len(text)]

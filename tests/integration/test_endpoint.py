@@ -20,6 +20,7 @@ from stepspec.orchestrator.endpoints.doctor import diagnose, render
 from stepspec.orchestrator.endpoints.template import Messages
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 
 from ..contracts.model import DIGITS, ModelContract, Subject, kept_open
@@ -227,3 +228,40 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
         assert can.suffix_scoring is (True if examined.role == "large" else None)
     assert 0 < diagnosis.large.digits <= 1
     assert render(diagnosis)
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "begun"),
+    [("\n\n", ""), ("\n\n", "```\n"), (["regex:[0-9]", "; "], ""), (" ", "")],
+    ids=["blank lines", "in a fence", "lines", "spaces"],
+)
+async def test_steps_end_where_the_run_says_with_a_stream_and_without(
+    pair: Pair, delimiter: str | list[str], begun: str
+) -> None:
+    """The server stops at texts, and within a block at nothing; what it wrote is divided in the same places."""
+    start = Chain.of(PROBLEM.messages, StepEnds.of(delimiter))
+    start = start.extend(Step(begun, "large", "length")) if begun else start
+
+    async def grown(model: VllmModel) -> Chain:
+        chain = start
+        while not chain.finished and chain.tokens < 120:
+            chain = chain.extend(await model.write(chain, limit=60))
+        return chain
+
+    async with connected(pair.large) as endpoint:
+        separate = await grown(endpoint.model())
+        async with kept_open():
+            together = await grown(endpoint.model())
+        whole = await endpoint.model().write(start, stop=(), limit=60)
+    written = separate.steps[len(start.steps) :]
+    assert together.steps == separate.steps
+    assert "".join(step.text for step in written).startswith(whole.text)
+    for place, step in enumerate(written):
+        if step.stop == "delimiter":
+            before = "".join(each.text for each in separate.steps[: len(start.steps) + place])
+            assert list(start.ends.places(before, step.text)) == [len(step.text)]
+    if begun:
+        assert written[0].stop in ("length", "end")
+        assert "\n\n" in written[0].text
+    else:
+        assert [step.stop for step in written].count("delimiter") > 1
