@@ -16,6 +16,7 @@ from stepspec.orchestrator.endpoints import wire
 from stepspec.orchestrator.endpoints.encoder import Encoder
 from stepspec.orchestrator.endpoints.failures import Call
 from stepspec.orchestrator.endpoints.growing import GrowingStep
+from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 from tests.vocabularies import FAMILIES, real_tokenizer
 
@@ -66,7 +67,7 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
     """The step that comes of *ids*, as vLLM sends them after a prompt, and of the end of the turn."""
     server.written = ids
     body = {"prompt": server.encode("So: "), "max_tokens": limit, "stop": [], "logprobs": 0, "return_token_ids": True}
-    growing = GrowingStep("small", "v", stops=(), limit=limit)
+    growing = GrowingStep("small", "v", ends=StepEnds((), blocks=False), limit=limit)
     for choice in server.choices(body):
         piece = wire.chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
         for token in piece.tokens:
