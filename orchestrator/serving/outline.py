@@ -12,7 +12,7 @@ from .standing import Standing
 
 SMALL, LARGE = "small", "large"
 OWN = ("policy", "options", "ahead")  # what is set of a pair within
-OF_ENDPOINT = ("template", "suffix_scoring")  # what is set of a model to start and of its endpoint
+OF_ENDPOINT = ("template", "thinks", "suffix_scoring")  # what is set of a model to start and of its endpoint
 TOLD_APART = {"role", "url", "replicas", "api_key"}
 
 
@@ -46,7 +46,7 @@ def _outlined(one: Endpoint | Started | PairWithin, path: str, leaf: Callable[[s
 def _endpoint(one: Endpoint | Started, standing: Standing) -> str | dict[str, Any]:
     """What is to be set of one server: its URL alone, where there is no more."""
     if isinstance(one, Started):
-        set_here = {name: value for name in OF_ENDPOINT if (value := getattr(one, name))}
+        set_here = {name: getattr(one, name) for name in OF_ENDPOINT if name in one.model_fields_set}
         return {"url": standing.base_url, **set_here} if set_here else standing.base_url
     more = one.model_dump(mode="json", exclude_unset=True, exclude=TOLD_APART)
     return {"url": standing.base_url, **more} if more or one.api_key else standing.base_url

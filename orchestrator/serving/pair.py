@@ -52,7 +52,7 @@ class Started(BaseModel, frozen=True, extra="forbid"):
     that share it, numbered among those that are ours (see `cards`), none for a CPU, and *memory* its share of each.
     *context* is in tokens. *flags* are vLLM's own, without their dashes: true stands alone, false is left out, a table
     becomes JSON. *environment* is added to ours. *port* 0 takes a free one. *name* is what it is served as: the model's
-    own name unless it is set, of a folder the last part. *template* is that of `Endpoint`.
+    own name unless it is set, of a folder the last part. *template* and *thinks* are those of `Endpoint`.
     """
 
     model: str = Field(min_length=1)
@@ -65,6 +65,7 @@ class Started(BaseModel, frozen=True, extra="forbid"):
     prefix_caching: bool = True
     suffix_scoring: bool = False
     template: dict[str, Any] = {}
+    thinks: bool | None = None
     speculation: Speculation = Speculation()
     host: str = "127.0.0.1"
     port: int = Field(default=0, ge=0, le=65535)

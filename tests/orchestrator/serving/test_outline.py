@@ -76,6 +76,12 @@ def test_a_pair_within_is_carried_over_with_all_that_is_set_of_it(read: Any, mon
     assert found.small.small == Endpoint(role="small", url="http://small.small:9")
 
 
+def test_what_a_template_is_passed_and_whether_the_model_thinks_is_carried_over(read: Any) -> None:
+    found = read({"large": {**BIG, "template": {"enable_thinking": True}}, "small": {**TINY, "thinks": False}})
+    assert found.large == Endpoint(role="large", url="http://large:9", template={"enable_thinking": True})
+    assert found.small == Endpoint(role="small", url="http://small:9", thinks=False)
+
+
 def test_a_key_is_never_printed_but_can_be_added() -> None:
     assert "secret" not in printed(THREE)
     keyed = {"large": BIG, "small": {"url": "http://s:1", "api_key": "secret"}}
