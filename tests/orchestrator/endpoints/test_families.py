@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -11,8 +13,10 @@ from stepspec.orchestrator.chain import THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import Template, VllmEndpoint, learn
 from stepspec.orchestrator.errors import MissingCapability
 from stepspec.orchestrator.markers import KNOWN, THINK
+from tests.vocabularies import real_tokenizer
 
 from .families import BY_NAME, FAMILIES, Family, FamilyServer
+from .real import RealVllm
 
 SCRIPT = ("So one.\n\nThen two.\n\nDone.\n", THINK_END, "It is \\boxed{2}.")
 HIDDEN = [family for family in FAMILIES if family.by == "effect"]
@@ -138,3 +142,65 @@ async def test_a_template_that_switches_thinking_off_is_not_overridden_but_cured
         with pytest.raises(MissingCapability, match=r"small model at http.*template = \{ enable_thinking = true \}"):
             async with VllmEndpoint(settings):
                 pass
+
+
+@dataclass
+class RealFamily(RealVllm):
+    """Serves a model of a *family* with the tokenizer of one that is served."""
+
+    family: Family = FAMILIES[0]
+
+    def render(self, messages: list[dict[str, str]], generate: bool) -> str:
+        return self.family.render(messages, generate)
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply = super().answer(body)
+        reply["choices"][0]["text"] = self.family.writes
+        return reply
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "name"),
+    [
+        ("miniature", "qwen3"),
+        ("qwen", "qwen3"),
+        ("qwen", "smollm3"),
+        ("qwen", "glm-4.6"),
+        ("deepseek", "deepseek-r1-distill"),
+        ("deepseek", "deepseek-v3.1"),
+        ("gpt-oss", "gpt-oss"),
+        ("mistral", "magistral"),  # whose marks are no tokens of this vocabulary: they come in several
+        ("mistral", "seed-oss"),
+        ("gemma", "gemma-4"),
+    ],
+)
+@pytest.mark.parametrize("merged", [False, True])
+async def test_prompts_grow_in_the_ids_of_real_vocabularies(vocabulary: str, name: str, merged: bool) -> None:
+    """
+    What a model has written is sent back to it in its own ids, the mark at its end included.
+
+    A mark that is *merged* may share tokens with what stands around it, unless it is a token of the vocabulary.
+    """
+    tokenizer, family = real_tokenizer(vocabulary), BY_NAME[name]
+    thinking, reply = "So 3 + 4 = 7.\n\nWait, is it? 12 / 4 = 3.\n\nYes.\n", "\n\nIt is 3."
+    parts = [thinking, close_of(family), reply]
+    parts = ["".join(parts)] if merged else parts
+    server = RealFamily(tokenizer=tokenizer, family=family, end=tokenizer.get_vocab_size())
+    server.written = written = [number for part in parts for number in server.encode(part)]
+    async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
+        model, chain = endpoint.model(), Chain.of("What is 3 + 4?")
+        begun = await endpoint.encoder.chain(chain)
+        prompts = [begun]
+        while not chain.finished:
+            chain = chain.extend(await model.write(chain))
+            prompts.append(await endpoint.encoder.chain(chain))
+        answer = await model.write(chain, stop=())
+    assert (chain.text, chain.steps[-1].text) == (thinking + THINK_END, f"Yes.\n{THINK_END}")
+    for shorter, longer in pairwise(prompts):
+        assert longer[: len(shorter)] == shorter
+    assert server.decode(prompts[-1][len(begun) :]) == thinking + close_of(family)
+    tokens = [token.id for step in chain.steps for token in step.tokens]
+    assert merged or -1 not in tokens
+    if -1 not in tokens:  # No token reaches beyond a step.
+        assert answer.text == reply
+        assert [*prompts[-1][len(begun) :], *(token.id for token in answer.tokens)] == written
