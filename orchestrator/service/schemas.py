@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..choices import Adapting, Count, Delimiter, Priority, Share
+from ..step_ends import REGEX
 from .cures import RAW, TOOLS
 from .settings import Thinking
+
+MOST_DELIMITERS = 8
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -20,6 +23,19 @@ Nothing: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
 Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh"]
+
+
+def _no_expression(delimiter: str | list[str]) -> str | list[str]:
+    """Refuse what could keep the service busy for ever, as an expression may that a client makes up."""
+    texts = [delimiter] if isinstance(delimiter, str) else delimiter
+    if any(text.startswith(REGEX) for text in texts):
+        raise ValueError("an expression is taken from the service's own settings only; send texts")
+    if len(texts) > MOST_DELIMITERS:
+        raise ValueError(f"at most {MOST_DELIMITERS} texts")
+    return delimiter
+
+
+TextDelimiter: TypeAlias = Annotated[Delimiter, AfterValidator(_no_expression)]
 
 
 class Part(BaseModel):
@@ -143,7 +159,7 @@ class Wishes(Part):
     early_exit: bool | None = None
     give_up: bool | None = None
     sure_bets: bool | None = None
-    delimiter: Delimiter | None = None
+    delimiter: TextDelimiter | None = None
     priority: Priority | None = None
     budget: BudgetWish | None = None
     thinking: Thinking | None = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from stepspec import Endpoint, Sampling, Solver, policies
 from stepspec.evals.choosing import arm
@@ -219,6 +220,13 @@ def test_settings_requests_and_arms_take_it(tmp_path: Path, monkeypatch: pytest.
     assert load().delimiter == "regex:^Step"
     assert Wishes.model_validate({"delimiter": ["\n"]}).delimiter == ["\n"]
     assert arm('specreason:delimiter="\\n"').delimiter == "\n"
+
+
+@pytest.mark.parametrize("delimiter", ["regex:(a+)+$", ["\n", "regex:a"], ["a"] * 9, "", 3])
+def test_a_client_of_the_service_sends_texts_and_no_expressions(delimiter: Any) -> None:
+    """An expression that takes for ever would keep the service from everybody."""
+    with pytest.raises(ValidationError, match="delimiter"):
+        Wishes.model_validate({"delimiter": delimiter})
 
 
 @pytest.mark.parametrize("delimiter", ["", [], ["\n", ""], "regex:(", 3])
