@@ -43,6 +43,8 @@ OTHERS = (
     Arm("SpecReason, greedy", "specreason", {"read": "greedy"}),
     Arm("SpecReason, sure bets", "specreason", sure_bets=True),
     Arm("SpecReason, adapted", "specreason", adapt=0.05),
+    Arm("SpecReason, large answers", "specreason", answer="large"),
+    Arm("SpecReason, small ends", "specreason", ending="small"),
     Arm("choose", "choose"),
     THREE,
     Arm("random, p = 0.9", "random", {"p": 0.9}),

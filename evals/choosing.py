@@ -13,13 +13,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from .. import policies
 from ..orchestrator.errors import ConfigurationError
+from ..orchestrator.interfaces import answered_by, ended_by
 from .arms import LARGE, SMALL
 from .trial import Arm
 
 CONTROL = "random"
 FILE = ".toml"
 SOLVERS = (  # what a solver is told besides its policy
-    "ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets", "adapt", "delimiter",
+    "ahead", "hedge", "lead", "plan", "ending", "answer", "early_exit", "give_up", "sure_bets", "adapt", "delimiter",
 )  # fmt: skip
 BASELINES: Mapping[str, Arm] = {"large": LARGE, "small": SMALL}
 _ADAPTER: TypeAdapter[Arm] = TypeAdapter(Arm)
@@ -97,10 +98,19 @@ def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
 
 
 def control(name: str, methods: Sequence[Arm]) -> Arm:
-    """Random acceptance as often as the arm *name* accepts."""
+    """Random acceptance as often as the arm *name* accepts; all else is as in that arm."""
     for method in methods:
         if method.name == name:
-            return replace(method, name=f"{CONTROL} like {name}", policy=CONTROL, options={}, like=name)
+            built = policies.METHODS[method.policy].build
+            return replace(
+                method,
+                name=f"{CONTROL} like {name}",
+                policy=CONTROL,
+                options={},
+                ending=method.ending or ended_by(built),
+                answer=method.answer or answered_by(built),
+                like=name,
+            )
     known = ", ".join(repr(method.name) for method in methods)
     raise ConfigurationError(f"--random {name!r}: not one of the methods of this run, which are {known}")
 

@@ -25,7 +25,7 @@ from .calibrating import Attempt, Calibrated, Decision, Tried
 from .grading import Graders
 from .trial import seed, solve_once
 
-SERVED = ("ahead", "hedge", "lead", "plan", "early_exit", "give_up", "sure_bets", "delimiter")
+SERVED = ("ahead", "hedge", "lead", "plan", "ending", "answer", "early_exit", "give_up", "sure_bets", "delimiter")
 SEEDS_APART = 1_000_003  # between those that eval reports on and those that are calibrated on
 
 

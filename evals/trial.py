@@ -17,6 +17,7 @@ from ..orchestrator.endpoints import Sampling
 from ..orchestrator.endpoints.acceptance import Acceptance
 from ..orchestrator.errors import ContextTooLong
 from ..orchestrator.events import Adapted, Called, Event, Observer
+from ..orchestrator.interfaces import AnsweredBy, EndedBy
 from ..orchestrator.ledger import Account, Ledger
 from ..orchestrator.lesson import Lesson
 from ..orchestrator.solution import Solution, SolvedStep, StepFate
@@ -35,9 +36,9 @@ class Arm:
     """
     One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at.
 
-    *lead*, *plan*, *early_exit*, *give_up*, *sure_bets*, *adapt* and *delimiter* are those of `Settings`; *sampling* is
-    what of the solver's sampling the arm has otherwise. An arm that is *like* another one is its control: its policy's
-    *p* is the accept rate that the other one has had.
+    *lead*, *plan*, *ending*, *answer*, *early_exit*, *give_up*, *sure_bets*, *adapt* and *delimiter* are those of
+    `Settings`; *sampling* is what of the solver's sampling the arm has otherwise. An arm that is *like* another one is
+    its control: its policy's *p* is the accept rate that the other one has had.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Arm:
     hedge: float = 0.0
     lead: int = 0
     plan: bool = False
+    ending: EndedBy | None = None
+    answer: AnsweredBy | None = None
     early_exit: bool = False
     give_up: bool = False
     sure_bets: bool = False
@@ -208,6 +211,8 @@ async def solve_once(
             hedge=arm.hedge,
             lead=arm.lead,
             plan=arm.plan,
+            ending=arm.ending,
+            answer=arm.answer,
             early_exit=arm.early_exit,
             give_up=arm.give_up,
             sure_bets=arm.sure_bets,

@@ -15,19 +15,24 @@ BRACE = re.compile(r"\\boxed\{|[{}]")
 
 def has_thought(chain: Chain) -> bool:
     """Whether *chain* holds a thinking block: then it is not the answer, whatever its models were taken for."""
-    return _closed(chain) or opens_block(chain.text)
-
-
-def _closed(chain: Chain) -> bool:
-    return any(step.text.endswith(THINK_END) for step in chain.steps)
+    return chain.closed or opens_block(chain.text)
 
 
 def close(chain: Chain, author: Model) -> Chain:
     """End the thinking of *chain* where it did not end by itself, so that an answer can follow."""
-    if _closed(chain):
-        return chain
-    closing = f"{'' if chain.text.endswith(chr(10)) else chr(10)}{THINK_END}"
-    return chain.extend(Step(closing, author.role, "end", note="closed"))
+    return chain if chain.closed else chain.extend(closing(chain, author))
+
+
+def closing(chain: Chain, author: Model) -> Step:
+    """The step with which *author* ends the thinking of *chain*, so that an answer can follow."""
+    text = f"{'' if chain.text.endswith(chr(10)) else chr(10)}{THINK_END}"
+    return Step(text, author.role, "end", note="closed")
+
+
+def answered(chain: Chain, stops: Sequence[str] = ()) -> bool:
+    """Whether *chain* holds its thinking and a whole answer: one that ended, or in which one of the *stops* stands."""
+    _, answer = chain.parts()
+    return answer.finished or any(stop in answer.text for stop in stops)
 
 
 class Telling:

@@ -49,14 +49,18 @@ class Budget:
 
     def left(self, chain: Chain) -> int:
         """How many tokens the next write may have: of the thinking, or of the answer once the thinking is over."""
-        return self.left_to_answer(chain) if chain.finished else max(0, self.tokens - self.for_answer - chain.tokens)
+        if not (chain.finished or chain.closed):
+            return max(0, self.tokens - self.for_answer - chain.tokens)
+        thinking, answer = chain.parts()
+        return max(0, self.left_to_answer(thinking) - answer.tokens)
 
     def left_to_answer(self, chain: Chain) -> int:
-        """How many tokens the answer to *chain* may have."""
+        """How many tokens the answer to *chain*, which holds the thinking alone, may have."""
         return max(self.for_answer, self.tokens - chain.tokens)
 
     def spent(self, chain: Chain) -> bool:
-        return self.left(chain) == 0 or (self.steps is not None and len(chain.steps) >= self.steps)
+        steps = self.steps is not None and len(chain.steps) >= self.steps and not chain.closed
+        return self.left(chain) == 0 or steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from .step_ends import BLANK_LINE, BLANK_LINES, StepEnds
 Role: TypeAlias = Literal["small", "large"]
 Party: TypeAlias = Literal["small", "large", "critic"]  # who may be called; a critic writes nothing
 Speaker: TypeAlias = Literal["system", "user", "assistant"]
-Stop: TypeAlias = Literal["delimiter", "length", "until", "end"]
+Stop: TypeAlias = Literal["delimiter", "length", "until", "end", "open"]
 
 DELIMITER = BLANK_LINE
 THINK_END = "</think>"
@@ -48,9 +48,10 @@ class Step:
     One unit of reasoning, delimiter included, so that a chain's text is a plain join.
 
     *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit, so it is not a whole step),
-    "until" (the caller's condition), "end" (the thinking was closed, or the model ended its turn). *vocabulary* names
-    the one that the token ids belong to; *note* is the reason of the rollback that this step repairs. Where a nested
-    pair is the author, *pieces* are the steps that its own models made it of, whose texts and tokens join to its own.
+    "until" (the caller's condition), "end" (the thinking was closed, or the model ended its turn), "open" (the model
+    wanted to end and was not allowed to: the end is taken off). *vocabulary* names the one that the token ids belong
+    to; *note* is the reason of the rollback that this step repairs. Where a nested pair is the author, *pieces* are the
+    steps that its own models made it of, whose texts and tokens join to its own.
     """
 
     text: str
@@ -123,6 +124,17 @@ class Chain:
     def whole(self) -> bool:
         """Whether the text ends where a step does, so that the next step is not the rest of one."""
         return self.ends.at_end(self.text)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the thinking is over, so that whatever is written next is the answer."""
+        return any(step.text.endswith(THINK_END) for step in self.steps)
+
+    def parts(self) -> tuple[Chain, Chain]:
+        """The chain up to the end of the thinking, and the steps after that: the answer, as far as it is written."""
+        ends = (place for place, step in enumerate(self.steps, 1) if step.text.endswith(THINK_END))
+        end = next(ends, len(self.steps))
+        return replace(self, steps=self.steps[:end]), replace(self, steps=self.steps[end:])
 
     @property
     def tokens(self) -> int:

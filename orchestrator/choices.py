@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
+from .interfaces import AnsweredBy, EndedBy
 from .step_ends import StepEnds
 
 Adapting: TypeAlias = Literal["adapt", "ignore"]
@@ -40,6 +41,8 @@ class Choices(TypedDict, total=False):
     load: Adapting | None
     lead: Count | None
     plan: bool | None
+    ending: EndedBy | None
+    answer: AnsweredBy | None
     early_exit: bool | None
     give_up: bool | None
     sure_bets: bool | None

@@ -45,7 +45,7 @@ class Watching:
 
     def ask(self, chain: Chain) -> None:
         """Begin to ask about *chain*, which has just been committed, once `told` has told about the one before."""
-        if self._watch is not None and not chain.finished:
+        if self._watch is not None and not (chain.finished or chain.closed):
             self._asked = asyncio.create_task(self._ask(self._watch, chain))
 
     async def told(self) -> Halt | None:

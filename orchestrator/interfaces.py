@@ -6,10 +6,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from .chain import Chain, Role, Rollback, Step, Token, Verdict
 from .events import Purpose
+
+EndedBy: TypeAlias = Literal["large", "judge", "small"]
+AnsweredBy: TypeAlias = Literal["large", "method", "small"]
 
 
 class Model(Protocol):
@@ -86,7 +89,7 @@ class Policy(Protocol):
 
     @property
     def answerer(self) -> Model:
-        """The model that writes the final answer once the thinking is over."""
+        """The model that writes the final answer once the thinking is over, unless drafts and verdicts go on."""
         ...
 
     async def draft(self, chain: Chain) -> Step: ...
@@ -134,6 +137,26 @@ def foreseeable(policy: Policy) -> bool:
     return bool(getattr(policy, "foreseeable", False))
 
 
+def answered_by(policy: object) -> AnsweredBy:
+    """
+    Who writes the answer in the paper of *policy*, which may be a policy or its class: a model, or all of the method.
+
+    A policy says so with a class attribute called ``answer``; without one it is the large model.
+    """
+    answer: AnsweredBy = getattr(policy, "answer", "large")
+    return answer
+
+
+def ended_by(policy: object) -> EndedBy:
+    """
+    Who ends the thinking in the paper of *policy*, which may be a policy or its class.
+
+    A policy says so with a class attribute called ``ending``; without one its small model may, by a draft that stands.
+    """
+    ending: EndedBy = getattr(policy, "ending", "small")
+    return ending
+
+
 KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)
 """
 Where a model may leave a request open between two writes (the sticky stream), for whoever set it to close.
@@ -171,3 +194,13 @@ def requesting(context: RequestContext) -> Generator[None]:
         yield
     finally:
         REQUEST.reset(token)
+
+
+@contextmanager
+def unkept() -> Generator[None]:
+    """Leave no request open: the next step is another model's, and what this one wrote on would be thrown away."""
+    token = KEPT_OPEN.set(None)
+    try:
+        yield
+    finally:
+        KEPT_OPEN.reset(token)

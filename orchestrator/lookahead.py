@@ -52,15 +52,26 @@ def confidence(step: Step) -> float:
     return exp(sum(token.logprob for token in step.tokens) / len(step.tokens)) if step.tokens else 0.0
 
 
+def thought(chain: Chain) -> bool:
+    """Whether the thinking of *chain* is over, and with it the chain of those that do not answer."""
+    return chain.finished
+
+
 @asynccontextmanager
 async def run_ahead(
-    policy: Policy, chain: Chain, *, ahead: Ahead, spent: Callable[[Chain], bool], observe: Observer
+    policy: Policy,
+    chain: Chain,
+    *,
+    ahead: Ahead,
+    spent: Callable[[Chain], bool],
+    observe: Observer,
+    over: Callable[[Chain], bool] = thought,
 ) -> AsyncGenerator[Lookahead]:
     """
-    Work ahead of *chain*. Leaving the block cancels everything that was not taken, closes the requests that were kept
-    open, and waits until they are gone.
+    Work ahead of *chain*, until one is *over*. Leaving the block cancels everything that was not taken, closes the
+    requests that were kept open, and waits until they are gone.
     """
-    working = Lookahead(policy, chain, ahead, spent, observe)
+    working = Lookahead(policy, chain, ahead, spent, observe, over)
     try:
         yield working
     finally:
@@ -71,9 +82,16 @@ class Lookahead:
     """Consecutive drafts, each extending the one before, all judged at the same time, and the repair of the last."""
 
     def __init__(
-        self, policy: Policy, chain: Chain, ahead: Ahead, spent: Callable[[Chain], bool], observe: Observer
+        self,
+        policy: Policy,
+        chain: Chain,
+        ahead: Ahead,
+        spent: Callable[[Chain], bool],
+        observe: Observer,
+        over: Callable[[Chain], bool] = thought,
     ) -> None:
-        self._policy, self._ahead, self._spent, self._observe = policy, ahead, spent, observe
+        self._policy, self._ahead, self._observe = policy, ahead, observe
+        self._spent, self._over = spent, over
         self._pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
         self._first, self._asked = len(chain.steps), 0
         self._wanted = asyncio.Event()
@@ -139,7 +157,7 @@ class Lookahead:
     async def _bet(self, chain: Chain) -> None:
         carried = True
         try:
-            while not (chain.finished or self._spent(chain)):
+            while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
                 await self._turn(index - self._first, carried=carried)
                 if (preparing := prepare(self._policy, chain)) is not None:
@@ -151,7 +169,7 @@ class Lookahead:
                 judge = self._start(verifying, self._context("verify", index))
                 self._pending.put_nowait((index, draft, judge))
                 chain, carried = chain.extend(draft), self._ahead.carries(draft)
-            raise EOFError("nothing is left to draft: the chain is finished or its budget spent")
+            raise EOFError("nothing is left to draft: the chain is over or its budget spent")
         except (Exception, asyncio.CancelledError) as exc:
             self._pending.put_nowait(exc)  # A lost bet's failure is nobody's; a won one's raises in next().
 
@@ -178,7 +196,10 @@ class Lookahead:
         if not (reason or prepared) and foreseeable(self._policy) and self._ahead.doubts(draft):
             hedge = replace(self._context("hedge", index), bet=True)
             self._hedged[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")), hedge)
-        verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
+        if chain.finished and not draft.text.strip() and draft.stop == "delimiter":
+            verdict: Verdict = Accept()  # the blank line before an answer
+        else:
+            verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
         if isinstance(verdict, Accept) and index in self._hedged:
             self._hedged.pop(index).cancel()
         self._observe(Judged(index, draft, verdict))

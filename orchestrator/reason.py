@@ -11,7 +11,7 @@ from .chain import Chain, Rollback, Step
 from .events import Chosen, Committed, Event, Observer, Repaired
 from .hooks import Halt, Watch, watching
 from .interfaces import Policy
-from .lookahead import Ahead, run_ahead
+from .lookahead import Ahead, run_ahead, thought
 from .repetition import stuck
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"] | Halt
@@ -34,10 +34,12 @@ async def reason(
     deadline: float | None = None,
     watch: Watch | None = None,
     observe: Observer = _nobody,
+    over: Callable[[Chain], bool] = thought,
 ) -> tuple[Chain, End]:
     """
-    Grow *chain* until it is finished, its budget *spent*, or the *deadline* (seconds on the loop's clock) is reached.
+    Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the loop's clock) is reached.
 
+    It is over once the thinking is; whoever wants the answer from the policy as well says when that one is complete.
     *ahead* says how far to work ahead of what is committed, as a number of drafts or in full. The chain is the same
     whatever it says, for models that are greedy or sample by a seed; for others its distribution is. *watch* is asked
     about every committed chain and may end the thinking there. Return the committed chain and why it ended there.
@@ -54,8 +56,9 @@ async def reason(
     timeout = asyncio.timeout_at(deadline)
     try:
         async with timeout, watching(watch) as watched:
-            while not (chain.finished or spent(chain)):
-                async with run_ahead(policy, chain, ahead=working_ahead, spent=spent, observe=observe) as lookahead:
+            while not (over(chain) or spent(chain)):
+                working = run_ahead(policy, chain, ahead=working_ahead, spent=spent, observe=observe, over=over)
+                async with working as lookahead:
                     while True:
                         draft, verdict = await lookahead.next()
                         if halt := await watched.told():
@@ -63,15 +66,15 @@ async def reason(
                         if isinstance(verdict, Rollback):
                             break
                         commit(draft, verdict.score)
-                        if chain.finished or spent(chain):
-                            return chain, "finished" if chain.finished else "budget"
+                        if over(chain) or spent(chain):
+                            return chain, "finished" if over(chain) else "budget"
                     if chosen := verdict.chosen:
                         observe(Chosen(len(chain.steps), chosen.step))
                         commit(chosen.step, chosen.score)
                         continue
                     if verdict.keep:
                         commit(draft.cut(verdict.keep), verdict.score)
-                        if spent(chain):
+                        if over(chain) or spent(chain):
                             break
                     repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
                 if halt := await watched.told():
@@ -83,5 +86,5 @@ async def reason(
     except TimeoutError:
         if not timeout.expired():
             raise
-        return chain, "finished" if chain.finished else "time"
-    return chain, "finished" if chain.finished else "budget"
+        return chain, "finished" if over(chain) else "time"
+    return chain, "finished" if over(chain) else "budget"

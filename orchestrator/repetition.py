@@ -1,7 +1,7 @@
 """
 Tell a chain that goes round in circles. Pure: the text decides, whatever steps it was written in.
 
-Four kinds of circle, from the strictest to the loosest:
+An answer may repeat the thinking; it is looked at by itself. Four kinds of circle, from the strictest to the loosest:
 
     round    the last step, or the last two in turn, said again word for word;
     echo     `RUN` paragraphs in a row that were all said `TIMES` times before, nearly word for word, among the last
@@ -67,24 +67,26 @@ def obstacle(chain: Chain, draft: Step) -> str:
         return "repetition"
     if _nothing(draft) or (draft.stop == "delimiter" and _empty(chain, draft)):
         return "empty"
+    part = _part(chain)
     if draft.stop == "end":
-        return ""
-    if draft.stop == "delimiter" and _rounds(chain, draft) >= 2:
+        return "empty" if chain.closed and not draft.text.strip() else ""
+    if draft.stop == "delimiter" and _rounds(part, draft) >= 2:
         return "repetition"
-    return "repetition" if _echoes(chain, draft, RUN) or _loops(chain, draft, ROUNDS, SPAN) else ""
+    return "repetition" if _echoes(part, draft, RUN) or _loops(part, draft, ROUNDS, SPAN) else ""
 
 
 def stuck(chain: Chain, step: Step) -> bool:
     """Whether even the *step* that was to get the chain out of a circle goes round it, or says nothing."""
     if step.stop == "end":
         return False
-    if _nothing(step) or (_loops(chain, step, ROUNDS + 1, SPAN * 3 // 2) and _looped(chain)):
+    part = _part(chain)
+    if _nothing(step) or (_loops(part, step, ROUNDS + 1, SPAN * 3 // 2) and _looped(part)):
         return True
     if _spins(step):
-        return bool(chain.steps) and _spins(chain.steps[-1])
-    if step.stop == "delimiter" and (_empty(chain, step) or _rounds(chain, step) >= STUCK):
+        return bool(part.steps) and _spins(part.steps[-1])
+    if step.stop == "delimiter" and (_empty(chain, step) or _rounds(part, step) >= STUCK):
         return True
-    return _echoes(chain, step, 2 * RUN)
+    return _echoes(part, step, 2 * RUN)
 
 
 def circles(chain: Chain) -> int:
@@ -98,6 +100,12 @@ def circles(chain: Chain) -> int:
         step.note == "repetition" and not (last and last.note == "repetition" and last.stop != "delimiter")
         for last, step in zip(before, chain.steps, strict=False)
     )
+
+
+def _part(chain: Chain) -> Chain:
+    """What a step may not repeat: the thinking or, once that is over, the answer, which may say again what it found."""
+    thinking, answer = chain.parts()
+    return answer if chain.closed else thinking
 
 
 def _nothing(step: Step) -> bool:

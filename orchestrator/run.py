@@ -8,9 +8,9 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from .answer import Telling, extract, has_thought, said, write_answer
+from .answer import Telling, answered, closing, extract, has_thought, said, write_answer
 from .budget import Budget
-from .chain import Chain, Rollback, Step
+from .chain import Chain, Role, Rollback, Step
 from .errors import ContextTooLong, EndpointUnavailable
 from .events import (
     Answered,
@@ -152,10 +152,11 @@ class _Run:
     watch: Watch | None
     answerer: Model | None
     stop: Sequence[str]
+    by_method: bool
     early: _EarlyAnswer | None = None
 
     def __post_init__(self) -> None:
-        self.aloud = self.telling()  # of a model that answers as it reasons
+        self.aloud = self.telling()  # of a chain that is the answer, or holds it
         self.aloud.certain()
 
     def telling(self) -> Telling:
@@ -169,10 +170,17 @@ class _Run:
         self.observe(event)
         if isinstance(event, Committed) and not self.thinks and not may_open_block(self.chain.text):
             self.aloud.grown(self.chain.text)
+        if isinstance(event, Committed) and self.by_method and self.chain.closed:
+            self.aloud.grown(self.chain.parts()[1].text)
 
     async def close(self) -> None:
         if self.early is not None:
             await self.early.close()
+
+    def without(self, role: Role) -> None:
+        """Go on without the model in its *role*."""
+        if self.answerer is not None and self.answerer.role == role:
+            self.answerer = None
 
     async def think(self, policy: Policy) -> FinishReason:
         if self.early is not None:
@@ -184,22 +192,40 @@ class _Run:
             limit = self.budget.left_to_answer(chain)
             return await write_answer(author, chain, limit=limit, stop=self.stop, telling=telling)
 
-        self.early = _EarlyAnswer(write, self.telling, lambda: self.thinks and self.ahead.depth() > 0)
-        seconds = self.budget.thinking_seconds
-        deadline = None if seconds is None else self.began + seconds
+        self.early = _EarlyAnswer(
+            write, self.telling, lambda: self.thinks and self.ahead.depth() > 0 and not self.by_method
+        )
+        return await self._reason(policy, self.budget.thinking_seconds, self.watch)
+
+    async def _reason(self, policy: Policy, seconds: float | None, watch: Watch | None) -> FinishReason:
+        """Let *policy* go on until *seconds* of the run are over, to the end of what is its part: see `_over`."""
         try:
             _, end = await reason(
                 policy,
                 self.chain,
                 ahead=self.ahead,
                 spent=self.budget.spent,
-                deadline=deadline,
-                watch=self.watch,
+                deadline=None if seconds is None else self.began + seconds,
+                watch=watch,
                 observe=self,
+                over=self._over,
             )
         except ContextTooLong:
             return "context"
         return _REASONS[end]
+
+    def _over(self, chain: Chain) -> bool:
+        return answered(chain, self.stop) if self.by_method and chain.closed else chain.finished
+
+    async def work(self, policy: Policy) -> FinishReason:
+        """Let *policy* think and, if that is its part, answer, also where the thinking was cut short."""
+        why, closed = await self.think(policy), self.chain.closed
+        if not self.by_method or answered(self.chain, self.stop) or (closed and why != "time"):
+            return why
+        if not closed:
+            self(Committed(len(self.chain.steps), closing(self.chain, policy.answerer)))
+        cut = await self._reason(policy, self.budget.seconds, None)
+        return cut if closed or why == "stop" else why
 
     async def answer(self) -> tuple[Step | None, FinishReason]:
         """Write the answer; say what cut it short, if anything did."""
@@ -234,31 +260,35 @@ async def run(
     watch: Watch | None = None,
     answerer: Model | None = None,
     stop: Sequence[str] = (),
+    by_method: bool = False,
 ) -> Outcome:
     """
     Think with *policy* and let its answerer answer, or *answerer*; models that do not *think* (no thinking block)
-    answer as they reason. If their chain shows a thinking block all the same, an answer is written after it.
+    answer as they reason. If their chain shows a thinking block all the same, an answer is written after it. With
+    *by_method* the drafts and verdicts of *policy* go on through the answer, whose steps are the chain's last ones.
 
     The answer is told in pieces and ends before the first of the *stop* strings; what there is of it when the time is
     up counts. *watch* may end the thinking early. If the small model fails for good, *fallback* goes on from what is
     committed. Any other failure passes through.
     """
     began = asyncio.get_running_loop().time()
-    going = _Run(chain, budget, Ahead.of(ahead), observe, began, thinks, watch, answerer, stop)
+    by_method = by_method and thinks
+    going = _Run(chain, budget, Ahead.of(ahead), observe, began, thinks, watch, answerer, stop, by_method)
     try:
         try:
-            why = await going.think(policy)
+            why = await going.work(policy)
         except EndpointUnavailable as exc:
             if fallback is None or exc.role != "small":
                 raise
             observe(Degraded("small", str(exc)))
-            why = await going.think(fallback)
-        if thinks or has_thought(going.chain):
+            going.without("small")
+            why = await going.work(fallback)
+        if not by_method and (thinks or has_thought(going.chain)):
             written, cut = await going.answer()
             text = written.text if written is not None else ""
             why = cut if why == "stop" else why
         else:
-            text = going.chain.text
+            text = (going.chain.parts()[1] if by_method else going.chain).text
             going.aloud.end(text)
     finally:
         await to_the_end(going.close())

@@ -40,10 +40,11 @@ class Solution:
     What became of a problem.
 
     *answer* is what the last ``\boxed{}`` of *text* holds, or its last line; *text* is all that was written after the
-    thinking, *thinking* the committed steps. *finish_reason* is "stop", or what cut the run short: "length" (tokens or
-    steps), "time", "repetition", "context". *degraded* names models that failed on the way, those in a nested pair by
-    their path. *seconds* is wall time. *seed* is that of the sampling, drawn if none was set: with it, the same run can
-    be asked for again. None if the models wrote greedily.
+    thinking, *thinking* the committed steps until then; *steps* go on where the method wrote the answer.
+    *finish_reason* is "stop", or what cut the run short: "length" (tokens or steps), "time", "repetition", "context".
+    *degraded* names models that failed on the way, those in a nested pair by their path. *seconds* is wall time. *seed*
+    is that of the sampling, drawn if none was set: with it, the same run can be asked for again. None if the models
+    wrote greedily.
     """
 
     answer: str
@@ -63,7 +64,7 @@ class Solution:
         return cls(
             answer=outcome.answer,
             text=outcome.text,
-            thinking=outcome.chain.text,
+            thinking=outcome.chain.parts()[0].text,
             steps=tuple(step for moment in moments for step in solved_steps(moment)),
             ledger=Ledger.of(events),
             finish_reason=outcome.reason,

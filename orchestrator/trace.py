@@ -70,7 +70,7 @@ def read(path: Path) -> list[Moment]:
 
 
 def replay(events: Iterable[Event]) -> Chain:
-    """Rebuild the chain, the answer as its last step, from the events of one run."""
+    """Rebuild the chain from the events of one run; its last step is the answer, or several are."""
     chain: Chain | None = None
     for event in events:
         match event:

@@ -16,6 +16,7 @@ from ..orchestrator.near import near
 from .bild import BiLD
 from .cascade import Cascade
 from .choose import Choose
+from .ending import Ending
 from .glimpse import Glimpse
 from .kinds import meaning, said
 from .lead import Led
@@ -34,6 +35,7 @@ __all__ = [
     "BiLD",
     "Cascade",
     "Choose",
+    "Ending",
     "Glimpse",
     "Led",
     "LookaheadReasoning",
@@ -164,7 +166,10 @@ METHODS: Mapping[str, Method] = {
 
 BASELINES = ("large", "small")
 NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
-LEAD = "first steps by the large model are no method's own: pass lead=N, or --lead N"
+ELSEWHERE: Mapping[str, str] = {
+    "first": "first steps by the large model are no method's own: pass lead=N, or --lead N",
+    "answers": "who writes the answer is an option of the run: pass answer='large', or --answer large",
+}
 
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:
@@ -204,7 +209,7 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mappi
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
-            hint = f" ({LEAD})" if option == "first" else near(option, known)
+            hint = f" ({ELSEWHERE[option]})" if option in ELSEWHERE else near(option, known)
             raise ConfigurationError(f"policy {name!r} has no option {option!r}{hint}; its options: {listed}")
     checked = {key: _checked(name, key, kinds[key], value) for key, value in chosen.items()}
     if method.needs_critic and not has_critic:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from ..orchestrator.interfaces import AnsweredBy
 from .kinds import Amount, AtLeast1, Share
 from .scores import surest
 
@@ -35,6 +36,7 @@ class BiLD:
     """
 
     foreseeable: ClassVar[bool] = True
+    answer: ClassVar[AnsweredBy] = "method"
 
     small: Model
     large: Model

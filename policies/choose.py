@@ -13,6 +13,7 @@ from math import log
 from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rival, Rollback, Step, Verdict
+from ..orchestrator.interfaces import AnsweredBy, EndedBy
 from ..orchestrator.repetition import obstacle
 from ..orchestrator.tasks import at_once
 from .kinds import MOST, Above0, Amount, Grade, Share, Top
@@ -41,6 +42,8 @@ class Choose:
     """
 
     foreseeable: ClassVar[bool] = True
+    ending: ClassVar[EndedBy] = "large"
+    answer: ClassVar[AnsweredBy] = "method"
 
     small: Model
     large: Model

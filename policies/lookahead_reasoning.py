@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from ..orchestrator.interfaces import AnsweredBy
 from ..prompts import load
 from .kinds import Share
 
@@ -36,6 +37,8 @@ class LookaheadReasoning:
     on AIME, after 1.27; with the judge of 7 billion parameters the accuracy falls as well (AIME: from 69.2 with one to
     64.6 with eight). `choose` has rivals for a draft.
     """
+
+    answer: ClassVar[AnsweredBy] = "method"
 
     small: Model
     large: Model

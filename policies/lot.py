@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import ClassVar
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from ..orchestrator.interfaces import AnsweredBy, EndedBy
 from .kinds import Share
 
 
@@ -16,6 +18,9 @@ class Lot:
 
     So the same run draws the same lots. Set *p* to the accept rate of the method that this is the control of.
     """
+
+    ending: ClassVar[EndedBy] = "large"
+    answer: ClassVar[AnsweredBy] = "method"
 
     small: Model
     large: Model

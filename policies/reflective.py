@@ -14,6 +14,7 @@ from typing import ClassVar, Literal
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
 from ..orchestrator.chain import THINK_END
 from ..orchestrator.errors import MissingCapability
+from ..orchestrator.interfaces import AnsweredBy
 from ..prompts import load
 from .kinds import Amount, Share, Top
 
@@ -44,6 +45,7 @@ class Reflective:
     """
 
     foreseeable: ClassVar[bool] = True
+    answer: ClassVar[AnsweredBy] = "method"
 
     small: Model
     large: Model

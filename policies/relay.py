@@ -7,14 +7,12 @@ Song, Kim and Kim 2026, arXiv:2602.06454.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.interfaces import KEPT_OPEN
+from ..orchestrator.interfaces import AnsweredBy, unkept
 
 # What the authors' two lists (Qwen3-32B with 1.7B, R1-Distill 32B with 1.5B) share, less those that begin with another.
 # The likeliest first: vLLM looks for four by itself.
@@ -34,9 +32,9 @@ class Relay:
     The large model writes up to one of the *cues*, the small one to the end of that sentence, and nobody judges.
 
     Cues belong to a pair of models, found by ``stepspec profile``, as the paper does by its own measure; the defaults
-    are those that its two pairs share. They are matched as they are spelt, within words too. As in the paper the small
-    model writes the answer, unless *answers* says otherwise. The authors' code lets the large model write five tokens
-    before it looks for a cue; here a sentence may begin with one. Cues are words: raise `ConfigurationError` for none.
+    are those that its two pairs share. They are matched as they are spelt, within words too. In the paper the small
+    model writes the answer. The authors' code lets the large model write five tokens before it looks for a cue; here a
+    sentence may begin with one. Cues are words: raise `ConfigurationError` for none.
 
     A sentence ends at a full stop, an exclamation mark or a question mark, also at the full-width ones, and with the
     whole token that holds the mark, with what else it holds: a bracket, a quotation mark, a line break. The authors'
@@ -44,10 +42,11 @@ class Relay:
     large model goes on there.
     """
 
+    answer: ClassVar[AnsweredBy] = "small"
+
     small: Model
     large: Model
     cues: tuple[str, ...] = CUES
-    answers: Literal["small", "large"] = "small"
 
     def __post_init__(self) -> None:
         if not self.cues or not all(self.cues):
@@ -55,10 +54,10 @@ class Relay:
 
     @property
     def answerer(self) -> Model:
-        return self.small if self.answers == "small" else self.large
+        return self.small
 
     async def draft(self, chain: Chain) -> Step:
-        with _closing():
+        with unkept():
             if self._cued(chain):
                 return await self.small.write(chain, until=ends_a_sentence)
             return await self.large.write(chain, stop=self.cues)
@@ -77,13 +76,3 @@ class Relay:
 def ends_a_sentence(step: Step) -> bool:
     """Whether the last token ends the sentence, though not the paragraph: that one has a delimiter of its own."""
     return SENTENCE_END.search(step.text[-TAIL:]) is not None
-
-
-@contextmanager
-def _closing() -> Generator[None]:
-    """Leave no request open: the other model writes next, and what this one wrote on would be thrown away."""
-    token = KEPT_OPEN.set(None)
-    try:
-        yield
-    finally:
-        KEPT_OPEN.reset(token)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..orchestrator import Accept, Chain, Critic, Model, Rollback, Step, Verdict
+from ..orchestrator.interfaces import AnsweredBy
 from .kinds import Share
 
 
@@ -23,6 +24,7 @@ class Reward:
     """
 
     foreseeable: ClassVar[bool] = True
+    answer: ClassVar[AnsweredBy] = "method"
 
     small: Model
     large: Model

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from ..orchestrator.interfaces import AnsweredBy, EndedBy
 from ..prompts import load
 from .kinds import Few, Grade, Share
 from .scores import DIGITS, expected, likeliest
@@ -26,7 +27,8 @@ class SpecReason:
     The threshold is the paper's (section 4.1). *read* the grade as the mean over the digits' probabilities ("expected",
     as the authors' code can) or as the digit that the judge would write ("greedy", their default): the mean costs the
     same and also hears a judge who hesitates. One that puts less than *sure* of its probability on digits has not
-    understood, which is no approval. First steps reserved for the large model (section 5.3) are `Led`'s.
+    understood, which is no approval. As in the authors' code, a small step does not end the thinking (see `Ending`).
+    First steps reserved for the large model (section 5.3) are `Led`'s.
 
     With *judge_every* above 1, which is ours, so many steps are one draft, and one question asks for the first wrong
     one: the draft is cut there. A step's grade is then 9 times the probability that nothing up to it is wrong. It is
@@ -35,6 +37,8 @@ class SpecReason:
     """
 
     foreseeable: ClassVar[bool] = True
+    ending: ClassVar[EndedBy] = "large"
+    answer: ClassVar[AnsweredBy] = "method"
 
     small: Model
     large: Model

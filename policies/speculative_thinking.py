@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from ..orchestrator.interfaces import AnsweredBy
 from ..prompts import load
 from .kinds import AtLeast1
 
@@ -49,6 +51,8 @@ class SpeculativeThinking:
     Deviations: words match as a whole, not inside others; a cue ends the draft at once, as both kinds lead to a
     takeover; a paragraph without one is kept as it was classified, where the code has it written again.
     """
+
+    answer: ClassVar[AnsweredBy] = "method"
 
     small: Model
     large: Model

@@ -110,7 +110,14 @@ class Servers:
 
     def solver(self, policy: str = "specreason", **given: Any) -> Solver:
         tiny, small, large = self.endpoints
-        return Solver({"small": tiny, "large": small, "policy": policy}, large, sampling=GREEDY, **given)
+        return Solver(
+            {"small": tiny, "large": small, "policy": policy},
+            large,
+            sampling=GREEDY,
+            ending="small",
+            answer="large",
+            **given,
+        )
 
 
 @asynccontextmanager

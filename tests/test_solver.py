@@ -26,6 +26,7 @@ from stepspec.settings import load
 
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
 
+USUAL: dict[str, Any] = {"sampling": GREEDY, "ending": "small", "answer": "large"}
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
 PROBLEM = "What is 1 + 1?"
 
@@ -40,7 +41,8 @@ class Servers:
     urls: tuple[str, str]
 
     def solver(self, **settings: Any) -> Solver:
-        return Solver(*self.endpoints, sampling=GREEDY, **settings)
+        """A solver whose small model may end the thinking and whose large one answers, unless the *settings* differ."""
+        return Solver(*self.endpoints, **{**USUAL, **settings})
 
 
 @pytest.fixture(autouse=True)
@@ -269,7 +271,7 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
             small=small,
             large=large,
             calibration={**CALIBRATION, **made},
-            **{"sampling": GREEDY, **chosen, **settings},
+            **{**USUAL, **chosen, **settings},
         )
         async with Solver.of(before) as solver:
             assert solver.promise is not None

@@ -124,7 +124,7 @@ async def test_a_model_within_a_pair_is_told_of_by_its_path(tmp_path: Path) -> N
         tiny.serve() as one,
         small.serve("large") as two,
         large.serve("large") as three,
-        Solver({"small": one, "large": two}, three, sampling=GREEDY) as solver,
+        Solver({"small": one, "large": two}, three, sampling=GREEDY, ending="small", answer="large") as solver,
     ):
         solution, _ = await gated(solver, tiny, shown(12, 8), 12, tmp_path / "trace.jsonl")
     (told,) = solution.ledger.speculation

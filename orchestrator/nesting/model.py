@@ -78,7 +78,7 @@ class Nested:
         terms = self._terms(chain, limit, opening, top)
         with self._failing():
             try:
-                if not (self._alone or chain.finished):
+                if not (self._alone or chain.finished or chain.closed):
                     return await self._verified(chain, terms, stop, limit, until)
                 author = self.large if self._alone else self._policy(terms).answerer
                 return await self._by(author, chain, stop, limit, until, opening, top)
@@ -180,12 +180,13 @@ class Nested:
     def _inside(self, chain: Chain) -> Chain:
         """The chain as the pair's own models made it, which goes on where the chain does."""
         steps = [piece for step in chain.steps for piece in (self._made(step) or (step,))]
-        if steps and steps[-1].stop == "end" and not chain.finished:  # The write ended with the last token of a turn.
-            steps[-1] = replace(steps[-1], stop=chain.steps[-1].stop)
         return replace(chain, steps=tuple(steps))
 
     def _made(self, step: Step) -> tuple[Step, ...]:
-        return step.pieces if step.author == self.role else ()
+        if step.author != self.role or not step.pieces or step.pieces[-1].stop != "end":
+            return step.pieces if step.author == self.role else ()
+        *before, last = step.pieces  # The write may have ended with the last token of a turn.
+        return (*before, replace(last, stop=step.stop))
 
     def _ours(self, step: Step) -> Step:
         return replace(step, author=self.role, pieces=(step,))

@@ -43,13 +43,14 @@ class Teller:
     """
     Tells the run of one choice, piece by piece; the pieces of a field join to the whole, streamed or not.
 
-    A model that does not *think* answers as it reasons: then its steps are the content.
+    A model that does not *think* answers as it reasons: then its steps are the content. Where a method goes on through
+    the answer, the steps after the thinking are told as content too.
     """
 
     def __init__(self, thinking: Thinking, *, thinks: bool) -> None:
         self._thinking: Thinking = thinking
         self._thinks = thinks
-        self._inside = False
+        self._inside = self._closed = False
         self._answered = ""
 
     def hear(self, event: Event) -> Delta | None:
@@ -57,7 +58,9 @@ class Teller:
         match event:
             case Committed(index=index, step=step, score=score):
                 told = {"index": index, "author": step.author, "grade": score, "fate": "kept", "reason": step.note}
-                return Delta(self._think(step.text.replace(THINK_END, "")) if self._thinks else {}, told)
+                reasons = self._thinks and not self._closed
+                self._closed = self._closed or step.text.endswith(THINK_END)
+                return Delta(self._think(step.text.replace(THINK_END, "")) if reasons else {}, told)
             case Answering(text=text):
                 self._answered += text
                 return Delta({"content": self._close() + text})
@@ -86,13 +89,16 @@ class Count:
 
     def __init__(self) -> None:
         self.reasoning = self.answer = 0
-        self.worked = False
+        self.worked = self._closed = False
         self._calls: list[Called] = []
 
     def __call__(self, event: Event) -> None:
         match event:
+            case Committed(step=step) if self._closed:
+                self.answer += len(step.tokens)
             case Committed(step=step):
                 self.reasoning += len(step.tokens)
+                self._closed = step.text.endswith(THINK_END)
             case Answered(step=step):
                 self.answer += len(step.tokens)
             case Called():

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..choices import Adapting, Count, Delimiter, Priority, Share
+from ..interfaces import AnsweredBy, EndedBy
 from ..step_ends import REGEX
 from .cures import RAW, TOOLS
 from .settings import Thinking
@@ -156,6 +157,8 @@ class Wishes(Part):
     load: Adapting | None = None
     lead: Count | None = None
     plan: bool | None = None
+    ending: EndedBy | None = None
+    answer: AnsweredBy | None = None
     early_exit: bool | None = None
     give_up: bool | None = None
     sure_bets: bool | None = None

@@ -199,8 +199,9 @@ class Solver:
                     fallback=models.policy("large", {}) if told.policy != "small" else None,
                     thinks=self.thinks,
                     watch=self._watch(models, budget, told),
-                    answerer=models.answerer,
+                    answerer=(answerer := models.answerer(told.policy, told.answer)),
                     stop=stop,
+                    by_method=answerer is None,
                 )
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large)
@@ -235,7 +236,7 @@ class Solver:
         return Models(small, large, critic, budget, formatting, sampling.temperature > 0)
 
     def _policy(self, models: Models, told: Settings) -> Policy:
-        return models.policy(told.policy, told.options, lead=told.lead, plan=told.plan)
+        return models.policy(told.policy, told.options, lead=told.lead, plan=told.plan, ending=told.ending)
 
     def _ahead(self, told: Settings) -> Ahead:
         carries = self.floor.carries if told.sure_bets else _always

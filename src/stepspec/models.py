@@ -11,7 +11,7 @@ from . import policies
 from .orchestrator.budget import Budget, Budgeted
 from .orchestrator.endpoints import AnyEndpoint, Endpoint, ReplicatedModel, connect
 from .orchestrator.errors import ConfigurationError
-from .orchestrator.interfaces import Critic, Model, Policy
+from .orchestrator.interfaces import AnsweredBy, Critic, EndedBy, Model, Policy, answered_by, ended_by
 from .orchestrator.nesting import Nested, NestedEndpoint, NestedPair
 from .orchestrator.nesting.settings import Nesting
 from .settings import Settings
@@ -33,18 +33,39 @@ class Models:
     formatting: Model | None = None
     sampled: bool = False
 
-    def policy(self, name: str, options: Mapping[str, Any], *, lead: int = 0, plan: bool = False) -> Policy:
-        """Build policy *name*; whatever it is, but for the baselines, the large model may *plan* and *lead*."""
+    def policy(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        lead: int = 0,
+        plan: bool = False,
+        ending: EndedBy | None = None,
+    ) -> Policy:
+        """
+        Build policy *name*; whatever it is, but for the baselines, the large model may *plan* and *lead*.
+
+        *ending* says who ends the thinking; None: as in the policy's paper.
+        """
         small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
         policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
-        if name in policies.BASELINES or not (lead or plan):
+        if name in policies.BASELINES:
             return policy
-        return policies.Led(policy, large, lead, plan)
+        by = ending or ended_by(policy)
+        if by != "small":
+            policy = policies.Ending(policy, large, by)
+        return policies.Led(policy, large, lead, plan) if lead or plan else policy
 
-    @property
-    def answerer(self) -> Model | None:
-        """Who answers instead of the policy's own answerer, if anyone does."""
-        return Budgeted(self.formatting, self.budget.left) if self.formatting else None
+    def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
+        """
+        The one model that answers, so that policy *name* does not go on through the answer; None if it does.
+
+        *answer* says who; None: as in the policy's paper. A format is the large model's; a baseline's model is alone.
+        """
+        if self.formatting is not None:
+            return Budgeted(self.formatting, self.budget.left)
+        by = name if name in policies.BASELINES else answer or answered_by(policies.METHODS[name].build)
+        return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
 
     def leave(self) -> None:
         for model in (self.small, self.large, self.formatting):

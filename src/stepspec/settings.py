@@ -39,6 +39,7 @@ from .orchestrator.choices import Adapting, Below1, Choices, Count, Delimiter, P
 from .orchestrator.drift import Histogram
 from .orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from .orchestrator.errors import ConfigurationError
+from .orchestrator.interfaces import AnsweredBy, EndedBy, answered_by, ended_by
 from .orchestrator.near import near
 from .orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
 from .orchestrator.service.settings import ServiceSettings
@@ -48,7 +49,7 @@ PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
 
-BEARING = ("lead", "plan", "early_exit", "give_up", "delimiter", "sampling", "budget")
+BEARING = ("lead", "plan", "ending", "answer", "early_exit", "give_up", "delimiter", "sampling", "budget")
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 _CHOICES = TypeAdapter(Choices)
@@ -139,6 +140,11 @@ class Settings(BaseSettings):
     The requests of a run with a lower *priority* go before those of others, on servers with ``--scheduling-policy
     priority``. The *session_header* holds one value per run, so that a gateway keeps a chain on one server; "" sends
     none.
+
+    *ending* says who may end the thinking: the "large" model alone, the "small" one by a draft that stands, or that one
+    where the "judge" finds the reasoning complete (see `policies.Ending`). *answer* says who writes the answer: one
+    model, "large" or "small", or the "method", whose drafts and verdicts then go on to its end. Without them, both are
+    as in the method's paper. Models without a thinking block answer as they reason, whatever *answer* says.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
@@ -153,6 +159,8 @@ class Settings(BaseSettings):
     load: Adapting = "adapt"
     lead: Count = 0
     plan: bool = False
+    ending: EndedBy | None = None
+    answer: AnsweredBy | None = None
     early_exit: bool = False
     give_up: bool = False
     sampling: Sampling = Sampling()
@@ -189,6 +197,8 @@ class Settings(BaseSettings):
         plain = self.model_dump(mode="json", include=set(BEARING), exclude_none=True)
         plain["sampling"].pop("seed", None)
         own = {name: option.default for name, option in policies.options(self.policy).items()}
+        built = policies.METHODS[self.policy].build
+        plain |= {"ending": self.ending or ended_by(built), "answer": self.answer or answered_by(built)}
         return plain | {"options": {name: value for name, value in (own | self.options).items() if value is not None}}
 
     def turned(self, places: int) -> Self:

@@ -33,7 +33,7 @@ def test_the_large_model_alone_is_always_there_and_controls_follow_their_method(
         LARGE,
         Arm("specreason", "specreason"),
         Arm("bild", "bild"),
-        Arm("random like bild", "random", like="bild"),
+        Arm("random like bild", "random", ending="small", answer="method", like="bild"),
     )
     assert arms([], ["small"], []) == (LARGE, SMALL)
 

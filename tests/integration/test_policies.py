@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,6 +14,7 @@ from stepspec.evals.confound import READINGS, cases, rates
 from stepspec.evals.profile import profile, training_problems
 from stepspec.evals.testbed.problems import generate
 from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event, Judged
 from stepspec.policies import METHODS
@@ -33,7 +34,7 @@ def solver(pair: Pair) -> Solver:
         ("reflective", {}),
         ("reflective", {"accept": "typical"}),
         ("lookahead-reasoning", {}),
-        ("relay", {"cues": ["On Monday", "Alternatively,", "Let me check:"], "answers": "large"}),
+        ("relay", {"cues": ["On Monday", "Alternatively,", "Let me check:"]}),
     ],
 )
 async def test_a_method_solves_and_both_models_have_their_share(
@@ -93,10 +94,33 @@ async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: st
         assert await asyncio.gather(*(solve(task, 3, 1.0) for task in tasks)) == one_by_one
 
 
+@pytest.mark.parametrize("answer", ["large", "method", "small"])
+@pytest.mark.parametrize("ending", ["large", "judge", "small"])
+async def test_whoever_ends_and_answers_the_chain_is_the_same_at_any_lookahead(
+    pair: Pair, ending: Literal["large", "judge", "small"], answer: Literal["large", "method", "small"]
+) -> None:
+    tasks = fresh(3, 3)
+    async with solver(pair) as solving:
+
+        async def solve(problem: str, ahead: int) -> tuple[str, str, str]:
+            solution = await solving.solve(problem, ending=ending, answer=answer, ahead=ahead)
+            kept = [step for step in solution.steps if step.fate == "kept"]
+            tail = "".join(step.text for step in kept).removeprefix(solution.thinking)
+            assert tail.strip() == (solution.text if answer == "method" else "")
+            last = next(step for step in kept if step.text.endswith(THINK_END))
+            assert last.author == "large" or ending != "large"
+            return solution.thinking, solution.text, solution.finish_reason
+
+        problems = [task.problem for task in tasks]
+        one_by_one = await asyncio.gather(*(solve(problem, 0) for problem in problems))
+        assert await asyncio.gather(*(solve(problem, 3) for problem in problems)) == one_by_one
+    assert all(reason == "stop" and "boxed" in text for _, text, reason in one_by_one)
+
+
 async def test_a_relay_leaves_no_large_token_unused(pair: Pair) -> None:
     async with solver(pair) as solving:
-        options = {"cues": ["On Monday", "On Tuesday"], "answers": "large"}
-        solution = await solving.solve(fresh(1, 3)[0].problem, policy="relay", options=options)
+        options = {"cues": ["On Monday", "On Tuesday"]}
+        solution = await solving.solve(fresh(1, 3)[0].problem, policy="relay", options=options, answer="large")
     # What was on its way when a cue was found: vLLM looks for these itself, so that is next to nothing.
     assert solution.ledger.large.discarded <= 4
 

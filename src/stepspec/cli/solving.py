@@ -53,6 +53,18 @@ def solve(
     plan: Annotated[
         bool | None, typer.Option("--plan/--no-plan", help="Let the large model write a plan first.")
     ] = None,
+    ending: Annotated[
+        str | None,
+        typer.Option(
+            help="Who may end the thinking: large, judge (it is asked) or small; unless given, as in the paper."
+        ),
+    ] = None,
+    answer: Annotated[
+        str | None,
+        typer.Option(
+            help="Who answers: large, small or method (drafts and verdicts go on); unless given, as in the paper."
+        ),
+    ] = None,
     early_exit: Annotated[
         bool | None, typer.Option("--early-exit/--no-early-exit", help="Answer once a trial answer is sure.")
     ] = None,
@@ -102,6 +114,8 @@ def solve(
         load=load,  # type: ignore[arg-type]  # the settings check the word
         lead=lead,
         plan=plan,
+        ending=ending,  # type: ignore[arg-type]  # the settings check the word
+        answer=answer,  # type: ignore[arg-type]
         early_exit=early_exit,
         give_up=give_up,
         sure_bets=sure_bets,

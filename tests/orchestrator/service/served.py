@@ -169,7 +169,7 @@ async def serving(
     large = replace(small, faults=deque(), requests=[], heads=[], names=names[1:], key=key, left=asyncio.Event())
     large.metrics = metrics
     seen, told = Seen(), list[str]()
-    solving = {"sampling": GREEDY, **solving}
+    solving = {"sampling": GREEDY, "ending": "small", "answer": "large", **solving}
     endpoints = {"retries": 0}
     async with (
         small.serve("small", **endpoints) as one,

@@ -88,7 +88,12 @@ class Running:
     large: Noting
 
     async def chat(self) -> None:
-        body = {"model": "auto", "messages": [TURN], "user": "ann", "stepspec": {"ahead": 0}}
+        body = {
+            "model": "auto",
+            "messages": [TURN],
+            "user": "ann",
+            "stepspec": {"ahead": 0, "ending": "small", "answer": "large"},
+        }
         async with (
             aiohttp.ClientSession(headers={"traceparent": PARENT}) as http,
             http.post(f"{self.program.base}/v1/chat/completions", json=body) as reply,

@@ -1,0 +1,215 @@
+"""The small model ended the thinking as soon as its last step was right in itself, which SpecReason's code prevents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec import policies
+from stepspec.models import Models
+from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Policy, Rollback, Step, reason
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rival, Role, Verdict
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Committed, Event
+from stepspec.orchestrator.interfaces import EndedBy, ended_by
+from stepspec.policies import METHODS, Ending, Led, LookaheadReasoning, SpecReason
+from stepspec.policies.ending import COMPLETE
+from stepspec.settings import load
+
+from ..fakes import Said, ScriptedModel, run
+from ..orchestrator.arms import BOUNDED, PROBLEM, Arm, arm, working
+
+EAGER, PATIENT = 2, 4  # paragraphs after which each model ends the thinking
+
+
+def says(role: Role, length: int) -> Callable[[Said], str]:
+    """Script *length* paragraphs without full stops: only their ends tell whether more is to come."""
+    return lambda said: f"The {role} one says {len(said)}" + (DELIMITER if len(said) + 1 < length else f"\n{THINK_END}")
+
+
+def pair(*, complete: bool = False) -> tuple[ScriptedModel, ScriptedModel]:
+    """A small model that ends the thinking two paragraphs early, and a judge to whom every step is right in itself."""
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        return {"Yes" if complete else "No": 1.0} if question == COMPLETE.text else {"9": 1.0, "Yes": 0.0}
+
+    small = ScriptedModel("small", says("small", EAGER))
+    return small, ScriptedModel("large", says("large", PATIENT), log=small.log, judge=judge)
+
+
+def built(
+    small: ScriptedModel, large: ScriptedModel, ending: EndedBy | None = None, name: str = "specreason"
+) -> Policy:
+    options = {"cues": ["large one"]} if name == "relay" else {}
+    return Models(small, large, None, Budget()).policy(name, options, ending=ending)
+
+
+def told(chain: Chain) -> list[tuple[str, str]]:
+    return [(step.author, step.text) for step in chain.steps]
+
+
+TOGETHER = [
+    ("small", "The small one says 0\n\n"),
+    ("small", "The small one says 1"),
+    ("large", "\n\n"),  # not yet: the paragraph is over, the thinking is not
+    ("small", "The small one says 2"),
+    ("large", "\n\n"),
+    ("small", "The small one says 3"),
+    ("large", f"\n{THINK_END}"),
+]
+
+
+def test_specreason_goes_on_where_the_small_model_would_end_too_early() -> None:
+    (chain, end), _ = run(reason(built(*pair()), PROBLEM))
+    assert end == "finished"
+    assert told(chain) == TOGETHER
+
+
+def test_the_large_model_may_agree_that_it_is_over_in_no_more_time() -> None:
+    def seconds(ending: EndedBy, ahead: int) -> float:
+        small, large = pair()
+        large.script = says("large", EAGER)
+        (chain, end), took = run(reason(built(small, large, ending), PROBLEM, ahead=ahead))
+        assert end == "finished"
+        assert chain.text == f"The small one says 0\n\nThe small one says 1\n{THINK_END}"
+        return took
+
+    assert seconds("small", 1) == seconds("large", 1) == 3.0  # two drafts and a verdict, or the end, written meanwhile
+    assert seconds("large", 0) == seconds("small", 0) + 1
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_judge_may_be_asked_whether_the_reasoning_is_complete(complete: bool) -> None:
+    events: list[Event] = []
+    (chain, _), took = run(reason(built(*pair(complete=complete), "judge"), PROBLEM, observe=events.append))
+    if complete:
+        assert told(chain)[-1] == ("small", f"The small one says 1\n{THINK_END}")
+        assert took == 4.0  # both questions about the last draft are asked at the same time
+    else:
+        assert told(chain) == TOGETHER
+        assert {step.note for step in chain.steps if step.author == "large"} == {"incomplete"}
+
+
+def test_a_step_that_is_wrong_is_rolled_back_whether_or_not_it_ends_the_thinking() -> None:
+    small, large = pair(complete=True)
+    large.judge = lambda chain, question: {"Yes": 1.0} if question == COMPLETE.text else {"2": 1.0}
+    (chain, _), _ = run(reason(built(small, large, "judge"), PROBLEM))
+    assert {step.note for step in chain.steps} == {"grade"}
+    assert len(chain.steps) == PATIENT
+
+
+@pytest.mark.parametrize(
+    ("said", "stands"), [({"Yes": 0.03}, False), ({"Yes": 0.3, "No": 0.3}, False), ({"Yes": 0.3}, True)]
+)
+def test_a_judge_who_does_not_say_yes_leaves_the_thinking_open(said: Mapping[str, float], stands: bool) -> None:
+    small, large = pair()
+    large.judge = lambda chain, question: said if question == COMPLETE.text else {"9": 1.0}
+    draft = Step(f"So.\n{THINK_END}", "small", "end")
+    verdict, _ = run(built(small, large, "judge").verify(PROBLEM, draft))
+    assert verdict == (Accept(9.0) if stands else Rollback(3, "incomplete", 9.0))
+
+
+def test_the_judge_sees_the_reasoning_while_it_is_open() -> None:
+    seen: list[Chain] = []
+
+    def judge(chain: Chain, question: str) -> Mapping[str, float]:
+        if question == COMPLETE.text:
+            seen.append(chain)
+        return {"9": 1.0, "Yes": 0.0}
+
+    small, large = pair()
+    large.judge = judge
+    run(built(small, large, "judge").verify(PROBLEM, Step(f"So.\n{THINK_END}", "small", "end")))
+    assert [chain.text for chain in seen] == ["So."]
+
+
+def test_a_small_model_that_wants_nothing_but_to_end_cannot_hold_the_run_up() -> None:
+    small, large = pair()
+    small.script = lambda said: THINK_END
+    (chain, end), _ = run(reason(built(small, large), PROBLEM, ahead=3))
+    assert end == "finished"
+    assert told(chain) == [("large", says("large", PATIENT)(("",) * place)) for place in range(PATIENT)]
+    assert large.open == small.open == 0
+
+
+def test_models_that_do_not_think_end_their_turn_the_same_way() -> None:
+    small, large = pair()
+    small.script = lambda said: f"The small one says {len(said)}" + DELIMITER * (not said)
+    large.script = lambda said: f"The large one says {len(said)}" + DELIMITER * (len(said) < PATIENT - 1)
+    (chain, end), _ = run(reason(built(small, large), PROBLEM))
+    assert end == "finished"
+    assert [step.author for step in chain.steps] == [author for author, _ in TOGETHER]
+    assert chain.text == "\n\n".join(f"The small one says {place}" for place in range(PATIENT))
+
+
+def test_a_rival_does_not_end_the_thinking_either() -> None:
+    class Chosen(SpecReason):
+        async def verify(self, chain: Chain, draft: Step) -> Verdict:
+            return Rollback(reason="grade", rivals=(Rival(Step(f"So.\n{THINK_END}", "small", "end"), 8.0),))
+
+    small, large = pair()
+    verdict, _ = run(Ending(Chosen(small, large), large).verify(PROBLEM, Step("Hm.\n\n", "small")))
+    assert verdict.rivals == (Rival(Step("So.", "small", "open"), 8.0),)
+
+
+def test_what_is_compared_with_the_draft_is_still_begun_with_it() -> None:
+    small, large = pair()
+    large.script = says("small", PATIENT)
+    large.latency = lambda chain: 5.0
+    policy = Ending(LookaheadReasoning(small, large), large)
+    (chain, _), _ = run(reason(policy, PROBLEM))
+    assert [step.author for step in chain.steps[:2]] == ["small", "small"]
+    assert large.log.index("large write 1") < small.log.index("small write 1 done")
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    name=st.sampled_from([name for name in METHODS if name not in (*policies.BASELINES, "reward")]),
+    ending=st.sampled_from(["large", "judge"]),
+    ahead=st.builds(working, st.sampled_from([1, 2, 5]), hedge=st.sampled_from([0.0, 1.0])),
+)
+@BOUNDED
+def test_the_chain_is_the_same_at_any_lookahead(seed: int, name: str, ending: EndedBy, ahead: object) -> None:
+    def tried() -> Arm:
+        made = arm(name, seed, trouble=0.5)
+        made.policy = Ending(made.policy, made.large, "judge" if ending == "judge" else "large")
+        return made
+
+    plain, (chain, end) = tried(), run(tried().run(0))[0]
+    other = tried()
+    found, _ = run(other.run(ahead))[0]  # type: ignore[arg-type]
+    assert (found, other.small.open, other.large.open) == (chain, 0, 0)
+    if end == "finished" and ending == "large":
+        assert chain.steps[-1].author == "large"
+    kept = sum(len(e.step.tokens) for e in other.events if isinstance(e, Committed))
+    ledger = Ledger.of(other.events)
+    assert (ledger.small.kept + ledger.large.kept, plain.small.open) == (kept, 0)
+
+
+def test_each_method_ends_the_thinking_as_in_its_paper() -> None:
+    found = {name: ended_by(method.build) for name, method in METHODS.items() if name not in policies.BASELINES}
+    assert {name for name, by in found.items() if by == "large"} == {"specreason", "choose", "random"}
+    assert {by for by in found.values()} == {"large", "small"}
+
+
+def test_a_run_may_say_otherwise_but_a_baseline_is_alone() -> None:
+    small, large = pair()
+    assert isinstance(built(small, large, "small"), SpecReason)
+    assert isinstance(built(small, large, "large", "bild"), Ending)
+    assert not isinstance(built(small, large, None, "bild"), Ending)
+    assert not isinstance(built(small, large, "large", "small"), Ending)
+    led = Models(small, large, None, Budget()).policy("specreason", {}, lead=1)
+    assert isinstance(led, Led)
+    assert isinstance(led.policy, Ending)
+
+
+def test_ending_is_a_setting_that_bears_on_a_calibration() -> None:
+    assert load().ending is None
+    assert load().bearing()["ending"] == "large"
+    assert load(policy="bild").bearing()["ending"] == "small"
+    assert load(ending="judge").told({"ending": "small"}).bearing()["ending"] == "small"
+    with pytest.raises(ConfigurationError, match=r"ending: .*'large', 'judge' or 'small'"):
+        load(ending="nobody")

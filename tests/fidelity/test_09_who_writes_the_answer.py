@@ -1,0 +1,344 @@
+"""The large model wrote the whole answer, where the papers' methods go on through it with drafts and verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec import policies
+from stepspec.models import Models
+from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback
+from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator.chain import THINK_END, Step, Stop
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Drafted, Event, Judged, Started
+from stepspec.orchestrator.hooks import GiveUp, Watch
+from stepspec.orchestrator.interfaces import answered_by
+from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.repetition import obstacle, stuck
+from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import run as solve
+from stepspec.orchestrator.service.reply import Count, Teller
+from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.trace import Moment, replay
+from stepspec.policies import METHODS, make
+from stepspec.settings import load
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import BOUNDED, PROBLEM, arm, working
+
+ANSWER = "\n\nFirst, 6 x 7.\n\nThat is 42.\n\nSo it is \\boxed{42}."
+THOUGHT = 3  # steps
+
+
+class Case:
+    """A pair that thinks in three steps and answers in three paragraphs, of which the *wrong* drafts are bad."""
+
+    def __init__(self, *, wrong: Sequence[int] = (), budget: Budget | None = None) -> None:
+        self.events: list[Event] = []
+        self.budget = budget or Budget()
+        self.small = ScriptedModel("small", counting("small", THOUGHT), answer=ANSWER, observe=self.events.append)
+        self.large = ScriptedModel("large", counting("large", THOUGHT), answer=ANSWER.replace("That", "This"))
+        self.large.observe, self.large.log = self.events.append, self.small.log
+
+        def judge(chain: Chain, question: str) -> dict[str, float]:
+            paragraph = len(chain.parts()[1].steps) - 2  # after the blank line
+            return {"2" if paragraph in wrong and chain.steps[-1].author == "small" else "9": 1.0}
+
+        self.large.judge = judge
+
+    async def solve(
+        self,
+        *,
+        ahead: int | Ahead = 0,
+        stop: Sequence[str] = (),
+        watch: Watch | None = None,
+        thinks: bool = True,
+        by_method: bool = True,
+        answerer: ScriptedModel | None = None,
+    ) -> Outcome:
+        models = [Budgeted(model, self.budget.left) for model in (self.small, self.large)]
+        return await solve(
+            make("specreason", *models),
+            PROBLEM,
+            budget=self.budget,
+            ahead=ahead,
+            observe=self.events.append,
+            fallback=make("large", *models),
+            watch=watch,
+            stop=stop,
+            thinks=thinks,
+            by_method=by_method,
+            answerer=answerer,
+        )
+
+    def run(self, **how: object) -> tuple[Outcome, float]:
+        found = run(self.solve(**how))  # type: ignore[arg-type]
+        assert self.small.open == self.large.open == 0
+        return found
+
+    @property
+    def committed(self) -> list[Committed]:
+        return [event for event in self.events if isinstance(event, Committed)]
+
+    @property
+    def pieces(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Answering)]
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 9])
+def test_drafts_and_verdicts_go_on_through_the_answer(ahead: int) -> None:
+    case = Case(wrong=[1])
+    outcome, _ = case.run(ahead=ahead)
+    assert (outcome.text, outcome.answer, outcome.reason) == (
+        "First, 6 x 7.\n\nThis is 42.\n\nSo it is \\boxed{42}.",
+        "42",
+        "stop",
+    )
+    assert [event.index for event in case.committed] == list(range(len(case.committed)))
+    answer = [event.step for event in case.committed[THOUGHT:]]
+    assert [(step.author, step.text) for step in answer] == [
+        ("small", "\n\n"),
+        ("small", "First, 6 x 7.\n\n"),
+        ("large", "This is 42.\n\n"),
+        ("small", "So it is \\boxed{42}."),
+    ]
+    assert answer[-1].stop == "end"
+    drafted = {event.index for event in case.events if isinstance(event, Drafted)}
+    judged = {event.index for event in case.events if isinstance(event, Judged)}
+    assert drafted >= judged >= {event.index for event in case.committed}
+
+
+def test_the_lookahead_goes_on_over_the_end_of_the_thinking() -> None:
+    assert Case().run(ahead=9)[1] == 1.0 * (THOUGHT + 4) + 1.0  # a draft each, and the last verdict
+    assert Case().run(ahead=0)[1] == 2.0 * (THOUGHT + 3) + 1.0  # nobody judges the blank line
+
+
+def test_what_is_streamed_is_verified_and_joins_to_the_text() -> None:
+    case = Case(wrong=[0])
+    outcome, _ = case.run(ahead=9)
+    assert "".join(case.pieces) == outcome.text
+    assert case.pieces == ["First, 6 x 7.", "\n\nThat is 42.", "\n\nSo it is \\boxed{42}."]
+    first = next(place for place, event in enumerate(case.events) if isinstance(event, Answering))
+    assert [e.index for e in case.events[:first] if isinstance(e, Committed)] == list(range(THOUGHT + 2))
+
+
+def test_the_ledger_the_solution_and_the_trace_hold_the_answer_once() -> None:
+    case = Case(wrong=[1])
+    outcome, _ = case.run(ahead=3)
+    ledger = Ledger.of(case.events)
+    assert ledger.small.kept + ledger.large.kept == outcome.chain.tokens
+    assert not [event for event in case.events if isinstance(event, Answered)]
+    solution = Solution.of(outcome, [Moment(0.0, event) for event in case.events])
+    assert solution.thinking == outcome.chain.parts()[0].text
+    assert solution.thinking.endswith(THINK_END)
+    kept = [step for step in solution.steps if step.fate == "kept"]
+    assert "".join(step.text for step in kept) == solution.thinking + ANSWER.replace("That", "This")
+    assert replay([Started(PROBLEM.messages, "specreason"), *case.events]) == outcome.chain
+
+
+def test_the_service_tells_the_answers_steps_as_content_and_counts_them_as_such() -> None:
+    case = Case()
+    outcome, _ = case.run()
+    teller, count = Teller("both", thinks=True), Count()
+    fields: dict[str, str] = {}
+    for event in case.events:
+        count(event)
+        delta = teller.hear(event)
+        for name, text in delta.fields.items() if delta is not None else ():
+            fields[name] = fields.get(name, "") + text
+    thinking, answer = outcome.chain.parts()
+    assert fields["reasoning"] == fields["reasoning_content"] == thinking.text.removesuffix(THINK_END)
+    assert fields["content"] == outcome.text
+    assert (count.reasoning, count.answer) == (thinking.tokens, answer.tokens)
+
+
+@pytest.mark.parametrize("ahead", [0, 9])
+def test_an_answer_stops_before_a_stop_string(ahead: int) -> None:
+    case = Case()
+    outcome, _ = case.run(ahead=ahead, stop=("at is", "small"))
+    assert (outcome.text, outcome.reason) == ("First, 6 x 7.\n\nTh", "stop")
+    assert "".join(case.pieces) == outcome.text
+
+
+@pytest.mark.parametrize("room", range(1, 24))
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_the_answer_keeps_within_its_budget(room: int, ahead: int) -> None:
+    case = Case(budget=Budget(tokens=24 + room, answer=room))  # 24 tokens are thought
+    outcome, _ = case.run(ahead=ahead)
+    thinking, answer = outcome.chain.parts()
+    assert answer.tokens <= max(room, 24 + room - thinking.tokens)
+    assert outcome.reason == ("stop" if answer.finished else "length")
+    plain = Case().run()[0].text
+    assert plain.startswith(outcome.text)
+
+
+def test_thinking_that_is_cut_short_is_closed_and_answered() -> None:
+    case = Case(budget=Budget(steps=1))
+    outcome, _ = case.run(ahead=3)
+    assert (outcome.reason, outcome.answer) == ("length", "42")
+    assert [step.note for step in outcome.chain.steps][:2] == ["", "closed"]
+    assert len(outcome.chain.parts()[0].steps) == 2
+
+
+def test_a_watch_may_end_the_thinking_and_not_the_answer() -> None:
+    case = Case()
+    outcome, _ = case.run(ahead=9, watch=GiveUp(tokens=20, share=0.1, floor=1.1))
+    assert (outcome.reason, outcome.answer) == ("hopeless", "42")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(8.0, "First, 6 x 7."), (1.0, "")])
+def test_what_there_is_of_the_answer_counts_when_the_time_is_up(seconds: float, text: str) -> None:
+    case = Case(budget=Budget(seconds=seconds + 1.5))
+    outcome, took = case.run()
+    assert (outcome.text, outcome.reason, took) == (text, "time", seconds + 1.5)
+    assert "".join(case.pieces) == text
+
+
+def test_an_answer_that_was_begun_in_the_time_to_think_may_go_on() -> None:
+    case = Case(budget=Budget(seconds=15.0))
+    outcome, took = case.run()  # the time to think is over at 11.25, in the middle of the last draft
+    assert (outcome.reason, outcome.answer, took) == ("stop", "42", 11.25 + 2.0)
+
+
+@pytest.mark.parametrize("ahead", [0, 3])
+def test_a_small_model_that_is_lost_in_the_answer_is_replaced_there(ahead: int) -> None:
+    case = Case()
+    gone = EndpointUnavailable("no connection", role="small", url="http://here", verb="write")
+    case.small.fails = lambda verb, chain: gone if "First" in chain.text else None
+    outcome, _ = case.run(ahead=ahead)
+    assert outcome.text == "First, 6 x 7.\n\nThis is 42.\n\nSo it is \\boxed{42}."
+    assert [event.role for event in case.events if isinstance(event, Degraded)] == ["small"]
+    assert "".join(case.pieces) == outcome.text
+
+
+def test_an_end_without_a_word_is_for_the_large_model_to_say() -> None:
+    case = Case()
+    case.small.answer = ""
+    outcome, _ = case.run()
+    assert outcome.answer == "42"
+    assert {(step.author, step.note) for step in outcome.chain.parts()[1].steps} == {("large", "empty")}
+
+
+def test_one_model_may_answer_alone() -> None:
+    case = Case()
+    outcome, _ = case.run(by_method=False, answerer=case.small)
+    assert outcome.text == ANSWER.strip()
+    assert [event.step.author for event in case.events if isinstance(event, Answered)] == ["small"]
+
+
+def test_a_small_model_that_is_lost_does_not_answer() -> None:
+    case = Case()
+    gone = EndpointUnavailable("no connection", role="small", url="http://here", verb="write")
+    case.small.fails = lambda verb, chain: gone if chain.steps else None
+    outcome, _ = case.run(by_method=False, answerer=case.small)
+    assert outcome.answer == "42"
+    assert [event.step.author for event in case.events if isinstance(event, Answered)] == ["large"]
+
+
+def test_models_without_a_thinking_block_answer_as_they_reason() -> None:
+    case = Case()
+    case.small.script = lambda said: "First.\n\n" if not said else "So it is \\boxed{7}."
+    outcome, _ = case.run(thinks=False)
+    assert outcome.text == "First.\n\nSo it is \\boxed{7}."
+
+
+def test_an_answer_may_say_again_what_the_thinking_found() -> None:
+    said = [Step(f"Row {place} is {place * 7}.\n\n", "small") for place in (1, 2, 3)] * 2
+    thinking = Chain(PROBLEM.messages, (*said, Step(THINK_END, "large", "end")))
+    answering = Chain(thinking.messages, (*thinking.steps, *said[:2]))
+    open_still = Chain(PROBLEM.messages, (*said, *said[:2]))
+    assert (obstacle(answering, said[2]), obstacle(open_still, said[2])) == ("", "repetition")
+    assert not stuck(answering, said[2])
+
+
+@pytest.mark.parametrize(("text", "stop", "reason"), [("", "end", "empty"), (" \n", "end", "empty"), ("42", "end", "")])
+def test_only_an_answer_with_words_may_end(text: str, stop: Stop, reason: str) -> None:
+    thinking = Chain(PROBLEM.messages, (Step(THINK_END, "large", "end"),))
+    assert obstacle(thinking, Step(text, "small", stop)) == reason
+    assert obstacle(thinking.extend(Step("42.\n\n", "small")), Step(text, "small", stop)) == reason
+    assert obstacle(PROBLEM, Step(text, "small", stop)) == ""
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    name=st.sampled_from([name for name in METHODS if name not in (*policies.BASELINES, "reward")]),
+    ahead=st.builds(working, st.sampled_from([1, 2, 5]), hedge=st.sampled_from([0.0, 1.0])),
+    tokens=st.sampled_from([40, 80, 8192]),
+)
+@BOUNDED
+def test_thinking_and_answer_are_the_same_at_any_lookahead(seed: int, name: str, ahead: Ahead, tokens: int) -> None:
+    def outcome(ahead: int | Ahead) -> tuple[Outcome, list[Event]]:
+        budget = Budget(tokens)
+        tried, events = arm(name, seed, budget=budget), list[Event]()
+        tried.small.answer, tried.large.answer = ANSWER, ANSWER.replace("That", "This")
+        solving = solve(tried.policy, PROBLEM, budget=budget, ahead=ahead, observe=events.append, by_method=True)
+        found = run(solving)[0]
+        assert tried.small.open == tried.large.open == 0
+        thinking, answer = found.chain.parts()
+        assert answer.tokens <= max(budget.for_answer, tokens - thinking.tokens)
+        pieces = "".join(event.text for event in events if isinstance(event, Answering))
+        assert pieces == found.text
+        return found, events
+
+    (plain, _), (other, events) = outcome(0), outcome(ahead)
+    assert other == plain
+    assert replay([Started(PROBLEM.messages, name), *events]) == plain.chain
+
+
+def test_each_method_answers_as_in_its_paper() -> None:
+    found = {name: answered_by(method.build) for name, method in METHODS.items() if name not in policies.BASELINES}
+    assert found == {
+        "specreason": "method",
+        "speculative-thinking": "method",
+        "bild": "method",
+        "glimpse": "large",
+        "cascade": "large",
+        "choose": "method",
+        "random": "method",
+        "reflective": "method",
+        "lookahead-reasoning": "method",
+        "reward": "method",
+        "relay": "small",
+    }
+
+
+def test_a_run_may_say_otherwise_but_a_baseline_is_alone() -> None:
+    case = Case()
+    models = Models(case.small, case.large, None, Budget())
+
+    def role(name: str, answer: object = None) -> str | None:
+        answerer = models.answerer(name, answer)  # type: ignore[arg-type]
+        return answerer.role if answerer else None
+
+    assert [role("specreason"), role("relay"), role("glimpse")] == [None, "small", "large"]
+    assert [role("specreason", by) for by in ("large", "method", "small")] == ["large", None, "small"]
+    assert [role(name, "method") for name in policies.BASELINES] == ["large", "small"]
+    formatting = Models(case.small, case.large, None, Budget(), case.large)
+    assert formatting.answerer("specreason", "method") is not None
+
+
+def test_answer_is_a_setting_that_bears_on_a_calibration() -> None:
+    assert load().answer is None
+    assert load().bearing()["answer"] == "method"
+    assert load(policy="relay", options={"cues": ["So"]}).bearing()["answer"] == "small"
+    assert load(answer="large").bearing()["answer"] == "large"
+    with pytest.raises(ConfigurationError, match=r"answer: .*'large', 'method' or 'small'"):
+        load(answer="nobody")
+
+
+def test_the_option_that_relay_had_names_the_one_that_is_there_now() -> None:
+    case = Case()
+    with pytest.raises(ConfigurationError, match=r"no option 'answers' .*answer='large', or --answer large"):
+        make("relay", case.small, case.large, answers="large")
+
+
+def test_verdicts_are_told_apart() -> None:
+    case = Case(wrong=[1])
+    case.run()
+    judged = {event.index: event.verdict for event in case.events if isinstance(event, Judged)}
+    assert judged[THOUGHT] == Accept()  # the blank line
+    assert isinstance(judged[THOUGHT + 2], Rollback)
