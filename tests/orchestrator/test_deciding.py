@@ -77,8 +77,8 @@ def test_it_is_hopeless_where_nothing_that_is_accepted_keeps_the_limit(
 
 def test_a_threshold_that_breaks_the_limit_gets_stricter_whatever_the_time() -> None:
     made = adapting(5.0)
-    checks = tuple(Check(9.0, False) for _ in range(4))
-    made.add(Lesson(grades=(9.0,) * 4, accepted=(True,) * 4, checks=checks))
+    checks = tuple(Check(9.0, False) for _ in range(40))  # enough to exclude that a share of 0.5 is kept
+    made.add(Lesson(grades=(9.0,) * 40, accepted=(True,) * 40, checks=checks))
     assert made.choice == Choice(7.0, 1)
     made.add(Lesson())
     made.add(Lesson())
