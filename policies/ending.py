@@ -51,7 +51,7 @@ class Ending:
         if self.by == "judge" or not _ends(chain, draft):
             return draft
         opened = _open(chain, draft)
-        return opened if opened.text else await self._go_on(chain, draft)
+        return opened if opened.text.strip() else await self._go_on(chain, draft)
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         return None if _ends_open(chain) else prepare(self.policy, chain)
@@ -73,7 +73,7 @@ class Ending:
         if self.by == "large" or not _ends(chain, draft):
             return await verify(self.policy, chain, draft, prepared)
         opened = _open(chain, draft)
-        if not opened.text:
+        if not opened.text.strip():
             return await self._complete(chain, opened)
         judged, complete = await at_once([verify(self.policy, chain, draft, prepared), self._complete(chain, opened)])
         if isinstance(judged, Rollback) or isinstance(complete, Accept):
@@ -94,11 +94,13 @@ def _ends(chain: Chain, draft: Step) -> bool:
 
 
 def _open(chain: Chain, draft: Step) -> Step:
-    """Take the end of the thinking off *draft*, with the white space before it: what follows is for others to say."""
-    if not _ends(chain, draft):
-        return draft
-    opened = draft.cut(len(draft.text.removesuffix(THINK_END).rstrip()))
-    return replace(opened, stop="open")
+    r"""
+    Take the end of the thinking off *draft*, and nothing else, so that the large model goes on where it stood.
+
+    Without the line break before the end, a token may be cut that holds it (``.\n``), and no model writes on from there
+    as it would from the whole.
+    """
+    return replace(draft.cut(len(draft.text.removesuffix(THINK_END))), stop="open") if _ends(chain, draft) else draft
 
 
 def _ends_open(chain: Chain) -> bool:

@@ -27,7 +27,7 @@ EAGER, PATIENT = 2, 4  # paragraphs after which each model ends the thinking
 
 def says(role: Role, length: int) -> Callable[[Said], str]:
     """Script *length* paragraphs without full stops: only their ends tell whether more is to come."""
-    return lambda said: f"The {role} one says {len(said)}" + (DELIMITER if len(said) + 1 < length else f"\n{THINK_END}")
+    return lambda said: f"The {role} one says {len(said)}" + (DELIMITER if len(said) + 1 < length else THINK_END)
 
 
 def pair(*, complete: bool = False) -> tuple[ScriptedModel, ScriptedModel]:
@@ -58,7 +58,7 @@ TOGETHER = [
     ("small", "The small one says 2"),
     ("large", "\n\n"),
     ("small", "The small one says 3"),
-    ("large", f"\n{THINK_END}"),
+    ("large", THINK_END),
 ]
 
 
@@ -74,7 +74,7 @@ def test_the_large_model_may_agree_that_it_is_over_in_no_more_time() -> None:
         large.script = says("large", EAGER)
         (chain, end), took = run(reason(built(small, large, ending), PROBLEM, ahead=ahead))
         assert end == "finished"
-        assert chain.text == f"The small one says 0\n\nThe small one says 1\n{THINK_END}"
+        assert chain.text == f"The small one says 0\n\nThe small one says 1{THINK_END}"
         return took
 
     assert seconds("small", 1) == seconds("large", 1) == 3.0  # two drafts and a verdict, or the end, written meanwhile
@@ -86,7 +86,7 @@ def test_a_judge_may_be_asked_whether_the_reasoning_is_complete(complete: bool) 
     events: list[Event] = []
     (chain, _), took = run(reason(built(*pair(complete=complete), "judge"), PROBLEM, observe=events.append))
     if complete:
-        assert told(chain)[-1] == ("small", f"The small one says 1\n{THINK_END}")
+        assert told(chain)[-1] == ("small", f"The small one says 1{THINK_END}")
         assert took == 4.0  # both questions about the last draft are asked at the same time
     else:
         assert told(chain) == TOGETHER
@@ -109,7 +109,7 @@ def test_a_judge_who_does_not_say_yes_leaves_the_thinking_open(said: Mapping[str
     large.judge = lambda chain, question: said if question == COMPLETE.text else {"9": 1.0}
     draft = Step(f"So.\n{THINK_END}", "small", "end")
     verdict, _ = run(built(small, large, "judge").verify(PROBLEM, draft))
-    assert verdict == (Accept(9.0) if stands else Rollback(3, "incomplete", 9.0))
+    assert verdict == (Accept(9.0) if stands else Rollback(4, "incomplete", 9.0))
 
 
 def test_the_judge_sees_the_reasoning_while_it_is_open() -> None:
@@ -123,7 +123,7 @@ def test_the_judge_sees_the_reasoning_while_it_is_open() -> None:
     small, large = pair()
     large.judge = judge
     run(built(small, large, "judge").verify(PROBLEM, Step(f"So.\n{THINK_END}", "small", "end")))
-    assert [chain.text for chain in seen] == ["So."]
+    assert [chain.text for chain in seen] == ["So.\n"]
 
 
 def test_a_small_model_that_wants_nothing_but_to_end_cannot_hold_the_run_up() -> None:
@@ -152,7 +152,7 @@ def test_a_rival_does_not_end_the_thinking_either() -> None:
 
     small, large = pair()
     verdict, _ = run(Ending(Chosen(small, large), large).verify(PROBLEM, Step("Hm.\n\n", "small")))
-    assert verdict.rivals == (Rival(Step("So.", "small", "open"), 8.0),)
+    assert verdict.rivals == (Rival(Step("So.\n", "small", "open"), 8.0),)
 
 
 def test_what_is_compared_with_the_draft_is_still_begun_with_it() -> None:
