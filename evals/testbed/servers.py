@@ -35,6 +35,9 @@ FLAGS: Mapping[str, Any] = {
     "kv-cache-memory-bytes": 256 * 2**20,
     "block-size": 32,  # of the prefix cache; 128 by default on a CPU, 16 on a GPU
     "max-num-seqs": 16,
+    # All that 16 prompts can hold, so that none is read in parts: on a CPU, vLLM 0.32 dies ("CPU Generator does not use
+    # offset") when it reads a part of a prompt whose request samples by a seed.
+    "max-num-batched-tokens": 16 * CONTEXT,
     "generation-config": "vllm",  # what a request leaves out is vLLM's default, not the model's
     "enable-prompt-tokens-details": True,  # tells how much of a prompt was cached
     "disable-uvicorn-access-log": True,

@@ -9,7 +9,7 @@ from stepspec.policies import METHODS
 from tests.vocabularies import CACHE, real_vocabulary
 
 pytestmark = pytest.mark.servers
-RUNS = 3
+RUNS = 2
 
 
 async def test_ids_and_text_agree_in_runs_of_every_method() -> None:

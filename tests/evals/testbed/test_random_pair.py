@@ -115,6 +115,12 @@ def test_the_critic_is_served_for_pooling(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(random_pair, "file", vocabulary)
     large, small, critic = servers(tmp_path)
     assert (large.name, small.name, critic.name) == ("large", "small", "critic")
+    for one in (large, small, critic):
+        batched, sequences, length = (
+            int(one.args[one.args.index(f"--max-{name}") + 1])
+            for name in ("num-batched-tokens", "num-seqs", "model-len")
+        )
+        assert batched >= sequences * length  # as in the miniature pair
     assert "--enable-scale-out" in large.args
     assert "--enable-scale-out" not in small.args
     assert critic.args[critic.args.index("--runner") + 1] == "pooling"
