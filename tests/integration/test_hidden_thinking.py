@@ -1,0 +1,68 @@
+"""A chat template that hides the thinking block, on a real server: what the model does is learnt by its effect."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from anyio.from_thread import start_blocking_portal
+
+from stepspec import Endpoint, Sampling, Solver
+from stepspec.evals.testbed.servers import MODELS, miniature_servers
+from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.endpoints.doctor import diagnose
+from stepspec.orchestrator.serving import Served, launch
+
+from .conftest import Pair
+
+pytestmark = pytest.mark.servers
+SHOWN = "<|im_start|>assistant\\n<think>\\n"
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def hidden(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pair]:
+    """The miniature pair, but the large model opens its thinking block by itself, and its template shows none."""
+    template = tmp_path_factory.mktemp("hidden") / "chat_template.jinja"
+    shown = (MODELS / "large" / "chat_template.jinja").read_text()
+    assert SHOWN in shown
+    template.write_text(shown.replace(SHOWN, SHOWN.removesuffix("<think>\\n")))
+    (server,) = miniature_servers("off", ("large",))
+    flags = ("--chat-template", str(template), "--logits-processors", "tests.integration.opening:Opens")
+    opening = replace(server, args=(*server.args, *flags), env={**server.env, "PYTHONPATH": str(ROOT)})
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(launch((opening,))) as served:
+        yield replace(pair, large=served["large"])
+
+
+def endpoint(served: Served, **fields: bool) -> Endpoint:
+    return Endpoint(role="large", url=served.base_url, **fields)
+
+
+async def test_a_hidden_block_is_learnt_and_the_chains_are_those_of_a_template_that_shows_it(
+    pair: Pair, hidden: Pair
+) -> None:
+    tasks = fresh(6, 11)
+    chains: list[list[str]] = []
+    for each in (pair, hidden):
+        async with Solver(each.small.base_url, each.large.base_url, sampling=Sampling()) as solver:
+            template = solver.large.template
+            assert (template.thinks, template.opened or "<think>\n") == (True, "<think>\n")
+            solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
+        right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+        assert sum(right) >= len(tasks) - 1
+        chains.append([solution.thinking + solution.text for solution in solutions])
+    assert template.source == "effect"
+    assert chains[0] == chains[1]
+
+
+async def test_the_setting_overrides_and_the_doctor_says_what_was_learnt(hidden: Pair) -> None:
+    small = Endpoint(role="small", url=hidden.small.base_url)
+    diagnosis = await diagnose(small, endpoint(hidden.large))
+    assert (diagnosis.large.thinks, diagnosis.large.thinks_by, diagnosis.large.block) == (True, "effect", "<think>")
+    assert any(note.startswith("large: its chat template shows no thinking block") for note in diagnosis.notes)
+    refused = await diagnose(small, endpoint(hidden.large, thinks=False))
+    assert (refused.large.thinks, refused.large.thinks_by) == (False, "setting")
+    assert any("this pair is refused" in note for note in refused.notes)
