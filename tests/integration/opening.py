@@ -6,24 +6,24 @@ vLLM imports this by ``--logits-processors``. The miniature models have only eve
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
 OPENING = ("<think>", "\n")
 
 
-class Opens(AdapterLogitsProcessor):
+class Opens(AdapterLogitsProcessor):  # type: ignore[misc]  # vLLM has no types here
     """Behind a prompt that ends with the head of the assistant's turn, only the opening can be written."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
-        folder = vllm_config.model_config.tokenizer
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)  # pyright: ignore[reportUnknownMemberType]
-        self.opening = [tokenizer.encode(text, add_special_tokens=False)[0] for text in OPENING]
-        self.head = tokenizer.encode("<|im_start|>assistant\n", add_special_tokens=False)
+        tokenizer = Tokenizer.from_file(str(Path(vllm_config.model_config.tokenizer) / "tokenizer.json"))
+        self.opening: list[int] = [tokenizer.encode(text).ids[0] for text in OPENING]
+        self.head: list[int] = tokenizer.encode("<|im_start|>assistant\n").ids
 
     def is_argmax_invariant(self) -> bool:
         return False

@@ -37,8 +37,8 @@ def hidden(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pa
         yield replace(pair, large=served["large"])
 
 
-def endpoint(served: Served, **fields: bool) -> Endpoint:
-    return Endpoint(role="large", url=served.base_url, **fields)
+def endpoint(served: Served, thinks: bool | None = None) -> Endpoint:
+    return Endpoint(role="large", url=served.base_url, thinks=thinks)
 
 
 async def test_a_hidden_block_is_learnt_and_the_chains_are_those_of_a_template_that_shows_it(
