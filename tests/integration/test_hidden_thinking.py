@@ -13,6 +13,8 @@ from anyio.from_thread import start_blocking_portal
 from stepspec import Endpoint, Sampling, Solver
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.evals.testbed.tasks import fresh
+from stepspec.orchestrator.chain import THINK_END, Chain
+from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.serving import Served, launch
 
@@ -41,21 +43,25 @@ def endpoint(served: Served, thinks: bool | None = None) -> Endpoint:
     return Endpoint(role="large", url=served.base_url, thinks=thinks)
 
 
-async def test_a_hidden_block_is_learnt_and_the_chains_are_those_of_a_template_that_shows_it(
+async def test_a_hidden_block_is_learnt_and_the_prompts_are_those_of_a_template_that_shows_it(
     pair: Pair, hidden: Pair
 ) -> None:
     tasks = fresh(6, 11)
-    chains: list[list[str]] = []
+    prompts: list[tuple[int, ...]] = []
     for each in (pair, hidden):
-        async with Solver(each.small.base_url, each.large.base_url, sampling=Sampling()) as solver:
-            template = solver.large.template
-            assert (template.thinks, template.opened or "<think>\n") == (True, "<think>\n")
-            solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
-        right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
-        assert sum(right) >= len(tasks) - 1
-        chains.append([solution.thinking + solution.text for solution in solutions])
-    assert template.source == "effect"
-    assert chains[0] == chains[1]
+        async with VllmEndpoint(endpoint(each.large)) as large:
+            assert large.template.thinks
+            prompts.append(await large.encoder.prefix(Chain.of(tasks[0].problem).messages))
+    assert prompts[0] == prompts[1]
+    assert (large.template.source, large.template.opened) == ("effect", "<think>\n")
+    async with Solver(hidden.small.base_url, hidden.large.base_url, sampling=Sampling()) as solver:
+        solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
+    right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+    assert sum(right) >= len(tasks) - 1
+    for solution in solutions:
+        assert solution.thinking.endswith(THINK_END)
+        assert "\\boxed" in solution.text
+        assert "\\boxed" not in solution.thinking
 
 
 async def test_the_setting_overrides_and_the_doctor_says_what_was_learnt(hidden: Pair) -> None:
