@@ -15,8 +15,7 @@ from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.endpoints.doctor import diagnose
-from stepspec.orchestrator.serving import Served, launch
+from stepspec.orchestrator.serving import launch
 
 from .conftest import Pair
 
@@ -39,17 +38,13 @@ def hidden(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pa
         yield replace(pair, large=served["large"])
 
 
-def endpoint(served: Served, thinks: bool | None = None) -> Endpoint:
-    return Endpoint(role="large", url=served.base_url, thinks=thinks)
-
-
 async def test_a_hidden_block_is_learnt_and_the_prompts_are_those_of_a_template_that_shows_it(
     pair: Pair, hidden: Pair
 ) -> None:
     tasks = fresh(6, 11)
     prompts: list[tuple[int, ...]] = []
     for each in (pair, hidden):
-        async with VllmEndpoint(endpoint(each.large)) as large:
+        async with VllmEndpoint(Endpoint(role="large", url=each.large.base_url)) as large:
             assert large.template.thinks
             prompts.append(await large.encoder.prefix(Chain.of(tasks[0].problem).messages))
     assert prompts[0] == prompts[1]
@@ -62,13 +57,3 @@ async def test_a_hidden_block_is_learnt_and_the_prompts_are_those_of_a_template_
         assert solution.thinking.endswith(THINK_END)
         assert "\\boxed" in solution.text
         assert "\\boxed" not in solution.thinking
-
-
-async def test_the_setting_overrides_and_the_doctor_says_what_was_learnt(hidden: Pair) -> None:
-    small = Endpoint(role="small", url=hidden.small.base_url)
-    diagnosis = await diagnose(small, endpoint(hidden.large))
-    assert (diagnosis.large.thinks, diagnosis.large.thinks_by, diagnosis.large.block) == (True, "effect", "<think>")
-    assert any(note.startswith("large: its chat template shows no thinking block") for note in diagnosis.notes)
-    refused = await diagnose(small, endpoint(hidden.large, thinks=False))
-    assert (refused.large.thinks, refused.large.thinks_by) == (False, "setting")
-    assert any("this pair is refused" in note for note in refused.notes)
