@@ -207,10 +207,12 @@ async def faults(sides: Mapping[Role, Side], chain: Chain, answer: Step | None, 
         for place, (before, after) in enumerate(pairwise(prompts)):
             if after[: len(before)] != before:
                 found.append(f"step {place}: the {role} model's prompt after it does not begin with the one before it")
-    if chain.tokens > budget.tokens - budget.for_answer:
-        found.append(f"{chain.tokens} tokens of thinking, where {budget.tokens - budget.for_answer} are allowed")
-    if answer and chain.tokens + len(answer.tokens) > budget.tokens:
-        found.append(f"{chain.tokens + len(answer.tokens)} tokens in all, where {budget.tokens} are allowed")
+    thinking, answering = chain.parts()
+    if thinking.tokens > budget.tokens - budget.for_answer:
+        found.append(f"{thinking.tokens} tokens of thinking, where {budget.tokens - budget.for_answer} are allowed")
+    written = thinking.tokens + answering.tokens + (len(answer.tokens) if answer else 0)
+    if written > budget.tokens:
+        found.append(f"{written} tokens in all, where {budget.tokens} are allowed")
     return found
 
 

@@ -25,7 +25,7 @@ from stepspec.evals.testbed.random_pair import (
 )
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Chain, Role, Step, Token
+from stepspec.orchestrator.chain import THINK_END, Chain, Role, Step, Token
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import METHODS, check
@@ -86,6 +86,13 @@ async def test_what_is_wrong_with_a_chain_is_listed(met: tuple[Solver, Mapping[R
     chain = Chain.of("Why?").extend(right)
     assert "are allowed" in "\n".join(await faults(sides, chain, None, Budget(tokens=2)))
     assert "tokens in all" in "\n".join(await faults(sides, chain, right, Budget(tokens=len(tokens) + 1)))
+    answered = chain.extend(Step(f"\n{THINK_END}", "small", "end")).extend(
+        right
+    )  # the answer's steps are the last ones
+    assert await faults(sides, answered, None, Budget(tokens=2 * len(tokens), answer=len(tokens))) == []
+    assert "tokens in all" in "\n".join(
+        await faults(sides, answered, None, Budget(tokens=2 * len(tokens) - 1, answer=1))
+    )
 
 
 def test_the_methods_options_are_theirs() -> None:
