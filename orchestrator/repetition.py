@@ -159,7 +159,7 @@ def _echoes(chain: Chain, step: Step, run: int) -> bool:
     if not _completes(chain, step):
         return False
     said = list(islice(_paragraphs(chain, step), WINDOW + run))
-    return all(_worn(said[place], said[place + 1 :]) for place in range(min(run, len(said))))
+    return bool(said) and all(_worn(said[place], said[place + 1 :]) for place in range(min(run, len(said))))
 
 
 def _completes(chain: Chain, step: Step) -> bool:

@@ -255,6 +255,13 @@ def test_an_answer_may_say_again_what_the_thinking_found() -> None:
     assert not stuck(answering, said[2])
 
 
+@pytest.mark.parametrize("stop", ["delimiter", "length", "until"])
+def test_the_blank_line_before_an_answer_repeats_nothing(stop: Stop) -> None:
+    thinking = Chain(PROBLEM.messages, (Step(f"That is all.\n{THINK_END}", "small", "end"),))
+    assert obstacle(thinking, Step("\n\n", "small", stop)) == ""
+    assert not stuck(thinking, Step("\n\n", "large", stop))
+
+
 @pytest.mark.parametrize(("text", "stop", "reason"), [("", "end", "empty"), (" \n", "end", "empty"), ("42", "end", "")])
 def test_only_an_answer_with_words_may_end(text: str, stop: Stop, reason: str) -> None:
     thinking = Chain(PROBLEM.messages, (Step(THINK_END, "large", "end"),))
