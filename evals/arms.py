@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median
 
 from ..api import Solver
@@ -21,6 +21,8 @@ __all__ = [
     "SEQUENTIAL",
     "SHIPPED",
     "SMALL",
+    "THINKING",
+    "THINKING_SEQUENTIAL",
     "Arm",
     "Interval",
     "Result",
@@ -42,6 +44,9 @@ LARGE = Arm("large alone", "large")
 SMALL = Arm("small alone", "small")
 SEQUENTIAL = Arm("SpecReason, sequential", "specreason", ahead=0)
 SHIPPED = Arm("SpecReason", "specreason")
+THINKING = Arm("SpecReason, thinking only", "specreason", ending="small", answer="large")
+"""The part that the miniature judge was taught: it has seen no answer, and no step without its end."""
+THINKING_SEQUENTIAL = replace(THINKING, name=f"{THINKING.name}, sequential", ahead=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Sample, bootstrap_ratio, summarise, wilson
+from stepspec.evals.arms import (
+    LARGE,
+    SHIPPED,
+    SMALL,
+    THINKING,
+    THINKING_SEQUENTIAL,
+    Sample,
+    bootstrap_ratio,
+    summarise,
+    wilson,
+)
 from stepspec.evals.bench import missed
 from stepspec.evals.tables import COLUMNS, markdown, table
 from stepspec.orchestrator.chain import Role
@@ -68,18 +78,18 @@ def test_intervals_hold_their_value_and_narrow_with_the_sample() -> None:
 
 
 def test_the_bars_are_looked_at() -> None:
-    by_arm = summarise(samples(), ARMS)
-    sequential = replace(by_arm[2], name="SpecReason, sequential", seconds=2.4)
+    by_arm = [replace(r, name=THINKING.name) if r.name == SHIPPED.name else r for r in summarise(samples(), ARMS)]
+    sequential = replace(by_arm[2], name=THINKING_SEQUENTIAL.name, seconds=2.4)
     results = [*by_arm, sequential]
     assert [line.split(":")[0] for line in missed(results)] == [
         "wall time over the large model alone",
         "wall time over sequential",
     ]
-    fine = [replace(r, ratio_to_large=0.4, seconds=1.5) if r.name == SHIPPED.name else r for r in results]
+    fine = [replace(r, ratio_to_large=0.4, seconds=1.5) if r.name == THINKING.name else r for r in results]
     assert missed(fine) == []
-    glimpse = [replace(r, name="glimpse") for r in fine if r.name == SHIPPED.name]
+    glimpse = [replace(r, name="glimpse") for r in fine if r.name == THINKING.name]
     assert missed([*fine, *glimpse]) == []
     assert len(missed([*fine, *(replace(r, ratio_to_large=0.41) for r in glimpse)])) == 1
     assert len(missed([*fine, *(replace(r, accuracy=0.98) for r in glimpse)])) == 1
-    worse = [replace(r, accuracy=0.97) if r.name == SHIPPED.name else r for r in fine]
+    worse = [replace(r, accuracy=0.97) if r.name == THINKING.name else r for r in fine]
     assert len(missed(worse)) == 1

@@ -99,10 +99,10 @@ def samples(path: Path) -> Path:
 
 def test_what_a_pair_does_is_measured_once(servers: Servers) -> None:
     measured()
-    assert len(servers.solver.asked) == 8
+    assert len(servers.solver.asked) == 12
     measured("choose")
     measured("choose", "choose")
-    assert len(servers.solver.asked) == 8 + 2
+    assert len(servers.solver.asked) == 12 + 2
     assert [arm["name"] for arm in orjson.loads(FIGURES.read_bytes())][-1] == "choose"
     assert {arm["n"] for arm in orjson.loads(FIGURES.read_bytes())} == {2}
 
@@ -163,7 +163,7 @@ def test_samples_of_other_problems_are_refused_and_forgotten_when_asked(
     with pytest.raises(ConfigurationError, match=r"other: seed"):
         measured()
     measured(fresh_start=True)
-    assert len(servers.solver.asked) == 16
+    assert len(servers.solver.asked) == 24
     assert orjson.loads(samples(FIGURES).read_bytes().partition(b"\n")[0])["seed"] == 7
 
 
