@@ -122,11 +122,12 @@ def _chunk(reply: Reply, logprobs: int | None) -> Chunk:
     choice = reply["choices"][0]
     finish, reason = choice.get("finish_reason"), choice.get("stop_reason")
     matched = isinstance(reason, str)
+    tokens = _tokens(choice, logprobs, matched=matched)
     ended = _ending(finish, reason) if finish else None
-    received = len(choice["token_ids"])
-    in_text = received - 1 if ended == "end" and not matched else received  # less the token that ended the turn
-    tokens = _tokens(choice, logprobs, in_text, matched=matched)
-    return Chunk(tokens, received, ended, prompt, place=choice.get("index", 0))
+    place = choice.get("index", 0)
+    if ended == "end" and not matched:  # The token that ended the turn is no part of the text, though vLLM spells it.
+        return Chunk(tokens[:-1], len(tokens), ended, prompt, place=place)
+    return Chunk(tokens, len(tokens), ended, prompt, place=place)
 
 
 def _ending(finish: str, reason: str | int | None) -> Stop:
@@ -137,17 +138,14 @@ def _ending(finish: str, reason: str | int | None) -> Stop:
     return "delimiter" if isinstance(reason, str) and reason != THINK_END else "end"
 
 
-def _tokens(choice: Reply, logprobs: int | None, count: int, *, matched: bool) -> tuple[Token, ...]:
-    """Read the first *count* tokens, which make the text."""
-    ids, text = choice["token_ids"][:count], choice["text"]
+def _tokens(choice: Reply, logprobs: int | None, *, matched: bool) -> tuple[Token, ...]:
+    ids, text = choice["token_ids"], choice["text"]
     known = choice.get("logprobs")
-    if not ids and choice["token_ids"]:
-        return ()
     if logprobs is None or not known:
         pieces = [text] if len(ids) == 1 and not matched else []
         return tuple([Token(part, id=number) for part, number in spell(text, ids, pieces, cut=matched)])
-    values, tops, pieces = (known[name][:count] for name in ("token_logprobs", "top_logprobs", "tokens"))
-    spelt = spell(text, ids, pieces, cut=matched)
+    values, tops = known["token_logprobs"], known["top_logprobs"]
+    spelt = spell(text, ids, known["tokens"], cut=matched)
     return tuple(
         [
             Token(part, floored(value), _rank(value, top, logprobs), number, _top(top, logprobs))

@@ -71,19 +71,12 @@ def test_a_chunk_says_how_the_text_ended(choice: dict[str, object], ended: str |
     assert (chunk.ended, len(chunk.tokens)) == (ended, tokens)
 
 
-@pytest.mark.parametrize("logprobs", [None, 0])
-def test_the_token_that_ends_the_turn_takes_no_text_with_it(logprobs: int | None) -> None:
-    logprobs_of = {"token_logprobs": [-0.1, -0.2, -0.3], "top_logprobs": [{}, {}, {}], "tokens": ["So", " it", "<end>"]}
-    choice = {
-        "text": "So it",
-        "token_ids": [3, 4, 9],
-        "finish_reason": "stop",
-        "stop_reason": None,
-        "logprobs": logprobs_of,
-    }
-    chunk = wire.chunk(CALL, line(**choice), logprobs)
-    assert "".join(token.text for token in chunk.tokens) == "So it"
-    assert [token.id for token in chunk.tokens] == [3, 4]
+def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text() -> None:
+    """With its stop strings included, vLLM also spells the token that ended the turn."""
+    known = {"token_logprobs": [-0.1, -0.2, -0.3], "top_logprobs": [{}, {}, {}], "tokens": ["So", " it", "<end>"]}
+    ending = {"finish_reason": "stop", "stop_reason": None, "logprobs": known}
+    chunk = wire.chunk(CALL, line(text="So it<end>", token_ids=[3, 4, 9], **ending), 0)
+    assert [(token.text, token.id) for token in chunk.tokens] == [("So", 3), (" it", 4)]
     assert chunk.received == 3
 
 
