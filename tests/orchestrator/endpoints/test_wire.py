@@ -73,9 +73,13 @@ def test_a_chunk_says_how_the_text_ended(choice: dict[str, object], ended: str |
 
 def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text() -> None:
     """With its stop strings included, vLLM also spells the token that ended the turn."""
-    known = {"token_logprobs": [-0.1, -0.2, -0.3], "top_logprobs": [{}, {}, {}], "tokens": ["So", " it", "<end>"]}
-    ending = {"finish_reason": "stop", "stop_reason": None, "logprobs": known}
-    chunk = wire.chunk(CALL, line(text="So it<end>", token_ids=[3, 4, 9], **ending), 0)
+    known = {
+        "tokens": ["So", " it", "<end>"],
+        "token_logprobs": [-0.1, -0.2, -0.3],
+        "top_logprobs": [{"So": -0.1}, {" it": -0.2}, {"<end>": -0.3}],
+    }
+    event = line(text="So it<end>", token_ids=[3, 4, 9], finish_reason="stop", stop_reason=None, logprobs=known)
+    chunk = wire.chunk(CALL, event, 0)
     assert [(token.text, token.id) for token in chunk.tokens] == [("So", 3), (" it", 4)]
     assert chunk.received == 3
 
