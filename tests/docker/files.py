@@ -65,9 +65,10 @@ def _value(found: re.Match[str], given: Mapping[str, str]) -> str:
 
 
 def block(document: Path, language: str) -> str:
-    """Return the one block of a document that is in a *language*."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
-    return str(found)
+    """Return all blocks of a document that are in a *language*, as one file; there has to be one."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", document.read_text(), re.DOTALL | re.MULTILINE)
+    assert blocks
+    return "\n".join(blocks)
 
 
 def outside() -> dict[str, str]:

@@ -149,6 +149,8 @@ def test_the_settings_in_the_documents_can_be_read(bare: pytest.MonkeyPatch, tmp
     found = load()
     assert isinstance(found.small, Endpoint)
     assert len(found.small.urls) == 2
+    assert found.critic is not None
+    assert found.critic.layout == "chat"
 
 
 def test_secrets_are_left_out_of_git() -> None:
