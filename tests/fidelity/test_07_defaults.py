@@ -8,12 +8,15 @@ import orjson
 import pytest
 
 from stepspec import Sampling
+from stepspec.evals.bench import BASELINES
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings, load
 
 from ..evals.scripted import Asked
 from ..evals.test_bench import FIGURES, Servers, measured, servers
+
+ARMS = len(BASELINES)
 
 __all__ = ["servers"]  # the fixture
 
@@ -48,12 +51,12 @@ def test_the_bench_runs_both_samplings_interleaved_and_tells_the_default_first(
 ) -> None:
     measured(sampling="both", as_markdown=True)
     rows = orjson.loads(FIGURES.read_bytes())
-    assert [row["sampling"]["temperature"] for row in rows] == [0.6] * 4 + [0.0] * 4
-    assert [row["name"] for row in rows[:4]] == [row["name"] for row in rows[4:]]
+    assert [row["sampling"]["temperature"] for row in rows] == [0.6] * ARMS + [0.0] * ARMS
+    assert [row["name"] for row in rows[:ARMS]] == [row["name"] for row in rows[ARMS:]]
     assert {row["n"] for row in rows} == {2}
-    first, second = servers.solver.asked[:8], servers.solver.asked[8:]
+    first, second = servers.solver.asked[: 2 * ARMS], servers.solver.asked[2 * ARMS :]
     for problem in (first, second):  # every arm at both samplings before the next problem, all by one seed
-        assert sorted(map(temperature, problem)) == [0.0] * 4 + [0.6] * 4
+        assert sorted(map(temperature, problem)) == [0.0] * ARMS + [0.6] * ARMS
         assert len({run.seed for run in problem}) == 1
     assert first[0].seed != second[0].seed
     printed = capsys.readouterr().out
@@ -64,10 +67,10 @@ def test_a_bench_goes_on_with_the_other_sampling_where_one_was_measured(servers:
     measured(sampling="greedy")
     assert {temperature(run) for run in servers.solver.asked} == {0.0}
     measured(sampling="both")
-    assert [temperature(run) for run in servers.solver.asked[8:]] == [0.6] * 8
+    assert [temperature(run) for run in servers.solver.asked[2 * ARMS :]] == [0.6] * 2 * ARMS
     seeds = [run.seed for run in servers.solver.asked]
     measured(sampling="default", fresh_start=True)
-    assert [run.seed for run in servers.solver.asked[16:]] == seeds[8:]  # as if it had not been resumed
+    assert [run.seed for run in servers.solver.asked[4 * ARMS :]] == seeds[2 * ARMS :]  # as if it had not been resumed
 
 
 def test_a_sampling_that_does_not_exist_is_refused(servers: Servers) -> None:
