@@ -189,6 +189,18 @@ async def test_a_token_before_the_end_of_the_turn_keeps_its_text(family: str, me
     assert (step.text, step.stop) == (f"{HALF} so it is", "end")
 
 
+@byte_level
+@pytest.mark.parametrize("chunk", [1, 2, 8])
+async def test_a_turn_that_ends_in_half_a_character_is_text_of_its_tokens(family: str, chunk: int, meet: Meet) -> None:
+    tokenizer, part = real_tokenizer(family), ordinary(family)[1][0]
+    server = RealVllm(tokenizer=tokenizer, chunk=chunk, written=[part, *ids_of(tokenizer, " so it is"), part])
+    async with meet(server) as met:
+        step = await met.model.write(PROBLEM)
+    assert "".join(token.text for token in step.tokens) == step.text
+    assert text_of(tokenizer, [token.id for token in step.tokens]) == step.text
+    assert step.stop == "end"
+
+
 @every_family
 async def test_texts_score_as_their_tokens(family: str, meet: Meet) -> None:
     tokenizer = real_tokenizer(family)
