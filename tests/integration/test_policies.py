@@ -61,7 +61,10 @@ async def test_rivals_stand_where_specreason_would_have_asked_the_large_model(
     async with solver(pair) as solving:
 
         async def solve(policy: str, options: dict[str, Any]) -> list[Solution]:
-            solutions = (solving.solve(task.problem, policy=policy, options=options) for task in tasks)
+            solutions = (
+                solving.solve(task.problem, policy=policy, options=options, ending="small", answer="large")
+                for task in tasks
+            )
             return await asyncio.gather(*solutions)
 
         plain, chosen = await solve("specreason", {}), await solve("choose", options)

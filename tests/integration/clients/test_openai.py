@@ -36,9 +36,9 @@ def test_the_openai_sdk_gets_answer_reasoning_and_usage(seen: Seen, way: str) ->
 def test_the_openai_sdk_sees_every_step_on_its_own(seen: Seen) -> None:
     steps = worked(PROBLEM)
     for way in ("stream", "async stream", "aiohttp stream"):
-        assert seen[way]["pieces"] == seen[way]["verified"] >= len(PROBLEM.deeds)
+        assert seen[way]["verified"] >= seen[way]["pieces"] >= len(PROBLEM.deeds)  # the answer has steps as well
         assert seen[way]["reasoning"] == seen["whole"]["reasoning"]
-    assert seen["whole"]["steps"].replace("</think>", "") == seen["whole"]["reasoning"]
+    assert seen["whole"]["steps"].partition("</think>")[0] == seen["whole"]["reasoning"]
     assert seen["whole"]["reasoning"].startswith(steps[0])
     assert seen["whole"]["reasoning_content"] == seen["accumulated"]["reasoning"] == seen["whole"]["reasoning"]
     assert seen["accumulated"]["kinds"] == ["chunk", "content.delta", "content.done"]
