@@ -150,6 +150,7 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
         policy="reward",
         options={"threshold": threshold},
         sampling=GREEDY,
+        answer="large",  # the blank line before a method's own answer is not rated
     ) as solver:
         solution = await solver.solve(fresh(1, 4)[0].problem)
     assert {step.author for step in solution.steps if step.fate == "kept"} == authors
