@@ -3,11 +3,11 @@
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
-from stepspec.orchestrator import Chain, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import Chain, Model, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.interfaces import KEPT_OPEN
 from stepspec.policies import SpecReason
 
-from ..fakes import ScriptedModel, run
+from ..fakes import run
 from .arms import PROBLEM, pair
 
 
@@ -19,8 +19,8 @@ class Spying:
     seen: dict[str, list[AsyncExitStack | None]]
 
     @property
-    def answerer(self) -> ScriptedModel:
-        raise NotImplementedError
+    def answerer(self) -> Model:
+        return self.inner.answerer
 
     async def draft(self, chain: Chain) -> Step:
         self.seen["draft"].append(KEPT_OPEN.get())
