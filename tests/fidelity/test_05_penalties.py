@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from pydantic import ValidationError
 
@@ -11,7 +12,7 @@ from stepspec import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import load
 
-from ..orchestrator.service.served import serving
+from ..orchestrator.service.served import Behind, put_behind, serving
 
 PENALTIES = ["presence_penalty", "frequency_penalty"]
 
@@ -28,13 +29,20 @@ def test_a_penalty_that_only_one_request_knows_of_is_refused_with_a_cure(penalty
 
 @pytest.mark.parametrize("penalty", PENALTIES)
 async def test_a_request_for_a_method_is_refused_and_one_for_a_served_model_is_not(penalty: str) -> None:
+    fields: dict[str, Any] = {penalty: 0.5}
+    whole: dict[str, Any] = {penalty: 0, "repetition_penalty": 1.1}
+    behind = Behind()
     async with serving() as served:
-        fields: dict[str, Any] = {penalty: 0.5}
         refused = await served.chat(**fields)
-        fields = {penalty: 0, "repetition_penalty": 1.1}
-        none = await served.chat(**fields)
+        none = await served.chat(**whole)
         written = [body for path, body in served.small.requests if path == "/v1/completions"]
-    assert (refused.status, refused.error["param"], refused.error["code"]) == (400, penalty, "invalid_value")
+        runner = await put_behind(served, behind)
+        passed = await served.chat(method="huge", **fields)
+        await runner.cleanup()
+    assert refused.status == 400
+    assert (refused.error["param"], refused.error["code"]) == (penalty, "invalid_value")
     assert "repetition_penalty" in refused.error["message"]
     assert none.status == 200
     assert {(body[penalty], body["repetition_penalty"]) for body in written} == {(0.0, 1.1)}
+    assert passed.status == 200
+    assert [orjson.loads(body)[penalty] for _, _, body in behind.got] == [0.5]

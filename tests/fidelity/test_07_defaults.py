@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 
 import orjson
 import pytest
 
 from stepspec import Sampling
-from stepspec.evals.bench import BASELINES
+from stepspec.evals.bench import BASELINES, main
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings, load
@@ -61,6 +62,10 @@ def test_the_bench_runs_both_samplings_interleaved_and_tells_the_default_first(
     assert first[0].seed != second[0].seed
     printed = capsys.readouterr().out
     assert 0 <= printed.index("Sampled at temperature 0.6") < printed.index("Greedy (temperature 0)")
+
+
+def test_the_bench_measures_both_samplings_unless_it_is_told_which() -> None:
+    assert inspect.signature(main).parameters["sampling"].default == "both"
 
 
 def test_a_bench_goes_on_with_the_other_sampling_where_one_was_measured(servers: Servers) -> None:

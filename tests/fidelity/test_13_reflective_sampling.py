@@ -6,13 +6,15 @@ from typing import Any
 
 import pytest
 
-from stepspec import policies
+from stepspec import Sampling, Solver, policies
 from stepspec.orchestrator import Accept, Rollback
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.policies import Reflective
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
 from ..policies.test_reflective import DRAFT, Reader
+from .drawing import DrawingVllm
 
 
 @pytest.mark.parametrize(
@@ -32,6 +34,18 @@ def test_typical_is_the_rule_for_sampled_models_and_an_option_wins(options: dict
     verdict = run(policy.verify(PROBLEM, DRAFT))[0]
     assert isinstance(verdict, Accept if rule == "typical" else Rollback)
     assert [top for _, _, top in large.asked] == [20 if rule == "typical" else 2]
+
+
+@pytest.mark.parametrize(("sampling", "top"), [(Sampling(seed=1), 20), (GREEDY, 2)])
+@pytest.mark.parametrize("nested", [False, True])
+async def test_typical_is_the_rule_of_a_run_above_temperature_0(sampling: Sampling, top: int, nested: bool) -> None:
+    server = DrawingVllm()
+    async with server.serve("small") as small, server.serve("large") as large:
+        within = {"small": small, "large": large.model_copy(update={"role": "large"}), "policy": "reflective"}
+        async with Solver(within if nested else small, large, policy="small" if nested else "reflective") as solver:
+            await solver.solve("What is 1 + 1?", sampling=sampling)
+    read = [body.get("sampling_params", body) for _, body in server.requests]
+    assert {each["prompt_logprobs"] for each in read if "prompt_logprobs" in each} == {top}
 
 
 def test_the_option_is_not_among_those_that_users_set() -> None:
