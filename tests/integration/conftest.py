@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -12,6 +12,7 @@ from anyio.from_thread import start_blocking_portal
 from rich.console import Console
 
 from stepspec.evals.testbed.servers import NOTHING, running
+from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.serving import Served, Speculation
 
 
@@ -59,6 +60,12 @@ def serving(
     starting = running(profile, roles, console=Console(stderr=True), speculation=speculation)
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as served:
         yield served
+
+
+def told_apart(kept: Sequence[str]) -> tuple[list[str], str]:
+    """What a client is told of the *kept* steps: those of the thinking, without the mark of its end, and the answer."""
+    ends = next(place for place, text in enumerate(kept, 1) if text.endswith(THINK_END))
+    return [text.replace(THINK_END, "") for text in kept[:ends]], "".join(kept[ends:]).strip()
 
 
 async def running_requests(server: Served) -> int:

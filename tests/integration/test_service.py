@@ -18,7 +18,7 @@ from stepspec.evals.testbed.tasks import fresh
 from stepspec.orchestrator.serving import Served
 
 from ..program import Program, serve
-from .conftest import Pair, running_requests
+from .conftest import Pair, running_requests, told_apart
 
 pytestmark = pytest.mark.servers
 CHAT = "/v1/chat/completions"
@@ -72,15 +72,16 @@ async def test_it_solves_in_one_piece_and_in_a_stream(http: aiohttp.ClientSessio
     for told, task, stream in zip(whole, tasks, streams, strict=True):
         message = told["choices"][0]["message"]
         kept = [step["text"] for step in told["steps"] if step["fate"] == "kept"]
-        assert message["reasoning"] == "".join(kept).partition("</think>")[0]
+        thoughts, answered = told_apart(kept)
+        assert (message["reasoning"], message["content"]) == ("".join(thoughts), answered)
         deltas = [choice["delta"] for chunk in stream for choice in chunk["choices"]]
         steps = [choice for chunk in stream for choice in chunk["choices"] if "stepspec" in choice]
         final = stream[-1]
-        assert "".join(delta.get("content", "") for delta in deltas)
         written = [step["text"] for step in final["steps"] if step["fate"] == "kept"]
-        assert len(steps) == len(written)  # those of the answer, too
-        thought = "".join(step["delta"].get("reasoning", "") for step in steps)
-        assert thought == "".join(written).partition("</think>")[0]
+        thoughts, answered = told_apart(written)
+        assert "".join(delta.get("content", "") for delta in deltas).strip() == answered != ""
+        silent = [None] * (len(written) - len(thoughts))  # the answer's steps, whose text comes as content
+        assert [step["delta"].get("reasoning") for step in steps] == thoughts + silent
         assert final["choices"][0]["finish_reason"] == "stop", task.problem
     assert {step["author"] for told in whole for step in told["steps"]} == {"small", "large"}
 

@@ -6,6 +6,7 @@ import pytest
 
 from stepspec.evals.testbed.problems import worked
 
+from ..conftest import told_apart
 from .conftest import FOLLOWING, MARKS, MODEL, PROBLEM, Run, Seen, asked, counted, solved
 
 pytestmark = MARKS
@@ -36,9 +37,15 @@ def test_the_openai_sdk_gets_answer_reasoning_and_usage(seen: Seen, way: str) ->
 def test_the_openai_sdk_sees_every_step_on_its_own(seen: Seen) -> None:
     steps = worked(PROBLEM)
     for way in ("stream", "async stream", "aiohttp stream"):
-        assert seen[way]["verified"] >= seen[way]["pieces"] >= len(PROBLEM.deeds)  # the answer has steps as well
-        assert seen[way]["reasoning"] == seen["whole"]["reasoning"]
-    assert seen["whole"]["steps"].partition("</think>")[0] == seen["whole"]["reasoning"]
+        told = seen[way]
+        thoughts, answered = told_apart(told["steps"])
+        assert told["verified"] == len(told["steps"])  # those of the answer as well, whose text comes as content
+        assert told["pieces"] == [thought for thought in thoughts if thought]
+        assert told["content"].strip() == answered
+        assert len(told["pieces"]) >= len(PROBLEM.deeds)
+        assert told["reasoning"] == seen["whole"]["reasoning"]
+    thoughts, answered = told_apart(seen["whole"]["steps"])
+    assert (seen["whole"]["reasoning"], seen["whole"]["content"]) == ("".join(thoughts), answered)
     assert seen["whole"]["reasoning"].startswith(steps[0])
     assert seen["whole"]["reasoning_content"] == seen["accumulated"]["reasoning"] == seen["whole"]["reasoning"]
     assert seen["accumulated"]["kinds"] == ["chunk", "content.delta", "content.done"]

@@ -28,8 +28,13 @@ def told(completion: Any) -> dict[str, Any]:
         "reasoning_content": choice.message.reasoning_content,
         "finish_reason": choice.finish_reason,
         "usage": completion.usage.to_dict(),
-        "steps": "".join(step["text"] for step in more.get("steps", []) if step["fate"] == "kept"),
+        "steps": kept(more),
     }
+
+
+def kept(more: Any) -> list[str]:
+    """The texts of the steps that stand, where a completion or a chunk tells them."""
+    return [step["text"] for step in (more or {}).get("steps", []) if step["fate"] == "kept"]
 
 
 class Gathered:
@@ -37,10 +42,12 @@ class Gathered:
 
     def __init__(self) -> None:
         self.content, self.reasoning, self.verified = "", [], 0
+        self.steps: list[str] = []
         self.finish_reason = self.usage = None
 
     def add(self, chunk: Any) -> None:
         self.usage = chunk.usage.to_dict() if chunk.usage else self.usage
+        self.steps = kept(chunk.model_extra) or self.steps
         for choice in chunk.choices:
             self.content += choice.delta.content or ""
             self.reasoning += [thought] if (thought := getattr(choice.delta, "reasoning", None)) else []
@@ -48,7 +55,7 @@ class Gathered:
             self.finish_reason = choice.finish_reason or self.finish_reason
 
     def told(self) -> dict[str, Any]:
-        return {**vars(self), "reasoning": "".join(self.reasoning), "pieces": len(self.reasoning)}
+        return {**vars(self), "reasoning": "".join(self.reasoning), "pieces": self.reasoning}
 
 
 def stream() -> dict[str, Any]:
