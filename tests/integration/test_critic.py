@@ -150,10 +150,16 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
         policy="reward",
         options={"threshold": threshold},
         sampling=GREEDY,
-        answer="large",  # the blank line before a method's own answer is not rated
     ) as solver:
-        solution = await solver.solve(fresh(1, 4)[0].problem)
-    assert {step.author for step in solution.steps if step.fate == "kept"} == authors
-    assert solution.ledger.critic.requests >= solution.ledger.drafts > 0
+        problem = fresh(1, 4)[0].problem
+        solution, one_by_one = await solver.solve(problem), await solver.solve(problem, ahead=0)
+    kept = [(step.author, step.text) for step in solution.steps if step.fate == "kept"]
+    assert kept == [(step.author, step.text) for step in one_by_one.steps if step.fate == "kept"]
+    assert {author for author, text in kept if text.strip()} == authors
+    drafts = [step for step in one_by_one.steps if step.author == "small"]
+    blank = [step.text for step in drafts if step.grade is None]
+    assert blank == ["\n\n"]  # before the method's own answer; it stands unread
+    assert one_by_one.ledger.drafts == solution.ledger.drafts == len(drafts)
+    assert solution.ledger.critic.requests >= one_by_one.ledger.critic.requests == len(drafts) - len(blank) > 0
     assert solution.ledger.critic.judging > 0
     assert solution.ledger.critic.written == solution.ledger.critic.failed == 0
