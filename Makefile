@@ -41,8 +41,8 @@ coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit te
 	$(RUN)/coverage report --include="$(CORE)" --show-missing --skip-covered --precision=1 --fail-under=95
 
 bench: $(STAMP) ## the table in the README, measured again
-	$(RUN)/python -m stepspec.evals.bench
-	$(RUN)/python -m stepspec.evals.bench --stacked --problems 50
+	$(RUN)/python -m stepspec.evals.experiments.bench
+	$(RUN)/python -m stepspec.evals.experiments.bench --stacked --problems 50
 
 random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
 	$(RUN)/python -m stepspec.evals.testbed.random_pair --runs 200 --tokens 48 --at-once 48

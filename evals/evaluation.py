@@ -13,21 +13,21 @@ from typing import Any
 import orjson
 from rich.console import Console
 
-from ..api import Solver
-from ..orchestrator.errors import ConfigurationError, StepspecError
-from ..orchestrator.nesting import described
+from stepspec.api import Solver
+from stepspec.orchestrator.errors import ConfigurationError, StepspecError
+from stepspec.orchestrator.nesting import described
+
 from . import provenance
-from .beforehand import possible
 from .benchmarks import Benchmark
-from .grading import Graders
+from .grading.graders import Graders
 from .plan import Plan, identity, trials
-from .running import run
-from .samples import Place, Samples
-from .summary import SMALL_PRINT, Standing, stand
+from .preflight import possible
+from .results import SMALL_PRINT, ArmSummary, stand
+from .runner import run
+from .sample import Sample, Task
+from .store import Place, SampleStore
 from .taught import Taught
-from .testbed.progress import counting
-from .testbed.servers import weights
-from .trial import Sample, Task
+from .testbed.servers import counting, weights
 from .workers import Post, Team, here
 
 SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = "samples.jsonl", "run.json", "problems.jsonl", "summary.json", "traces"
@@ -72,7 +72,7 @@ class Evaluation:
 
 async def evaluate(
     solver: Solver, evaluation: Evaluation, console: Console, team: Team | None = None
-) -> list[Standing]:
+) -> list[ArmSummary]:
     """
     Measure what is not measured yet and return the standings, which are also in the folder.
 
@@ -83,7 +83,7 @@ async def evaluate(
     for arm in evaluation.plan.arms:
         possible(arm, solver.settings)
     folder, about = evaluation.folder, orjson.loads(orjson.dumps(evaluation.about(solver)))
-    with Samples(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
+    with SampleStore(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
         record = await _begin(solver, evaluation, about, team, resumed=len(samples.done))
         try:
             await _measure(solver, evaluation, samples, console, team)
@@ -100,7 +100,7 @@ def _places(plan: Plan) -> list[Place]:
 
 
 async def _measure(
-    solver: Solver, evaluation: Evaluation, samples: Samples, console: Console, team: Team | None
+    solver: Solver, evaluation: Evaluation, samples: SampleStore, console: Console, team: Team | None
 ) -> None:
     """Take the samples that there are none of, with a bar that says how long it is going to take."""
     plan, places = evaluation.plan, _places(evaluation.plan)
@@ -179,7 +179,7 @@ def _line(number: int, task: Task) -> bytes:
     return orjson.dumps(shown) + b"\n"
 
 
-def _conclude(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[Standing]:
+def _conclude(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[ArmSummary]:
     standings = stand(kept, evaluation.plan.arms, evaluation.plan.repeats)
     if not standings:
         raise ConfigurationError("no problem fits into the models' contexts beside the room to think in")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .command import alone
+from .cli import alone
 
 if __name__ == "__main__":
     alone("gsm8k")

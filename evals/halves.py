@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
-from .trial import Task
+from .sample import Task
 
 Half: TypeAlias = Literal["calibration", "report"]
 CALIBRATED_ON = "calibration half"

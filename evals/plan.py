@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from ..orchestrator.budget import Budget
-from ..orchestrator.endpoints import Sampling
-from ..orchestrator.events import Adapted
-from .answers import Metric
-from .arms import turns
-from .samples import Place
-from .trial import Arm, Task, seed
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.events import Adapted
+
+from .experiments.arms import turns
+from .grading.answers import Metric
+from .sample import Arm, Task, seed
+from .store import Place
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,14 @@ from typing import Any, cast
 
 import orjson
 
-from .. import prompts
-from ..api import Solver
-from ..orchestrator.endpoints import Endpoint
-from ..orchestrator.endpoints.client import Connection
-from ..orchestrator.errors import EndpointError
-from ..orchestrator.nesting import leaves
-from .trial import Task
+from stepspec import prompts
+from stepspec.api import Solver
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.errors import EndpointError
+from stepspec.orchestrator.nesting import leaves
+
+from .sample import Task
 
 LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
 CONFIGURED = re.compile(r'(\w+)="([^"]*)"')

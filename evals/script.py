@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from ..orchestrator.errors import ConfigurationError, StepspecError
+from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 
 def script(command: Callable[..., None], examples: str | None = None) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from ..learning import Learning, Learnings
-from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.events import Adapted
-from ..orchestrator.lesson import Lesson
-from ..settings import Settings
-from .samples import Place
-from .trial import FAILED, Arm, Sample
+from stepspec.learning import Learning, Learnings
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Adapted
+from stepspec.orchestrator.feedback.run_stats import RunStats
+from stepspec.settings import Settings
+
+from .sample import FAILED, Arm, Sample
+from .store import Place
 
 log = logging.getLogger("stepspec")
 
@@ -73,19 +74,19 @@ class _Pupil:
 
     def __init__(self, name: str, learning: Learning, behind: int) -> None:
         self._name, self._learning = name, learning
-        self._early: dict[int, Lesson | None] = {}  # lessons whose turn has not come
+        self._early: dict[int, RunStats | None] = {}  # lessons whose turn has not come
         self._learnt = 0
         self._warned = False
         self.given = [learning.begin()] * behind
 
-    def learn(self, number: int, lesson: Lesson | None) -> None:
+    def learn(self, number: int, lesson: RunStats | None) -> None:
         self._early[number] = lesson
         while self._learnt in self._early:
             self._take(self._early.pop(self._learnt))
             self._learnt += 1
             self.given.append(self._learning.begin())
 
-    def _take(self, lesson: Lesson | None) -> None:
+    def _take(self, lesson: RunStats | None) -> None:
         if lesson is None:  # The problem was too long to begin.
             return
         adaptation = self._learning.adaptation

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from ..api import Solver
-from ..orchestrator.budget import Budget
-from ..settings import Settings
+from stepspec.api import Solver
+from stepspec.orchestrator.budget import Budget
+from stepspec.settings import Settings
+
 from .plan import Plan, Trial
-from .trial import Solved, solve_once
+from .sample import SolvedTask, solve_once
 
 WARM_UP = "What is 1 + 1?"
 WARM_UP_TOKENS = 64
@@ -28,7 +29,7 @@ class Worker(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> Solved:
+    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> SolvedTask:
         """Solve a problem, with *options* beside those of the arm. Raise `WorkerLost` if the worker is."""
         ...
 
@@ -49,14 +50,14 @@ class Team(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class LocalWorker:
     """The worker in whose process this runs."""
 
     solver: Solver
     plan: Plan
     name: str = "here"
 
-    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> Solved:
+    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> SolvedTask:
         return await solve_once(
             self.solver,
             trial.arm,
@@ -70,10 +71,10 @@ class Here:
 
 
 @asynccontextmanager
-async def here(solver: Solver, plan: Plan) -> AsyncGenerator[Here]:
+async def here(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker]:
     """Make a worker of this process, warmed up."""
     await warm_up(solver, plan)
-    yield Here(solver, plan)
+    yield LocalWorker(solver, plan)
 
 
 async def warm_up(solver: Solver, plan: Plan) -> None:

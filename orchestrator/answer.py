@@ -35,7 +35,7 @@ def answered(chain: Chain, stops: Sequence[str] = ()) -> bool:
     return answer.finished or any(stop in answer.text for stop in stops)
 
 
-class Telling:
+class AnswerStream:
     """
     Tells an answer in pieces while it is written; they join to what `said` makes of the whole.
 
@@ -101,7 +101,7 @@ def _begun(text: str, mark: str) -> int:
 
 
 async def write_answer(
-    author: Model, chain: Chain, *, limit: int, stop: Sequence[str] = (), telling: Telling | None = None
+    author: Model, chain: Chain, *, limit: int, stop: Sequence[str] = (), telling: AnswerStream | None = None
 ) -> Step:
     """Let *author* write what follows the thinking: at most *limit* tokens, or until it wrote a *stop* string."""
     closed = close(chain, author)

@@ -17,6 +17,9 @@ Everything that stepspec raises on purpose.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 from .chain import Role
 
 
@@ -71,3 +74,9 @@ class ServerNotReady(ServerError):
 
 class ServerDied(ServerError):
     """The server's process ended; the message carries the exit code and the last log lines."""
+
+
+def near(word: str, known: Iterable[str]) -> str:
+    """Suggest the one of the *known* words that is most like *word*, in brackets to put behind it; if any is."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .acceptance import Acceptance
 from .chain import Message, Party, Role, Rollback, Step, Verdict
+from .stats import Acceptance
 
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]

@@ -6,9 +6,19 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
-from .acceptance import Acceptance
 from .chain import Accept, Party, Step
-from .events import Answered, Called, Chosen, Committed, Event, Judged, JudgedWithin, Repaired, Speculated
+from .events import (
+    Answered,
+    Called,
+    Chosen,
+    Committed,
+    Event,
+    Judged,
+    JudgedWithin,
+    Repaired,
+    Speculated,
+)
+from .stats import Acceptance
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,17 +11,25 @@ from math import exp
 from typing import Any, TypeVar
 
 from .chain import Accept, Chain, Rollback, Step, Verdict
+from .concurrency import to_the_end
 from .errors import EndpointUnavailable
 from .events import Drafted, Judged, Lost, Observer, Purpose
-from .interfaces import KEPT_OPEN, REQUEST, Policy, RequestContext, foreseeable, prepare, verify
+from .interfaces import (
+    KEPT_OPEN,
+    REQUEST,
+    Policy,
+    RequestContext,
+    foreseeable,
+    prepare,
+    verify,
+)
 from .repetition import obstacle
-from .tasks import to_the_end
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Ahead:
+class LookaheadControl:
     """
     How far to work ahead of what is committed.
 
@@ -37,7 +45,7 @@ class Ahead:
     carries: Callable[[Step], bool] = lambda draft: True
 
     @classmethod
-    def of(cls, ahead: int | Ahead) -> Ahead:
+    def of(cls, ahead: int | LookaheadControl) -> LookaheadControl:
         """Make a plain number of drafts the constant depth, without hedges."""
         return cls(lambda: ahead) if isinstance(ahead, int) else ahead
 
@@ -62,7 +70,7 @@ async def run_ahead(
     policy: Policy,
     chain: Chain,
     *,
-    ahead: Ahead,
+    ahead: LookaheadControl,
     spent: Callable[[Chain], bool],
     observe: Observer,
     over: Callable[[Chain], bool] = thought,
@@ -85,7 +93,7 @@ class Lookahead:
         self,
         policy: Policy,
         chain: Chain,
-        ahead: Ahead,
+        ahead: LookaheadControl,
         spent: Callable[[Chain], bool],
         observe: Observer,
         over: Callable[[Chain], bool] = thought,

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from .chain import Chain, Rollback, Step
+from .early_stopping import Halt, StopRule, checking_stop_rule
 from .events import Chosen, Committed, Event, Observer, Repaired
-from .hooks import Halt, Watch, watching
 from .interfaces import Policy
-from .lookahead import Ahead, run_ahead, thought
+from .lookahead import LookaheadControl, run_ahead, thought
 from .repetition import stuck
 
 End: TypeAlias = Literal["finished", "budget", "time", "repetition"] | Halt
@@ -29,10 +29,10 @@ async def reason(
     policy: Policy,
     chain: Chain,
     *,
-    ahead: int | Ahead = 0,
+    ahead: int | LookaheadControl = 0,
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
-    watch: Watch | None = None,
+    watch: StopRule | None = None,
     observe: Observer = _nobody,
     over: Callable[[Chain], bool] = thought,
 ) -> tuple[Chain, End]:
@@ -52,10 +52,10 @@ async def reason(
         chain = chain.extend(step)
         watched.ask(chain)
 
-    working_ahead = Ahead.of(ahead)
+    working_ahead = LookaheadControl.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
-        async with timeout, watching(watch) as watched:
+        async with timeout, checking_stop_rule(watch) as watched:
             while not (over(chain) or spent(chain)):
                 working = run_ahead(policy, chain, ahead=working_ahead, spent=spent, observe=observe, over=over)
                 async with working as lookahead:

@@ -8,9 +8,19 @@ from contextvars import copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from .answer import Telling, answered, closing, extract, has_thought, said, write_answer
+from .answer import (
+    AnswerStream,
+    answered,
+    closing,
+    extract,
+    has_thought,
+    said,
+    write_answer,
+)
 from .budget import Budget
 from .chain import Chain, Role, Rollback, Step
+from .concurrency import to_the_end
+from .early_stopping import StopRule
 from .errors import ContextTooLong, EndpointUnavailable
 from .events import (
     Answered,
@@ -25,12 +35,10 @@ from .events import (
     Observer,
     Repaired,
 )
-from .hooks import Watch
 from .interfaces import REQUEST, Model, Policy, RequestContext, requesting
-from .lookahead import Ahead
+from .lookahead import LookaheadControl
 from .markers import may_open_block
 from .reason import End, reason
-from .tasks import to_the_end
 
 FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "hopeless", "context"]
 
@@ -67,16 +75,16 @@ class _EarlyAnswer:
 
     def __init__(
         self,
-        write: Callable[[Chain, Telling], Coroutine[Any, Any, Step]],
-        telling: Callable[[], Telling],
+        write: Callable[[Chain, AnswerStream], Coroutine[Any, Any, Step]],
+        telling: Callable[[], AnswerStream],
         bets: Callable[[], bool],
     ) -> None:
         self._write, self._telling, self._bets = write, telling, bets
         self._outside = copy_context()  # events come from the lookahead's tasks, whose streams are not the answer's
         self._drafts: dict[int, Step] = {}
         self._fallen = False
-        self._bet: tuple[Chain, asyncio.Task[Step], Telling] | None = None
-        self._taken: Telling | None = None
+        self._bet: tuple[Chain, asyncio.Task[Step], AnswerStream] | None = None
+        self._taken: AnswerStream | None = None
         self._dropped: list[asyncio.Task[Step]] = []
 
     def see(self, event: Event, committed: Chain) -> None:
@@ -145,11 +153,11 @@ class _Run:
 
     chain: Chain
     budget: Budget
-    ahead: Ahead
+    ahead: LookaheadControl
     observe: Observer
     began: float
     thinks: bool
-    watch: Watch | None
+    watch: StopRule | None
     answerer: Model | None
     stop: Sequence[str]
     by_method: bool
@@ -159,8 +167,8 @@ class _Run:
         self.aloud = self.telling()  # of a chain that is the answer, or holds it
         self.aloud.certain()
 
-    def telling(self) -> Telling:
-        return Telling(lambda text: self(Answering(text)), self.stop)
+    def telling(self) -> AnswerStream:
+        return AnswerStream(lambda text: self(Answering(text)), self.stop)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
@@ -188,7 +196,7 @@ class _Run:
 
         author = self.answerer or policy.answerer
 
-        async def write(chain: Chain, telling: Telling) -> Step:
+        async def write(chain: Chain, telling: AnswerStream) -> Step:
             limit = self.budget.left_to_answer(chain)
             return await write_answer(author, chain, limit=limit, stop=self.stop, telling=telling)
 
@@ -197,7 +205,7 @@ class _Run:
         )
         return await self._reason(policy, self.budget.thinking_seconds, self.watch)
 
-    async def _reason(self, policy: Policy, seconds: float | None, watch: Watch | None) -> FinishReason:
+    async def _reason(self, policy: Policy, seconds: float | None, watch: StopRule | None) -> FinishReason:
         """Let *policy* go on until *seconds* of the run are over, to the end of what is its part: see `_over`."""
         try:
             _, end = await reason(
@@ -253,11 +261,11 @@ async def run(
     chain: Chain,
     *,
     budget: Budget,
-    ahead: int | Ahead,
+    ahead: int | LookaheadControl,
     observe: Observer,
     fallback: Policy | None = None,
     thinks: bool = True,
-    watch: Watch | None = None,
+    watch: StopRule | None = None,
     answerer: Model | None = None,
     stop: Sequence[str] = (),
     by_method: bool = False,
@@ -273,7 +281,7 @@ async def run(
     """
     began = asyncio.get_running_loop().time()
     by_method = by_method and thinks
-    going = _Run(chain, budget, Ahead.of(ahead), observe, began, thinks, watch, answerer, stop, by_method)
+    going = _Run(chain, budget, LookaheadControl.of(ahead), observe, began, thinks, watch, answerer, stop, by_method)
     try:
         try:
             why = await going.work(policy)

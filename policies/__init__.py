@@ -10,18 +10,18 @@ from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from ..orchestrator import Critic, Model, Policy
-from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.near import near
+from stepspec.orchestrator import Critic, Model, Policy
+from stepspec.orchestrator.errors import ConfigurationError, near
+
 from .bild import BiLD
 from .cascade import Cascade
 from .choose import Choose
 from .ending import Ending
 from .glimpse import Glimpse
-from .kinds import meaning, said
 from .lead import Led
 from .lookahead_reasoning import LookaheadReasoning
-from .lot import Lot
+from .option_types import meaning, said
+from .random_control import RandomControl
 from .reflective import Reflective
 from .relay import Relay
 from .reward import Reward
@@ -39,9 +39,9 @@ __all__ = [
     "Glimpse",
     "Led",
     "LookaheadReasoning",
-    "Lot",
     "Method",
     "Option",
+    "RandomControl",
     "Reflective",
     "Relay",
     "Reward",
@@ -134,7 +134,7 @@ METHODS: Mapping[str, Method] = {
         cost="SpecReason's; a rejected step's rivals take one short request of each model, before it is written again",
     ),
     "random": Method(
-        Lot,
+        RandomControl,
         cost="a rejected step is written again",
     ),
     "reflective": Method(

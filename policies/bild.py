@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.interfaces import AnsweredBy
-from .kinds import Amount, AtLeast1, Share
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator.interfaces import AnsweredBy
+
+from .option_types import Amount, AtLeast1, Share
 from .scores import surest
 
 CHARACTER = 4  # tokens, of a byte each, make any character

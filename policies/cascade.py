@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..prompts import load
-from .kinds import Share
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.prompts import load
+
+from .option_types import Share
 
 CHECK = load("check")
 YES, NO = "Yes", "No"

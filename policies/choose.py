@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from math import log
 from typing import ClassVar, Literal
 
-from ..orchestrator import Accept, Chain, Model, Rival, Rollback, Step, Verdict
-from ..orchestrator.interfaces import AnsweredBy, EndedBy
-from ..orchestrator.repetition import obstacle
-from ..orchestrator.tasks import at_once
-from .kinds import MOST, Above0, Amount, Grade, Share, Top
+from stepspec.orchestrator import Accept, Chain, Model, Rival, Rollback, Step, Verdict
+from stepspec.orchestrator.concurrency import at_once
+from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
+from stepspec.orchestrator.repetition import obstacle
+
+from .option_types import MOST, Above0, Amount, Grade, Share, Top
 from .rivals import decided, drawn, forks, standing
 from .specreason import SpecReason
 

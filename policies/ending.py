@@ -6,11 +6,11 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from ..orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
-from ..orchestrator.chain import THINK_END
-from ..orchestrator.interfaces import foreseeable, prepare, unkept, verify
-from ..orchestrator.tasks import at_once
-from ..prompts import load
+from stepspec.orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.concurrency import at_once
+from stepspec.orchestrator.interfaces import foreseeable, prepare, unkept, verify
+from stepspec.prompts import load
 
 COMPLETE = load("ending.complete")
 YES, NO = "Yes", "No"

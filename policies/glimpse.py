@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from .kinds import Amount, Several
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+
+from .option_types import Amount, Several
 from .scores import entropy
 
 

@@ -6,10 +6,10 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
-from ..orchestrator.chain import THINK_END, Token
-from ..orchestrator.interfaces import foreseeable, prepare, verify
-from ..prompts import load
+from stepspec.orchestrator import Accept, Chain, Model, Policy, Rollback, Step, Verdict
+from stepspec.orchestrator.chain import THINK_END, Token
+from stepspec.orchestrator.interfaces import foreseeable, prepare, verify
+from stepspec.prompts import load
 
 PLAN = load("lead.plan")
 PLANNING = 256  # tokens

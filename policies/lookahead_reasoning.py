@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Coroutine
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.interfaces import AnsweredBy
-from ..prompts import load
-from .kinds import Share
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator.interfaces import AnsweredBy
+from stepspec.prompts import load
+
+from .option_types import Share
 
 SAME = load("lookahead-reasoning.same")
 

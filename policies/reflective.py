@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import ClassVar, Literal
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
-from ..orchestrator.chain import THINK_END
-from ..orchestrator.errors import MissingCapability
-from ..orchestrator.interfaces import AnsweredBy
-from ..prompts import load
-from .kinds import Amount, Share, Top
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.errors import MissingCapability
+from stepspec.orchestrator.interfaces import AnsweredBy
+from stepspec.prompts import load
+
+from .option_types import Amount, Share, Top
 
 PROMPTS = {name: load(f"reflective.{name}") for name in ("reflect", "neutral")}
 

@@ -10,9 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.interfaces import AnsweredBy, unkept
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.interfaces import AnsweredBy, unkept
 
 # What the authors' two lists (Qwen3-32B with 1.7B, R1-Distill 32B with 1.5B) share, less those that begin with another.
 # The likeliest first: vLLM looks for four by itself.

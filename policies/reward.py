@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..orchestrator import Accept, Chain, Critic, Model, Rollback, Step, Verdict
-from ..orchestrator.interfaces import AnsweredBy
-from .kinds import Share
+from stepspec.orchestrator import Accept, Chain, Critic, Model, Rollback, Step, Verdict
+from stepspec.orchestrator.interfaces import AnsweredBy
+
+from .option_types import Share
 
 
 @dataclass(frozen=True, slots=True)

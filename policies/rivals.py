@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import log
 
-from ..orchestrator import Accept, Chain, Rival, Rollback, Step, Token, Verdict
-from ..orchestrator.chain import THINK_END
+from stepspec.orchestrator import Accept, Chain, Rival, Rollback, Step, Token, Verdict
+from stepspec.orchestrator.chain import THINK_END
 
 BEATEN = "beaten"
 HALF = "\ufffd"  # what is shown of half a character

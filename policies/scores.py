@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import exp, log
 
-from ..orchestrator import Token
+from stepspec.orchestrator import Token
 
 DIGITS = "0123456789"
 

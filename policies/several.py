@@ -10,10 +10,11 @@ from dataclasses import replace
 from functools import reduce
 from itertools import accumulate
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.chain import THINK_END
-from ..prompts import load
-from .kinds import Grade
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.prompts import load
+
+from .option_types import Grade
 from .scores import DIGITS
 
 FIRST_WRONG = load("specreason.first-wrong")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 
 
 @dataclass(frozen=True, slots=True)

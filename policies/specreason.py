@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.interfaces import AnsweredBy, EndedBy
-from ..prompts import load
-from .kinds import Few, Grade, Share
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
+from stepspec.prompts import load
+
+from .option_types import Few, Grade, Share
 from .scores import DIGITS, expected, likeliest
 from .several import drafted, judged
 

@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
-from ..orchestrator.interfaces import AnsweredBy
-from ..prompts import load
-from .kinds import AtLeast1
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator.interfaces import AnsweredBy
+from stepspec.prompts import load
+
+from .option_types import AtLeast1
 
 RECAP = load("speculative-thinking.recap").text
 TAKEOVERS = ("affirmation", "reflection", "delimiter")

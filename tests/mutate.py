@@ -32,7 +32,7 @@ POLICIES = {
     path.stem: (f"policies/{path.name}", about(path.stem)) for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
 }
 POLICIES["rivals"] = ("policies/rivals.py", "tests/policies/test_rivals.py tests/policies/test_choose.py")
-POLICIES["knobs"] = ("policies/knobs.py", "tests/policies/test_knobs.py")
+POLICIES["knobs"] = ("policies/thresholds.py", "tests/policies/test_thresholds.py")
 LOOP = " ".join(f"tests/orchestrator/test_{name}.py" for name in ("lookahead", "steps", "deadline", "kept_open", "run"))
 NESTED = " ".join(f"tests/orchestrator/nesting/test_{name}.py" for name in ("course", "nested", "promises"))
 CORE = {
@@ -43,14 +43,14 @@ CORE = {
     "repetition": ("orchestrator/repetition.py", "tests/orchestrator/test_repetition.py"),
     "chain": ("orchestrator/chain.py", "tests/orchestrator/test_chain.py"),
     "floor": ("orchestrator/floor.py", "tests/orchestrator/test_floor.py"),
-    "hooks": ("orchestrator/hooks.py", "tests/orchestrator/test_hooks.py"),
-    "load": ("orchestrator/load.py", "tests/orchestrator/test_load.py"),
-    "course": ("orchestrator/nesting/course.py", NESTED),
+    "hooks": ("orchestrator/early_stopping.py", "tests/orchestrator/test_early_stopping.py"),
+    "load": ("orchestrator/feedback/load.py", "tests/orchestrator/feedback/test_load.py"),
+    "course": ("orchestrator/nesting/model.py", NESTED),
     "adaptation": (
-        "orchestrator/adaptation.py",
-        "tests/orchestrator/test_deciding.py tests/orchestrator/test_adaptation.py",
+        "orchestrator/feedback/adaptation.py",
+        "tests/orchestrator/test_deciding.py tests/orchestrator/feedback/test_adaptation.py",
     ),
-    "evidence": ("orchestrator/evidence.py", "tests/orchestrator/test_evidence.py"),
+    "evidence": ("orchestrator/feedback/adaptation.py", "tests/orchestrator/feedback/test_evidence.py"),
 }
 SESSIONS = {**POLICIES, **CORE}
 # The sign between two types of an annotation is the same operator, and no test can tell.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepspec.orchestrator.serving.child import Child, child
+from stepspec.orchestrator.launcher.process import Child, child
 
 PATIENCE = 120.0  # seconds to start, which is mostly importing
 GRACE = 5.0  # seconds to end

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from stepspec import Solver, settings
-from stepspec.evals.choosing import arm
-from stepspec.evals.trial import Arm, solve_once
+from stepspec.evals.cli import arm
+from stepspec.evals.sample import Arm, solve_once
 from stepspec.learning import Learnings, from_traces, learning
 from stepspec.models import Models
 from stepspec.orchestrator import Accept, Step
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Adapted, Committed, Drafted, Event, Judged, Started
 from stepspec.orchestrator.interfaces import Policy
-from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.trace import Moment, read, write
 from stepspec.policies import options
 from stepspec.settings import Settings
@@ -61,7 +61,7 @@ async def test_a_run_uses_what_those_before_it_taught(monkeypatch: pytest.Monkey
             used.append((told.options["threshold"], -1))
             return made(models, told)
 
-        def depth(told: Settings) -> Ahead:
+        def depth(told: Settings) -> LookaheadControl:
             used[-1] = used[-1][0], told.ahead
             return ahead(told)
 

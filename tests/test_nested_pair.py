@@ -11,12 +11,20 @@ from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, NestedPair, Solver, display, settings
+from stepspec import Endpoint, NestedPair, Solver, settings
+from stepspec.cli import display
 from stepspec.orchestrator import Ledger, trace
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.nesting import NestedEndpoint, described, leaves, named, neighbours, servers
+from stepspec.orchestrator.nesting import (
+    NestedEndpoint,
+    described,
+    leaves,
+    named,
+    neighbours,
+    servers,
+)
 
 from .orchestrator.endpoints.server import Break, FakeVllm
 

@@ -10,28 +10,24 @@ from typing import Any
 import pytest
 
 from stepspec import cli, policies
-from stepspec.evals.nested import NESTED, THREE
+from stepspec.evals.experiments.bench import NESTED, THREE
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.serving import flags
-from stepspec.orchestrator.serving.checks import refuse, warnings
-from stepspec.orchestrator.serving.commands import servers, waves
-from stepspec.orchestrator.serving.facts import Facts, Files, look
-from stepspec.orchestrator.serving.file import load
-from stepspec.orchestrator.serving.flags import Parsed
-from stepspec.orchestrator.serving.installed import Installed, installed
-from stepspec.orchestrator.serving.outline import settings
-from stepspec.orchestrator.serving.pair import Pair, Started
-from stepspec.orchestrator.serving.server import Server
-from stepspec.orchestrator.serving.speculation import METHODS
-from stepspec.orchestrator.serving.standing import Standing
+from stepspec.orchestrator.launcher import vllm_flags
+from stepspec.orchestrator.launcher.commands import servers, settings, waves
+from stepspec.orchestrator.launcher.launch import Server
+from stepspec.orchestrator.launcher.machine import Files, Installed, MachineFacts, installed, look
+from stepspec.orchestrator.launcher.pair import METHODS, Pair, StartedServer, load
+from stepspec.orchestrator.launcher.preflight import refuse, warnings
+from stepspec.orchestrator.launcher.up import RunningPair
+from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags
 
 from .fakes import ScriptedModel, counting
-from .orchestrator.serving.configs import CONFIGS
+from .orchestrator.launcher.configs import CONFIGS
 
 RECIPES = Path(__file__).parent.parent / "recipes"
 ALL = sorted(RECIPES.glob("*.toml"))
-KNOWN = Facts(
+KNOWN = MachineFacts(
     Installed("0.32.0", frozenset(METHODS), suffixes=False),
     {(name, None): Files(config) for name, config in CONFIGS.items()},
 )
@@ -109,7 +105,7 @@ def test_a_recipe_comes_to_the_commands_that_it_states(name: str) -> None:
         assert (flag(server, "gpu-memory-utilization"), flag(server, "max-model-len")) == (memory, context)
         assert ("--tensor-parallel-size" in server.args) == ("," in cards)
     large, *others = servers(pair)
-    assert isinstance(pair.large, Started)
+    assert isinstance(pair.large, StartedServer)
     assert json.loads(flag(large, "speculative-config")) == drafting
     assert not any("--speculative-config" in small.args for small in others)
     shared = set(pair.large.gpus) & {card for one in [*pair.started.values()][1:] for card in one.gpus}
@@ -119,7 +115,7 @@ def test_a_recipe_comes_to_the_commands_that_it_states(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_recipe_says_how_its_makers_recommend_to_sample(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
-    standing = {path: Standing("http://127.0.0.1:1/v1", "m") for path in pair.models}
+    standing = {path: RunningPair("http://127.0.0.1:1/v1", "m") for path in pair.models}
     assert settings(pair, standing)["sampling"] == SAMPLING.get(name, QWEN)
 
 
@@ -150,10 +146,10 @@ def test_a_dry_run_of_a_recipe_passes(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     known = frozenset(flag for one in pair.started.values() for flag in one.flags)
 
-    def asked(_: object) -> Parsed:  # vLLM itself is asked below, about all recipes at once
-        return Parsed(known, {})
+    def asked(_: object) -> ParsedFlags:  # vLLM itself is asked below, about all recipes at once
+        return ParsedFlags(known, {})
 
-    monkeypatch.setattr(flags, "ask", asked)
+    monkeypatch.setattr(vllm_flags, "ask", asked)
     monkeypatch.setattr(sys, "argv", ["stepspec", "up", str(path), "--dry-run"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -169,8 +165,8 @@ def test_a_dry_run_of_a_recipe_passes(
 def test_the_installed_vllm_takes_every_command_line_of_every_recipe() -> None:
     """Its own parser reads them, with the names of parsers and the methods of speculation."""
     made = {f"{path.stem} {one.name}": one for path in ALL for one in servers(load(path))}
-    told = flags.ask({name: one.command(8000)[len(one.program) :] for name, one in made.items()})
-    assert isinstance(told, Parsed), told
+    told = vllm_flags.ask({name: one.command(8000)[len(one.program) :] for name, one in made.items()})
+    assert isinstance(told, ParsedFlags), told
     assert dict(told.refusals) == dict.fromkeys(made, "")
     assert {flag for path in ALL for one in load(path).started.values() for flag in one.flags} <= told.flags
     known = installed()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepspec import Solver, serving
+from stepspec import Solver, service_factory
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.service.server import listen
 from stepspec.orchestrator.service.settings import ServiceSettings
@@ -30,7 +30,7 @@ def test_flags_come_before_variables_and_these_before_the_file(monkeypatch: pyte
     monkeypatch.setenv("STEPSPEC_SERVICE__PORT", "2")
     monkeypatch.setenv("STEPSPEC_SERVICE__MAX_RUNNING", "2")
     monkeypatch.setenv("STEPSPEC_SERVICE__KEYS", "first, second")
-    settings = serving.service_settings(port=3, host=None)
+    settings = service_factory.service_settings(port=3, host=None)
     assert (settings.port, settings.max_running, settings.keep_alive, settings.host) == (3, 2, 1.5, "127.0.0.1")
     assert [key.get_secret_value() for key in settings.keys] == ["first", "second"]
     assert "first" not in repr(settings)
@@ -49,7 +49,7 @@ def test_flags_come_before_variables_and_these_before_the_file(monkeypatch: pyte
 )
 def test_wrong_settings_are_named(given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        serving.service_settings(**given)
+        service_factory.service_settings(**given)
 
 
 def test_a_public_address_without_a_key_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:
@@ -90,7 +90,7 @@ async def test_a_model_that_is_served_under_the_name_of_a_method_is_told_in_the_
     async with (
         FakeVllm(("So", "\n\n"), names=("tiny",)).serve("small") as small,
         FakeVllm(("So", "\n\n"), names=(name,)).serve("large") as large,
-        serving.built(Solver(small, large), ServiceSettings(log_format="json")),
+        service_factory.built(Solver(small, large), ServiceSettings(log_format="json")),
     ):
         printed = capfd.readouterr()
     assert ("served_as_a_method" in printed.out + printed.err) == warns

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, settings
-from stepspec.orchestrator.drift import Histogram
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.feedback.drift import Histogram
 
 
 @pytest.fixture(autouse=True)

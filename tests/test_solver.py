@@ -16,12 +16,12 @@ import pytest
 
 from stepspec import Endpoint, Sampling, Solver, Step
 from stepspec.orchestrator.chain import Accept
-from stepspec.orchestrator.choices import Choices
-from stepspec.orchestrator.drift import LEAST
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Event, Judged, Moved
-from stepspec.orchestrator.load import Load
+from stepspec.orchestrator.feedback.drift import LEAST
+from stepspec.orchestrator.feedback.load import Load
+from stepspec.orchestrator.run_options import Choices
 from stepspec.settings import load
 
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse

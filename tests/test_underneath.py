@@ -13,13 +13,13 @@ from aiohttp import web
 from rich.console import Console
 
 from stepspec import Solution, Solver
-from stepspec.display import underneath as line
+from stepspec.cli.display import underneath as line
 from stepspec.orchestrator import trace
-from stepspec.orchestrator.acceptance import Acceptance
-from stepspec.orchestrator.endpoints import GREEDY, underneath
+from stepspec.orchestrator.endpoints import GREEDY, metrics
 from stepspec.orchestrator.events import Committed, Event, Finished, Speculated
 from stepspec.orchestrator.ledger import Ledger, Speculation
 from stepspec.orchestrator.nesting import servers
+from stepspec.orchestrator.stats import Acceptance
 
 from .orchestrator.endpoints.server import Break, FakeVllm
 from .orchestrator.service.served import until
@@ -39,7 +39,7 @@ def shown(passes: int, written: int = 0) -> bytes:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Somebody looks all the time; and an empty working directory."""
-    monkeypatch.setattr(underneath, "EVERY", 0.01)
+    monkeypatch.setattr(metrics, "EVERY", 0.01)
     monkeypatch.chdir(tmp_path)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...orchestrator.errors import ConfigurationError
-from ...orchestrator.near import near
-from ..arms import Task
+from stepspec.orchestrator.errors import ConfigurationError, near
+
+from ..experiments.arms import Task
 from .aime24 import AIME24
 from .aime25 import AIME25
 from .amc23 import AMC23

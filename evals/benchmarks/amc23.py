@@ -9,7 +9,7 @@ Prompt: eval.boxed.
 
 from __future__ import annotations
 
-from ..arms import Task
+from ..experiments.arms import Task
 from .benchmark import Benchmark, Row
 
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ...prompts import Prompt, load
-from ..answers import Metric
-from ..arms import Task
+from stepspec.prompts import Prompt, load
+
+from ..experiments.arms import Task
+from ..grading.answers import Metric
 
 Row: TypeAlias = Mapping[str, str]  # those columns that hold text, or numbers, which are spelt out
 

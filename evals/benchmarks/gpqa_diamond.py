@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import random
 
-from ..answers import LETTERS
-from ..arms import Task
+from ..experiments.arms import Task
+from ..grading.answers import LETTERS
 from .benchmark import Benchmark, Row
 
 RIGHT = "Correct Answer"

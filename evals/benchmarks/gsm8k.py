@@ -9,8 +9,8 @@ Prompt: eval.boxed.
 
 from __future__ import annotations
 
-from ..answers import HASHES
-from ..arms import Task
+from ..experiments.arms import Task
+from ..grading.answers import HASHES
 from .benchmark import Benchmark, Row
 
 

@@ -12,8 +12,9 @@ from typing import Any, TypeAlias, cast
 
 import orjson
 
-from ...orchestrator.errors import ConfigurationError
-from ..arms import Task
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ..experiments.arms import Task
 from .benchmark import Benchmark
 
 Raw: TypeAlias = Mapping[str, Any]

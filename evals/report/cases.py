@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..arms import LARGE
-from ..trial import Sample
+from ..experiments.arms import LARGE
+from ..sample import Sample
 from .figures import Figures
 
 SHOWN = 5

@@ -15,17 +15,16 @@ import orjson
 import typer
 from rich.console import Console
 
-from ...orchestrator.errors import ConfigurationError
-from ...orchestrator.service.page import html
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.service.page import html
+
 from ..evaluation import TRACES
 from .cases import Case
-from .layout import Links
+from .html import page
+from .layout import Links, Section, origin, section
 from .markdown import markdown
-from .origin import origin
-from .page import page
 from .prices import load
-from .reading import merge, read
-from .section import Section, section
+from .run_folder import merge, read
 
 EXAMPLES = """
 Examples:

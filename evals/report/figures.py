@@ -1,17 +1,61 @@
-"""What a report says of every arm: figures of its samples, and nothing but figures. Pure."""
+"""What the servers counted while a run went on: prefix caches, and speculation token by token. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import Any
 
-from ...orchestrator.chain import Party
-from ...orchestrator.ledger import COUNTED, Account
-from ..arms import LARGE, SMALL
-from ..samples import Place
-from ..summary import ORACLE, Standing, complete, oracle, stand
-from ..trial import Arm, Sample, Written
+from stepspec.orchestrator.chain import Party
+from stepspec.orchestrator.endpoints.metrics import Acceptance
+from stepspec.orchestrator.ledger import COUNTED, Account
+
+from ..experiments.arms import LARGE, SMALL
+from ..results import ORACLE, ArmSummary, complete, oracle, stand
+from ..sample import Arm, Sample, Written
+from ..store import Place
+
+QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
+DRAFTS, DRAFTED, ACCEPTED = (
+    f"vllm:spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What the servers of one role counted in *sessions* sessions of a run, all arms and warm-ups together."""
+
+    role: str
+    sessions: int
+    queried: int
+    hit: int
+    speculation: Acceptance | None
+
+    @property
+    def hits(self) -> float | None:
+        return self.hit / self.queried if self.queried else None
+
+
+def counted(sessions: Iterable[Mapping[str, Any]]) -> list[Counted]:
+    """Add up what was counted in each session. One that was killed did not look at the end, and counts for nothing."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for session in sessions:
+        afters: list[Mapping[str, float]] = session.get("counters") or []
+        for server, after in zip(session["servers"], afters, strict=False):
+            grown: dict[str, float] = {name: after[name] - server["counters"].get(name, 0.0) for name in after}
+            if grown and min(grown.values()) >= 0:  # else the server began anew, and its counters with it
+                found.setdefault(server["role"], []).append(grown)
+    return [_counted(role, each) for role, each in found.items()]
+
+
+def _counted(role: str, sessions: list[dict[str, float]]) -> Counted:
+    def total(name: str) -> int:
+        return int(sum(session.get(name, 0.0) for session in sessions))
+
+    drafted = Acceptance(total(DRAFTS), total(DRAFTED), total(ACCEPTED))
+    return Counted(role, len(sessions), total(QUERIES), total(HITS), drafted if drafted.drafted else None)
+
 
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 
@@ -62,7 +106,7 @@ class Figures:
     """
 
     arm: Arm
-    standing: Standing
+    standing: ArmSummary
     median: float
     tail: float
     first: float | None
@@ -109,7 +153,7 @@ def numbered(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) ->
     return {name: {numbers[id(sample)]: sample for sample in samples} for name, samples in by_arm.items()}
 
 
-def _figures(arm: Arm, standing: Standing, samples: Sequence[Sample]) -> Figures:
+def _figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> Figures:
     seconds = sorted(sample.seconds for sample in samples)
     firsts = [sample.first for sample in samples if sample.first is not None]
     return Figures(

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .layout import Links, blocks
-from .origin import origin
-from .section import Section
-from .table import Cell, Link, Table
+from .layout import Links, Section, blocks, origin
+from .tables import Cell, Link, Table
 
 
 def markdown(sections: Sequence[tuple[Section, Links]], made: str) -> str:

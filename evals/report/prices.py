@@ -9,9 +9,10 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ...orchestrator.chain import Party
-from ...orchestrator.errors import ConfigurationError
-from ..arms import LARGE
+from stepspec.orchestrator.chain import Party
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ..experiments.arms import LARGE
 from .figures import PARTIES, Figures
 
 HOUR = 3600.0

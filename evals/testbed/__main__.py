@@ -37,7 +37,7 @@ def report(
     write: Annotated[bool, typer.Option(help="Also write the model card.")] = True,
 ) -> None:
     """Measure the models; exit with 1 if a figure misses its bar."""
-    from . import report as measuring
+    from . import model_card as measuring
 
     folder = folder or MODELS
     figures = measuring.measure(Console(stderr=True).log, folder)

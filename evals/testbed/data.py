@@ -18,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from ...orchestrator.endpoints.template import Messages, Template, learn
-from ...prompts import load
+from stepspec.orchestrator.endpoints.chat_template import Messages, Template, learn
+from stepspec.prompts import load
+
 from . import tokenizer as vocabulary
 from .corruptions import corrupt, stumbling
 from .problems import (

@@ -13,9 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...orchestrator.serving import Server
-from ...orchestrator.serving.commands import ZEROS, arguments
-from ...orchestrator.serving.hybrids import CURE
+from stepspec.orchestrator.launcher import Server
+from stepspec.orchestrator.launcher.commands import ZEROS, arguments
+from stepspec.orchestrator.launcher.hybrids import CURE
+
 from .servers import ENVIRONMENT, FLAGS, MODELS
 
 __all__ = ["CURE", "build", "server"]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Literal, TypeAlias
 
-from ...orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.errors import ConfigurationError
 
 Kind: TypeAlias = Literal["add", "sub", "double", "halve"]
 Split: TypeAlias = Literal["train", "test"]

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.errors import ConfigurationError
 
 PROFILES = Path(__file__).with_name("profiles.toml")
 ARCHITECTURE = "PacedQwen3ForCausalLM"

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
-from ...orchestrator.chain import DELIMITER, THINK_END
+from stepspec.orchestrator.chain import DELIMITER, THINK_END
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 HALF = "\ufffd"  # what is shown of a part of a character

@@ -25,20 +25,20 @@ from rich.console import Console
 from rich.progress import TaskID
 from tokenizers import Tokenizer
 
-from ...api import Solver
-from ...orchestrator.budget import Budget
-from ...orchestrator.chain import Chain, Role, Step
-from ...orchestrator.endpoints import CriticEndpoint, Deadlines, Endpoint, Sampling, VllmEndpoint
-from ...orchestrator.endpoints.encoder import Encoder
-from ...orchestrator.errors import ConfigurationError
-from ...orchestrator.events import Answered, Committed, Event, Started
-from ...orchestrator.serving import Served, Server, launch
-from ...orchestrator.serving.commands import ZEROS, arguments
-from ...policies import METHODS
+from stepspec.api import Solver
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Chain, Role, Step
+from stepspec.orchestrator.endpoints import CriticEndpoint, Deadlines, Endpoint, Sampling, VllmEndpoint
+from stepspec.orchestrator.endpoints.tokenizer import ModelTokenizer
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Answered, Committed, Event, Started
+from stepspec.orchestrator.launcher import Served, Server, launch
+from stepspec.orchestrator.launcher.commands import ZEROS, arguments
+from stepspec.policies import METHODS
+
 from ..script import script
-from .progress import counting, starting
 from .random_models import HALF, make
-from .servers import ENVIRONMENT, FLAGS
+from .servers import ENVIRONMENT, FLAGS, counting, starting
 from .vocabularies import CACHE, VOCABULARIES, file
 
 FOR_WRITING = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
@@ -95,7 +95,7 @@ class Row:
 class Side:
     """One model of the pair: what encodes a chain for it, and its tokenizer, which no server stands before."""
 
-    encoder: Encoder
+    encoder: ModelTokenizer
     tokenizer: Tokenizer
 
     def text(self, ids: Sequence[int]) -> str:

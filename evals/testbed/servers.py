@@ -1,4 +1,4 @@
-"""The miniature pair as vLLM servers on a CPU: which flags, and why."""
+"""What the terminal shows while servers start and while problems are gone through."""
 
 from __future__ import annotations
 
@@ -10,14 +10,26 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
-from ...orchestrator.chain import Role
-from ...orchestrator.endpoints import Endpoint
-from ...orchestrator.errors import ConfigurationError
-from ...orchestrator.serving import Served, Server, Speculation, launch
-from ...orchestrator.serving.commands import ZEROS, arguments
+from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.launcher import Served, Server, TokenSpeculation, launch
+from stepspec.orchestrator.launcher.commands import ZEROS, arguments
+from stepspec.orchestrator.launcher.up import line, starting
+
 from .profiles import pace, paced_drafter
-from .progress import starting
+
+__all__ = ["counting", "line", "starting"]
+
+
+def counting(console: Console) -> Bars:
+    """Bars that count, with the time left."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Bars(*columns, console=console)
+
 
 MODELS = Path(__file__).parent / "models"
 PAIR = ("large", "small")
@@ -25,7 +37,7 @@ TINY = "tiny"  # drafts for the small one in a nested pair
 SCORERS = frozenset({"large"})  # their servers open /inference/v1/generate, which scoring only a suffix needs
 CONTEXT = 2048  # tokens, the most that the models were made for
 DRAFTER = "small"  # drafts tokens for the large model, where that is asked for
-NOTHING: Mapping[str, Speculation] = {}
+NOTHING: Mapping[str, TokenSpeculation] = {}
 
 FLAGS: Mapping[str, Any] = {
     "dtype": "float32",
@@ -57,10 +69,10 @@ ENVIRONMENT: Mapping[str, str] = {
     "TRANSFORMERS_OFFLINE": "1",
 }
 
-SPECULATIONS: Mapping[str, Mapping[str, Speculation]] = {
+SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
     "none": NOTHING,
-    "ngram": {role: Speculation(method="ngram") for role in PAIR},
-    "draft_model": {"large": Speculation(method="draft_model")},
+    "ngram": {role: TokenSpeculation(method="ngram") for role in PAIR},
+    "draft_model": {"large": TokenSpeculation(method="draft_model")},
 }
 
 
@@ -78,7 +90,7 @@ def miniature_servers(
     *,
     models: Path = MODELS,
     context: int = CONTEXT,
-    speculation: Mapping[str, Speculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NOTHING,
     drafter: Path | None = None,
 ) -> tuple[Server, ...]:
     """
@@ -94,7 +106,7 @@ def miniature_servers(
     )
 
 
-def speculating(method: str) -> Mapping[str, Speculation]:
+def speculating(method: str) -> Mapping[str, TokenSpeculation]:
     """
     By role, what to run under the pair: *method* under both, but ``draft_model`` under the large model only.
 
@@ -122,7 +134,7 @@ async def running(
     models: Path = MODELS,
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
-    speculation: Mapping[str, Speculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NOTHING,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left."""
     async with AsyncExitStack() as stack:

@@ -1,19 +1,27 @@
-"""Solvers over the miniature models, for whoever measures or shows them."""
+"""The miniature pair's problems as tasks that can be measured."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
 
-from ...api import Solver
-from ...orchestrator.endpoints import GREEDY
-from ...orchestrator.serving import Speculation
-from ..arms import Arm, measure
+from stepspec.api import Solver
+from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.launcher import TokenSpeculation
+
+from ..experiments.arms import Arm, Task, measure
+from .problems import DEFAULT, Difficulty, generate
 from .servers import NOTHING, PAIR, TINY, endpoint, running
-from .tasks import fresh
+
+
+def fresh(count: int, seed: int, difficulty: Difficulty = DEFAULT) -> list[Task]:
+    """Return *count* problems that no model was trained on."""
+    return [Task(problem.text, str(problem.answer)) for problem in islice(generate(seed, "test", difficulty), count)]
+
 
 ALONE: Mapping[str, Mapping[str, Any]] = {}
 
@@ -25,7 +33,7 @@ async def pair_solver(
     warm_up: tuple[Arm, ...],
     seed: int,
     problems: int,
-    speculation: Mapping[str, Speculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NOTHING,
 ) -> AsyncGenerator[Solver]:
     """
     Start the pair and yield a greedy solver over it, warmed up by each arm on some *problems* of *seed*.
@@ -43,7 +51,7 @@ async def solvers(
     warm_up: tuple[Arm, ...],
     seed: int,
     problems: int,
-    speculation: Mapping[str, Speculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NOTHING,
     nested: Mapping[str, Mapping[str, Any]] = ALONE,
 ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
     """

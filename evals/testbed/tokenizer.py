@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from ...prompts import load
+from stepspec.prompts import load
+
 from . import problems
 
 Numbers: TypeAlias = Literal["plain", "grouped"]

@@ -20,10 +20,21 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from .data import IGNORED, PADDING, TRUNK, USUAL, Batch, Mistake, Stumbles, Writer, batches, first_mistake
+from .data import (
+    IGNORED,
+    PADDING,
+    TRUNK,
+    USUAL,
+    Batch,
+    Mistake,
+    Stumbles,
+    Writer,
+    batches,
+    first_mistake,
+)
+from .inference import solve
+from .model_card import Loaded
 from .problems import DEFAULT, FEW, Difficulty, generate
-from .report import Loaded
-from .solving import solve
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
 from .tokenizer import train as train_tokenizer
 

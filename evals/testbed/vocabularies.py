@@ -25,7 +25,7 @@ from typing import Literal, TypeAlias
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from ...orchestrator.errors import StepspecError
+from stepspec.orchestrator.errors import StepspecError
 
 Registry: TypeAlias = Literal["PyPI", "npm"]
 

@@ -1,26 +1,24 @@
 """The vLLM client: settings, and models that write, score and ask over HTTP."""
 
-from .critic import VllmCritic
-from .interfaces import AnyEndpoint
-from .model import VllmModel
-from .replicas import ReplicatedEndpoint, connect
-from .seated import ReplicatedModel
+from .chat_template import Template, learn
+from .interfaces import ModelEndpoint
+from .replicas import ReplicatedEndpoint, ReplicatedModel, connect
+from .reward_model import RewardModelEndpoint
 from .settings import CriticEndpoint, Deadlines, Endpoint, Sampling
-from .template import Template, learn
-from .vllm import VllmEndpoint
-from .wire import GREEDY
+from .vllm import VllmEndpoint, VllmModel
+from .vllm_protocol import GREEDY
 
 __all__ = [
     "GREEDY",
-    "AnyEndpoint",
     "CriticEndpoint",
     "Deadlines",
     "Endpoint",
+    "ModelEndpoint",
     "ReplicatedEndpoint",
     "ReplicatedModel",
+    "RewardModelEndpoint",
     "Sampling",
     "Template",
-    "VllmCritic",
     "VllmEndpoint",
     "VllmModel",
     "connect",

@@ -1,14 +1,17 @@
-"""The way to one server: requests out, bytes in. Every wait is bounded and every failure has a name."""
+"""The events of one open stream. It is closed from within as soon as nothing arrives for too long."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NoReturn, TypeVar, cast
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
+import aiohttp
 import httpx2
 import orjson
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
@@ -16,20 +19,177 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, AsyncStream,
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity import wait_random_exponential as random_exponential
 
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
+from ..chain import Party
+from ..errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
 from ..interfaces import REQUEST
-from .failures import Call, failed, pause, repeatable
 from .priority import RUN, priority
-from .scoring import GENERATE
-from .settings import Address
-from .sse import BROKEN, Events
-from .wire import Body, Reply
+from .settings import Address, Deadlines
+
+BROKEN = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
+CLOSING = 1.0  # seconds; shutting the socket takes none, and the end of a finished stream comes with its last event
+
+
+class Events:
+    """
+    Server-sent events as bytes, one by one.
+
+    One timer per stream, set anew only when it fires, watches over both deadlines: a timer per event would cost as much
+    as reading it. *ends* is when the whole stream has to be over, on the event loop's clock.
+    """
+
+    def __init__(self, call: Call, response: httpx2.Response, deadlines: Deadlines, ends: float) -> None:
+        self._call = call
+        self._response = response
+        self._pieces = response.aiter_bytes()
+        self._rest = b""
+        self._ready: deque[bytes] = deque()
+        self._done = False
+        self._deadlines, self._ends = deadlines, ends
+        self._loop = asyncio.get_running_loop()
+        self._arrived = self._loop.time()
+        self._late = ""
+        self._closing: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def prime(self) -> None:
+        """Wait for the first event, under the caller's deadline, and begin to watch the clock."""
+        while not self._ready and not self._done:
+            await self._read()
+        self._watch()
+
+    async def next(self) -> bytes | None:
+        """Return the next event, or None once the server has said that there are no more."""
+        while not self._ready:
+            if self._done:
+                return None
+            await self._read()
+        return self._ready.popleft()
+
+    async def close(self) -> None:
+        """Let go of the connection: keep it if the stream was read to its end, or shut it, which is the abort."""
+        if self._timer:
+            self._timer.cancel()
+        with suppress(*BROKEN, TimeoutError):
+            async with asyncio.timeout(CLOSING):
+                if self._done:
+                    async for _ in self._pieces:
+                        pass
+                await asyncio.shield(self._close())
+                async for _ in self._pieces:  # The generators inside end now, by the error that closing gives them.
+                    pass
+
+    def _close(self) -> asyncio.Future[None]:
+        self._closing = self._closing or asyncio.ensure_future(self._response.aclose())
+        return self._closing
+
+    async def _read(self) -> None:
+        try:
+            piece = await anext(self._pieces)
+        except (StopAsyncIteration, *BROKEN) as exc:
+            reason = self._late or f"the stream broke off ({exc!r}): did the server die?"
+            raise self._call.error(EndpointUnavailable, reason) from exc
+        self._arrived = self._loop.time()
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._take(line[5:].strip())
+
+    def _take(self, event: bytes) -> None:
+        if event == b"[DONE]":
+            self._done = True
+        else:
+            self._ready.append(event)
+
+    def _watch(self) -> None:
+        due = min(self._arrived + self._deadlines.between, self._ends)
+        if self._loop.time() < due:
+            self._timer = self._loop.call_at(due, self._watch)
+            return
+        between, total = self._deadlines.between, self._deadlines.total
+        self._late = (
+            f"not finished after {total:g} s (deadlines.total)"
+            if due == self._ends
+            else f"no token for {between:g} s (deadlines.between)"
+        )
+        self._close()
+
+
+E = TypeVar("E", bound=EndpointError)
+
+_TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "context window")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Who is asked and for what, so that an error can say it."""
+
+    role: Party
+    url: str
+    verb: str
+
+    def error(self, kind: type[E], message: str) -> E:
+        return kind(message, role=self.role, url=self.url, verb=self.verb)
+
+
+def repeatable(status: int) -> bool:
+    """Say whether a request that was answered with *status* may succeed when it is sent again."""
+    return status in (408, 429) or status >= 500
+
+
+def pause(retry_after: str | None) -> float:
+    """Read a Retry-After header that is given in seconds; 0 if there is none."""
+    try:
+        return max(0.0, float(retry_after or 0))
+    except ValueError:
+        return 0.0
+
+
+def failed(call: Call, status: int, body: bytes) -> EndpointError:
+    """Turn an HTTP *status* of 400 or more into an error."""
+    message = _message(body)
+    if status in (401, 403):
+        return call.error(EndpointRejected, f"the key was refused (HTTP {status}: {message}); set the right api_key")
+    if status == 404:
+        return call.error(EndpointRejected, f"HTTP 404: {message}; is a vLLM server at this URL?")
+    if repeatable(status):
+        return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
+    if any(words in message for words in _TOO_LONG):
+        return call.error(ContextTooLong, message)
+    return call.error(EndpointRejected, f"HTTP {status}: {message}")
+
+
+def failed_stream(call: Call, reply: Mapping[str, Any]) -> EndpointError:
+    """Turn an error that was sent as a piece of a stream, after the status 200, into an exception."""
+    code = reply["error"].get("code")
+    return failed(call, code if isinstance(code, int) else 500, orjson.dumps(reply))
+
+
+def _message(body: bytes) -> str:
+    """Find the server's own words in an error's *body*, whichever of the usual shapes it has."""
+    try:
+        reply: object = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode(errors="replace").strip()[:500] or "no reason given"
+    for key in ("error", "message", "detail"):
+        if isinstance(reply, dict):
+            reply = cast("dict[str, Any]", reply).get(key, reply)
+    return str(reply)[:500]
+
 
 T = TypeVar("T")
 
 CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
 """Headers that every request of a run carries besides, for whoever began the run to set: ``traceparent``, say."""
 
+Body: TypeAlias = dict[str, Any]
+Reply: TypeAlias = Mapping[str, Any]
+GENERATE = "/inference/v1/generate"
 PRIORITISED = frozenset({"/v1/completions", "/pooling", GENERATE})
 
 

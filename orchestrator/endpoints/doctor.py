@@ -13,13 +13,11 @@ from rich.text import Text
 from ..chain import Chain, Role, Step
 from ..errors import StepspecError
 from ..events import Called, Event
-from .acceptance import Acceptance
-from .caching import CHECKPOINTS, FINE, MATCH_UNIT, RETENTION, CacheConfig
-from .encoder import PROBE
-from .ordering import Ordering, ordering
-from .probe import LONG, Capabilities
+from .chat_template import Source, disagreement
+from .metrics import CHECKPOINTS, FINE, MATCH_UNIT, RETENTION, Acceptance, CacheConfig
+from .probe import LONG, Capabilities, Ordering, ordering
 from .settings import Endpoint
-from .template import Source, disagreement
+from .tokenizer import PROBE
 from .vllm import VllmEndpoint
 
 QUESTION = "Grade the last step from 0, wrong, to 9, right. Reply with one digit."
@@ -71,7 +69,7 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Examined:
+class EndpointReport:
     """
     One endpoint. If it cannot be used, *problem* says why, and there is nothing else.
 
@@ -111,11 +109,11 @@ class Diagnosis:
     Of an endpoint with replicas it is the first that can be used; *others* are the further ones.
     """
 
-    small: Examined
-    large: Examined
+    small: EndpointReport
+    large: EndpointReport
     same_vocabulary: bool
     notes: tuple[str, ...]
-    others: tuple[Examined, ...] = ()
+    others: tuple[EndpointReport, ...] = ()
 
 
 async def diagnose(small: Endpoint, large: Endpoint, *, question: str = QUESTION, opening: str = OPENING) -> Diagnosis:
@@ -129,7 +127,7 @@ async def diagnose(small: Endpoint, large: Endpoint, *, question: str = QUESTION
     return conclude(*first, *(one for one in examined if not any(one is each for each in first)))
 
 
-def conclude(small: Examined, large: Examined, *others: Examined) -> Diagnosis:
+def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> Diagnosis:
     """Draw the conclusions from what was found at each endpoint, and at the *others*, their replicas."""
     same = bool(small.vocabulary) and small.vocabulary == large.vocabulary
     notes = [*_notes(small), *_notes(large), *_notes_on_pair(small, large, same)]
@@ -148,7 +146,7 @@ def render(diagnosis: Diagnosis) -> RenderableType:
     return Group(table, "", *(f"- {note}" for note in diagnosis.notes or ("Nothing is missing.",)))
 
 
-def _cells(examined: Examined) -> list[RenderableType]:
+def _cells(examined: EndpointReport) -> list[RenderableType]:
     can = examined.can
     if can is None:
         return [examined.url, Text("cannot be used", "red"), *["-"] * (len(ROWS) - 2)]
@@ -182,14 +180,14 @@ def _mark(value: bool | None) -> Text:
     return {True: Text("yes", "green"), False: Text("no", "red"), None: Text("?", "yellow")}[value]
 
 
-async def _examine(settings: Endpoint, question: str, opening: str) -> Examined:
+async def _examine(settings: Endpoint, question: str, opening: str) -> EndpointReport:
     try:
         async with VllmEndpoint(settings) as endpoint:
             can = await endpoint.capabilities()
             grades = await endpoint.model().ask(PROBLEM.extend(STEP), question, "0123456789", opening=opening)
             first, between = await _speed(endpoint)  # last, when the server is warm
             scores = can.prompt_logprobs and can.suffix_scoring is not False
-            return Examined(
+            return EndpointReport(
                 role=settings.role,
                 url=settings.url,
                 model=endpoint.name,
@@ -209,7 +207,7 @@ async def _examine(settings: Endpoint, question: str, opening: str) -> Examined:
                 ordering=await _ordering(endpoint),
             )
     except StepspecError as exc:
-        return Examined(settings.role, settings.url, problem=str(exc))
+        return EndpointReport(settings.role, settings.url, problem=str(exc))
 
 
 async def _ordering(endpoint: VllmEndpoint) -> Ordering:
@@ -255,7 +253,7 @@ async def _scoring(endpoint: VllmEndpoint) -> float:
     return sum(event.seconds for event in events if isinstance(event, Called))
 
 
-def _notes(examined: Examined) -> list[str]:
+def _notes(examined: EndpointReport) -> list[str]:
     if examined.problem or examined.can is None:
         return [f"{examined.role}: {examined.problem}"]
     notes = [
@@ -274,7 +272,7 @@ def _notes(examined: Examined) -> list[str]:
     return [*notes, *_notes_on_ordering(examined), *_notes_on_thinking(examined)]
 
 
-def _notes_on_ordering(examined: Examined) -> list[str]:
+def _notes_on_ordering(examined: EndpointReport) -> list[str]:
     cure = "start vLLM with --scheduling-policy priority, as `stepspec up` does"
     match examined.ordering:
         case "refused":
@@ -286,7 +284,7 @@ def _notes_on_ordering(examined: Examined) -> list[str]:
     return [f"{examined.role}: {why}: while it is busy, verdicts wait behind bets: {cure}"]
 
 
-def _notes_on_thinking(examined: Examined) -> list[str]:
+def _notes_on_thinking(examined: EndpointReport) -> list[str]:
     """Say what is otherwise than that the template shows a thinking block, and what it means."""
     role, block, answers = examined.role, examined.block, "it reasons in its answer"
     match examined.thinks_by, examined.thinks:
@@ -315,7 +313,7 @@ def _switched_on(can: Capabilities) -> bool:
     return can.cache is not None and can.cache.enabled is True
 
 
-def _notes_on_cache(examined: Examined, can: Capabilities) -> list[str]:
+def _notes_on_cache(examined: EndpointReport, can: Capabilities) -> list[str]:
     """Say of a cache that is on, but of little use to a growing chain, what that costs and what cures it."""
     cache, takes = can.cache, f"; a verdict takes {examined.reading}" if examined.reading else ""
     if can.prefix_cache is False and cache is not None and cache.enabled:
@@ -362,7 +360,7 @@ def _cure_of_speculation(cache: CacheConfig, can: Capabilities) -> str:
     return f"start vLLM without --speculative-config{others}"
 
 
-def _notes_on_scoring(large: Examined, suffix_scoring: bool | None) -> list[str]:
+def _notes_on_scoring(large: EndpointReport, suffix_scoring: bool | None) -> list[str]:
     if suffix_scoring is None:
         scoring, first = f"{large.scoring * 1000:.0f} ms", f"{large.first * 1000:.0f} ms"
         return [
@@ -374,11 +372,11 @@ def _notes_on_scoring(large: Examined, suffix_scoring: bool | None) -> list[str]
     return []
 
 
-def _lacks(examined: Examined, name: str) -> bool:
+def _lacks(examined: EndpointReport, name: str) -> bool:
     return getattr(examined.can, name) is False
 
 
-def _notes_on_replica(other: Examined, first: Examined) -> list[str]:
+def _notes_on_replica(other: EndpointReport, first: EndpointReport) -> list[str]:
     """Say of a replica what is not said of the *first* one already."""
     named = f"{other.role} at {other.url}"
     if other.problem:
@@ -389,7 +387,7 @@ def _notes_on_replica(other: Examined, first: Examined) -> list[str]:
     return [note.replace(other.role, named, 1) for note in _notes(other) if note not in known]
 
 
-def _notes_on_pair(small: Examined, large: Examined, same: bool) -> list[str]:
+def _notes_on_pair(small: EndpointReport, large: EndpointReport, same: bool) -> list[str]:
     notes: list[str] = []
     if small.problem or large.problem:
         return notes

@@ -9,15 +9,14 @@ from typing import Protocol, Self
 from ..chain import Message, Role
 from ..events import Observer
 from ..interfaces import Model
-from .acceptance import Acceptance
+from .chat_template import Template
+from .metrics import Acceptance, QueueGauges
 from .probe import Capabilities
-from .queue import Queue
 from .settings import Endpoint, Sampling
-from .template import Template
-from .wire import GREEDY, Format
+from .vllm_protocol import GREEDY, Format
 
 
-class AnyEndpoint(Protocol):
+class ModelEndpoint(Protocol):
     """One served model, at one URL (`VllmEndpoint`) or at several (`ReplicatedEndpoint`)."""
 
     @property
@@ -40,7 +39,7 @@ class AnyEndpoint(Protocol):
 
     async def count(self, messages: tuple[Message, ...]) -> int: ...
 
-    async def queue(self) -> Queue | None: ...
+    async def queue(self) -> QueueGauges | None: ...
 
     async def acceptance(self) -> Acceptance | None: ...
 

@@ -1,23 +1,96 @@
 """
-What a server can do, found out by what it does: vLLM accepts fields that it does not know, and answers 200.
+Whether a server orders requests by their ``priority``, found out by what it does: vLLM takes the field in any case.
 
-Every question is a request of a few tokens. What cannot be found out is None.
+A crowd of prompts, in one request, fills the queue. Then come a request that should go last and one that should go
+first. Where the second overtakes the crowd and the first does not, the server orders them.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from random import shuffle
-from typing import Any
+from random import choices, shuffle
+from typing import Any, Literal, TypeAlias
 
 import orjson
 
-from ..errors import EndpointError, MalformedReply
-from . import caching, scoring, wire
-from .caching import CacheConfig
-from .client import Connection
-from .encoder import PROBE, Encoder
+from ..concurrency import at_once
+from ..errors import EndpointError, EndpointRejected, MalformedReply
+from . import vllm_protocol
+from .client import GENERATE, Body, Connection, Reply
+from .metrics import CacheConfig, read_cache_config
+from .tokenizer import PROBE, ModelTokenizer
+
+Ordering: TypeAlias = Literal["kept", "not seen", "refused"]
+
+CROWDS = (8, 32, 128, 512)  # prompts; a crowd has to keep the server busy for longer than a request travels
+LONG_CROWD = 1.0  # seconds that a crowd takes at which a larger one would show nothing else
+LENGTH = 400  # tokens of each prompt, drawn at random, so that none is in the prefix cache
+FIRST, CROWD, LAST = 1, 2, 3
+
+
+async def ordering(connection: Connection, model: str, tokens: Sequence[int], room: int) -> Ordering:
+    """
+    Send crowds of prompts made of *tokens*, for a few seconds at most, and see in which order they are served.
+
+    "not seen": the server goes by the order of arrival, or is too fast for a queue to form.
+    """
+    loop = asyncio.get_running_loop()
+    length = min(LENGTH, room - 8)
+    try:
+        for crowd in CROWDS:
+            began = loop.time()
+            if await _Race(connection, model, tokens, length).overtakes(crowd):
+                return "kept"
+            if loop.time() - began > LONG_CROWD:
+                break
+    except EndpointRejected as exc:
+        return "refused" if "priority" in exc.cause.lower() else "not seen"
+    except EndpointError:
+        pass
+    return "not seen"
+
+
+class _Race:
+    def __init__(self, connection: Connection, model: str, tokens: Sequence[int], length: int) -> None:
+        self._connection, self._call = connection, connection.call("probe")
+        self._model, self._tokens, self._length = model, tokens, length
+        self._arrived, self._begun = 0, asyncio.Event()
+
+    async def overtakes(self, crowd: int) -> bool:
+        reading, begun = asyncio.create_task(self._crowd(crowd)), asyncio.create_task(self._begun.wait())
+        try:
+            await asyncio.wait([reading, begun], return_when=asyncio.FIRST_COMPLETED)
+            last, first = await at_once([self._single(LAST), self._single(FIRST)])
+            await reading
+        finally:
+            for task in (reading, begun):
+                task.cancel()
+            await asyncio.wait([reading, begun])
+        return first < crowd <= last
+
+    async def _crowd(self, crowd: int) -> None:
+        prompts = [self._prompt() for _ in range(crowd)]
+        async with self._connection.stream(self._call, self._body(prompts, 1, CROWD)) as events:
+            while (event := await events.next()) is not None:
+                self._arrived += vllm_protocol.chunk(self._call, event, vllm_protocol.GREEDY.logprobs).ended is not None
+                self._begun.set()
+
+    async def _single(self, priority: int) -> int:
+        """Return how much of the crowd had arrived when this request was over."""
+        async with self._connection.stream(self._call, self._body(self._prompt()[:8], 2, priority)) as events:
+            while await events.next() is not None:
+                pass
+            return self._arrived
+
+    def _prompt(self) -> list[int]:
+        return choices(self._tokens, k=self._length)
+
+    def _body(self, prompt: Sequence[int] | Sequence[Sequence[int]], limit: int, priority: int) -> Body:
+        body = vllm_protocol.writing(self._model, prompt, vllm_protocol.GREEDY, seed=0, limit=limit, stop=())
+        return body | {"priority": priority, "min_tokens": limit}
+
 
 LONG = 400  # tokens; more than the largest block (128, on CPUs) of a model that is no hybrid
 LONGER = (1000, 2000, 4000)  # tokens, where the server does not tell its block: those of hybrids are 528 to 1600
@@ -59,7 +132,9 @@ class Capabilities:
     tried: int = LONG
 
 
-async def probe(connection: Connection, model: str, encoder: Encoder, *, suffix_scoring: bool = False) -> Capabilities:
+async def probe(
+    connection: Connection, model: str, encoder: ModelTokenizer, *, suffix_scoring: bool = False
+) -> Capabilities:
     """
     Try one capability after the other. A refused request shows that there is none; nothing is raised.
 
@@ -85,7 +160,7 @@ class _Probe:
     async def run(self) -> Capabilities:
         written = await self._choice(4, return_token_ids=True)
         metrics = await self._metrics()
-        cache = caching.read(metrics.encode())
+        cache = read_cache_config(metrics.encode())
         prefix_cache, cached_tokens = await self._cache(cache)
         speculation = SPECULATION in metrics if metrics else None
         return Capabilities(
@@ -119,9 +194,11 @@ class _Probe:
         return choice.get("token_ids") == others[:1]
 
     async def _chosen_logprobs(self) -> bool:
-        reply = await self._post(wire.asking(self._model, self._prompt, self._digits, by_id=True))
+        reply = await self._post(vllm_protocol.asking(self._model, self._prompt, self._digits, by_id=True))
         try:
-            return len(wire.chances(self._call, reply, {str(at): at for at in self._digits})) == len(self._digits)
+            return len(vllm_protocol.chances(self._call, reply, {str(at): at for at in self._digits})) == len(
+                self._digits
+            )
         except MalformedReply:
             return False
 
@@ -151,12 +228,12 @@ class _Probe:
 
     async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool]:
         """Send *prompt* again and again; look for hits in the usage, or else in the metrics."""
-        body = wire.completion(self._model, prompt, wire.GREEDY, 1)
+        body = vllm_protocol.completion(self._model, prompt, vllm_protocol.GREEDY, 1)
         reply = await self._post(body)
         before = await self._hits()
         for _ in range(SIGHTINGS - 1):
             reply = await self._post(body)
-            if wire.usage(reply)[1]:
+            if vllm_protocol.usage(reply)[1]:
                 return True, True
         after = await self._hits()
         usage: dict[str, Any] = reply.get("usage") or {}
@@ -172,11 +249,11 @@ class _Probe:
         ]  # Even: a whole number of blocks never ends before the last one.
         start, last = len(prompt) - 1, str(prompt[-1])
         for _ in range(TRIES):
-            reply = await self._post(scoring.suffix(self._model, prompt, 0), scoring.GENERATE)
-            rows = scoring.computed_rows(reply, prompt, start)
+            reply = await self._post(vllm_protocol.suffix(self._model, prompt, 0), GENERATE)
+            rows = vllm_protocol.computed_rows(reply, prompt, start)
             if rows is not None:
-                whole = await self._post(scoring.whole(self._model, prompt, 0))
-                difference = scoring.rows(self._call, whole, start)[0][last]["logprob"] - rows[0][last]["logprob"]
+                whole = await self._post(vllm_protocol.whole(self._model, prompt, 0))
+                difference = vllm_protocol.rows(self._call, whole, start)[0][last]["logprob"] - rows[0][last]["logprob"]
                 return bool(abs(difference) < NEAR)
         return False
 
@@ -195,11 +272,13 @@ class _Probe:
             return None
 
     async def _choice(self, limit: int, **fields: Any) -> dict[str, Any]:
-        reply = await self._post(wire.completion(self._model, self._prompt, wire.GREEDY, limit) | fields)
+        reply = await self._post(
+            vllm_protocol.completion(self._model, self._prompt, vllm_protocol.GREEDY, limit) | fields
+        )
         choices: list[dict[str, Any]] = reply.get("choices") or [{}]
         return choices[0]
 
-    async def _post(self, body: wire.Body, path: str = "/v1/completions") -> wire.Reply:
+    async def _post(self, body: Body, path: str = "/v1/completions") -> Reply:
         try:
             return await self._connection.post(self._call, path, body, retries=RETRIES)
         except EndpointError:

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from ..budget import Budget
 from ..chain import Chain
+from ..concurrency import at_once
 from ..errors import ContextTooLong
-from ..tasks import at_once
-from .interfaces import AnyEndpoint
+from .interfaces import ModelEndpoint
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take beside the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth beginning
 
 
-async def fitted(budget: Budget, chain: Chain, endpoints: Sequence[AnyEndpoint]) -> Budget:
+async def fitted(budget: Budget, chain: Chain, endpoints: Sequence[ModelEndpoint]) -> Budget:
     """
     Cut *budget* to what the contexts of all *endpoints* hold beside the problem and a judge's question.
 
@@ -27,7 +27,7 @@ async def fitted(budget: Budget, chain: Chain, endpoints: Sequence[AnyEndpoint])
     return replace(budget, tokens=tokens, answer=answer)
 
 
-async def _room(endpoint: AnyEndpoint, chain: Chain) -> int:
+async def _room(endpoint: ModelEndpoint, chain: Chain) -> int:
     prompt = await endpoint.count(chain.messages)
     room = endpoint.room - prompt - JUDGING_ROOM
     if room < LEAST_ROOM:

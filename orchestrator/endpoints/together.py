@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from ..interfaces import REQUEST
-from .client import CARRIED
+from .client import CARRIED, Reply
 from .priority import RUN, priority
-from .wire import Reply, usage
+from .vllm_protocol import usage
 
 Ids: TypeAlias = Sequence[int]
 Key: TypeAlias = tuple[tuple[int, ...], int | None, tuple[tuple[str, str], ...]]

@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from dataclasses import replace
+from functools import partial
 from math import inf
 from types import TracebackType
 from typing import Self
+from weakref import WeakKeyDictionary
 
-from ..chain import Message, Role
-from ..errors import EndpointError
-from ..events import Observer
-from . import acceptance, caching, wire
-from .acceptance import Acceptance, Look
-from .caching import CacheConfig
-from .client import Connection
-from .clock import or_now
-from .encoder import Encoder
-from .model import VllmModel
+from ..chain import Chain, Message, Role, Step, Token, beginning
+from ..concurrency import at_once
+from ..errors import (
+    ConfigurationError,
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+)
+from ..events import Observer, Verb
+from ..interfaces import KEPT_OPEN
+from ..step_ends import StepEnds
+from . import vllm_protocol
+from .chat_template import Template
+from .client import GENERATE, Body, Call, Connection, Reply
+from .metrics import (
+    Acceptance,
+    AcceptanceReading,
+    CacheConfig,
+    QueueGauges,
+    look,
+    read_acceptance,
+    read_cache_config,
+    read_queue,
+)
 from .probe import Capabilities, probe
-from .queue import Queue, read
 from .settings import Endpoint, Sampling
-from .template import Template
-from .together import Together
+from .sticky_stream import StickyStream
+from .together import Answer, Together
+from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
+from .tokenizer import ModelTokenizer
 
 
 class VllmEndpoint:
@@ -38,7 +58,7 @@ class VllmEndpoint:
         self.name = settings.model or ""
         self.by_id: bool | None = None  # whether it returns the log-probabilities of chosen ids; None: not tried yet
         self.asked = -inf  # when its metrics were last asked for, on the loop's clock
-        self.seen: Look | None = None  # the last look at a server that speculates
+        self.seen: AcceptanceReading | None = None  # the last look at a server that speculates
         self.cache: CacheConfig | None = None  # how it caches prefixes; None where it does not tell
         self.together = Together(self._ask_all)
         self._can: Capabilities | None = None
@@ -47,7 +67,7 @@ class VllmEndpoint:
         self.connection = Connection(self.settings)
         try:
             self.name = await self.connection.chosen()
-            self.encoder = Encoder(self.connection, self.name)
+            self.encoder = ModelTokenizer(self.connection, self.name)
             await self.encoder.learn()
             # A question by ids is an error on a V1 runner that speculates, and beside drafted tokens the engine's end.
             self.by_id = False if await self.acceptance() is not None else None
@@ -84,15 +104,15 @@ class VllmEndpoint:
         """Whether a question is worth a second prompt, that of the chain alone: see `caching`."""
         return self.cache is not None and self.cache.checkpoints
 
-    async def queue(self) -> Queue | None:
+    async def queue(self) -> QueueGauges | None:
         """Look at the server's queue; None if it shows none, or cannot be reached."""
         metrics = await self._metrics("look at the queue")
-        return read(metrics) if metrics is not None else None
+        return read_queue(metrics) if metrics is not None else None
 
     async def acceptance(self) -> Acceptance | None:
         """Count what became of the tokens drafted in the server, since its start; None if none are, or nobody tells."""
         metrics = await self._metrics("look at the acceptance")
-        return acceptance.read(metrics) if metrics is not None else None
+        return read_acceptance(metrics) if metrics is not None else None
 
     async def count(self, messages: tuple[Message, ...]) -> int:
         """Count the tokens that a chain about *messages* begins with."""
@@ -100,11 +120,11 @@ class VllmEndpoint:
 
     def model(
         self,
-        sampling: Sampling = wire.GREEDY,
+        sampling: Sampling = vllm_protocol.GREEDY,
         *,
         observe: Observer = lambda event: None,
         clock: Callable[[], float] | None = None,
-        format: wire.Format | None = None,
+        format: vllm_protocol.Format | None = None,
     ) -> VllmModel:
         """
         Make the model of one run. *clock* returns the seconds since the run began; by default it begins now.
@@ -128,12 +148,359 @@ class VllmEndpoint:
             metrics = await self.connection.glance(self.connection.call(verb), "/metrics")
         except EndpointError:
             return None
-        self.cache = caching.read(metrics) or self.cache
+        self.cache = read_cache_config(metrics) or self.cache
         if self.seen is None or self.seen.at <= asked:
-            self.seen = acceptance.look(metrics, asked) or self.seen
+            self.seen = look(metrics, asked) or self.seen
         return metrics
 
-    async def _ask_all(self, choices: Sequence[int], prompts: Sequence[Sequence[int]]) -> wire.Reply:
+    async def _ask_all(self, choices: Sequence[int], prompts: Sequence[Sequence[int]]) -> Reply:
         """Send *prompts* in one request; each is answered by one of the *choices*."""
-        body = wire.asking(self.name, prompts if len(prompts) > 1 else prompts[0], choices, by_id=True)
+        body = vllm_protocol.asking(self.name, prompts if len(prompts) > 1 else prompts[0], choices, by_id=True)
         return await self.connection.post(self.connection.call("ask"), "/v1/completions", body)
+
+
+class VllmModel:
+    """A `Model` of one run: its sampling, its observer and its clock, on an endpoint that it shares with other runs."""
+
+    def __init__(
+        self,
+        endpoint: VllmEndpoint,
+        sampling: Sampling,
+        observe: Observer,
+        clock: Callable[[], float],
+        format: vllm_protocol.Format | None = None,
+    ) -> None:
+        self._endpoint, self._sampling = endpoint, sampling
+        self._format: vllm_protocol.Format | None = format
+        self._observe, self._clock = observe, clock
+        self._kept: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
+
+    @property
+    def role(self) -> Role:
+        return self._endpoint.role
+
+    async def write(
+        self,
+        chain: Chain,
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = 512,
+        until: Callable[[Step], bool] | None = None,
+        opening: str = "",
+        top: int = 0,
+    ) -> Step:
+        """
+        Write the next step as `Model.write` says; *opening* counts towards *limit*.
+
+        No stream is kept open for a model that samples by a seed: how far such a stream comes is a matter of time, and
+        only a request of its own begins at a seed of its own.
+
+        Raise `ContextTooLong` if the chain leaves no room for a token, `ConfigurationError` for too large a *top*.
+        """
+        encoder, sampling = self._endpoint.encoder, self._sampling.telling(_told(top))
+        stack = None if sampling.repeats else KEPT_OPEN.get()
+        ends = step_ends(chain, stop)
+        begun = await encoder.spelt(opening)
+        closing = encoder.template.closing
+        growing = StepBuilder(
+            self.role,
+            encoder.vocabulary,
+            ends=ends,
+            before=chain.text,
+            limit=limit,
+            opening=begun,
+            top=top,
+            closing=closing,
+        )
+        kept = self._kept.get(stack) if stack else None
+        if kept and not opening and kept.continues(chain, ends, limit, top):
+            return await kept.write(chain, growing, until, limit)
+        if kept and not kept.reading:
+            await kept.close()
+        if len(begun) >= limit:
+            return growing.end("length")
+        prompt = [*await encoder.chain(chain if opening else whole(chain)), *await encoder.encode(opening)]
+        if stack is None or (kept and kept.reading):
+            stops = (closing, *_certain(ends, chain.text + opening))
+            async with self._generate(chain, prompt, sampling, stops, limit - len(begun), opening) as arrivals:
+                step = await grow(growing, arrivals.take, until)
+            if step is None:
+                return await self._go_on(chain, growing, sampling, closing, until)
+            return step
+        opened = partial(self._generate, chain, prompt, sampling, (), encoder.room, opening)
+        kept = StickyStream(opened, ends, limit, sampling.logprobs or 0, closing)
+        self._kept[stack] = kept
+        stack.push_async_callback(kept.close)
+        return await kept.write(chain, growing, until, limit)
+
+    async def _go_on(
+        self,
+        chain: Chain,
+        growing: StepBuilder,
+        sampling: Sampling,
+        closing: str,
+        until: Callable[[Step], bool] | None,
+    ) -> Step:
+        """Write the rest of a step at which the server stopped within a block, without stop strings this time."""
+        growing.resume()
+        begun = growing.so_far()
+        prompt = await self._endpoint.encoder.chain(whole(chain.extend(begun)))
+        async with self._generate(chain, prompt, sampling, (closing,), growing.room, begun.text) as arrivals:
+            step = await grow(growing, arrivals.take, until)
+        return step or growing.end("delimiter")
+
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
+    ) -> tuple[Step, ...]:
+        """
+        Write the next step from several beginnings as `Model.branch` says, in one stream for all of them.
+
+        vLLM gives all prompts of a request the same seed, by which the steps would share their draws. A model that
+        samples by a seed therefore sends a request for each beginning, at the same time. Raise `ContextTooLong` if one
+        of the beginnings leaves no room for a token.
+        """
+        encoder = self._endpoint.encoder
+        openings = [await encoder.begun(step) for step in begun]
+        closing, ends = encoder.template.closing, step_ends(chain, stop)
+        growing = [
+            StepBuilder(
+                self.role,
+                encoder.vocabulary,
+                ends=ends,
+                before=chain.text,
+                limit=limit,
+                opening=one,
+                closing=closing,
+            )
+            for one in openings
+        ]
+        going = [place for place, opening in enumerate(openings) if len(opening) < limit]
+        steps = {place: each.end("length") for place, each in enumerate(growing) if place not in going}
+        if going:
+            stops = (closing, *_certain(ends, chain.text))
+            prompts = {
+                place: [
+                    *await encoder.chain(chain if openings[place] else whole(chain)),
+                    *(token.id for token in openings[place]),
+                ]
+                for place in going
+            }
+            for prompt in prompts.values():
+                self._room(self._call("write"), prompt)
+            together = [[place] for place in going] if self._sampling.repeats else [going]
+            written = await at_once(
+                self._grow(
+                    [prompts[place] for place in places],
+                    stops,
+                    limit - min(len(openings[place]) for place in places),
+                    [growing[place] for place in places],
+                    self._sampling.seed_for(self.role, "write", chain, growing[places[0]].so_far().text),
+                )
+                for places in together
+            )
+            grown = dict(zip(going, (step for each in written for step in each), strict=True))
+            early = [place for place, step in grown.items() if step is None]
+            rest = await at_once(self._go_on(chain, growing[place], self._sampling, closing, None) for place in early)
+            steps |= {place: step for place, step in grown.items() if step is not None}
+            steps |= zip(early, rest, strict=True)
+        return tuple([steps[place] for place in range(len(begun))])
+
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        """
+        Read *spans* as `Model.score` says.
+
+        The server reads the whole chain again, prefix cache or not, unless the endpoint allows `suffix_scoring`. Raise
+        `ConfigurationError` for too large a *top*, and if the server refuses to score a suffix.
+        """
+        encoder, top = self._endpoint.encoder, _told(top)
+        before = await encoder.chain(chain)
+        encoded = [(span, await encoder.encode(span)) for span in spans]
+        prompt = [*before, *(number for _, ids in encoded for number in ids)]
+        rows = await self._suffix(prompt, len(before), top) if self._endpoint.settings.suffix_scoring else None
+        pieces = None if rows is None else await encoder.pieces(set(prompt[len(before) :]))
+        if rows is None:
+            reply = await self._post("score", prompt, vllm_protocol.whole(self._endpoint.name, prompt, top))
+            rows = vllm_protocol.rows(self._call("score"), reply, len(before))
+        return vllm_protocol.scores(self._call("score"), rows, encoded, top, pieces)
+
+    async def _suffix(self, prompt: Sequence[int], start: int, top: int) -> Sequence[vllm_protocol.Row] | None:
+        """Score *prompt* from token *start* on; None if the server did not compute all of it, or could not tell."""
+        body = vllm_protocol.suffix(self._endpoint.name, prompt, top)
+        try:
+            reply = await self._post("score", prompt, body, path=GENERATE, retries=0)
+        except EndpointRejected as exc:
+            if isinstance(exc, ContextTooLong):
+                raise
+            if vllm_protocol.UNSPEAKABLE in exc.cause:
+                return None
+            raise ConfigurationError(
+                f"suffix_scoring is set, but {exc}; start vLLM with --enable-scale-out --enable-prompt-tokens-details"
+            ) from exc
+        except EndpointUnavailable:
+            return None  # Whether it has failed for good, the whole will show.
+        return vllm_protocol.computed_rows(reply, prompt, start)
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        """
+        Ask as `Model.ask` says; `Template.ask` is the layout of the question.
+
+        Raise `ConfigurationError` if a choice is not one token of this model. A server that cannot report on chosen
+        tokens tells about its 20 most probable ones: a choice that is not among them has the probability 0.
+
+        The server of a hybrid model saves its state only where a prompt ends. There the chain goes along as a prompt of
+        its own, in the same request, and the next question reads again what came since, not the whole chain.
+        """
+        encoder, endpoint = self._endpoint.encoder, self._endpoint
+        numbers = await self._numbers(choices)
+        before = await encoder.chain(chain)
+        prompt = [*before, *await encoder.literally(encoder.template.ask(question, opening))]
+        checkpoint = before if endpoint.checkpoints else ()
+        if endpoint.by_id is not False:
+            found = await self._ask_by_id(prompt, checkpoint, numbers)
+            if found is not None:
+                return found
+        return dict.fromkeys(choices, 0.0) | await self._ask_for_likeliest(prompt, checkpoint, numbers)
+
+    async def _ask_by_id(
+        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
+    ) -> dict[str, float] | None:
+        """Ask about the choices' own tokens; None if the server cannot tell, which is remembered."""
+        endpoint, ids = self._endpoint, list(numbers.values())
+        if endpoint.by_id:
+            found = await self._ask_together(prompt, checkpoint, numbers)
+        else:
+            try:
+                reply = await self._post(
+                    "ask", prompt, vllm_protocol.asking(endpoint.name, prompt, ids, by_id=True), retries=0
+                )
+            except EndpointUnavailable as exc:
+                if exc.cause.startswith("HTTP 500"):  # what vLLM answers while it speculates itself
+                    endpoint.by_id = False
+                return None
+            found = vllm_protocol.chances(self._call("ask"), reply, numbers)
+        endpoint.by_id = len(found) == len(numbers)
+        return found if endpoint.by_id else None
+
+    async def _ask_together(
+        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Ask in one request with everybody who asks this server about the same choices at the same moment."""
+        call = self._call("ask")
+        self._room(call, prompt)
+        with self._tally("ask", len(prompt) + len(checkpoint)) as tally:
+            answer = await self._endpoint.together.ask(prompt, list(numbers.values()), checkpoint)
+            _count(tally, answer, prompt, checkpoint)
+        return vllm_protocol.chances(call, answer.reply, numbers, answer.place)
+
+    async def _ask_for_likeliest(
+        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Ask for the likeliest tokens of the vocabulary, which every server tells."""
+        call, prompts = self._call("ask"), [prompt, checkpoint] if checkpoint else [prompt]
+        self._room(call, prompt)
+        body = vllm_protocol.asking(
+            self._endpoint.name, prompts if checkpoint else prompt, list(numbers.values()), by_id=False
+        )
+        with self._tally("ask", len(prompt) + len(checkpoint)) as tally:
+            reply = await self._endpoint.connection.post(call, "/v1/completions", body)
+            _count(tally, Answer(reply, prompts, 0), prompt, checkpoint)
+        return vllm_protocol.chances(call, reply, numbers)
+
+    async def _numbers(self, choices: Sequence[str]) -> dict[str, int]:
+        encoded = {choice: await self._endpoint.encoder.literally(choice) for choice in choices}
+        wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
+        if wrong or not encoded:
+            names = ", ".join(map(repr, wrong)) or "none given"
+            raise ConfigurationError(f"choices have to be single tokens of the {self.role} model: {names}")
+        return {choice: ids[0] for choice, ids in encoded.items()}
+
+    def _generate(
+        self, chain: Chain, prompt: Sequence[int], sampling: Sampling, stop: Sequence[str], limit: int, opening: str
+    ) -> AbstractAsyncContextManager[TokenStream]:
+        endpoint, call = self._endpoint, self._call("write")
+        limit = min(limit, self._room(call, prompt))
+        seed = sampling.seed_for(self.role, "write", chain, opening)
+        body = vllm_protocol.writing(
+            endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop, format=self._format
+        )
+        return generate(endpoint.connection, call, body, self._tally("write", len(prompt)))
+
+    async def _grow(
+        self,
+        prompts: list[list[int]],
+        stop: Sequence[str],
+        limit: int,
+        growing: Sequence[StepBuilder],
+        seed: int | None,
+    ) -> tuple[Step | None, ...]:
+        endpoint, call = self._endpoint, self._call("write")
+        limit = min(limit, *(self._room(call, prompt) for prompt in prompts))
+        body = vllm_protocol.writing(
+            endpoint.name, prompts, self._sampling, seed=seed, limit=limit, stop=stop, format=self._format
+        )
+        return await grow_each(endpoint.connection, call, body, self._tally("write", sum(map(len, prompts))), growing)
+
+    async def _post(
+        self,
+        verb: Verb,
+        prompt: Sequence[int],
+        body: Body,
+        *,
+        path: str = "/v1/completions",
+        retries: int | None = None,
+    ) -> Reply:
+        call = self._call(verb)
+        self._room(call, prompt)
+        with self._tally(verb, len(prompt)) as tally:
+            reply = await self._endpoint.connection.post(call, path, body, retries=retries)
+            read, cached, written = vllm_protocol.usage(reply)
+            tally.add(written, read, cached)
+            return reply
+
+    def _room(self, call: Call, prompt: Sequence[int]) -> int:
+        """Count the tokens that may follow *prompt*. Raise `ContextTooLong` if there is room for none."""
+        room = self._endpoint.encoder.room
+        if len(prompt) >= room:
+            raise call.error(ContextTooLong, f"the prompt has {len(prompt)} tokens, and the model takes {room} in all")
+        return room - len(prompt)
+
+    def _tally(self, verb: Verb, prompt: int) -> RequestMeter:
+        return RequestMeter(self.role, verb, self._observe, self._clock, prompt, url=self._endpoint.settings.url)
+
+    def _call(self, verb: Verb) -> Call:
+        return self._endpoint.connection.call(verb)
+
+
+def whole(chain: Chain) -> Chain:
+    """
+    Leave out the replacement characters that *chain* ends in, as one does that was cut inside a character.
+
+    vLLM takes one at the end of a prompt for half a character, and sends the whole prompt again as text that follows.
+    """
+    text = chain.text
+    if not text.endswith(vllm_protocol.REPLACEMENT):
+        return chain
+    return replace(chain, steps=beginning(chain.steps, len(text.rstrip(vllm_protocol.REPLACEMENT))))
+
+
+def _count(tally: RequestMeter, answer: Answer, prompt: Sequence[int], checkpoint: Sequence[int]) -> None:
+    """Count a question and the checkpoint that went along: both read the same beginning, each has a token written."""
+    cached = answer.cached + min(answer.cached, len(checkpoint))
+    tally.add(2 if checkpoint else 1, len(prompt) + len(checkpoint), cached)
+
+
+def _certain(ends: StepEnds, text: str) -> tuple[str, ...]:
+    """The texts at which the server may stop after *text*: none within a block, as most of them would end nothing."""
+    return () if ends.blocks and ends.in_block(text) else ends.texts
+
+
+def _told(top: int) -> int:
+    """Return *top* if a server tells of so many tokens of a place. Raise `ConfigurationError`."""
+    if 0 <= top <= vllm_protocol.MOST_LOGPROBS:
+        return top
+    raise ConfigurationError(
+        f"top={top}: a server reports 0 to {vllm_protocol.MOST_LOGPROBS} tokens of a position, unless its "
+        "--max-logprobs allows more"
+    )

@@ -10,17 +10,23 @@ from types import TracebackType
 from typing import Self
 
 from ..chain import Message, Role
-from ..endpoints import AnyEndpoint, Endpoint, ReplicatedEndpoint, Sampling, Template, VllmEndpoint
-from ..endpoints.acceptance import Acceptance
-from ..endpoints.clock import or_now
+from ..concurrency import all_entered
+from ..endpoints import (
+    Endpoint,
+    ModelEndpoint,
+    ReplicatedEndpoint,
+    Sampling,
+    Template,
+    VllmEndpoint,
+)
+from ..endpoints.chat_template import disagreement
+from ..endpoints.metrics import Acceptance, QueueGauges
 from ..endpoints.probe import Capabilities
-from ..endpoints.queue import Queue
-from ..endpoints.template import disagreement
-from ..endpoints.wire import GREEDY, Format
+from ..endpoints.token_stream import or_now
+from ..endpoints.vllm_protocol import GREEDY, Format
 from ..errors import ConfigurationError
 from ..events import Observer
 from ..interfaces import Policy
-from ..tasks import all_entered
 from .model import Nested, within
 
 
@@ -37,8 +43,8 @@ class NestedEndpoint:
     def __init__(
         self,
         role: Role,
-        small: AnyEndpoint,
-        large: AnyEndpoint,
+        small: ModelEndpoint,
+        large: ModelEndpoint,
         policy: Callable[..., Policy],
         *,
         about: str = "",
@@ -65,7 +71,7 @@ class NestedEndpoint:
         await self._exit.aclose()
 
     @property
-    def leaves(self) -> tuple[AnyEndpoint, ...]:
+    def leaves(self) -> tuple[ModelEndpoint, ...]:
         """The endpoints of its models, those of the pairs in it included."""
         return tuple(leaf for endpoint in (self.small, self.large) for leaf in leaves(endpoint))
 
@@ -100,7 +106,7 @@ class NestedEndpoint:
         """Count the tokens that a chain about *messages* begins with, for the model that needs the most."""
         return max(await asyncio.gather(self.small.count(messages), self.large.count(messages)))
 
-    async def queue(self) -> Queue | None:
+    async def queue(self) -> QueueGauges | None:
         return await self.large.queue()
 
     async def acceptance(self) -> Acceptance | None:
@@ -126,17 +132,17 @@ class NestedEndpoint:
         return Nested(self.role, small, large, policy, self._ahead, observe)
 
 
-def leaves(endpoint: AnyEndpoint) -> tuple[AnyEndpoint, ...]:
+def leaves(endpoint: ModelEndpoint) -> tuple[ModelEndpoint, ...]:
     """The endpoints of single models that *endpoint* is made of: itself, unless it is a nested pair."""
     return endpoint.leaves if isinstance(endpoint, NestedEndpoint) else (endpoint,)
 
 
-def described(endpoint: AnyEndpoint) -> str:
+def described(endpoint: ModelEndpoint) -> str:
     """The name of the model behind *endpoint*; of a nested pair, those of all of its models."""
     return endpoint.described if isinstance(endpoint, NestedEndpoint) else endpoint.name
 
 
-def named(endpoint: AnyEndpoint) -> Iterator[tuple[str, str]]:
+def named(endpoint: ModelEndpoint) -> Iterator[tuple[str, str]]:
     """Name what is behind *endpoint*, by its role; of a nested pair then its models by their paths, cheapest first."""
     yield endpoint.role, described(endpoint)
     if isinstance(endpoint, NestedEndpoint):
@@ -145,7 +151,7 @@ def named(endpoint: AnyEndpoint) -> Iterator[tuple[str, str]]:
                 yield f"{endpoint.role}.{path}", name
 
 
-def servers(endpoint: AnyEndpoint) -> Iterator[tuple[str, VllmEndpoint]]:
+def servers(endpoint: ModelEndpoint) -> Iterator[tuple[str, VllmEndpoint]]:
     """The servers behind *endpoint* that are up, by the role of their model or, in a nested pair, by its path."""
     match endpoint:
         case NestedEndpoint():

@@ -9,15 +9,14 @@ from typing import Any
 
 import orjson
 
-from . import reply
-from .attended import EVENT_STREAM, Line
-from .feed import Feed, Happened, Item, Solved
-from .orders import Order
-from .parts import Parts
-from .reply import Delta, Teller
-from .runs import Runs, prime
+from . import payloads
+from .app import ServiceContext
+from .middleware import ServiceRequest
+from .payloads import Delta, DeltaBuilder
+from .run_requests import RunRequest
+from .runs import Item, RunEvent, RunQueue, RunResult, Runs, prime
 from .settings import Thinking
-from .visit import Visit
+from .streaming import EVENT_STREAM, Line
 
 WHOLE, CHUNK = "chat.completion", "chat.completion.chunk"
 
@@ -35,9 +34,11 @@ class Wanted:
 class Chat:
     """Answers one chat completion with the runs that are its *orders*, one for each choice."""
 
-    def __init__(self, parts: Parts, visit: Visit, wanted: Wanted, orders: Sequence[Order]) -> None:
+    def __init__(
+        self, parts: ServiceContext, visit: ServiceRequest, wanted: Wanted, orders: Sequence[RunRequest]
+    ) -> None:
         self._runs, self._wanted = Runs(parts, visit, orders), wanted
-        self._tellers = [Teller(wanted.thinking, thinks=self._runs.thinks) for _ in orders]
+        self._tellers = [DeltaBuilder(wanted.thinking, thinks=self._runs.thinks) for _ in orders]
         self._identity, self._created = f"chatcmpl-{visit.id}", int(time.time())
 
     async def __call__(self, line: Line) -> None:
@@ -48,8 +49,8 @@ class Chat:
         except Exception as exc:
             await self._runs.fail(exc, line)
 
-    async def _whole(self, feed: Feed, line: Line) -> None:
-        fields = reply.FIELDS[self._wanted.thinking] if self._runs.thinks else ()
+    async def _whole(self, feed: RunQueue, line: Line) -> None:
+        fields = payloads.FIELDS[self._wanted.thinking] if self._runs.thinks else ()
         texts = [dict.fromkeys(("content", *fields), "") for _ in self._runs.orders]
         while self._runs.going:
             for item in await feed.next():
@@ -62,18 +63,18 @@ class Chat:
         }
         await line.whole(orjson.dumps(body | self._runs.extension(range(len(texts)))))
 
-    async def _stream(self, feed: Feed, line: Line) -> None:
+    async def _stream(self, feed: RunQueue, line: Line) -> None:
         first = await prime(feed, self._runs.keep_alive)
-        await line.start(EVENT_STREAM, last=reply.FAILED)
+        await line.start(EVENT_STREAM, last=payloads.FAILED)
         roles = [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(len(self._tellers))]
         await line.send(b"".join([*roles, *map(self._told, first)]))
         while self._runs.going:
             news = await feed.next(self._runs.keep_alive)
-            await line.send(b"".join(map(self._told, news)) if news else reply.KEEP_ALIVE)
+            await line.send(b"".join(map(self._told, news)) if news else payloads.KEEP_ALIVE)
         if self._wanted.tell_usage:
             last: dict[str, Any] = {"choices": [], "usage": await self._runs.usage()}
-            await line.send(reply.event(self._head(CHUNK) | last))
-        await line.send(reply.DONE)
+            await line.send(payloads.event(self._head(CHUNK) | last))
+        await line.send(payloads.DONE)
         await line.end()
 
     def _told(self, item: Item) -> bytes:
@@ -82,29 +83,29 @@ class Chat:
         if delta is not None:
             more = {"stepspec": delta.step} if delta.step is not None else {}
             chunks = self._chunk(item.index, delta.fields, **more)
-        return chunks + self._last(item) if isinstance(item, Solved) else chunks
+        return chunks + self._last(item) if isinstance(item, RunResult) else chunks
 
     def _hear(self, item: Item) -> Delta | None:
         self._runs.take(item)
         teller = self._tellers[item.index]
-        return teller.hear(item.event) if isinstance(item, Happened) else teller.end(item.solution)
+        return teller.hear(item.event) if isinstance(item, RunEvent) else teller.end(item.solution)
 
     def _choice(self, index: int, texts: Mapping[str, str]) -> dict[str, Any]:
         return {
             "index": index,
             "message": {"role": "assistant", "refusal": None, **texts},
             "logprobs": None,
-            "finish_reason": reply.finish(self._runs.solutions[index]),
+            "finish_reason": payloads.finish(self._runs.solutions[index]),
         }
 
     def _chunk(self, index: int, delta: Mapping[str, str], **more: object) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
-        return reply.event(self._head(CHUNK) | {"choices": [choice]})
+        return payloads.event(self._head(CHUNK) | {"choices": [choice]})
 
-    def _last(self, item: Solved) -> bytes:
-        finish = reply.finish(item.solution)
+    def _last(self, item: RunResult) -> bytes:
+        finish = payloads.finish(item.solution)
         choice: dict[str, Any] = {"index": item.index, "delta": {}, "logprobs": None, "finish_reason": finish}
-        return reply.event(self._head(CHUNK) | {"choices": [choice]} | self._runs.extension([item.index]))
+        return payloads.event(self._head(CHUNK) | {"choices": [choice]} | self._runs.extension([item.index]))
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._identity, "object": kind, "created": self._created, "model": self._wanted.model}

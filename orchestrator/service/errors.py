@@ -43,7 +43,7 @@ LEFT = 499  # what a request counts as whose client went away
 
 
 @dataclass(eq=False)
-class Refusal(Exception):
+class ApiError(Exception):
     """
     A request that gets no answer, or only the beginning of one.
 
@@ -77,12 +77,12 @@ class Refusal(Exception):
         return headers
 
 
-def bad(message: str, param: str | None = None, code: str | None = None) -> Refusal:
+def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """Refuse a request that is wrong in itself."""
-    return Refusal(400, message, param, code)
+    return ApiError(400, message, param, code)
 
 
-def of(exc: BaseException, *, worked: bool = False) -> Refusal:
+def of(exc: BaseException, *, worked: bool = False) -> ApiError:
     """
     Say what *exc* means for a client.
 
@@ -90,22 +90,22 @@ def of(exc: BaseException, *, worked: bool = False) -> Refusal:
     """
     retry = False if worked else None
     match exc:
-        case Refusal():
+        case ApiError():
             return exc
         case ContextTooLong():
-            return Refusal(400, str(exc), "messages", "context_length_exceeded")
+            return ApiError(400, str(exc), "messages", "context_length_exceeded")
         case ConfigurationError() | MissingCapability():
-            return Refusal(400, str(exc), code="invalid_value")
+            return ApiError(400, str(exc), code="invalid_value")
         case EndpointRejected() if exc.cause.startswith(("HTTP 400", "HTTP 422")):
-            return Refusal(400, str(exc), code="upstream_rejected")
+            return ApiError(400, str(exc), code="upstream_rejected")
         case EndpointUnavailable():
-            return Refusal(503, str(exc), code="upstream_unavailable", retry=retry)
+            return ApiError(503, str(exc), code="upstream_unavailable", retry=retry)
         case EndpointError() | StepspecError():
-            return Refusal(500, str(exc), code="upstream_error", retry=retry)
+            return ApiError(500, str(exc), code="upstream_error", retry=retry)
         case TimeoutError():
-            return Refusal(504, "no answer before the deadline", code="deadline", retry=False)
+            return ApiError(504, "no answer before the deadline", code="deadline", retry=False)
         case _:
-            return Refusal(500, "the service failed; its log says how", code=UNFORESEEN, retry=retry)
+            return ApiError(500, "the service failed; its log says how", code=UNFORESEEN, retry=retry)
 
 
 def place(location: Sequence[int | str]) -> str:

@@ -7,25 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-from ..acceptance import Acceptance
 from ..budget import Budget
 from ..chain import Message
-from ..choices import Choices
-from ..endpoints import AnyEndpoint, Sampling
-from ..endpoints.wire import Format
+from ..endpoints import ModelEndpoint, Sampling
+from ..endpoints.vllm_protocol import Format
 from ..events import Observer
+from ..run_options import Choices
 from ..solution import Solution
-from .trust import Trust
+from ..stats import Acceptance
+from .judge_status import JudgeStatus
 
 
 class Engine(Protocol):
     """Solves problems with two served models, many at the same time."""
 
     @property
-    def small(self) -> AnyEndpoint: ...
+    def small(self) -> ModelEndpoint: ...
 
     @property
-    def large(self) -> AnyEndpoint: ...
+    def large(self) -> ModelEndpoint: ...
 
     async def solve(
         self,
@@ -76,7 +76,7 @@ class Offer:
     sampling: Sampling = field(default_factory=Sampling)
     budget: Budget = field(default_factory=Budget)
     version: str = "0"
-    trust: Callable[[], Trust] = Trust
+    trust: Callable[[], JudgeStatus] = JudgeStatus
     speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance]
     session_header: str = ""
     check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options

@@ -7,15 +7,15 @@ from collections.abc import Callable, Collection, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ..acceptance import Acceptance
 from ..chain import Role
-from ..drift import Drift
 from ..events import Adapted, Called, Event
-from ..shadow import Record
+from ..feedback.drift import Drift
+from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
-from .gate import Gate
-from .trust import Trust
-from .visit import Visit
+from ..stats import Acceptance
+from .admission import Admission
+from .judge_status import JudgeStatus
+from .middleware import ServiceRequest
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
@@ -29,14 +29,14 @@ class Metrics:
 
     def __init__(
         self,
-        gate: Gate,
+        gate: Admission,
         version: str,
-        trust: Callable[[], Trust] = Trust,
+        trust: Callable[[], JudgeStatus] = JudgeStatus,
         unjudged: Collection[str] = (),
         speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance],
     ) -> None:
         self._unjudged = unjudged
-        self._trust, self._graded_before, self._shadows_before = trust, 0, Record()
+        self._trust, self._graded_before, self._shadows_before = trust, 0, ShadowRecord()
         self._speculation, self._speculated = speculation, dict[str, Acceptance]()
         self.registry = registry = CollectorRegistry()
         asked = ("endpoint", "model")
@@ -108,7 +108,7 @@ class Metrics:
         self._moved.labels(model).set(drift.moved)
         self._drifted.labels(model).set(drift.drifted)
 
-    def _count_shadows(self, record: Record) -> None:
+    def _count_shadows(self, record: ShadowRecord) -> None:
         before, self._shadows_before = self._shadows_before, record
         for outcome in ("agreed", "disputed", "failed", "skipped"):
             self._shadows.labels(outcome).inc(getattr(record, outcome) - getattr(before, outcome))
@@ -116,10 +116,10 @@ class Metrics:
         for verb in ("read", "written"):
             self._shadow_tokens.labels(verb).inc(getattr(record, verb) - getattr(before, verb))
 
-    def begins(self, visit: Visit) -> None:
+    def begins(self, visit: ServiceRequest) -> None:
         pass
 
-    def sees(self, visit: Visit, index: int, event: Event) -> None:
+    def sees(self, visit: ServiceRequest, index: int, event: Event) -> None:
         match event:
             case Called():
                 self._upstream.labels(event.role, event.verb).observe(event.seconds)
@@ -132,7 +132,7 @@ class Metrics:
             case _:
                 pass
 
-    def solved(self, visit: Visit, index: int, solution: Solution) -> None:
+    def solved(self, visit: ServiceRequest, index: int, solution: Solution) -> None:
         model = visit.model
         self._ended.labels(model, solution.finish_reason).inc()
         for step in solution.steps:
@@ -151,10 +151,10 @@ class Metrics:
         if solution.ledger.accept_rate is not None and model not in self._unjudged:
             self._accepted.labels(model).observe(solution.ledger.accept_rate)
 
-    def failed(self, visit: Visit, exc: Exception) -> None:
+    def failed(self, visit: ServiceRequest, exc: Exception) -> None:
         pass
 
-    def ends(self, visit: Visit) -> None:
+    def ends(self, visit: ServiceRequest) -> None:
         endpoint, model = visit.path if visit.path in PATHS else "other", visit.model or NO_MODEL
         self._requests.labels(endpoint, model, str(visit.status)).inc()
         if visit.refusal is not None:

@@ -9,10 +9,9 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import Response
 
-from .catalogue import Catalogue
-from .door import OPEN
-from .response_schemas import ResponsesRequest
-from .schemas import ChatRequest, LiveRequest
+from .middleware import OPEN
+from .run_requests import ModelCatalog
+from .schemas import ChatRequest, LiveRequest, ResponsesRequest
 
 REFUSAL: Mapping[str, Any] = {
     "type": "object",
@@ -82,7 +81,7 @@ METRICS = _answers("The metrics.", {"text/plain": {"schema": {"type": "string"}}
 PAGE = _answers("The page.", {"text/html": {"schema": {"type": "string"}}})
 
 
-def describing(app: FastAPI, catalogue: Catalogue, *, locked: bool) -> Callable[[], dict[str, Any]]:
+def describing(app: FastAPI, catalogue: ModelCatalog, *, locked: bool) -> Callable[[], dict[str, Any]]:
     """Describe *app*, with the models that there are now; *locked* says that it takes a key."""
     made = app.openapi
 

@@ -30,13 +30,13 @@ try:
 except ImportError as exc:
     raise ConfigurationError(f"the service on Ray needs {exc.name}: pip install 'stepspec[serve,ray]'") from exc
 
-from ... import serving
-from ...settings import Settings
-from .door import Door
-from .errors import Refusal
-from .exchange import Asked, Messages, answered
-from .front import Front, Lost
-from .logs import Logs
+from stepspec import service_factory
+from stepspec.settings import Settings
+
+from .errors import ApiError
+from .middleware import RequestMiddleware
+from .observers import RequestLog
+from .ray_proxy import BufferedRequest, Messages, ReplicaLost, ReplicaProxy, answered
 from .settings import ServiceSettings
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ DIED = (RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError)
 SPARE = 64  # requests beyond those that a service lets wait: what it refuses, and what asks for its health
 GRACE = 5.0  # seconds by which Ray waits longer than the requests that may finish
 SCRAPING = 5.0  # seconds for every replica to tell its metrics
-HEALTH = Asked({"method": "GET", "path": "/health", "query_string": b""}, (), b"")
+HEALTH = BufferedRequest({"method": "GET", "path": "/health", "query_string": b""}, (), b"")
 
 
 class Replica:
@@ -56,9 +56,9 @@ class Replica:
         place = serve.get_replica_context()
         self._name = place.replica_tag
         self._open = AsyncExitStack()
-        self._service = await self._open.enter_async_context(serving.opened(settings.turned(place.rank.rank)))
+        self._service = await self._open.enter_async_context(service_factory.opened(settings.turned(place.rank.rank)))
 
-    async def answer(self, asked: Asked) -> AsyncGenerator[Messages]:
+    async def answer(self, asked: BufferedRequest) -> AsyncGenerator[Messages]:
         async for messages in answered(self._service.app, asked):
             yield messages
 
@@ -76,36 +76,36 @@ class Replica:
             await self._open.aclose()
 
 
-class Entrance:
+class RayEntrypoint:
     """A front, and who answers for it."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: ServiceSettings) -> None:
-        self._replicas, self._settings, self._logs = replicas, settings, Logs(settings)
+        self._replicas, self._settings, self._logs = replicas, settings, RequestLog(settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         logs = self._logs
-        door = Door(
-            Front(Starlette(), self._ask, self._scrape, self._settings, logs.log.warning),
+        door = RequestMiddleware(
+            ReplicaProxy(Starlette(), self._ask, self._scrape, self._settings, logs.log.warning),
             settings=self._settings,
-            version=serving.VERSION,
+            version=service_factory.VERSION,
             begins=lambda visit: None,
             ends=lambda visit: logs.ends(visit) if visit.refusal else None,  # A replica's log has the others.
             failed=logs.failed,
         )
         return _unnamed(door)
 
-    async def _ask(self, asked: Asked) -> AsyncGenerator[Messages]:
+    async def _ask(self, asked: BufferedRequest) -> AsyncGenerator[Messages]:
         asking = self._replicas.options(method_name="answer", stream=True)
         answer = cast("DeploymentResponseGenerator[Messages]", asking.remote(asked))
         try:
             async for messages in answer:
                 yield messages
         except DIED as exc:
-            raise Lost(str(exc).partition("\n")[0]) from exc
+            raise ReplicaLost(str(exc).partition("\n")[0]) from exc
         except BackPressureError:
-            raise Refusal(429, "too many requests wait for a replica already", code="queue_full", retry=True) from None
+            raise ApiError(429, "too many requests wait for a replica already", code="queue_full", retry=True) from None
         except DeploymentUnavailableError as exc:
-            raise Refusal(503, exc.message, code="no_replica", retry=True) from exc
+            raise ApiError(503, exc.message, code="no_replica", retry=True) from exc
         finally:
             answer.cancel()  # type: ignore[no-untyped-call]
 
@@ -120,7 +120,7 @@ def build(arguments: dict[str, Any]) -> Application:
 
     Raise `ConfigurationError` for one that is unknown or wrong.
     """
-    settings = serving.read(_nested(arguments))
+    settings = service_factory.read(_nested(arguments))
     service, scaling = settings.service, settings.service.ray
     most = service.max_running + service.max_waiting + SPARE
     quiet = LoggingConfig(enable_access_log=False)
@@ -149,7 +149,7 @@ def build(arguments: dict[str, Any]) -> Application:
         graceful_shutdown_timeout_s=service.drain_seconds + 2 * GRACE,
         graceful_shutdown_wait_loop_s=0.5,
         logging_config=quiet,
-    )(serve.ingress()(Entrance))
+    )(serve.ingress()(RayEntrypoint))
     return fronts.bind(replicas.bind(settings), service)
 
 

@@ -13,18 +13,17 @@ from typing import Any
 import orjson
 
 from ..solution import Solution
-from . import reply
-from .attended import EVENT_STREAM, Line
-from .feed import Feed, Happened, Item
-from .orders import Order
-from .parts import Parts
-from .reply import Delta, Teller
-from .response_schemas import ResponsesRequest
-from .runs import Runs, prime
-from .visit import Visit
+from . import payloads
+from .app import ServiceContext
+from .middleware import ServiceRequest
+from .payloads import Delta, DeltaBuilder
+from .run_requests import RunRequest
+from .runs import Item, RunEvent, RunQueue, Runs, prime
+from .schemas import ResponsesRequest
+from .streaming import EVENT_STREAM, Line
 
 
-class Telling:
+class ResponseEvents:
     """The events of one stream, numbered, and the items that they build."""
 
     def __init__(self, identity: str) -> None:
@@ -96,13 +95,15 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 class Responding:
     """Answers one request with the run that is its *order*."""
 
-    def __init__(self, parts: Parts, visit: Visit, asked: ResponsesRequest, order: Order) -> None:
+    def __init__(
+        self, parts: ServiceContext, visit: ServiceRequest, asked: ResponsesRequest, order: RunRequest
+    ) -> None:
         self._runs, self._asked, self._order = Runs(parts, visit, [order]), asked, order
         thinking = asked.wishes.thinking or parts.settings.thinking
         told = "reasoning" if thinking in ("both", "reasoning_content") else thinking
-        self._teller = Teller(told, thinks=self._runs.thinks)
+        self._teller = DeltaBuilder(told, thinks=self._runs.thinks)
         self._identity, self._created = visit.id, int(time.time())
-        self._telling = Telling(visit.id)
+        self._telling = ResponseEvents(visit.id)
 
     async def __call__(self, line: Line) -> None:
         """Answer on *line*. Raise `Refusal` while nothing was sent; later failures end the stream."""
@@ -112,22 +113,22 @@ class Responding:
         except Exception as exc:
             await self._runs.fail(exc, line)
 
-    async def _whole(self, feed: Feed, line: Line) -> None:
+    async def _whole(self, feed: RunQueue, line: Line) -> None:
         while self._runs.going:
             for item in await feed.next():
                 self._hear(item)
         self._telling.close()
         await line.whole(orjson.dumps(await self._finished()))
 
-    async def _stream(self, feed: Feed, line: Line) -> None:
+    async def _stream(self, feed: RunQueue, line: Line) -> None:
         first = await prime(feed, self._runs.keep_alive)
-        await line.start(EVENT_STREAM, last=reply.FAILED_EVENT)
+        await line.start(EVENT_STREAM, last=payloads.FAILED_EVENT)
         for kind in ("response.created", "response.in_progress"):
             await line.send(self._telling.event(kind, response=self._response("in_progress")))
         await line.send(b"".join(map(self._hear, first)))
         while self._runs.going:
             news = await feed.next(self._runs.keep_alive)
-            await line.send(b"".join(map(self._hear, news)) if news else reply.KEEP_ALIVE)
+            await line.send(b"".join(map(self._hear, news)) if news else payloads.KEEP_ALIVE)
         await line.send(self._telling.close())
         response = await self._finished()
         await line.send(self._telling.event(f"response.{response['status']}", response=response))
@@ -135,12 +136,12 @@ class Responding:
 
     def _hear(self, item: Item) -> bytes:
         self._runs.take(item)
-        delta = self._teller.hear(item.event) if isinstance(item, Happened) else self._teller.end(item.solution)
+        delta = self._teller.hear(item.event) if isinstance(item, RunEvent) else self._teller.end(item.solution)
         return self._telling.tell(delta) if delta is not None else b""
 
     async def _finished(self) -> dict[str, Any]:
         solution = self._runs.solutions[0]
-        done = reply.finish(solution) == "stop"
+        done = payloads.finish(solution) == "stop"
         response = self._response("completed" if done else "incomplete")
         usage = await self._runs.usage()
         return response | {"usage": _usage(usage), **_cut(solution), **self._runs.extension([0])}
@@ -181,7 +182,7 @@ def _format(asked: ResponsesRequest) -> dict[str, Any]:
 
 
 def _cut(solution: Solution) -> dict[str, Any]:
-    return {} if reply.finish(solution) == "stop" else {"incomplete_details": {"reason": "max_output_tokens"}}
+    return {} if payloads.finish(solution) == "stop" else {"incomplete_details": {"reason": "max_output_tokens"}}
 
 
 def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,44 +9,42 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from . import openapi, orders
-from .attended import Line
-from .catalogue import Raw
+from . import openapi, run_requests
+from .app import ServiceContext
 from .chat import Chat, Wanted
-from .errors import Refusal, bad
-from .orders import Order
-from .parts import Parts
-from .reply import json_response
-from .response_schemas import ResponsesRequest
+from .errors import ApiError, bad
+from .middleware import ServiceRequest, service_request
+from .payloads import json_response
 from .responses import Responding
+from .run_requests import RunRequest, ServedModel
 from .runs import deadline
-from .schemas import ChatRequest
-from .visit import Visit, visit_of
+from .schemas import ChatRequest, ResponsesRequest
+from .streaming import Line
 
 
-def router(parts: Parts) -> APIRouter:
+def router(parts: ServiceContext) -> APIRouter:
     """Make the routes over *parts*."""
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions", **openapi.CHAT)
     async def chat(request: Request) -> Response:
         """Answer a conversation, streaming every step of the thinking as it is verified."""
-        visit = visit_of(request)
+        visit = service_request(request)
         body = await request.body()
-        given = orders.parse(body)
+        given = run_requests.parse(body)
         found = _find(parts, visit, given)
-        if isinstance(found, Raw):
+        if isinstance(found, ServedModel):
             return _passed(parts, visit, found, given, body)
-        return parts.attended(visit, _chat(parts, visit, found, orders.read(ChatRequest, given)))
+        return parts.attended(visit, _chat(parts, visit, found, run_requests.read(ChatRequest, given)))
 
     @routes.post("/v1/completions", **openapi.COMPLETIONS)
     async def completions(request: Request) -> Response:
         """Pass a completion on to one of the served models."""
-        visit = visit_of(request)
+        visit = service_request(request)
         body = await request.body()
-        given = orders.parse(body)
+        given = run_requests.parse(body)
         found = _find(parts, visit, given)
-        if isinstance(found, Raw):
+        if isinstance(found, ServedModel):
             return _passed(parts, visit, found, given, body)
         names = ", ".join(parts.catalogue.raw)
         raise bad(
@@ -59,13 +57,13 @@ def router(parts: Parts) -> APIRouter:
     @routes.post("/v1/responses", **openapi.RESPONSES)
     async def responses(request: Request) -> Response:
         """Answer as the newer API does, streaming every step of the thinking as it is verified."""
-        visit = visit_of(request)
+        visit = service_request(request)
         body = await request.body()
-        given = orders.parse(body)
+        given = run_requests.parse(body)
         found = _find(parts, visit, given)
-        if isinstance(found, Raw):
+        if isinstance(found, ServedModel):
             return _passed(parts, visit, found, given, body)
-        asked = orders.read(ResponsesRequest, given)
+        asked = run_requests.read(ResponsesRequest, given)
         visit.notes["user"] = asked.safety_identifier or asked.user
         return parts.attended(visit, Responding(parts, visit, asked, _response_order(parts, found, asked)))
 
@@ -82,7 +80,7 @@ def router(parts: Parts) -> APIRouter:
     return routes
 
 
-def _find(parts: Parts, visit: Visit, given: Mapping[str, Any]) -> str | Raw:
+def _find(parts: ServiceContext, visit: ServiceRequest, given: Mapping[str, Any]) -> str | ServedModel:
     name = given.get("model")
     if not isinstance(name, str) or not name:
         missing = "model" not in given
@@ -92,7 +90,7 @@ def _find(parts: Parts, visit: Visit, given: Mapping[str, Any]) -> str | Raw:
     return parts.catalogue.find(name)
 
 
-def _chat(parts: Parts, visit: Visit, method: str, request: ChatRequest) -> Chat:
+def _chat(parts: ServiceContext, visit: ServiceRequest, method: str, request: ChatRequest) -> Chat:
     wanted = Wanted(
         request.model,
         request.wishes.thinking or parts.settings.thinking,
@@ -100,17 +98,17 @@ def _chat(parts: Parts, visit: Visit, method: str, request: ChatRequest) -> Chat
         tell_usage=request.stream_options is not None and request.stream_options.include_usage,
     )
     visit.notes["user"] = request.safety_identifier or request.user
-    made = orders.of_chat(request, method, parts.offer, parts.settings)
+    made = run_requests.of_chat(request, method, parts.offer, parts.settings)
     return Chat(parts, visit, wanted, made)
 
 
-def _response_order(parts: Parts, method: str, asked: ResponsesRequest) -> Order:
+def _response_order(parts: ServiceContext, method: str, asked: ResponsesRequest) -> RunRequest:
     """The order for a response; what is wrong with it is told in this API's words."""
     if not asked.turns or asked.turns[-1].role == "assistant":
         raise bad("the input has to end with what is to be answered", "input", "invalid_value")
     try:
-        (order,) = orders.of_chat(asked.as_chat, method, parts.offer, parts.settings)
-    except Refusal as exc:
+        (order,) = run_requests.of_chat(asked.as_chat, method, parts.offer, parts.settings)
+    except ApiError as exc:
         words = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
         name = words.get(exc.param or "")
         if name is None:
@@ -119,7 +117,9 @@ def _response_order(parts: Parts, method: str, asked: ResponsesRequest) -> Order
     return order
 
 
-def _passed(parts: Parts, visit: Visit, raw: Raw, given: Mapping[str, Any], body: bytes) -> Response:
+def _passed(
+    parts: ServiceContext, visit: ServiceRequest, raw: ServedModel, given: Mapping[str, Any], body: bytes
+) -> Response:
     async def work(line: Line) -> None:
         async with parts.gate.enter() as waited:
             visit.queued, visit.begun = waited, visit.seconds

@@ -1,11 +1,12 @@
 """Reasoning-step-level speculation over two vLLM endpoints."""
 
+from stepspec.orchestrator import Budget, Chain, Ledger, Message, Step
+from stepspec.orchestrator.endpoints import Endpoint, Sampling
+from stepspec.orchestrator.errors import StepspecError
+from stepspec.orchestrator.nesting import NestedPair
+from stepspec.orchestrator.solution import Solution, SolvedStep
+
 from .api import Solver, asolve, solve
-from .orchestrator import Budget, Chain, Ledger, Message, Step
-from .orchestrator.endpoints import Endpoint, Sampling
-from .orchestrator.errors import StepspecError
-from .orchestrator.nesting import NestedPair
-from .orchestrator.solution import Solution, SolvedStep
 
 __all__ = [
     "Budget",

@@ -10,38 +10,38 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
+from stepspec.orchestrator import trace
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Chain, Message, Party, Role, Step
+from stepspec.orchestrator.concurrency import all_entered
+from stepspec.orchestrator.early_stopping import AnyStopRule, GiveUp, StopRule, TrialAnswer
+from stepspec.orchestrator.endpoints import Endpoint, RewardModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints.chat_template import disagreement
+from stepspec.orchestrator.endpoints.client import carrying
+from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, polled
+from stepspec.orchestrator.endpoints.room import fitted
+from stepspec.orchestrator.endpoints.vllm_protocol import Format
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Event, Observer, Started
+from stepspec.orchestrator.feedback.load import Load
+from stepspec.orchestrator.feedback.shadow import Shadowing, Shadows
+from stepspec.orchestrator.floor import Floor
+from stepspec.orchestrator.interfaces import Policy
+from stepspec.orchestrator.lookahead import LookaheadControl, confidence
+from stepspec.orchestrator.nesting import NestedPair, described, named, servers
+from stepspec.orchestrator.run import run
+from stepspec.orchestrator.run_options import Choices
+from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.step_ends import StepEnds
+
 from . import policies
 from . import settings as configuration
-from .checking import LargeCheck, require_json
+from .checking import ShadowJudge, require_json
+from .event_stream import Stream
 from .learning import Learning, Learnings
 from .models import Models, check, connected
-from .orchestrator import trace
-from .orchestrator.budget import Budget
-from .orchestrator.chain import Chain, Message, Party, Role, Step
-from .orchestrator.choices import Choices
-from .orchestrator.endpoints import Endpoint, Sampling, VllmCritic
-from .orchestrator.endpoints.client import carrying
-from .orchestrator.endpoints.queue import polled
-from .orchestrator.endpoints.room import fitted
-from .orchestrator.endpoints.template import disagreement
-from .orchestrator.endpoints.underneath import Underneath, Windows
-from .orchestrator.endpoints.wire import Format
-from .orchestrator.errors import ConfigurationError
-from .orchestrator.events import Event, Observer, Started
-from .orchestrator.floor import Floor
-from .orchestrator.hooks import AnyOf, GiveUp, TrialAnswer, Watch
-from .orchestrator.interfaces import Policy
-from .orchestrator.load import Load
-from .orchestrator.lookahead import Ahead, confidence
-from .orchestrator.nesting import NestedPair, described, named, servers
-from .orchestrator.run import run
-from .orchestrator.shadow import Shadowing, Shadows
-from .orchestrator.solution import Solution
-from .orchestrator.step_ends import StepEnds
-from .orchestrator.tasks import all_entered
-from .promise import PromiseWatch
+from .promise import CalibrationMonitor
 from .settings import Given, Settings, Small
-from .stream import Stream
 
 
 class Solver:
@@ -76,14 +76,14 @@ class Solver:
         self._exit = AsyncExitStack()
         check(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
-        self.critic = VllmCritic(settings.critic) if settings.critic else None
+        self.critic = RewardModelEndpoint(settings.critic) if settings.critic else None
         self.load = Load()
-        self.promise = PromiseWatch(settings.calibration) if settings.calibration else None
+        self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
         self.shadows = Shadows(settings.shadow)
         self.floor = Floor(confidence)
-        self.underneath = Underneath(lambda: (*servers(self.small), *servers(self.large)))
+        self.underneath = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
         self._learnings = Learnings(settings)
-        self._check = LargeCheck(self.large, settings.sampling, self.shadows.observe, self.underneath.company)
+        self._check = ShadowJudge(self.large, settings.sampling, self.shadows.observe, self.underneath.company)
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -165,7 +165,7 @@ class Solver:
         sampling = sampling.seeded()
         promise = self.promise if self.promise and self.promise.covers(effective, self.models) else None
         recorder = trace.Recorder(clock := trace.Stopwatch())
-        windows = Windows(self.underneath, clock)
+        windows = AcceptanceWindows(self.underneath, clock)
         observers: list[Observer] = [
             recorder,
             Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.load),
@@ -238,19 +238,19 @@ class Solver:
     def _policy(self, models: Models, told: Settings) -> Policy:
         return models.policy(told.policy, told.options, lead=told.lead, plan=told.plan, ending=told.ending)
 
-    def _ahead(self, told: Settings) -> Ahead:
+    def _ahead(self, told: Settings) -> LookaheadControl:
         carries = self.floor.carries if told.sure_bets else _always
         if told.load == "ignore":
-            return Ahead(lambda: told.ahead, told.hedge, carries=carries)
-        return Ahead(lambda: self.load.depth(told.ahead), told.hedge, lambda: self.load.calm, carries)
+            return LookaheadControl(lambda: told.ahead, told.hedge, carries=carries)
+        return LookaheadControl(lambda: self.load.depth(told.ahead), told.hedge, lambda: self.load.calm, carries)
 
-    def _watch(self, models: Models, budget: Budget, told: Settings) -> Watch | None:
-        watches: list[Watch] = []
+    def _watch(self, models: Models, budget: Budget, told: Settings) -> StopRule | None:
+        watches: list[StopRule] = []
         if told.early_exit:
             watches.append(TrialAnswer(models.large))
         if told.give_up:
             watches.append(GiveUp(budget.tokens - budget.for_answer))
-        return AnyOf(tuple(watches)) if watches and self.thinks else None
+        return AnyStopRule(tuple(watches)) if watches and self.thinks else None
 
     @property
     def adaptation(self) -> Learning | None:

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 
 import orjson
 
+from stepspec.orchestrator.chain import Chain, Step
+from stepspec.orchestrator.endpoints import ModelEndpoint, ReplicatedModel, Sampling
+from stepspec.orchestrator.errors import MalformedReply
+from stepspec.orchestrator.events import Observer
+from stepspec.orchestrator.feedback.run_stats import ShadowCheck as Checked
+from stepspec.orchestrator.feedback.shadow import Check, Finding
+from stepspec.orchestrator.interfaces import Model
+from stepspec.policies.lookahead_reasoning import plain
+from stepspec.prompts import load
+
 from .learning import Learning
-from .orchestrator.chain import Chain, Step
-from .orchestrator.endpoints import AnyEndpoint, ReplicatedModel, Sampling
-from .orchestrator.errors import MalformedReply
-from .orchestrator.events import Observer
-from .orchestrator.interfaces import Model
-from .orchestrator.lesson import Check as Checked
-from .orchestrator.shadow import Check, Finding
-from .policies.lookahead_reasoning import plain
-from .prompts import load
 
 ALONE = load("check")
 BESIDE = load("shadow.correct")
@@ -26,7 +27,7 @@ VARIED = 0.6  # temperature at least of the control: a greedy one would repeat t
 
 
 @dataclass(frozen=True, slots=True)
-class LargeCheck:
+class ShadowJudge:
     """
     Asks the *large* model whether an accepted step is correct: by itself, and beside its own step at the same place.
 
@@ -36,7 +37,7 @@ class LargeCheck:
     is correct without asking. *observe* sees what all of that costs. It counts as *company* of the runs at its servers.
     """
 
-    large: AnyEndpoint
+    large: ModelEndpoint
     sampling: Sampling
     observe: Observer
     company: Callable[[], AbstractContextManager[None]]
@@ -85,7 +86,7 @@ async def _correct(large: Model, chain: Chain, step: Step, reference: Step) -> b
     return True
 
 
-def require_json(text: str, large: AnyEndpoint) -> None:
+def require_json(text: str, large: ModelEndpoint) -> None:
     """Raise `MalformedReply` if *text* is no JSON: some servers accept a format and ignore it."""
     try:
         orjson.loads(text)

@@ -7,14 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepspec.orchestrator import trace
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Adapted, Started
+from stepspec.orchestrator.feedback.adaptation import Adaptation, Choice
+from stepspec.orchestrator.toml import document
+from stepspec.orchestrator.trace import Moment
+from stepspec.policies.thresholds import KNOBS
+
 from . import policies
-from .orchestrator import trace
-from .orchestrator.adaptation import Adaptation, Choice
-from .orchestrator.errors import ConfigurationError
-from .orchestrator.events import Adapted, Started
-from .orchestrator.toml import document
-from .orchestrator.trace import Moment
-from .policies.knobs import KNOBS
 from .settings import Settings
 
 MOST = 64  # policies with options, depths and limits that a solver learns about; what was asked for first is forgotten

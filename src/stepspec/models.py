@@ -7,13 +7,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from stepspec.orchestrator.budget import Budget, Budgeted
+from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, ReplicatedModel, connect
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.interfaces import (
+    AnsweredBy,
+    Critic,
+    EndedBy,
+    Model,
+    Policy,
+    answered_by,
+    ended_by,
+)
+from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair
+from stepspec.orchestrator.nesting.settings import Nesting
+
 from . import policies
-from .orchestrator.budget import Budget, Budgeted
-from .orchestrator.endpoints import AnyEndpoint, Endpoint, ReplicatedModel, connect
-from .orchestrator.errors import ConfigurationError
-from .orchestrator.interfaces import AnsweredBy, Critic, EndedBy, Model, Policy, answered_by, ended_by
-from .orchestrator.nesting import Nested, NestedEndpoint, NestedPair
-from .orchestrator.nesting.settings import Nesting
 from .settings import Settings
 
 
@@ -89,7 +98,7 @@ def check_within(pairs: Mapping[str, Nesting]) -> None:
             raise ConfigurationError(f"{path}: {exc}") from exc
 
 
-def connected(settings: Endpoint | NestedPair) -> AnyEndpoint:
+def connected(settings: Endpoint | NestedPair) -> ModelEndpoint:
     """Make the endpoint of one model or of a nested pair, to be entered."""
     if isinstance(settings, Endpoint):
         return connect(settings)

@@ -6,8 +6,9 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from .orchestrator.drift import Drift, GradeWatch
-from .orchestrator.events import Event
+from stepspec.orchestrator.events import Event
+from stepspec.orchestrator.feedback.drift import Drift, GradeWatch
+
 from .settings import Calibration, Settings
 
 _NOTHING = object()
@@ -15,7 +16,7 @@ _NOTHING = object()
 log = logging.getLogger("stepspec")
 
 
-class PromiseWatch:
+class CalibrationMonitor:
     """An observer of the runs that a *calibration* speaks of: it counts their grades, and warns once if they drift."""
 
     def __init__(self, calibration: Calibration) -> None:

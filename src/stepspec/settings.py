@@ -32,18 +32,26 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Party
+from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
+from stepspec.orchestrator.errors import ConfigurationError, near
+from stepspec.orchestrator.feedback.drift import Histogram
+from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy, answered_by, ended_by
+from stepspec.orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
+from stepspec.orchestrator.run_options import (
+    Adapting,
+    Below1,
+    Choices,
+    Count,
+    Delimiter,
+    Priority,
+    Share,
+)
+from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.step_ends import BLANK_LINE
+
 from . import policies
-from .orchestrator.budget import Budget
-from .orchestrator.chain import Party
-from .orchestrator.choices import Adapting, Below1, Choices, Count, Delimiter, Priority, Share
-from .orchestrator.drift import Histogram
-from .orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
-from .orchestrator.errors import ConfigurationError
-from .orchestrator.interfaces import AnsweredBy, EndedBy, answered_by, ended_by
-from .orchestrator.near import near
-from .orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
-from .orchestrator.service.settings import ServiceSettings
-from .orchestrator.step_ends import BLANK_LINE
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"

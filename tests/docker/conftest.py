@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from stepspec.orchestrator.serving import flags
-from stepspec.orchestrator.serving.commands import servers
-from stepspec.orchestrator.serving.file import load
+from stepspec.orchestrator.launcher import vllm_flags
+from stepspec.orchestrator.launcher.commands import servers
+from stepspec.orchestrator.launcher.pair import load
 
 from .charts import BAD, GOOD
 from .files import CHART, COMPOSED, ROOT, Tree, composed, outside, run
@@ -57,7 +57,7 @@ def rendered(outcomes: Mapping[str, Tree]) -> Mapping[str, list[Tree]]:
 
 
 @pytest.fixture(scope="session")
-def parsed(rendered: Mapping[str, list[Tree]]) -> flags.Parsed:
+def parsed(rendered: Mapping[str, list[Tree]]) -> vllm_flags.ParsedFlags:
     """What vLLM's parser says of the command lines of compose files, charts and recipes, by where they stand."""
     lines: dict[str, list[str]] = {"a wrong one": ["model", "--no-such-flag"]}
     for name in COMPOSED:
@@ -73,6 +73,6 @@ def parsed(rendered: Mapping[str, list[Tree]]) -> flags.Parsed:
     for recipe in sorted((ROOT / "recipes").glob("*.toml")):
         for server in servers(load(recipe)):
             lines[f"recipe {recipe.stem} {server.name}"] = [str(server.model), *server.args]
-    told = flags.ask(lines)
-    assert isinstance(told, flags.Parsed), told
+    told = vllm_flags.ask(lines)
+    assert isinstance(told, vllm_flags.ParsedFlags), told
     return told

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from stepspec.orchestrator.service.gate import Gate
+from stepspec.orchestrator.service.admission import Admission
 from stepspec.orchestrator.service.metrics import Metrics
 from stepspec.orchestrator.service.settings import ServiceSettings
 
@@ -26,7 +26,7 @@ MORE = {"_bucket": {"le"}, "_info": {"version"}}
 
 def of_the_service() -> Known:
     """Ask its own registry, in the only way there is to learn labels that nothing has been counted for yet."""
-    registry: Any = Metrics(Gate(ServiceSettings()), "0").registry
+    registry: Any = Metrics(Admission(ServiceSettings()), "0").registry
     return dict(
         sample
         for metric in set(registry._names_to_collectors.values())

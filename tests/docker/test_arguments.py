@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.orchestrator.serving.file import load
-from stepspec.orchestrator.serving.flags import Parsed, refuse
+from stepspec.orchestrator.launcher.pair import load
+from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags, refuse
 
 from .files import COMPOSED, ROOT, Tree, composed
 
 RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 
 
-def test_vllm_takes_every_command_line(parsed: Parsed) -> None:
+def test_vllm_takes_every_command_line(parsed: ParsedFlags) -> None:
     said = dict(parsed.refusals)
     assert "--no-such-flag" in said.pop("a wrong one")
     assert len(said) > 10
@@ -25,7 +25,7 @@ def test_vllm_takes_every_command_line(parsed: Parsed) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_vllm_is_not_found_to_lack_a_flag_of_a_recipe(path: Path, parsed: Parsed) -> None:
+def test_vllm_is_not_found_to_lack_a_flag_of_a_recipe(path: Path, parsed: ParsedFlags) -> None:
     refuse(load(path), parsed)
     assert "no-such-flag" not in parsed.flags
 

@@ -9,11 +9,24 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint
-from stepspec.evals.testbed.alone import ROLES
 from stepspec.evals.testbed.profiles import pace
+from stepspec.evals.testbed.serve_one import ROLES
 from stepspec.settings import load
 
-from .files import COMPOSED, DOCKER, ENVIRONMENT, ROOT, Tree, block, composed, outside, read, run, tool, variables
+from .files import (
+    COMPOSED,
+    DOCKER,
+    ENVIRONMENT,
+    ROOT,
+    Tree,
+    block,
+    composed,
+    outside,
+    read,
+    run,
+    tool,
+    variables,
+)
 
 ALL = (*COMPOSED, "compose.parts.yaml")
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from stepspec.evals.answers import Metric, given, number, plainly
+from stepspec.evals.grading.answers import Metric, given, number, plainly
 
 
 @pytest.mark.parametrize(

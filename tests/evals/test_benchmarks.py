@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec.evals.answers import LETTERS
-from stepspec.evals.arms import Task
 from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, find, load, own
+from stepspec.evals.experiments.arms import Task
+from stepspec.evals.grading.answers import LETTERS
 from stepspec.orchestrator.errors import ConfigurationError
 
 DATA = Path(__file__).parent / "data"

@@ -16,13 +16,13 @@ from rich.console import Console
 
 from stepspec import Budget, Solver
 from stepspec.evals import provenance
-from stepspec.evals.arms import LARGE, Arm
 from stepspec.evals.benchmarks import find
-from stepspec.evals.choosing import arms
+from stepspec.evals.cli import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
+from stepspec.evals.experiments.arms import LARGE, Arm
 from stepspec.evals.plan import Plan
-from stepspec.evals.trial import Task
-from stepspec.evals.workers import Here, Post
+from stepspec.evals.sample import Task
+from stepspec.evals.workers import LocalWorker, Post
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Adapted
@@ -209,9 +209,9 @@ class Others:
         return [partial(self._hired, settings, plan, name) for name in ("one", "two")]
 
     @asynccontextmanager
-    async def _hired(self, settings: Settings, plan: Plan, name: str) -> AsyncGenerator[Here]:
+    async def _hired(self, settings: Settings, plan: Plan, name: str) -> AsyncGenerator[LocalWorker]:
         async with Solver.of(settings) as solver:
-            yield Here(solver, plan, name)
+            yield LocalWorker(solver, plan, name)
 
     def record(self) -> dict[str, Any]:
         return {"workers": 2}

@@ -11,11 +11,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from stepspec.evals import grading
-from stepspec.evals.agreement import agreement
-from stepspec.evals.answers import Metric
 from stepspec.evals.benchmarks import find, load
-from stepspec.evals.grading import LIBRARY, SCRIPT, Graders, Mark, require
+from stepspec.evals.grading import graders as graders_module
+from stepspec.evals.grading.agreement import agreement
+from stepspec.evals.grading.answers import Metric
+from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Graders, Mark, require
 from stepspec.orchestrator.errors import ConfigurationError
 
 pytest.importorskip(LIBRARY)
@@ -91,7 +91,7 @@ async def test_a_grader_stops_itself_even_if_nobody_is_left_to_do_so() -> None:
 
 async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     mute = "import sys, time; print('ready', flush=True); time.sleep(3600)"
-    monkeypatch.setattr(grading, "SCRIPT", (sys.executable, "-c", mute))
+    monkeypatch.setattr(graders_module, "SCRIPT", (sys.executable, "-c", mute))
     async with asyncio.timeout(DEADLINE), Graders(1, seconds=0.01) as graders:
         assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "ungraded"
 
@@ -99,10 +99,10 @@ async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch:
 @pytest.mark.parametrize("said", ["'Warning: what is this?'", "3", "'x' * 200_000", "'{'"])
 async def test_a_grader_that_says_something_else_costs_one_sample(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = f"print('ready', flush=True); input(); print({said}, flush=True); input()"
-    monkeypatch.setattr(grading, "SCRIPT", (sys.executable, "-c", odd))
+    monkeypatch.setattr(graders_module, "SCRIPT", (sys.executable, "-c", odd))
     async with asyncio.timeout(DEADLINE), Graders(1) as graders:
         assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "ungraded"
-        monkeypatch.setattr(grading, "SCRIPT", SCRIPT)
+        monkeypatch.setattr(graders_module, "SCRIPT", SCRIPT)
         assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "right"
 
 
@@ -119,7 +119,7 @@ async def test_a_number_without_an_end_costs_its_sample_at_most(metric: Metric) 
 async def test_a_grader_that_does_not_start_is_an_error(
     script: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grading, "SCRIPT", script)
+    monkeypatch.setattr(graders_module, "SCRIPT", script)
     async with Graders(1) as graders:
         with pytest.raises(ConfigurationError, match="the grader does not start"):
             await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math")
@@ -143,7 +143,7 @@ async def test_what_does_not_agree_is_listed_with_the_reason() -> None:
 
 def check(*arguments: str) -> tuple[int, list[str]]:
     """Run the command; return its exit code and what it printed."""
-    words = [sys.executable, "-m", "stepspec.evals.grading", *arguments]
+    words = [sys.executable, "-m", "stepspec.evals.grading.graders", *arguments]
     run = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
     assert "Traceback" not in run.stderr
     return run.returncode, (run.stdout or run.stderr).splitlines()
@@ -175,7 +175,7 @@ def test_the_command_needs_solutions_to_compare(tmp_path: Path) -> None:
 
 
 def test_a_missing_library_is_named_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grading, "LIBRARY", "no_such_library")
+    monkeypatch.setattr(graders_module, "LIBRARY", "no_such_library")
     require("exact")
     with pytest.raises(ConfigurationError, match=r"pip install 'stepspec\[evals\]'"):
         require("math")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepspec.evals.hybrid import Arm, Cost, table
+from stepspec.evals.experiments.hybrid_cache import Arm, Cost, table
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import SpecReason

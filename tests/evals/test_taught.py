@@ -15,30 +15,30 @@ import orjson
 import pytest
 
 from stepspec import Sampling, Solution
-from stepspec.evals.arms import LARGE, SMALL, measure
-from stepspec.evals.grading import Graders
+from stepspec.evals.experiments.arms import LARGE, SMALL, measure
+from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import Plan, identity
-from stepspec.evals.running import run as run_plan
-from stepspec.evals.samples import Samples
+from stepspec.evals.runner import run as run_plan
+from stepspec.evals.sample import FAILED, Arm, Sample, Task, solve_once
+from stepspec.evals.store import SampleStore
 from stepspec.evals.taught import Taught
-from stepspec.evals.trial import FAILED, Arm, Sample, Task, solve_once
-from stepspec.evals.workers import Here
+from stepspec.evals.workers import LocalWorker
 from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
 from stepspec.orchestrator.events import Adapted, Event, Started
+from stepspec.orchestrator.feedback.run_stats import RunStats
 from stepspec.orchestrator.ledger import Account, Ledger
-from stepspec.orchestrator.lesson import Lesson
 from stepspec.orchestrator.trace import read
 from stepspec.policies import SpecReason
 from stepspec.settings import Settings
 
 from ..fakes import run
-from ..orchestrator.test_adaptation import World
+from ..orchestrator.feedback.test_adaptation import World
 from ..test_solver import PROBLEM, serving
+from .experiments.test_nested import Silent
 from .scripted import ScriptedSolver, solution
-from .test_nested import Silent
-from .test_running import SETTINGS, learners
+from .test_runner import SETTINGS, learners
 from .test_workers import Hired
 
 STRICT = Arm("strict", "specreason", {"threshold": 9.0}, ahead=4, adapt=0.2)
@@ -77,15 +77,15 @@ def plan(*arms: Arm, concurrency: int = 1) -> Plan:
 
 
 async def take(path: Path, plan: Plan, posts: Sequence[Any] = ()) -> None:
-    worker = Here(Simulated(lambda asked: solution("1")).solver, plan)
-    with Samples(path, identity(plan)) as samples:
+    worker = LocalWorker(Simulated(lambda asked: solution("1")).solver, plan)
+    with SampleStore(path, identity(plan)) as samples:
         async with Graders() as graders:
             taught = learners(plan, samples, len(posts) or 1)
             await run_plan(posts or [lambda: nullcontext(worker)], plan, graders, samples, taught=taught)
 
 
 def done(path: Path, plan: Plan) -> dict[tuple[int, str], Sample]:
-    return Samples(path, identity(plan)).done
+    return SampleStore(path, identity(plan)).done
 
 
 def seconds(path: Path, plan: Plan, until: float | None = None) -> float:
@@ -170,7 +170,7 @@ def test_the_bench_resumes_as_an_eval_does(tmp_path: Path, before: int) -> None:
                 raise Cut
 
         plain = Simulated(lambda asked: solution("1"))
-        with Samples(path, {}) as samples:
+        with SampleStore(path, {}) as samples:
             solving = measure(
                 plain.solver, arms, TASKS, on_sample=keep, done=samples.done, solvers={LOOSE.name: nested.solver}
             )
@@ -180,17 +180,17 @@ def test_the_bench_resumes_as_an_eval_does(tmp_path: Path, before: int) -> None:
     with pytest.raises(Cut):
         measured(tmp_path / "cut.jsonl", before)
     measured(tmp_path / "cut.jsonl")
-    found = Samples(tmp_path / "cut.jsonl", {}).done
-    assert found == Samples(tmp_path / "whole.jsonl", {}).done
+    found = SampleStore(tmp_path / "cut.jsonl", {}).done
+    assert found == SampleStore(tmp_path / "whole.jsonl", {}).done
     assert [runs for _, _, runs in threads(found, STRICT)] == [0, 1, 2, 3, 4, 5]
     assert len({value for value, _, _ in threads(found, STRICT)}) > 2
 
 
-def lesson(place: int) -> Lesson:
+def lesson(place: int) -> RunStats:
     """One that differs from the others, and moves a threshold."""
     grades = (9.0, 8.0 + place % 2, 8.5, 8.0) * (8 + place)
     drafts = tuple(1.0 + place / 10 for _ in grades)
-    return Lesson(drafts, tuple(3.0 for _ in grades), (4.0,), grades, tuple(True for _ in grades))
+    return RunStats(drafts, tuple(3.0 for _ in grades), (4.0,), grades, tuple(True for _ in grades))
 
 
 def sample(place: int, **changed: Any) -> Sample:
@@ -260,9 +260,9 @@ def test_that_nothing_keeps_the_limit_is_said_once_and_for_which_arm(caplog: pyt
 def test_a_lesson_is_on_disk_what_it_was(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     kept = sample(1, given=Adapted("threshold", 8.5, 2, 3, 0.04, 1.5))
-    with Samples(path, {}) as samples:
+    with SampleStore(path, {}) as samples:
         samples.add(1, kept)
-    assert Samples(path, {}).done == {(1, STRICT.name): kept}
+    assert SampleStore(path, {}).done == {(1, STRICT.name): kept}
     assert len(orjson.dumps(orjson.loads(path.read_bytes().splitlines()[1])["lesson"])) < 2000
 
 
@@ -277,7 +277,7 @@ async def test_a_run_does_as_it_is_given_and_its_trace_tells_so(tmp_path: Path) 
     assert [type(moment.event) for moment in moments[:2]] == [Started, Adapted]
     assert [moment.event for moment in moments] == seen
     assert moments[1].event == solved.given == given
-    assert solved.lesson == Lesson.of(moments)
+    assert solved.lesson == RunStats.of(moments)
     assert solved.lesson is not None
     assert solved.lesson.grades == (9.0,) * 3
     assert solved.solution is not None

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from stepspec import Solution
-from stepspec.evals.arms import LARGE
-from stepspec.evals.grading import Graders
+from stepspec.evals.experiments.arms import LARGE
+from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import Plan, Trial, identity
-from stepspec.evals.running import run
-from stepspec.evals.samples import Samples
-from stepspec.evals.trial import Solved
-from stepspec.evals.workers import Here, Post, WorkerLost
+from stepspec.evals.runner import run
+from stepspec.evals.sample import SolvedTask
+from stepspec.evals.store import SampleStore
+from stepspec.evals.workers import LocalWorker, Post, WorkerLost
 from stepspec.orchestrator.errors import WorkersLost
 
 from .scripted import Asked, ScriptedSolver, solution
-from .test_running import ARMS, CONTROL, TASKS, kept, learners, plan, right, take
+from .test_runner import ARMS, CONTROL, TASKS, kept, learners, plan, right, take
 
 
 @dataclass
@@ -49,12 +49,12 @@ class Mortal:
     name: str
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> Solved:
+    async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> SolvedTask:
         post = self.post
         post.taken.append(trial.place)
         if post.taken.count(trial.place) <= post.deadly.get(trial.place, 0):
             self.gone.set()
-        solving = asyncio.create_task(Here(post.solver.solver, post.plan).solve(trial, options, trace_to))
+        solving = asyncio.create_task(LocalWorker(post.solver.solver, post.plan).solve(trial, options, trace_to))
         dying = asyncio.create_task(self.gone.wait())
         await asyncio.wait([solving, dying], return_when=asyncio.FIRST_COMPLETED)
         dying.cancel()
@@ -66,7 +66,7 @@ class Mortal:
 
 async def share(posts: list[Hired], plan: Plan, path: Path) -> None:
     async with Graders() as graders:
-        with Samples(path, identity(plan)) as samples:
+        with SampleStore(path, identity(plan)) as samples:
             await run(posts, plan, graders, samples, taught=learners(plan, samples, len(posts)))
 
 
@@ -119,13 +119,13 @@ async def test_a_trial_that_kills_three_workers_ends_the_run_and_is_named(tmp_pa
 
 async def test_a_post_that_nobody_comes_to_keeps_nobody_from_going_on_or_ending(tmp_path: Path) -> None:
     @asynccontextmanager
-    async def empty() -> AsyncGenerator[Here]:
+    async def empty() -> AsyncGenerator[LocalWorker]:
         await asyncio.Event().wait()
-        yield Here(ScriptedSolver(right).solver, wanted)
+        yield LocalWorker(ScriptedSolver(right).solver, wanted)
 
     wanted = plan(LARGE)
     async with Graders() as graders:
-        with Samples(tmp_path / "samples.jsonl", identity(wanted)) as samples:
+        with SampleStore(tmp_path / "samples.jsonl", identity(wanted)) as samples:
             posts: list[Post] = [empty, Hired(ScriptedSolver(right), wanted, {})]
             await run(posts, wanted, graders, samples, taught=learners(wanted, samples))
     assert len(kept(tmp_path / "samples.jsonl", wanted)) == len(TASKS)

@@ -11,27 +11,27 @@ import numpy as np
 import pytest
 import typer
 
-from stepspec.evals import coverage
-from stepspec.evals.calibrating import (
+from stepspec.evals.calibration import simulation
+from stepspec.evals.calibration.policy_file import decisions
+from stepspec.evals.calibration.risk_bound import LossTest
+from stepspec.evals.calibration.search import (
     REPEATED,
-    Calibrated,
-    Calibration,
+    CalibrationResult,
+    CalibrationSearch,
     Concluded,
     Decision,
     Known,
-    Trials,
-    Tried,
+    Trial,
+    TrialStore,
     repeats,
 )
-from stepspec.evals.calibration import LossTest
-from stepspec.evals.coverage import Runs, search, search_missed
-from stepspec.evals.promise import decisions
+from stepspec.evals.calibration.simulation import Runs, search, search_missed
 from stepspec.orchestrator import Accept, Rollback, Step
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
-from stepspec.policies.knobs import Knob
+from stepspec.policies.thresholds import Threshold
 
-KNOB = Knob("threshold", (9.0, 7.0, 5.0), compared=True)
+KNOB = Threshold("threshold", (9.0, 7.0, 5.0), compared=True)
 LIMIT, LEVEL, PROBLEMS, TRUE_LOSS = 0.02, 0.05, 1000, 0.06
 
 
@@ -46,20 +46,22 @@ class Sampled:
         self._rng, self._flaky = np.random.default_rng(seed), flaky
         self.runs: list[tuple[int, float | None]] = []
 
-    async def attempt(self, problem: int, value: float | None) -> Tried:
+    async def attempt(self, problem: int, value: float | None) -> Trial:
         self.runs.append((problem, value))
         if value is None:
-            return Tried(problem, None, right=True)
+            return Trial(problem, None, right=True)
         flaky = problem < self._flaky
         text = str(self._rng.random()) if flaky else "the same"
         bad = flaky and self._rng.random() < TRUE_LOSS
         decided = (Decision(9.0, text), *((Decision(7.0, text),) if bad else ()))
-        return Tried(problem, value, not (bad and value <= 7), tuple(d.score or 0 for d in decided), decided, text)
+        return Trial(problem, value, not (bad and value <= 7), tuple(d.score or 0 for d in decided), decided, text)
 
-    def calibrate(self, *, repeatable: bool = True, trials: Known | None = None) -> tuple[Calibrated, list[Tried]]:
-        different: list[Tried] = []
+    def calibrate(
+        self, *, repeatable: bool = True, trials: Known | None = None
+    ) -> tuple[CalibrationResult, list[Trial]]:
+        different: list[Trial] = []
         known = Known() if trials is None else trials
-        calibration = Calibration(
+        calibration = CalibrationSearch(
             self.attempt, PROBLEMS, KNOB, LossTest(LIMIT, LEVEL), known, repeatable=repeatable,
             differing=different.append,
         )  # fmt: skip
@@ -92,15 +94,15 @@ def test_runs_that_repeat_are_reused_and_a_sample_of_them_is_checked() -> None:
 
 
 def test_a_difference_is_found_again_when_a_calibration_goes_on(tmp_path: Path) -> None:
-    with Trials(tmp_path / "trials.jsonl", {}) as trials:
+    with TrialStore(tmp_path / "trials.jsonl", {}) as trials:
         first, _ = (world := Sampled(1, flaky=300)).calibrate(trials=trials)
-    with Trials(tmp_path / "trials.jsonl", {}) as trials:
+    with TrialStore(tmp_path / "trials.jsonl", {}) as trials:
         again, different = (resumed := Sampled(2, flaky=300)).calibrate(trials=trials)
     assert (again, len(different), resumed.runs) == (first, 1, [])
     assert len(world.runs) == 3 * PROBLEMS
 
 
-EARLIER = Tried(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "ab"), Decision(2, "abc")), "end")
+EARLIER = Trial(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "ab"), Decision(2, "abc")), "end")
 
 
 @pytest.mark.parametrize(
@@ -113,13 +115,13 @@ EARLIER = Tried(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "ab"), Dec
         (replace(EARLIER, value=8, decisions=(Decision(9.3, "a"), *EARLIER.decisions[1:])), True),
         (replace(EARLIER, value=8, decisions=(Decision(8.9, "a"), *EARLIER.decisions[1:])), False),
         (replace(EARLIER, value=8, decisions=(Decision(None, "a"), *EARLIER.decisions[1:])), False),
-        (Tried(0, 7, False, (), (Decision(9, "a"), Decision(7, "ab")), "another end"), True),
-        (Tried(0, 7, False, (), (Decision(9, "a"), Decision(7, "xy")), "another end"), False),
-        (Tried(0, 7, False, (), (Decision(9, "a"),), "another end"), False),
+        (Trial(0, 7, False, (), (Decision(9, "a"), Decision(7, "ab")), "another end"), True),
+        (Trial(0, 7, False, (), (Decision(9, "a"), Decision(7, "xy")), "another end"), False),
+        (Trial(0, 7, False, (), (Decision(9, "a"),), "another end"), False),
     ],
 )
 def test_a_run_repeats_another_up_to_the_first_decision_that_their_values_make_differently(
-    later: Tried, same: bool
+    later: Trial, same: bool
 ) -> None:
     assert repeats(EARLIER, later, (9, 8, 7)) is same
 
@@ -152,13 +154,13 @@ def test_half_of_a_draft_that_is_kept_is_decided_once() -> None:
 def test_a_further_attempt_counts_as_such_and_the_same_one_again_does_not(tmp_path: Path) -> None:
     path, digests = tmp_path / "trials.jsonl", [str(problem) for problem in range(9)]
     first, second = (Concluded(problems, LIMIT, LEVEL, KNOB.values) for problems in (4, 8))
-    with Trials(path, {}) as trials:
+    with TrialStore(path, {}) as trials:
         trials.begin(digests[:5])
         assert (trials.attempt(first), trials.attempt(second)) == (1, 1)
         trials.conclude(first)
         assert (trials.attempt(first), trials.attempt(second)) == (1, 2)
         assert trials.attempt(replace(second, limit=0.1)) == 1
-    with Trials(path, {}) as trials:
+    with TrialStore(path, {}) as trials:
         trials.begin(digests)
         trials.conclude(second)
         trials.conclude(first)
@@ -172,11 +174,11 @@ def test_a_further_attempt_counts_as_such_and_the_same_one_again_does_not(tmp_pa
 
 def test_the_level_is_that_of_all_attempts_together() -> None:
     """Twice as many problems after every attempt that failed, and the promise is kept all the same."""
-    for kind in coverage.ATTEMPT_KINDS:
+    for kind in simulation.ATTEMPT_KINDS:
         assert search_missed([search(kind, 250, LIMIT, 40, 0.0, attempts=3)]) == []
 
 
-def unchecked_reuse(self: Calibration, value: float, before: Mapping[int, Tried]) -> dict[int, Tried]:
+def unchecked_reuse(self: CalibrationSearch, value: float, before: Mapping[int, Trial]) -> dict[int, Trial]:
     """The old rule: a run in which no score lies between two values is the same run for both."""
     return {
         problem: replace(tried, value=value)
@@ -185,14 +187,14 @@ def unchecked_reuse(self: Calibration, value: float, before: Mapping[int, Tried]
     }
 
 
-def nothing_checked(self: Calibration, runs: object, before: object) -> None:
+def nothing_checked(self: CalibrationSearch, runs: object, before: object) -> None:
     pass
 
 
 @pytest.fixture
 def _old_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Calibration, "_reusable", unchecked_reuse)
-    monkeypatch.setattr(Calibration, "_check", nothing_checked)
+    monkeypatch.setattr(CalibrationSearch, "_reusable", unchecked_reuse)
+    monkeypatch.setattr(CalibrationSearch, "_check", nothing_checked)
 
 
 @pytest.mark.parametrize("repeating", [1.0, 0.95, 0.0])
@@ -213,21 +215,21 @@ def test_the_old_rule_breaks_the_promise_where_runs_do_not_repeat() -> None:
 @pytest.fixture
 def _search_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command simulate only the hardest population of the search."""
-    monkeypatch.setattr(coverage, "KINDS", {})
-    monkeypatch.setattr(coverage, "table", str)
+    monkeypatch.setattr(simulation, "KINDS", {})
+    monkeypatch.setattr(simulation, "table", str)
     kind = "at the edge from the second"
-    monkeypatch.setattr(coverage, "SEARCH_KINDS", {kind: coverage.SEARCH_KINDS[kind]})
+    monkeypatch.setattr(simulation, "SEARCH_KINDS", {kind: simulation.SEARCH_KINDS[kind]})
 
 
 @pytest.mark.usefixtures("_search_alone")
 def test_the_command_passes_with_the_search_as_it_is() -> None:
-    coverage.main(populations=100)
+    simulation.main(populations=100)
 
 
 @pytest.mark.usefixtures("_search_alone", "_old_rule")
 def test_the_command_fails_with_the_old_rule(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit):
-        coverage.main(populations=100)
+        simulation.main(populations=100)
     assert "missed: at the edge from the second, 0% of the problems repeat" in capsys.readouterr().err
 
 
@@ -239,7 +241,7 @@ def test_where_all_runs_repeat_and_none_is_reused_the_row_shows_nothing() -> Non
 
 def test_runs_of_a_population_lose_what_it_says() -> None:
     rng = np.random.default_rng(0)
-    population = coverage.Population(np.array([0.05, 0.2]), np.array([0.01, 0.03]))
+    population = simulation.Population(np.array([0.05, 0.2]), np.array([0.01, 0.03]))
 
     async def loss(repeating: float, place: int) -> float:
         runs, n = Runs(population, rng, 20_000, repeating), 20_000

@@ -17,7 +17,7 @@ from stepspec.orchestrator.chain import Message, Role, Step
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.trace import parse
 from stepspec.settings import load
 
@@ -108,7 +108,7 @@ def test_on_the_virtual_clock_no_latency_hedge_or_depth_changes_a_seeded_chain(m
             for role in ROLES
         )
         policy = policies.make(method, small, large)
-        (chain, _), _ = run(reason(policy, CHAIN, ahead=Ahead(lambda: ahead, hedge)))
+        (chain, _), _ = run(reason(policy, CHAIN, ahead=LookaheadControl(lambda: ahead, hedge)))
         return tuple((step.author, step.text) for step in chain.steps)
 
     ways = ((0, 0.0), (1, 0.0), (3, 0.0), (3, 1.0))
@@ -179,7 +179,7 @@ async def test_a_shadow_and_its_control_do_not_draw_alike(seed: int | None, monk
 
     monkeypatch.setattr(checking, "_correct", read)
     async with server.serve("large") as settings, VllmEndpoint(settings) as endpoint:
-        check = checking.LargeCheck(endpoint, Sampling(seed=seed), lambda event: None, nullcontext)
+        check = checking.ShadowJudge(endpoint, Sampling(seed=seed), lambda event: None, nullcontext)
         await check(CHAIN, Step("So.\n\n", "small"))
     reference, control = (body.get("seed") for path, body in server.requests if path == "/v1/completions")
     assert reference != control

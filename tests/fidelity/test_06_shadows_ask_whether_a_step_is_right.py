@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 
-from stepspec.checking import LargeCheck
+from stepspec.checking import ShadowJudge
 from stepspec.learning import Learning, learning
 from stepspec.orchestrator import Accept, Chain, Rollback, Step
-from stepspec.orchestrator.endpoints import AnyEndpoint, Sampling
+from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Repaired, Started
-from stepspec.orchestrator.load import Load
-from stepspec.orchestrator.shadow import Record, Shadowing, Shadows
+from stepspec.orchestrator.feedback.load import Load
+from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowRecord, Shadows
 from stepspec.orchestrator.trace import Moment
 
 from ..fakes import ScriptedModel, run
@@ -71,10 +71,10 @@ class Pair:
         return {"Yes": 0.9, "No": 0.1} if yes else {"Yes": 0.1, "No": 0.9}
 
 
-def adapted(pair: Pair, runs: int = RUNS) -> tuple[list[float], Learning, Record]:
+def adapted(pair: Pair, runs: int = RUNS) -> tuple[list[float], Learning, ShadowRecord]:
     """The threshold after every run of a solver with `adapt` and `shadow`, what it learnt, and what shadows found."""
     learnt, shadows = learning("specreason", {}, 2, LIMIT), Shadows(1.0, most=1000)
-    check = LargeCheck(cast("AnyEndpoint", pair), Sampling(), shadows.observe, nullcontext)
+    check = ShadowJudge(cast("ModelEndpoint", pair), Sampling(), shadows.observe, nullcontext)
 
     async def solve(problem: int) -> None:
         begun = Chain.of(f"Problem {problem}")

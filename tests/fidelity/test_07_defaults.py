@@ -9,13 +9,13 @@ import orjson
 import pytest
 
 from stepspec import Sampling
-from stepspec.evals.bench import BASELINES, main
+from stepspec.evals.experiments.bench import BASELINES, main
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings, load
 
+from ..evals.experiments.test_bench import FIGURES, Servers, measured, servers
 from ..evals.scripted import Asked
-from ..evals.test_bench import FIGURES, Servers, measured, servers
 
 ARMS = len(BASELINES)
 

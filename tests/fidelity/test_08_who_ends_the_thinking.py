@@ -10,7 +10,16 @@ from hypothesis import strategies as st
 
 from stepspec import policies
 from stepspec.models import Models
-from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Policy, Rollback, Step, reason
+from stepspec.orchestrator import (
+    Accept,
+    Budget,
+    Chain,
+    Ledger,
+    Policy,
+    Rollback,
+    Step,
+    reason,
+)
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rival, Role, Verdict
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event

@@ -13,15 +13,24 @@ from stepspec.models import Models
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Step, Stop
+from stepspec.orchestrator.early_stopping import GiveUp, StopRule
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
-from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Drafted, Event, Judged, Started
-from stepspec.orchestrator.hooks import GiveUp, Watch
+from stepspec.orchestrator.events import (
+    Answered,
+    Answering,
+    Committed,
+    Degraded,
+    Drafted,
+    Event,
+    Judged,
+    Started,
+)
 from stepspec.orchestrator.interfaces import answered_by
-from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.repetition import obstacle, stuck
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as solve
-from stepspec.orchestrator.service.reply import Count, Teller
+from stepspec.orchestrator.service.payloads import Count, DeltaBuilder
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, replay
 from stepspec.policies import METHODS, make
@@ -53,9 +62,9 @@ class Case:
     async def solve(
         self,
         *,
-        ahead: int | Ahead = 0,
+        ahead: int | LookaheadControl = 0,
         stop: Sequence[str] = (),
-        watch: Watch | None = None,
+        watch: StopRule | None = None,
         thinks: bool = True,
         by_method: bool = True,
         answerer: ScriptedModel | None = None,
@@ -143,7 +152,7 @@ def test_the_ledger_the_solution_and_the_trace_hold_the_answer_once() -> None:
 def test_the_service_tells_the_answers_steps_as_content_and_counts_them_as_such() -> None:
     case = Case()
     outcome, _ = case.run()
-    teller, count = Teller("both", thinks=True), Count()
+    teller, count = DeltaBuilder("both", thinks=True), Count()
     fields: dict[str, str] = {}
     for event in case.events:
         count(event)
@@ -277,8 +286,10 @@ def test_only_an_answer_with_words_may_end(text: str, stop: Stop, reason: str) -
     tokens=st.sampled_from([40, 80, 8192]),
 )
 @BOUNDED
-def test_thinking_and_answer_are_the_same_at_any_lookahead(seed: int, name: str, ahead: Ahead, tokens: int) -> None:
-    def outcome(ahead: int | Ahead) -> tuple[Outcome, list[Event]]:
+def test_thinking_and_answer_are_the_same_at_any_lookahead(
+    seed: int, name: str, ahead: LookaheadControl, tokens: int
+) -> None:
+    def outcome(ahead: int | LookaheadControl) -> tuple[Outcome, list[Event]]:
         budget = Budget(tokens)
         tried, events = arm(name, seed, budget=budget), list[Event]()
         tried.small.answer, tried.large.answer = ANSWER, ANSWER.replace("That", "This")

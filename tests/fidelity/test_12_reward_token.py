@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.endpoints import VllmCritic
+from stepspec.orchestrator.endpoints import RewardModelEndpoint
 
-from ..orchestrator.endpoints.test_critic import CHAIN, FakePooling, rated
+from ..orchestrator.endpoints.test_reward_model import CHAIN, FakePooling, rated
 
 
 async def test_the_delimiter_is_a_token_of_its_own_behind_every_step() -> None:
@@ -22,7 +22,7 @@ async def test_the_delimiter_is_a_token_of_its_own_behind_every_step() -> None:
 async def test_a_step_that_was_rated_is_the_prefix_of_the_next() -> None:
     """So that the server reads it from its cache, and every reward is read where it was."""
     server = FakePooling()
-    async with server.serve() as endpoint, VllmCritic(endpoint) as critic:
+    async with server.serve() as endpoint, RewardModelEndpoint(endpoint) as critic:
         await critic.critic().rate(CHAIN)
         before = len(server.read[-1])
         await critic.critic().rate(CHAIN.extend(Step("So it is.\n\n", "small")))

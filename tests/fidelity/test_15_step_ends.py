@@ -11,14 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 from stepspec import Endpoint, Sampling, Solver, policies
-from stepspec.evals.choosing import arm
+from stepspec.evals.cli import arm
 from stepspec.orchestrator import Chain, Step, reason
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint, VllmModel
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Drafted, Event
-from stepspec.orchestrator.service.schemas import Wishes
+from stepspec.orchestrator.service.schemas import StepspecOptions
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.settings import load
 
@@ -218,7 +218,7 @@ def test_settings_requests_and_arms_take_it(tmp_path: Path, monkeypatch: pytest.
     assert load().delimiter == ["\n\n", "\n"]
     monkeypatch.setenv("STEPSPEC_DELIMITER", "regex:^Step")
     assert load().delimiter == "regex:^Step"
-    assert Wishes.model_validate({"delimiter": ["\n"]}).delimiter == ["\n"]
+    assert StepspecOptions.model_validate({"delimiter": ["\n"]}).delimiter == ["\n"]
     assert arm('specreason:delimiter="\\n"').delimiter == "\n"
 
 
@@ -226,7 +226,7 @@ def test_settings_requests_and_arms_take_it(tmp_path: Path, monkeypatch: pytest.
 def test_a_client_of_the_service_sends_texts_and_no_expressions(delimiter: Any) -> None:
     """An expression that takes for ever would keep the service from everybody."""
     with pytest.raises(ValidationError, match="delimiter"):
-        Wishes.model_validate({"delimiter": delimiter})
+        StepspecOptions.model_validate({"delimiter": delimiter})
 
 
 @pytest.mark.parametrize("delimiter", ["", [], ["\n", ""], "regex:(", 3])

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from stepspec.evals.testbed.servers import NOTHING, running
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.serving import Served, Speculation
+from stepspec.orchestrator.launcher import Served, TokenSpeculation
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def paced_pair() -> Generator[Pair]:
 
 @contextmanager
 def serving(
-    profile: str, *roles: str, speculation: Mapping[str, Speculation] = NOTHING
+    profile: str, *roles: str, speculation: Mapping[str, TokenSpeculation] = NOTHING
 ) -> Generator[Mapping[str, Served]]:
     """Start servers in an event loop of their own, so that tests in any loop can use them."""
     starting = running(profile, roles, console=Console(stderr=True), speculation=speculation)

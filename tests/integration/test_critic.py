@@ -14,14 +14,14 @@ from anyio.from_thread import start_blocking_portal
 
 from stepspec import Solver
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator import Chain, Step
-from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, VllmCritic
-from stepspec.orchestrator.endpoints.critic import sigmoid, values
+from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, RewardModelEndpoint
+from stepspec.orchestrator.endpoints.reward_model import sigmoid, values
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.serving import Served, Server, launch
-from stepspec.orchestrator.serving.commands import arguments
+from stepspec.orchestrator.launcher import Served, Server, launch
+from stepspec.orchestrator.launcher.commands import arguments
 
 from .conftest import Pair
 
@@ -59,8 +59,8 @@ def critics(tmp_path_factory: pytest.TempPathFactory) -> Generator[Mapping[str, 
 
 
 @asynccontextmanager
-async def connected(served: Served) -> AsyncGenerator[VllmCritic]:
-    async with VllmCritic(CriticEndpoint(url=served.base_url)) as critic:
+async def connected(served: Served) -> AsyncGenerator[RewardModelEndpoint]:
+    async with RewardModelEndpoint(CriticEndpoint(url=served.base_url)) as critic:
         yield critic
 
 
@@ -125,7 +125,7 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[s
 
 
 async def test_a_critic_may_read_its_chat_template(critics: Mapping[str, Served]) -> None:
-    async with VllmCritic(CriticEndpoint(url=critics["one"].base_url, layout="chat")) as critic:
+    async with RewardModelEndpoint(CriticEndpoint(url=critics["one"].base_url, layout="chat")) as critic:
         chat = (await critic.ask(CHAIN))["input"]
         assert 0 < await critic.critic().rate(CHAIN) < 1
     async with connected(critics["one"]) as critic:
@@ -136,7 +136,7 @@ async def test_a_critic_may_read_its_chat_template(critics: Mapping[str, Served]
 
 async def test_a_server_that_only_writes_is_no_critic(pair: Pair) -> None:
     with pytest.raises(EndpointRejected, match="--runner pooling"):
-        await VllmCritic(CriticEndpoint(url=pair.small.base_url)).__aenter__()
+        await RewardModelEndpoint(CriticEndpoint(url=pair.small.base_url)).__aenter__()
 
 
 @pytest.mark.parametrize(("threshold", "authors"), [(0.0, {"small"}), (1.0, {"large"})])

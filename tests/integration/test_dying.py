@@ -12,13 +12,13 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from stepspec import Solution, Solver
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointUnavailable, ServerDied
 from stepspec.orchestrator.events import Committed, Event
-from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.launcher import Served
 
-from ..orchestrator.serving.running import members
+from ..orchestrator.launcher.running import members
 from .conftest import Pair, serving
 from .test_solve import until_idle
 

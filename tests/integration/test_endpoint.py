@@ -14,13 +14,13 @@ from jinja2 import Environment
 
 from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import endpoint as endpoint_of
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.chain import Chain, Role, Step
-from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, wire
+from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, vllm_protocol
+from stepspec.orchestrator.endpoints.chat_template import Messages
 from stepspec.orchestrator.endpoints.doctor import diagnose, render
-from stepspec.orchestrator.endpoints.template import Messages
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.launcher import Served
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 
@@ -111,7 +111,9 @@ async def test_a_judges_probabilities_are_those_of_the_whole_vocabulary(pair: Pa
         chain = PROBLEM.extend(await step_of(model))
         grades = await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
         question = await endpoint.encoder.encode(endpoint.template.ask(GRADE.text, GRADE.opening))
-        body = wire.completion(endpoint.name, [*await endpoint.encoder.chain(chain), *question], wire.GREEDY, 1)
+        body = vllm_protocol.completion(
+            endpoint.name, [*await endpoint.encoder.chain(chain), *question], vllm_protocol.GREEDY, 1
+        )
         reply = await endpoint.connection.post(
             endpoint.connection.call("ask"), "/v1/completions", body | {"logprobs": 20}
         )

@@ -12,10 +12,10 @@ from anyio.from_thread import start_blocking_portal
 
 from stepspec import Endpoint, Sampling, Solver
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.serving import launch
+from stepspec.orchestrator.launcher import launch
 
 from .conftest import Pair
 

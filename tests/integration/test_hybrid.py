@@ -9,12 +9,12 @@ import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec.evals.hybrid import measure
+from stepspec.evals.experiments.hybrid_cache import measure
 from stepspec.evals.testbed.hybrid import CURE, build, server
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.doctor import diagnose
-from stepspec.orchestrator.serving import Served, launch
+from stepspec.orchestrator.launcher import Served, launch
 from stepspec.policies import SpecReason
 
 from .conftest import Pair

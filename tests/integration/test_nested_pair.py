@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from stepspec import Solution, Solver
-from stepspec.evals.nested import NESTED, THREE
+from stepspec.evals.experiments.bench import NESTED, THREE
 from stepspec.evals.testbed.servers import endpoint
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.launcher import Served
 
 from .conftest import Pair
 from .test_solve import until_idle

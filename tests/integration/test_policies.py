@@ -9,11 +9,11 @@ from typing import Any, Literal
 import pytest
 
 from stepspec import Solution, Solver
-from stepspec.evals.arms import Task
-from stepspec.evals.confound import READINGS, cases, rates
-from stepspec.evals.profile import profile, training_problems
+from stepspec.evals.cue_profile import profile, training_problems
+from stepspec.evals.experiments.arms import Task
+from stepspec.evals.experiments.reflection_control import READINGS, cases, rates
 from stepspec.evals.testbed.problems import generate
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event, Judged

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 
 from .conftest import Pair, running_requests
 from .deployed import Answer, Deployed, deploying

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from stepspec import Endpoint, Solution, Solver
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
-from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.launcher import Served
 
 from .conftest import Pair
 from .test_dying import doomed, kill

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepspec import Sampling, Solution, Solver
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 
 from .conftest import Pair
 

@@ -14,8 +14,8 @@ import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec.evals.testbed.tasks import fresh
-from stepspec.orchestrator.serving import Served
+from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.orchestrator.launcher import Served
 
 from ..program import Program, serve
 from .conftest import Pair, running_requests, told_apart

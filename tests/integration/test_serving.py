@@ -18,19 +18,21 @@ from rich.console import Console
 
 from stepspec import NestedPair, Solver
 from stepspec.evals.testbed.servers import running
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.launcher import Served
 
-from ..orchestrator.serving.running import children, gone, members
+from ..orchestrator.launcher.running import children, gone, members
 from .conftest import Pair
 
 pytestmark = pytest.mark.servers
 TOKENS = 24
 THREE = Path(__file__).parents[2] / "recipes" / "miniature-three.toml"
-UP = "import asyncio; from stepspec.evals.testbed.up import up; asyncio.run(up('off', ['small'], json_output=True))"
+UP = """import asyncio
+from stepspec.evals.testbed.commands import up
+asyncio.run(up('off', ['small'], json_output=True))"""
 
 
 async def complete(served: Served, prompt: str = "Once upon a time") -> dict[str, Any]:

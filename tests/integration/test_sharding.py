@@ -18,9 +18,17 @@ import pytest
 
 from stepspec.orchestrator.trace import read, replay
 
-from ..orchestrator.serving.running import parent
+from ..orchestrator.launcher.running import parent
 from .conftest import Pair
-from .test_eval import ARMS, DEADLINE, command, finish, found, kill_in_the_middle, samples
+from .test_eval import (
+    ARMS,
+    DEADLINE,
+    command,
+    finish,
+    found,
+    kill_in_the_middle,
+    samples,
+)
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from stepspec import Budget, Endpoint, Solver
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Judged
 from stepspec.orchestrator.interfaces import answered_by
-from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.launcher import Served
 from stepspec.policies import BASELINES, METHODS
 
 from .conftest import Pair, running_requests

@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import pytest
 
 from stepspec import Solution, Solver
-from stepspec.evals.drafting import between, drafted
+from stepspec.evals.sample import between, drafted
 from stepspec.evals.testbed.servers import endpoint, speculating
-from stepspec.evals.testbed.tasks import fresh
+from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.endpoints.doctor import diagnose
-from stepspec.orchestrator.endpoints.underneath import EVERY
-from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.endpoints.metrics import ACCEPTANCE_POLL_SECONDS
+from stepspec.orchestrator.launcher import Served
 from stepspec.policies import METHODS
 from stepspec.prompts import load
 
@@ -80,7 +80,9 @@ async def test_the_ledger_tells_of_it_and_whether_it_was_alone(
         together = await asyncio.gather(*(solver.solve(task.problem, policy="large") for task in tasks))
         alone: list[Solution] = []
         for task in tasks[:3]:
-            await asyncio.sleep(2 * EVERY)  # so that the last look before it knows nothing of whoever was there
+            await asyncio.sleep(
+                2 * ACCEPTANCE_POLL_SECONDS
+            )  # so that the last look before it knows nothing of whoever was there
             alone.append(await solver.solve(task.problem, policy="large"))
     crowded, quiet = (
         [one for solution in solutions for one in solution.ledger.speculation if one.counted.drafted]

@@ -12,11 +12,22 @@ from typing import Literal
 from hypothesis import settings
 
 from stepspec import policies
-from stepspec.orchestrator import Accept, Budget, Chain, Model, Policy, Rollback, Step, Token, Verdict, reason
+from stepspec.orchestrator import (
+    Accept,
+    Budget,
+    Chain,
+    Model,
+    Policy,
+    Rollback,
+    Step,
+    Token,
+    Verdict,
+    reason,
+)
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
 from stepspec.orchestrator.events import Event
-from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import End
 
 from ..fakes import Said, ScriptedModel, counting
@@ -124,7 +135,7 @@ class Arm:
     budget: Budget
     events: list[Event] = field(default_factory=lambda: list[Event]())
 
-    async def run(self, ahead: int | Ahead = 0, deadline: float | None = None) -> tuple[Chain, End]:
+    async def run(self, ahead: int | LookaheadControl = 0, deadline: float | None = None) -> tuple[Chain, End]:
         """Run the loop; nothing may be open after it, however it ends."""
         observe = self.events.append
         self.small.observe = self.large.observe = observe
@@ -140,8 +151,8 @@ class Arm:
         return self.small.log
 
 
-def working(depth: int, hedge: float = 0.0) -> Ahead:
-    return Ahead(lambda: depth, hedge)
+def working(depth: int, hedge: float = 0.0) -> LookaheadControl:
+    return LookaheadControl(lambda: depth, hedge)
 
 
 def taste(*key: object) -> float:

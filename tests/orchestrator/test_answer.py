@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Chain, Step, Token
-from stepspec.orchestrator.answer import Telling, close, extract, said, write_answer
+from stepspec.orchestrator.answer import AnswerStream, close, extract, said, write_answer
 from stepspec.orchestrator.chain import THINK_END
 
 from ..fakes import ScriptedModel, counting, run
@@ -94,7 +94,7 @@ def test_the_pieces_of_an_answer_join_to_what_it_says_and_are_never_taken_back(
     pieces: list[str], stops: tuple[str, ...], from_then: int
 ) -> None:
     told: list[str] = []
-    telling = Telling(told.append, stops)
+    telling = AnswerStream(told.append, stops)
     steps = grown(pieces, stops)
     for place, step in enumerate(steps):
         if place == from_then:
@@ -110,7 +110,7 @@ def test_the_pieces_of_an_answer_join_to_what_it_says_and_are_never_taken_back(
 
 def test_what_may_become_a_stop_string_or_the_end_of_thinking_is_held_back() -> None:
     told: list[str] = []
-    telling = Telling(told.append, ("Problem:",))
+    telling = AnswerStream(told.append, ("Problem:",))
     telling.certain()
     for text in ("\n\n4", "\n\n42.", "\n\n42. Pro", "\n\n42. Probably", "\n\n42. Probably </thi"):
         telling.see(Step(text, "large", tokens=tuple(map(Token, text))))
@@ -120,7 +120,7 @@ def test_what_may_become_a_stop_string_or_the_end_of_thinking_is_held_back() -> 
 def test_an_answer_ends_before_its_stop_string() -> None:
     large = ScriptedModel("large", counting("large", 3), answer="\n\nIt is 42. Next problem")
     told: list[str] = []
-    telling = Telling(told.append, (" Next",))
+    telling = AnswerStream(told.append, (" Next",))
     telling.certain()
     step, _ = run(write_answer(large, PROBLEM, limit=99, stop=(" Next",), telling=telling))
     assert (step.text, step.stop) == ("\n\nIt is 42. Next", "delimiter")
@@ -131,7 +131,7 @@ def test_a_model_that_begins_again_goes_on_from_what_was_told() -> None:
     """As another replica does, when the first one died in the middle of the answer."""
     other = ScriptedModel("large", counting("large", 3), answer="\n\nSo it is certainly 42.")
     told: list[str] = []
-    telling = Telling(told.append)
+    telling = AnswerStream(told.append)
     telling.certain()
     telling.see(Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is")))))
     step, _ = run(write_answer(other, PROBLEM, limit=99, telling=telling))

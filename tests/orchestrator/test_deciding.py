@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stepspec.orchestrator.adaptation import Adaptation, Choice
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Adapted
-from stepspec.orchestrator.evidence import Costs
-from stepspec.orchestrator.lesson import Check, Lesson
-from stepspec.orchestrator.shares import wilson
+from stepspec.orchestrator.feedback.adaptation import Adaptation, Choice, Costs
+from stepspec.orchestrator.feedback.run_stats import RunStats, ShadowCheck
+from stepspec.orchestrator.stats import wilson
 
 THRESHOLDS = (9.0, 7.0, 5.0)
 
@@ -19,10 +18,10 @@ def adapting(threshold: float | None = 7.0, ahead: int = 1, most: int = 2) -> Ad
     return Adaptation(0.5, most, Choice(threshold, ahead), thresholds, top=10.0)
 
 
-def graded(*grades: float, drafts: int = 0, verdicts: int = 0, repair: float = 4.0) -> Lesson:
+def graded(*grades: float, drafts: int = 0, verdicts: int = 0, repair: float = 4.0) -> RunStats:
     """Steps with such *grades*; a draft took a second, a verdict two."""
     accepted = tuple(grade >= 7 for grade in grades)
-    return Lesson((1.0,) * drafts, (2.0,) * verdicts, (repair,), grades, accepted)
+    return RunStats((1.0,) * drafts, (2.0,) * verdicts, (repair,), grades, accepted)
 
 
 def test_nothing_is_said_about_steps_before_there_are_enough() -> None:
@@ -77,11 +76,11 @@ def test_it_is_hopeless_where_nothing_that_is_accepted_keeps_the_limit(
 
 def test_a_threshold_that_breaks_the_limit_gets_stricter_whatever_the_time() -> None:
     made = adapting(5.0)
-    checks = tuple(Check(9.0, False) for _ in range(40))  # enough to exclude that a share of 0.5 is kept
-    made.add(Lesson(grades=(9.0,) * 40, accepted=(True,) * 40, checks=checks))
+    checks = tuple(ShadowCheck(9.0, False) for _ in range(40))  # enough to exclude that a share of 0.5 is kept
+    made.add(RunStats(grades=(9.0,) * 40, accepted=(True,) * 40, checks=checks))
     assert made.choice == Choice(7.0, 1)
-    made.add(Lesson())
-    made.add(Lesson())
+    made.add(RunStats())
+    made.add(RunStats())
     assert made.choice == Choice(9.0, 1)
 
 

@@ -8,7 +8,7 @@ from stepspec.orchestrator import Accept, Rollback, Step, Token, reason
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Judged
 from stepspec.orchestrator.floor import LEAST, MOST, Floor
-from stepspec.orchestrator.lookahead import Ahead, confidence
+from stepspec.orchestrator.lookahead import LookaheadControl, confidence
 from stepspec.policies import SpecReason
 
 from ..fakes import ScriptedModel, counting, run
@@ -75,7 +75,7 @@ def test_no_bet_is_made_beyond_a_doubtful_draft() -> None:
     small.logprob = lambda before, token: -2.0 if before.count("\n\n") == 1 else -0.01
     large = ScriptedModel("large", counting("large", 5), log=small.log)
     floor = Floor(confidence, doubt=0.5)
-    ahead = Ahead(lambda: 2, carries=floor.carries)
+    ahead = LookaheadControl(lambda: 2, carries=floor.carries)
     (chain, _), seconds = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))
     log = small.log
     assert log.index("small write 1") < log.index("large ask 1 done")
@@ -91,7 +91,7 @@ def test_the_chain_is_the_same_wherever_betting_stops(name: str, doubt: float) -
     plain, careful = arm(name, 3), arm(name, 3)
     floor = Floor(confidence, doubt=doubt)
     expected = run(plain.run(0))[0]
-    assert run(careful.run(Ahead(lambda: 3, carries=floor.carries)))[0] == expected
+    assert run(careful.run(LookaheadControl(lambda: 3, carries=floor.carries)))[0] == expected
 
 
 @pytest.mark.parametrize("wanted", [0.5, 0.8, 0.95])

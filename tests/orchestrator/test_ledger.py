@@ -6,7 +6,6 @@ from random import Random
 import pytest
 
 from stepspec.orchestrator import Accept, Ledger, Rollback, Step, Token
-from stepspec.orchestrator.acceptance import Acceptance
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.events import (
     Answered,
@@ -24,6 +23,7 @@ from stepspec.orchestrator.events import (
     Verb,
 )
 from stepspec.orchestrator.ledger import Account, Speculation
+from stepspec.orchestrator.stats import Acceptance
 
 
 def step(text: str, author: Role, tokens: int, note: str = "") -> Step:

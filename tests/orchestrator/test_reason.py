@@ -10,14 +10,33 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Budget, Chain, Ledger, Step, reason
 from stepspec.orchestrator.answer import write_answer
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.events import Called, Committed, Drafted, Event, Judged, Lost, Repaired, Started
-from stepspec.orchestrator.hooks import Halt
-from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.early_stopping import Halt
+from stepspec.orchestrator.events import (
+    Called,
+    Committed,
+    Drafted,
+    Event,
+    Judged,
+    Lost,
+    Repaired,
+    Started,
+)
+from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import End
 from stepspec.orchestrator.trace import replay
 
 from ..fakes import run
-from .arms import ARMS, BOUNDED, PROBLEM, Arm, Keeping, arm, pair, taste, working
+from .arms import (
+    ARMS,
+    BOUNDED,
+    PROBLEM,
+    Arm,
+    Keeping,
+    arm,
+    pair,
+    taste,
+    working,
+)
 
 SEEDS = st.integers(0, 10_000)
 AHEADS = st.builds(working, st.sampled_from([1, 2, 5]), hedge=st.sampled_from([0.0, 0.5, 1.0]))
@@ -32,7 +51,7 @@ def committed(arm: Arm) -> list[Step]:
 @given(seed=SEEDS, ahead=AHEADS, sticky=st.booleans())
 @BOUNDED
 def test_the_chain_is_the_same_at_any_lookahead_and_never_later(
-    name: str, seed: int, ahead: Ahead, sticky: bool
+    name: str, seed: int, ahead: LookaheadControl, sticky: bool
 ) -> None:
     plain, betting = arm(name, seed), arm(name, seed, sticky=sticky)
     expected, slow = run(plain.run())
@@ -46,7 +65,7 @@ def test_the_chain_is_the_same_at_any_lookahead_and_never_later(
 @given(seed=SEEDS, ahead=AHEADS, sticky=st.booleans())
 @BOUNDED
 def test_the_events_tell_the_chain_and_the_fate_of_every_draft_and_token(
-    name: str, seed: int, ahead: Ahead, sticky: bool
+    name: str, seed: int, ahead: LookaheadControl, sticky: bool
 ) -> None:
     plain, betting = arm(name, seed), arm(name, seed, sticky=sticky)
     run(plain.run())
@@ -113,12 +132,12 @@ def test_a_deadline_ends_the_run_with_what_is_committed(
 @given(seed=SEEDS, ahead=AHEADS, rate=st.sampled_from([0.02, 0.2]))
 @BOUNDED
 def test_a_failure_is_raised_exactly_where_it_would_be_without_bets(
-    name: str, seed: int, ahead: Ahead, rate: float
+    name: str, seed: int, ahead: LookaheadControl, rate: float
 ) -> None:
     def fails(verb: str, chain: Chain) -> Exception | None:
         return ConnectionError(verb, chain.text) if taste(seed, "fails", verb, chain.text) < rate else None
 
-    async def outcome(ahead: int | Ahead) -> tuple[list[Step], End | tuple[object, ...]]:
+    async def outcome(ahead: int | LookaheadControl) -> tuple[list[Step], End | tuple[object, ...]]:
         failing = arm(name, seed)
         failing.small.fails = failing.large.fails = fails
         try:
@@ -139,7 +158,7 @@ def test_a_failure_is_raised_exactly_where_it_would_be_without_bets(
 )
 @BOUNDED
 def test_budgets_hold_exactly_with_room_for_the_answer(
-    name: str, seed: int, ahead: Ahead, tokens: int, answer: int | None, steps: int | None
+    name: str, seed: int, ahead: LookaheadControl, tokens: int, answer: int | None, steps: int | None
 ) -> None:
     budget = Budget(tokens, steps, answer=None if answer is None else min(answer, tokens - 1))
     room = tokens - budget.for_answer

@@ -9,12 +9,12 @@ import pytest
 
 from stepspec.orchestrator import Chain, Model, Rollback, Step, Verdict, reason
 from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.early_stopping import TrialAnswer
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.hooks import TrialAnswer
+from stepspec.orchestrator.feedback.shadow import Finding, Shadows
 from stepspec.orchestrator.interfaces import REQUEST, RequestContext
-from stepspec.orchestrator.lookahead import Ahead
+from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.run import run as run_to_the_answer
-from stepspec.orchestrator.shadow import Finding, Shadows
 from stepspec.policies import SpecReason
 
 from ..fakes import ScriptedModel, counting, run
@@ -46,7 +46,7 @@ class Spying:
         return await self.inner.repair(chain, draft, rollback)
 
 
-def spied(ahead: int | Ahead) -> list[RequestContext]:
+def spied(ahead: int | LookaheadControl) -> list[RequestContext]:
     small, large = pair(length=3, wrong=(1,))
     seen: list[RequestContext] = []
     run(reason(Spying(SpecReason(small, large), seen), PROBLEM, ahead=ahead))
@@ -88,7 +88,7 @@ def test_a_verdict_is_a_bet_while_an_earlier_one_is_awaited() -> None:
 
 
 def test_a_hedge_is_a_bet_whichever_step_it_is_about() -> None:
-    seen = spied(Ahead(lambda: 0, hedge=1.0))
+    seen = spied(LookaheadControl(lambda: 0, hedge=1.0))
     assert RequestContext("hedge", 1, bet=True) in seen
     assert RequestContext("repair", 1) not in seen
 

@@ -11,9 +11,9 @@ import pytest
 from stepspec.orchestrator import Budget, Chain, Ledger, Step
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.early_stopping import GiveUp, StopRule
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Event, Finished
-from stepspec.orchestrator.hooks import GiveUp, Watch
 from stepspec.orchestrator.interfaces import KEPT_OPEN
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as solve
@@ -40,7 +40,7 @@ class Case:
         fallback: bool = True,
         thinks: bool = True,
         ahead: int = 1,
-        watch: Watch | None = None,
+        watch: StopRule | None = None,
         answerer: ScriptedModel | None = None,
         stop: Sequence[str] = (),
     ) -> tuple[Outcome, float]:
@@ -52,7 +52,7 @@ class Case:
         fallback: bool = True,
         thinks: bool = True,
         ahead: int = 1,
-        watch: Watch | None = None,
+        watch: StopRule | None = None,
         answerer: ScriptedModel | None = None,
         stop: Sequence[str] = (),
     ) -> Outcome:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Chain, Message, Rival, Rollback, Step, Token
-from stepspec.orchestrator.acceptance import Acceptance
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import (
     Adapted,
@@ -33,6 +32,7 @@ from stepspec.orchestrator.events import (
     Speculated,
     Started,
 )
+from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, dump, parse, read, replay, write
 
 from ..fakes import run

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator import Accept, Budget, Chain, Rollback, Step, Token, Verdict, reason
+from stepspec.orchestrator import (
+    Accept,
+    Budget,
+    Chain,
+    Rollback,
+    Step,
+    Token,
+    Verdict,
+    reason,
+)
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Role
 from stepspec.policies import BiLD

@@ -11,7 +11,16 @@ from stepspec.orchestrator import Accept, Chain, Ledger, Rollback, Step, Token, 
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
-from stepspec.orchestrator.events import Answered, Called, Chosen, Committed, Event, Judged, Repaired, Started
+from stepspec.orchestrator.events import (
+    Answered,
+    Called,
+    Chosen,
+    Committed,
+    Event,
+    Judged,
+    Repaired,
+    Started,
+)
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as solve
 from stepspec.orchestrator.solution import Solution

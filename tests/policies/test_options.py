@@ -11,8 +11,8 @@ from pydantic import Field, TypeAdapter
 from stepspec.orchestrator import Budget
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import METHODS, check, explained, make, options
-from stepspec.policies.kinds import Above0, Amount, Grade, Top, meaning, said
-from stepspec.policies.knobs import KNOBS
+from stepspec.policies.option_types import Above0, Amount, Grade, Top, meaning, said
+from stepspec.policies.thresholds import KNOBS
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import ScriptedCritic, arm

@@ -7,10 +7,11 @@ from typing import Annotated
 
 import typer
 
-from ..evals import calibrate as calibrating
-from ..evals import command as evaluating
-from ..evals.report import command as reporting
-from ..evals.script import run
+from stepspec.evals import cli as evaluating
+from stepspec.evals.calibration import command as calibrating
+from stepspec.evals.report import command as reporting
+from stepspec.evals.script import run
+
 from . import learning, listing, looking, running, serving, solving
 from .terminal import stdout
 

@@ -10,16 +10,26 @@ from typing import Annotated
 
 import typer
 
+from stepspec.evals import cue_profile as profiling
+from stepspec.evals.preflight import only_without_testbed, writable
+from stepspec.evals.testbed.servers import counting
+from stepspec.evals.testbed.solving_pair import pair_solver
+from stepspec.orchestrator.errors import ConfigurationError
+
 from .. import policies
 from .. import settings as configuration
 from ..api import Solver
-from ..evals import profile as profiling
-from ..evals.beforehand import only_without_testbed, writable
-from ..evals.testbed.progress import counting
-from ..evals.testbed.solving_pair import pair_solver
 from ..learning import from_traces
-from ..orchestrator.errors import ConfigurationError
-from .terminal import Json, LargeUrl, SmallUrl, options_of, print_json, stderr, stdout, wait
+from .terminal import (
+    Json,
+    LargeUrl,
+    SmallUrl,
+    options_of,
+    print_json,
+    stderr,
+    stdout,
+    wait,
+)
 
 PROFILE_EXAMPLES = """
 Examples:

@@ -10,12 +10,13 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from stepspec.orchestrator.endpoints.doctor import diagnose, render
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.nesting import neighbours
+from stepspec.orchestrator.service.page import html
+from stepspec.prompts import load
+
 from ..api import Solver
-from ..orchestrator.endpoints.doctor import diagnose, render
-from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.nesting import neighbours
-from ..orchestrator.service.page import html
-from ..prompts import load
 from .terminal import Json, LargeUrl, SmallUrl, print_json, stderr, stdout, wait
 
 TRACE_EXAMPLES = """

@@ -8,15 +8,16 @@ from typing import Annotated
 
 import typer
 
+from stepspec.evals.experiments.tables import small_print, table
+from stepspec.evals.testbed import commands as demonstration
+from stepspec.evals.testbed import commands as testbed
+from stepspec.evals.testbed.servers import miniature_servers, speculating
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.launcher import up as bringing
+from stepspec.orchestrator.launcher.commands import shown
+
 from .. import policies
-from ..evals.tables import small_print, table
-from ..evals.testbed import demo as demonstration
-from ..evals.testbed import up as testbed
-from ..evals.testbed.servers import miniature_servers, speculating
 from ..models import check_within
-from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.serving import up as bringing
-from ..orchestrator.serving.commands import shown
 from .terminal import Json, Profile, print_json, stderr, stdout, wait
 
 EXAMPLES = """

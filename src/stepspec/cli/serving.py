@@ -6,9 +6,17 @@ from typing import Annotated
 
 import typer
 
-from .. import serving
+from .. import service_factory
 from ..api import Solver
-from .terminal import Ahead, CriticUrl, LargeUrl, Option, SmallUrl, options_of, wait
+from .terminal import (
+    Ahead,
+    CriticUrl,
+    LargeUrl,
+    Option,
+    SmallUrl,
+    options_of,
+    wait,
+)
 
 EXAMPLES = """
 Examples:
@@ -66,8 +74,8 @@ def serve(
 
     All of this, and more, may also come from STEPSPEC_* variables and from stepspec.toml; docs/service.md lists it.
     """
-    serving.require()
-    settings = serving.service_settings(
+    service_factory.require()
+    settings = service_factory.service_settings(
         host=host,
         port=port,
         keys=key,
@@ -93,4 +101,4 @@ def serve(
         shadow=shadow,
         adapt=adapt,
     )
-    wait(serving.serve(solver, settings))
+    wait(service_factory.serve(solver, settings))

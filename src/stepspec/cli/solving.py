@@ -9,15 +9,28 @@ from typing import Annotated
 
 import typer
 
+from stepspec.orchestrator.endpoints import ReplicatedEndpoint
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Event, Observer
+from stepspec.orchestrator.nesting import leaves
+from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.step_ends import REGEX
+
 from ..api import Solver
-from ..display import Narrator, summary, underneath, within
-from ..orchestrator.endpoints import ReplicatedEndpoint
-from ..orchestrator.errors import ConfigurationError
-from ..orchestrator.events import Event, Observer
-from ..orchestrator.nesting import leaves
-from ..orchestrator.solution import Solution
-from ..orchestrator.step_ends import REGEX
-from .terminal import Ahead, CriticUrl, Json, LargeUrl, Option, SmallUrl, options_of, print_json, stderr, stdout, wait
+from .display import Narrator, summary, underneath, within
+from .terminal import (
+    Ahead,
+    CriticUrl,
+    Json,
+    LargeUrl,
+    Option,
+    SmallUrl,
+    options_of,
+    print_json,
+    stderr,
+    stdout,
+    wait,
+)
 
 EXAMPLES = """
 Examples:

@@ -11,7 +11,7 @@ import orjson
 import typer
 from rich.console import Console
 
-from ..orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.errors import ConfigurationError
 
 T = TypeVar("T")
 

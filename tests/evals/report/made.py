@@ -9,12 +9,12 @@ from typing import Any
 
 import orjson
 
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.report.layout import Section, section
 from stepspec.evals.report.prices import Prices
-from stepspec.evals.report.reading import merge, read
-from stepspec.evals.report.section import Section, section
-from stepspec.evals.samples import Samples
-from stepspec.evals.trial import Sample, Written
+from stepspec.evals.report.run_folder import merge, read
+from stepspec.evals.sample import Sample, Written
+from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.ledger import Account, Ledger
 
 ARMS = (LARGE, SMALL, SHIPPED)
@@ -76,7 +76,7 @@ def folder(
         "sampling": {"temperature": 0.0}, "budget": {"tokens": 512, "seconds": None}, "repeats": 1, "seed": 0,
         "concurrency": 1, **about,
     }  # fmt: skip
-    with Samples(path / "samples.jsonl", head) as kept:
+    with SampleStore(path / "samples.jsonl", head) as kept:
         for (number, _), sample in (samples() if done is None else done).items():
             kept.add(number, sample)
     lines = ({"number": n, "name": "", "problem": text, "answer": "2"} for n, text in enumerate(texts))

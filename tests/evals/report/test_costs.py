@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.cases import cases
-from stepspec.evals.report.counted import counted
-from stepspec.evals.report.figures import figures, numbered
+from stepspec.evals.report.figures import counted, figures, numbered
 from stepspec.evals.report.prices import Prices, Rented, costs, load
 from stepspec.orchestrator.errors import ConfigurationError
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.report.page import page
+from stepspec.evals.report.html import page
+from stepspec.evals.report.layout import section
 from stepspec.evals.report.prices import Prices
-from stepspec.evals.report.reading import merge, read
-from stepspec.evals.report.section import section
+from stepspec.evals.report.run_folder import merge, read
 
 from .made import RECORDED, told
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
 from stepspec.evals.report.figures import Figures, figures, numbered
-from stepspec.evals.summary import ORACLE, stand
+from stepspec.evals.results import ORACLE, stand
 
 from .made import ARMS, mixed, samples
 

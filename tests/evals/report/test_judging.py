@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from stepspec.evals.arms import wilson
+from stepspec.evals.experiments.arms import wilson
 from stepspec.evals.report.judging import Graded, area, judge, scored, separate
-from stepspec.evals.trial import Written
+from stepspec.evals.sample import Written
 
 from .made import KEPT, REJECTED, REPAIR, mixed
 

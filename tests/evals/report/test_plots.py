@@ -10,13 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
-from stepspec.evals.report import bars, separation
-from stepspec.evals.report.drawing import NARROW, WIDE, Scale
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.report import plots
 from stepspec.evals.report.figures import Figures, figures
 from stepspec.evals.report.judging import Graded, Judge, separate
-from stepspec.evals.report.markup import Markup, element
-from stepspec.evals.report.scatter import Box, front, labels, scatter
+from stepspec.evals.report.plots import Box, front, labels, scatter
+from stepspec.evals.report.svg import NARROW, WIDE, Markup, Scale, element
 
 from .made import ARMS, large, mixed, samples, small
 
@@ -112,7 +111,7 @@ def test_a_label_far_from_its_dot_is_led_to_it() -> None:
 @widths
 def test_bars_are_as_long_as_what_they_stand_for(arms: list[Figures], width: float) -> None:
     shipped = next(f for f in arms if f.arm is SHIPPED)
-    tree = parsed(bars.stacked([("one", bars.tokens(shipped), "")], "tokens", width))
+    tree = parsed(plots.stacked([("one", plots.tokens(shipped), "")], "tokens", width))
     lengths = [w + 1 for (w,) in numbers(tree, "part", "width")]
     assert lengths == pytest.approx([width * 0.6, width * 0.2, width * 0.2], abs=0.2)  # 60, 20, and 20 in vain
     assert [one.get("data-wasted") for one in tree.iter() if one.get("class") == "part"] == [None, None, ""]
@@ -124,7 +123,7 @@ def test_bars_are_as_long_as_what_they_stand_for(arms: list[Figures], width: flo
 @widths
 def test_differences_stand_on_their_side_of_the_line(arms: list[Figures], width: float) -> None:
     shown = [f for f in arms if f.arm in (SMALL, SHIPPED)]
-    tree = parsed(bars.differences(shown, width))
+    tree = parsed(plots.differences(shown, width))
     (small_x,), (shipped_x,) = numbers(tree, "mark", "cx")
     (zero,) = {x for (x,) in numbers(tree, "zero", "x1")}
     assert small_x < zero == shipped_x
@@ -138,7 +137,7 @@ def made(*graded: Graded, policy: str = "specreason") -> Judge:
 def test_scores_are_counted_above_the_line_if_right_and_below_if_wrong() -> None:
     right = [Graded(8.6, True, True, n) for n in range(6)] + [Graded(6.1, False, True, 7)]
     wrong = [Graded(1.2, False, False, n) for n in range(3)]
-    tree = parsed(separation.histogram(made(*right, *wrong, Graded(9.0, True, False, 0, decided=False))))
+    tree = parsed(plots.histogram(made(*right, *wrong, Graded(9.0, True, False, 0, decided=False))))
     columns = numbers(tree, "column", "x", "y", "height")
     told = [title.text for title in tree.iter("title")]
     assert told == ["right, 6 to 6.5: 1", "right, 8.5 to 9: 6", "wrong, 1 to 1.5: 3"]
@@ -148,19 +147,19 @@ def test_scores_are_counted_above_the_line_if_right_and_below_if_wrong() -> None
 
 
 def test_without_truth_scores_are_told_apart_by_the_verdict() -> None:
-    tree = parsed(separation.histogram(made(Graded(0.2, True), Graded(3.5, False), policy="bild")))
+    tree = parsed(plots.histogram(made(Graded(0.2, True), Graded(3.5, False), policy="bild")))
     assert [title.text for title in tree.iter("title")] == ["accepted, 0.175 to 0.35: 1", "rejected, 3.33 to 3.5: 1"]
 
 
 def test_scores_may_be_negative() -> None:
-    tree = parsed(separation.histogram(made(Graded(-1.0, False), Graded(1.0, True), policy="reward")))
+    tree = parsed(plots.histogram(made(Graded(-1.0, False), Graded(1.0, True), policy="reward")))
     assert [title.text for title in tree.iter("title")] == ["accepted, 0.9 to 1: 1", "rejected, -1 to -0.9: 1"]
 
 
 def test_the_curve_ends_in_its_corners() -> None:
     judge = made(*(Graded(score, score > 5, score > 4, n) for n, score in enumerate((1.0, 2, 3, 6, 7, 8, 4.5))))
     assert judge.separation is not None
-    tree = parsed(separation.curve(judge, judge.separation))
+    tree = parsed(plots.curve(judge, judge.separation))
     path = next(one.get("d", "") for one in tree.iter() if one.get("class") == "curve")
     points = [tuple(map(float, pair.split())) for pair in path[1:].split("L")]
     (left, bottom), (right, top) = points[0], points[-1]

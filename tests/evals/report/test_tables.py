@@ -7,17 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
 from stepspec.evals.report import tables
-from stepspec.evals.report.layout import blocks
+from stepspec.evals.report.layout import Section, blocks, origin
 from stepspec.evals.report.markdown import markdown
-from stepspec.evals.report.origin import origin
-from stepspec.evals.report.papers import tables as papers
+from stepspec.evals.report.paper_tables import tables as papers
 from stepspec.evals.report.prices import Prices, Rented
-from stepspec.evals.report.reading import Run
-from stepspec.evals.report.section import Section
-from stepspec.evals.report.table import Row, Table
-from stepspec.evals.trial import Written
+from stepspec.evals.report.run_folder import Run
+from stepspec.evals.report.tables import Row, Table
+from stepspec.evals.sample import Written
 
 from .made import ARMS, folder, mixed, samples, told
 

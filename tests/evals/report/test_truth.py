@@ -6,8 +6,7 @@ import itertools
 
 import pytest
 
-from stepspec.evals.report.judging import Graded
-from stepspec.evals.report.truth import follows, graded
+from stepspec.evals.report.judging import Graded, follows, graded
 from stepspec.evals.testbed.problems import Problem, generate, worked
 from stepspec.orchestrator.chain import Accept, Rollback, Step, Verdict
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from stepspec.evals.testbed import alone
+from stepspec.evals.testbed import serve_one
 from stepspec.evals.testbed.servers import miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -28,11 +28,11 @@ def become(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> Became:
     monkeypatch.setattr(sys, "argv", ["alone", *arguments])
     monkeypatch.setenv("HTTP_PROXY", "http://proxy")
     with pytest.raises(Became) as found:
-        alone.main()
+        serve_one.main()
     return found.value
 
 
-@pytest.mark.parametrize("role", alone.ROLES)
+@pytest.mark.parametrize("role", serve_one.ROLES)
 def test_it_becomes_the_server_of_its_role_for_everybody(role: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = become(role, monkeypatch=monkeypatch)
     (server,) = miniature_servers("paced", (role,))
@@ -51,8 +51,8 @@ def test_it_listens_where_it_is_told_at_the_pace_that_is_wanted(monkeypatch: pyt
 def test_what_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["alone", "huge"])
     with pytest.raises(SystemExit):
-        alone.main()
+        serve_one.main()
     assert "invalid choice: 'huge'" in capsys.readouterr().err
     monkeypatch.setattr(sys, "argv", ["alone", "large", "--profile", "fast"])
     with pytest.raises(ConfigurationError, match="no pacing profile 'fast'"):
-        alone.main()
+        serve_one.main()

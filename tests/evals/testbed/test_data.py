@@ -9,9 +9,19 @@ import pytest
 import torch
 
 from stepspec.evals.testbed import tokenizer as vocabulary
-from stepspec.evals.testbed.data import IGNORED, RIGHT, TRUNK, WRONG, Mistake, Row, Writer, collate, first_mistake
+from stepspec.evals.testbed.data import (
+    IGNORED,
+    RIGHT,
+    TRUNK,
+    WRONG,
+    Mistake,
+    Row,
+    Writer,
+    collate,
+    first_mistake,
+)
+from stepspec.evals.testbed.model_card import auroc
 from stepspec.evals.testbed.problems import generate, worked
-from stepspec.evals.testbed.report import auroc
 from stepspec.evals.testbed.train import visible
 from stepspec.prompts import load
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.tables import small_print
+from stepspec.evals.experiments.tables import small_print
 from stepspec.evals.testbed.profiles import Pace, pace, paced_drafter
 from stepspec.orchestrator.errors import ConfigurationError
 

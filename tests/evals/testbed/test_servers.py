@@ -7,7 +7,7 @@ import pytest
 
 from stepspec.evals.testbed.servers import endpoint, miniature_servers, speculating
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.serving import Served
+from stepspec.orchestrator.launcher import Served
 
 ROLES = ("large", "small", "small-other")
 OPEN = "--enable-scale-out"

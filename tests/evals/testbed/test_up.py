@@ -11,12 +11,12 @@ from contextlib import asynccontextmanager
 import pytest
 from rich.console import Console
 
-from stepspec.evals.testbed import up as module
-from stepspec.evals.testbed.progress import line, starting
+from stepspec.evals.testbed import commands as module
+from stepspec.evals.testbed.servers import line, starting
 from stepspec.orchestrator.errors import ServerDied
-from stepspec.orchestrator.serving import Progress, Served, launch
+from stepspec.orchestrator.launcher import Progress, Served, launch
 
-from ...orchestrator.serving.running import die, members, scripted
+from ...orchestrator.launcher.running import die, members, scripted
 
 
 class Stand:

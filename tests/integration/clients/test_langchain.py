@@ -6,7 +6,16 @@ import pytest
 
 from stepspec.orchestrator.answer import extract
 
-from .conftest import FOLLOWING, MARKS, PROBLEM, Run, Seen, asked, counted, solved
+from .conftest import (
+    FOLLOWING,
+    MARKS,
+    PROBLEM,
+    Run,
+    Seen,
+    asked,
+    counted,
+    solved,
+)
 
 pytestmark = MARKS
 

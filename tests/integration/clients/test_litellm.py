@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from .conftest import FOLLOWING, MARKS, PROBLEM, Run, Seen, asked, counted, solved
+from .conftest import (
+    FOLLOWING,
+    MARKS,
+    PROBLEM,
+    Run,
+    Seen,
+    asked,
+    counted,
+    solved,
+)
 
 pytestmark = MARKS
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepspec.orchestrator.endpoints.template import Messages
+from stepspec.orchestrator.endpoints.chat_template import Messages
 from stepspec.orchestrator.markers import BRACKETS, CHANNEL, HARMONY, SEED, THINK, ThinkingMarkers
 
 from .server import IM_END, FakeVllm

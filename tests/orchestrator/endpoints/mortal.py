@@ -10,10 +10,9 @@ from typing import Self, TypeVar
 
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
-from stepspec.orchestrator.endpoints.acceptance import Acceptance
+from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
-from stepspec.orchestrator.endpoints.queue import Queue
-from stepspec.orchestrator.endpoints.wire import Format
+from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Event, Observer
 
@@ -41,7 +40,7 @@ class Mortal:
     template: Template = field(default_factory=lambda: Template("turn", "answer"))
     room: int = 4096
     can: Capabilities = CAPABLE
-    queue: Queue | None = None
+    queue: QueueGauges | None = None
     acceptance: Acceptance | None = None
     asked: int = 0
     entered: int = 0
@@ -109,7 +108,7 @@ class MortalEndpoint:
     async def acceptance(self) -> Acceptance | None:
         return self.server.acceptance if self.server.alive else None
 
-    async def queue(self) -> Queue | None:
+    async def queue(self) -> QueueGauges | None:
         return self.server.queue if self.server.alive else None
 
     async def capabilities(self) -> Capabilities:

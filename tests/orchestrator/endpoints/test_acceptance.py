@@ -9,9 +9,9 @@ import pytest
 
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.acceptance import Acceptance, Look, look, read, total
 from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.endpoints.doctor import conclude
+from stepspec.orchestrator.endpoints.metrics import Acceptance, AcceptanceReading, look, read_acceptance, total
 
 from ..service.served import until
 from .server import FakeVllm
@@ -41,7 +41,7 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",pos
     ],
 )
 def test_the_counters_of_all_engines_are_added_up(metrics: bytes, found: Acceptance | None) -> None:
-    assert read(metrics) == found
+    assert read_acceptance(metrics) == found
 
 
 def test_the_rate_is_of_tokens_and_the_length_counts_the_models_own() -> None:
@@ -64,24 +64,26 @@ vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
 
 
 def test_a_look_has_all_that_was_written_too() -> None:
-    assert look(SHOWN + WRITTEN, 7.0) == Look(7.0, Acceptance(15, 60, 30), 150)
-    assert look(SHOWN, 7.0) == Look(7.0, Acceptance(15, 60, 30))
+    assert look(SHOWN + WRITTEN, 7.0) == AcceptanceReading(7.0, Acceptance(15, 60, 30), 150)
+    assert look(SHOWN, 7.0) == AcceptanceReading(7.0, Acceptance(15, 60, 30))
     assert look(WRITTEN, 7.0) is None
 
 
 @pytest.mark.parametrize(
     ("later", "grown"),
     [
-        (Look(2.0, Acceptance(12, 48, 21), 60), Acceptance(2, 8, 1)),
-        (Look(2.0, Acceptance(10, 40, 20), 50), Acceptance()),
-        (Look(2.0, Acceptance(9, 48, 21), 60), None),
-        (Look(2.0, Acceptance(12, 39, 21), 60), None),
-        (Look(2.0, Acceptance(12, 48, 19), 60), None),
-        (Look(2.0, Acceptance(12, 48, 21), 49), None),
+        (AcceptanceReading(2.0, Acceptance(12, 48, 21), 60), Acceptance(2, 8, 1)),
+        (AcceptanceReading(2.0, Acceptance(10, 40, 20), 50), Acceptance()),
+        (AcceptanceReading(2.0, Acceptance(9, 48, 21), 60), None),
+        (AcceptanceReading(2.0, Acceptance(12, 39, 21), 60), None),
+        (AcceptanceReading(2.0, Acceptance(12, 48, 19), 60), None),
+        (AcceptanceReading(2.0, Acceptance(12, 48, 21), 49), None),
     ],
 )
-def test_a_counter_that_fell_is_a_servers_that_was_started_anew(later: Look, grown: Acceptance | None) -> None:
-    assert later.since(Look(1.0, Acceptance(10, 40, 20), 50)) == grown
+def test_a_counter_that_fell_is_a_servers_that_was_started_anew(
+    later: AcceptanceReading, grown: Acceptance | None
+) -> None:
+    assert later.since(AcceptanceReading(1.0, Acceptance(10, 40, 20), 50)) == grown
 
 
 async def test_the_last_look_at_a_server_that_speculates_is_kept() -> None:

@@ -7,7 +7,7 @@ from math import log
 import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
-from stepspec.orchestrator.endpoints.caching import CacheConfig, read
+from stepspec.orchestrator.endpoints.metrics import CacheConfig, read_cache_config
 
 from .conftest import Meet
 from .server import FakeVllm
@@ -35,7 +35,7 @@ def info(**labels: object) -> bytes:
     ],
 )
 def test_what_a_server_shows_of_its_cache_is_read(metrics: bytes, config: CacheConfig, checkpoints: bool) -> None:
-    found = read(b"vllm:num_requests_running 0.0\n" + metrics)
+    found = read_cache_config(b"vllm:num_requests_running 0.0\n" + metrics)
     assert found is not None
     assert (found.enabled, found.block, found.unit, found.mode) == (
         config.enabled,
@@ -48,7 +48,7 @@ def test_what_a_server_shows_of_its_cache_is_read(metrics: bytes, config: CacheC
 
 
 def test_a_server_that_shows_nothing_is_not_known() -> None:
-    assert read(b"vllm:num_requests_running 0.0\n") is None
+    assert read_cache_config(b"vllm:num_requests_running 0.0\n") is None
 
 
 @pytest.mark.parametrize(("block", "unit"), [(640, 32), (528, 16), (784, 16), (1600, 32), (None, 16)])
@@ -72,7 +72,9 @@ async def test_a_question_leaves_the_state_of_a_hybrid_where_the_next_one_finds_
     fine = FakeVllm(digits=GRADES, unit=4, metrics=info(block_size=64, prefix_match_unit=4))
     first, *others = await reads(meet, fine)
     assert first > 200
-    assert all(read < 200 for read in others)  # the step and the question, and the step again; not the chain
+    assert all(
+        read_cache_config < 200 for read_cache_config in others
+    )  # the step and the question, and the step again; not the chain
     assert max(others) - min(others) <= 8  # whatever the chain's length
     questions = [body["prompt"] for path, body in fine.requests if path == "/v1/completions"][1:]
     assert all(question[: len(chain)] == chain for question, chain in questions)

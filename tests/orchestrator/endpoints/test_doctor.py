@@ -11,15 +11,23 @@ import pytest
 from rich.console import Console
 
 from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints.caching import CacheConfig
-from stepspec.orchestrator.endpoints.doctor import COSTS, Diagnosis, Examined, Reading, conclude, diagnose, render
+from stepspec.orchestrator.endpoints.doctor import (
+    COSTS,
+    Diagnosis,
+    EndpointReport,
+    Reading,
+    conclude,
+    diagnose,
+    render,
+)
+from stepspec.orchestrator.endpoints.metrics import CacheConfig
 from stepspec.orchestrator.endpoints.probe import Capabilities
 
 from .server import GENERATE, FakeVllm
 from .test_caching import info
 
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False, suffix_scoring=True)
-GOOD = Examined("large", "http://l", "", "big", 4096, "v", True, True, 0.97, 0.1, 0.03, ALL)
+GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, 0.1, 0.03, ALL)
 FAST = replace(GOOD, role="small", url="http://s", model="tiny", between=0.006)
 
 
@@ -125,7 +133,7 @@ async def test_a_server_that_is_not_there_is_a_finding() -> None:
 
 
 def test_replicas_are_shown_and_only_what_is_new_is_said_of_them() -> None:
-    dead = Examined("large", "http://dead", problem="no connection")
+    dead = EndpointReport("large", "http://dead", problem="no connection")
     same, lacking = replace(GOOD, url="http://same"), replace(GOOD, url="http://lacking", can=without("metrics", False))
     diagnosis = conclude(FAST, GOOD, same, lacking, dead, replace(GOOD, url="http://else", model="else"))
     assert diagnosis.notes == (
@@ -165,7 +173,7 @@ CURE = "--mamba-cache-mode align --prefix-match-unit 32"
 READING = Reading(1014, 411, 0.084, 0.155)
 
 
-def cached(found: bool, cache: CacheConfig, **fields: Any) -> Examined:
+def cached(found: bool, cache: CacheConfig, **fields: Any) -> EndpointReport:
     can = replace(ALL, prefix_cache=found, cache=cache, tried=1280, **fields)
     return replace(GOOD, can=can, reading=READING)
 

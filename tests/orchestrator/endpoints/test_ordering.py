@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepspec.orchestrator.endpoints.doctor import conclude
-from stepspec.orchestrator.endpoints.ordering import Ordering, ordering
+from stepspec.orchestrator.endpoints.probe import Ordering, ordering
 
 from .conftest import Meet
 from .server import FakeVllm, Refuse

@@ -8,7 +8,7 @@ import pytest
 
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.queue import Queue, polled, read
+from stepspec.orchestrator.endpoints.metrics import QueueGauges, polled, read_queue
 
 from ...fakes import run
 from .server import FakeVllm
@@ -27,16 +27,16 @@ vllm:num_requests_waiting{engine="1",model_name="m"} 4.0
 @pytest.mark.parametrize(
     ("metrics", "found"),
     [
-        (SHOWN, Queue(5, 5)),
-        (b"vllm:num_requests_running 2.0\nvllm:num_requests_waiting 0.0\n", Queue(2, 0)),
+        (SHOWN, QueueGauges(5, 5)),
+        (b"vllm:num_requests_running 2.0\nvllm:num_requests_waiting 0.0\n", QueueGauges(2, 0)),
         (b"vllm:num_requests_running 2.0\n", None),
         (b"vllm:num_requests_running NaNsense\nvllm:num_requests_waiting 0.0\n", None),
         (b"", None),
         (b"<html>no such page</html>", None),
     ],
 )
-def test_the_gauges_of_all_engines_are_added_up(metrics: bytes, found: Queue | None) -> None:
-    assert read(metrics) == found
+def test_the_gauges_of_all_engines_are_added_up(metrics: bytes, found: QueueGauges | None) -> None:
+    assert read_queue(metrics) == found
 
 
 async def test_a_server_that_shows_nothing_tells_nothing() -> None:
@@ -49,11 +49,11 @@ async def test_a_server_that_shows_nothing_tells_nothing() -> None:
 
 
 def test_polling_goes_on_over_silence_and_stalls_and_ends_with_the_block() -> None:
-    answers = [Queue(1, 0), None, "stall", Queue(2, 9)]
+    answers = [QueueGauges(1, 0), None, "stall", QueueGauges(2, 9)]
     told: list[tuple[float, int, int]] = []
 
     class Server:
-        async def queue(self) -> Queue | None:
+        async def queue(self) -> QueueGauges | None:
             answer = answers.pop(0) if answers else None
             if isinstance(answer, str):
                 await asyncio.sleep(1e9)

@@ -15,9 +15,14 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Role, Step
-from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Template, VllmEndpoint, connect
-from stepspec.orchestrator.endpoints.acceptance import Acceptance
-from stepspec.orchestrator.endpoints.queue import Queue
+from stepspec.orchestrator.endpoints import (
+    Endpoint,
+    ReplicatedEndpoint,
+    Template,
+    VllmEndpoint,
+    connect,
+)
+from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
@@ -310,10 +315,10 @@ def test_what_was_accepted_adds_up_where_it_is_shown() -> None:
 
 
 def test_their_queues_add_up_where_they_are_shown() -> None:
-    servers = server(A, queue=Queue(3, 1)), server(B), server(C, queue=Queue(2, 5))
+    servers = server(A, queue=QueueGauges(3, 1)), server(B), server(C, queue=QueueGauges(2, 5))
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
-        assert await endpoint.queue() == Queue(5, 6)
+        assert await endpoint.queue() == QueueGauges(5, 6)
 
     entered(replicated(*servers), body)
 

@@ -10,7 +10,7 @@ import pytest
 
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Message, Role
-from stepspec.orchestrator.endpoints.interfaces import AnyEndpoint
+from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
 from stepspec.orchestrator.endpoints.room import JUDGING_ROOM, fitted
 from stepspec.orchestrator.errors import EndpointUnavailable
 
@@ -44,7 +44,7 @@ def fit(*endpoints: Counting, tokens: int = 8192) -> tuple[Budget, float]:
     """Return what is left of a budget, and when that is known."""
 
     async def main() -> tuple[Budget, float]:
-        left = await fitted(Budget(tokens), CHAIN, [cast("AnyEndpoint", each) for each in endpoints])
+        left = await fitted(Budget(tokens), CHAIN, [cast("ModelEndpoint", each) for each in endpoints])
         return left, asyncio.get_running_loop().time()
 
     return run(main())[0]

@@ -7,12 +7,17 @@ from dataclasses import replace
 import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Chain, Step, Token
-from stepspec.orchestrator.endpoints import scoring
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.endpoints import vllm_protocol
+from stepspec.orchestrator.errors import (
+    ConfigurationError,
+    ContextTooLong,
+    EndpointUnavailable,
+    MalformedReply,
+)
 
 from .conftest import Meet
 from .server import GENERATE, FakeVllm, Refuse
-from .test_wire import CALL
+from .test_vllm_protocol import CALL
 
 PROBLEM = Chain.of("What is 1 + 1?")
 STEP = Step("So one plus.\n\n", "small")
@@ -124,24 +129,24 @@ def reply(cached: int | None, rows: int, *, garbage: int = 0) -> dict[str, objec
     ],
 )
 def test_rows_of_a_cached_prefix_are_not_believed(cached: int | None, rows: int, start: int, found: int | None) -> None:
-    taken = scoring.computed_rows(reply(cached, rows), range(10), start)
+    taken = vllm_protocol.computed_rows(reply(cached, rows), range(10), start)
     assert (None if taken is None else len(taken)) == found
     if taken:
         assert list(taken[0]) == [str(start)]
 
 
 def test_rows_that_are_not_about_the_prompt_are_not_believed() -> None:
-    assert scoring.computed_rows(reply(0, 9, garbage=7), range(10), 6) is None
-    assert scoring.computed_rows({}, range(10), 6) is None
+    assert vllm_protocol.computed_rows(reply(0, 9, garbage=7), range(10), 6) is None
+    assert vllm_protocol.computed_rows({}, range(10), 6) is None
 
 
 @pytest.mark.parametrize("broken", [{}, {"choices": []}, {"choices": [{"prompt_logprobs": None}]}])
 def test_a_reply_without_rows_is_malformed(broken: dict[str, object]) -> None:
     with pytest.raises(MalformedReply):
-        scoring.rows(CALL, broken, 0)
+        vllm_protocol.rows(CALL, broken, 0)
 
 
 @pytest.mark.parametrize("rows", [[], [{}], [{"5": {"logprob": -1.0}}]])
 def test_rows_without_the_tokens_are_malformed(rows: list[dict[str, dict[str, float]]]) -> None:
     with pytest.raises(MalformedReply):
-        scoring.scores(CALL, rows, [("a", [5])], 0)
+        vllm_protocol.scores(CALL, rows, [("a", [5])], 0)

@@ -6,8 +6,7 @@ import httpx2
 import pytest
 
 from stepspec.orchestrator.endpoints import Deadlines
-from stepspec.orchestrator.endpoints.failures import Call
-from stepspec.orchestrator.endpoints.sse import Events
+from stepspec.orchestrator.endpoints.client import Call, Events
 from stepspec.orchestrator.errors import EndpointUnavailable
 
 STREAM = b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\n"

@@ -10,8 +10,8 @@ import pytest
 
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import VllmModel
+from stepspec.orchestrator.endpoints.client import Reply
 from stepspec.orchestrator.endpoints.together import Answer, Together
-from stepspec.orchestrator.endpoints.wire import Reply
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 from stepspec.orchestrator.events import Called
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from stepspec.orchestrator.acceptance import Acceptance
 from stepspec.orchestrator.endpoints import Endpoint
-from stepspec.orchestrator.endpoints.acceptance import Look
-from stepspec.orchestrator.endpoints.underneath import Underneath, Windows
+from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceReading, AcceptanceWindows
 from stepspec.orchestrator.events import Answering, Called, Degraded, Event, Finished, Speculated
+from stepspec.orchestrator.stats import Acceptance
 
 from ...fakes import run
 
@@ -38,7 +37,7 @@ class Server:
     rate: float | None = None
     since: float = 0.0
     asked: float = -1e9
-    seen: Look | None = None
+    seen: AcceptanceReading | None = None
     looks: list[float] = field(default_factory=list[float])
 
     @property
@@ -50,7 +49,7 @@ class Server:
         self.looks.append(asked)
         await asyncio.sleep(self.slow)
         seconds = 0 if self.idle else int(asked - self.since)
-        self.seen = Look(asked, Acceptance(seconds, 4 * seconds, 3 * seconds), 4 * seconds)
+        self.seen = AcceptanceReading(asked, Acceptance(seconds, 4 * seconds, 3 * seconds), 4 * seconds)
         return self.seen.counted
 
 
@@ -65,9 +64,9 @@ def cut(tokens: int) -> Called:
 class Run:
     """A run, which begins now, as somebody who hears of its events."""
 
-    def __init__(self, underneath: Underneath) -> None:
+    def __init__(self, underneath: AcceptanceMonitor) -> None:
         began = now()
-        self.windows = Windows(underneath, lambda: now() - began)
+        self.windows = AcceptanceWindows(underneath, lambda: now() - began)
         self.windows.begin()
         self.told: list[Speculated] = []
 
@@ -88,11 +87,11 @@ class Run:
         return any(one.shared for one in self.told)
 
 
-def watching(*servers: Server) -> Underneath:
-    return Underneath(lambda: [("large", server) for server in servers])
+def watching(*servers: Server) -> AcceptanceMonitor:
+    return AcceptanceMonitor(lambda: [("large", server) for server in servers])
 
 
-def told(main: Callable[[Underneath], Awaitable[None]], *servers: Server) -> None:
+def told(main: Callable[[AcceptanceMonitor], Awaitable[None]], *servers: Server) -> None:
     """Do *main* while somebody looks at the *servers*, at which somebody looked once when they were entered."""
 
     async def all_of_it() -> None:
@@ -108,7 +107,7 @@ def told(main: Callable[[Underneath], Awaitable[None]], *servers: Server) -> Non
 def test_a_run_tells_of_what_was_counted_from_the_last_look_before_it_to_the_last_one_in_it() -> None:
     server = Server()
 
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         await asyncio.sleep(2.5)
         alone = Run(underneath)
         await asyncio.sleep(1.0)
@@ -146,7 +145,7 @@ def test_servers_that_do_not_speculate_are_never_looked_at() -> None:
 def test_where_requests_are_rationed_a_look_takes_none_of_them() -> None:
     server = Server(rate=1.0)
 
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         await asyncio.sleep(10.0)
         assert server.looks == [0.0]
 
@@ -156,7 +155,7 @@ def test_where_requests_are_rationed_a_look_takes_none_of_them() -> None:
 def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
     server = Server()
 
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         for _ in range(10):
             await server.acceptance()
             await asyncio.sleep(0.7)
@@ -168,7 +167,7 @@ def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
 def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> None:
     server = Server()
 
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         await asyncio.sleep(0.5)
         one = Run(underneath)
         for _ in range(4):
@@ -182,7 +181,7 @@ def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> N
 def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
     server = Server()
 
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         server.slow = 1e9
         await asyncio.sleep(1.5)
         one = Run(underneath)
@@ -201,7 +200,7 @@ def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
 def test_a_look_from_long_before_tells_nothing_about_a_run() -> None:
     server = Server(rate=1.0)  # nobody looks but the test
 
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         await asyncio.sleep(8.0)
         one = Run(underneath)
         await server.acceptance()
@@ -217,7 +216,7 @@ def test_a_look_from_long_before_tells_nothing_about_a_run() -> None:
 def test_a_server_that_was_started_anew_begins_at_nothing() -> None:
     server = Server()
 
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         await asyncio.sleep(3.5)
         one = Run(underneath)
         server.since = now()
@@ -232,7 +231,7 @@ def test_a_server_that_was_started_anew_begins_at_nothing() -> None:
 
 
 def test_nothing_drafted_is_told_at_the_end_only() -> None:
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         await asyncio.sleep(1.5)
         one = Run(underneath)
         for _ in range(3):
@@ -246,7 +245,7 @@ def test_nothing_drafted_is_told_at_the_end_only() -> None:
 
 
 def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         one = Run(underneath)
         await asyncio.sleep(2.5)
         one.end(written(16))
@@ -270,13 +269,13 @@ def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
 def test_other_runs_at_the_same_time_are_owned_up_to(begins: float, ends: float, shared: bool) -> None:
     """The run lasts from second 2.5 to second 8.0, and its first window begins at the look at second 2."""
 
-    async def other(underneath: Underneath) -> None:
+    async def other(underneath: AcceptanceMonitor) -> None:
         await asyncio.sleep(begins)
         one = Run(underneath)
         await asyncio.sleep(ends - begins)
         one.windows.end()
 
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(other(underneath))
             await asyncio.sleep(2.5)
@@ -290,7 +289,7 @@ def test_other_runs_at_the_same_time_are_owned_up_to(begins: float, ends: float,
 
 
 def test_only_the_windows_with_company_are_shared() -> None:
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         one = Run(underneath)
         with underneath.company():
             await asyncio.sleep(1.5)
@@ -305,7 +304,7 @@ def test_only_the_windows_with_company_are_shared() -> None:
 
 
 def test_who_failed_is_gone() -> None:
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         with pytest.raises(ZeroDivisionError), underneath.company():
             raise ZeroDivisionError
         failed = Run(underneath)
@@ -334,7 +333,7 @@ def test_who_failed_is_gone() -> None:
     ],
 )
 def test_a_server_that_wrote_more_than_the_run_asked_for_has_other_clients(calls: list[Called], shared: bool) -> None:
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         one = Run(underneath)
         await asyncio.sleep(50.5)
         one.end(*calls)  # 200 tokens were written
@@ -344,7 +343,7 @@ def test_a_server_that_wrote_more_than_the_run_asked_for_has_other_clients(calls
 
 
 def test_other_clients_are_told_of_even_if_nothing_is_left_to_count() -> None:
-    async def main(underneath: Underneath) -> None:
+    async def main(underneath: AcceptanceMonitor) -> None:
         one = Run(underneath)
         await asyncio.sleep(50.5)
         one.hear()

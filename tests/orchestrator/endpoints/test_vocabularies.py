@@ -12,10 +12,10 @@ import pytest
 from tokenizers import Tokenizer
 
 from stepspec.orchestrator.chain import Chain, Step, Token
-from stepspec.orchestrator.endpoints import wire
-from stepspec.orchestrator.endpoints.encoder import Encoder
-from stepspec.orchestrator.endpoints.failures import Call
-from stepspec.orchestrator.endpoints.growing import GrowingStep
+from stepspec.orchestrator.endpoints import vllm_protocol
+from stepspec.orchestrator.endpoints.client import Call
+from stepspec.orchestrator.endpoints.token_stream import StepBuilder
+from stepspec.orchestrator.endpoints.tokenizer import ModelTokenizer
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 from tests.vocabularies import FAMILIES, real_tokenizer
@@ -67,9 +67,9 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
     """The step that comes of *ids*, as vLLM sends them after a prompt, and of the end of the turn."""
     server.written = ids
     body = {"prompt": server.encode("So: "), "max_tokens": limit, "stop": [], "logprobs": 0, "return_token_ids": True}
-    growing = GrowingStep("small", "v", ends=StepEnds((), blocks=False), limit=limit)
+    growing = StepBuilder("small", "v", ends=StepEnds((), blocks=False), limit=limit)
     for choice in server.choices(body):
-        piece = wire.chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
+        piece = vllm_protocol.chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
         for token in piece.tokens:
             if stop := growing.add(token):
                 return growing.end(stop)
@@ -78,12 +78,12 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
     raise AssertionError("the stream did not end")
 
 
-async def encoded(encoder: Encoder, step: Step) -> list[int]:
+async def encoded(encoder: ModelTokenizer, step: Step) -> list[int]:
     """The ids that stand for *step* in a prompt."""
     return (await encoder.chain(PROBLEM.extend(step)))[len(await encoder.chain(PROBLEM)) :]
 
 
-async def cut_twice(encoder: Encoder, step: Step, keep: int) -> tuple[str, str]:
+async def cut_twice(encoder: ModelTokenizer, step: Step, keep: int) -> tuple[str, str]:
     """The text of *step* cut after *keep* characters, as its author's prompt and as a beginning to go on with."""
     cut = step.cut(keep)
     prompt = await encoder.decode(await encoded(encoder, cut))

@@ -10,8 +10,7 @@ import pytest
 
 from stepspec.orchestrator import Accept, Chain, Model, Rival, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.chain import Role, Stop
-from stepspec.orchestrator.nesting.course import Course
-from stepspec.orchestrator.nesting.terms import Terms
+from stepspec.orchestrator.nesting.model import Course, Terms
 
 from ...fakes import ScriptedModel, run
 from ..arms import PROBLEM

@@ -11,7 +11,18 @@ from typing import Any
 import pytest
 
 from stepspec import policies
-from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Model, Policy, Rollback, Step, Verdict, reason
+from stepspec.orchestrator import (
+    Accept,
+    Budget,
+    Chain,
+    Ledger,
+    Model,
+    Policy,
+    Rollback,
+    Step,
+    Verdict,
+    reason,
+)
 from stepspec.orchestrator.chain import DELIMITER, THINK_END
 from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved

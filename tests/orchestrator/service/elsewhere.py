@@ -10,9 +10,8 @@ import orjson
 from starlette.applications import Starlette
 from starlette.types import Message
 
-from stepspec.orchestrator.service.door import Door
-from stepspec.orchestrator.service.exchange import Asked, Messages, answered
-from stepspec.orchestrator.service.front import Front
+from stepspec.orchestrator.service.middleware import RequestMiddleware
+from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaProxy, answered
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from .served import chosen
@@ -37,10 +36,10 @@ class Elsewhere:
     """Services elsewhere: each of *lives* answers one request with its messages and dies, if that is its last."""
 
     lives: Sequence[Sequence[Messages | Exception]]
-    asked: list[Asked] = field(default_factory=list[Asked])
+    asked: list[BufferedRequest] = field(default_factory=list[BufferedRequest])
     left: int = 0
 
-    async def ask(self, asked: Asked) -> AsyncGenerator[Messages]:
+    async def ask(self, asked: BufferedRequest) -> AsyncGenerator[Messages]:
         self.asked.append(asked)
         try:
             for each in self.lives[len(self.asked) - 1]:
@@ -84,7 +83,7 @@ class Told:
 
 
 async def told(
-    ask: Callable[[Asked], AsyncGenerator[Messages]],
+    ask: Callable[[BufferedRequest], AsyncGenerator[Messages]],
     path: str = CHAT,
     *,
     settings: ServiceSettings = OPENED,
@@ -98,15 +97,17 @@ async def told(
         events.append({"event": event, **more})
 
     app = fronting(ask, settings, tell)
-    asked = Asked({"method": method, "path": path, "query_string": b"", "server": (server, 80)}, tuple(headers), b"{}")
+    asked = BufferedRequest(
+        {"method": method, "path": path, "query_string": b"", "server": (server, 80)}, tuple(headers), b"{}"
+    )
     return Told([message async for messages in answered(app, asked) for message in messages], events)
 
 
 def fronting(
-    ask: Callable[[Asked], AsyncGenerator[Messages]], settings: ServiceSettings, tell: Callable[..., None]
-) -> Door:
-    return Door(
-        Front(Starlette(), ask, scrape, settings, tell),
+    ask: Callable[[BufferedRequest], AsyncGenerator[Messages]], settings: ServiceSettings, tell: Callable[..., None]
+) -> RequestMiddleware:
+    return RequestMiddleware(
+        ReplicaProxy(Starlette(), ask, scrape, settings, tell),
         settings=settings,
         version="9",
         begins=lambda visit: None,

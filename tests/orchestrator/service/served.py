@@ -18,12 +18,12 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.service.app import Service
+from stepspec.orchestrator.service.middleware import ServiceRequest
+from stepspec.orchestrator.service.observers import ServiceObserver
 from stepspec.orchestrator.service.server import Server, listen
 from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.service.visit import Visit
-from stepspec.orchestrator.service.witness import Witness
 from stepspec.orchestrator.solution import Solution
-from stepspec.serving import offer
+from stepspec.service_factory import offer
 
 from ..endpoints.server import FakeVllm
 
@@ -49,22 +49,22 @@ class Seen:
     """A witness that remembers."""
 
     events: list[Event] = field(default_factory=list[Event])
-    visits: list[Visit] = field(default_factory=list[Visit])
+    visits: list[ServiceRequest] = field(default_factory=list[ServiceRequest])
     failures: list[Exception] = field(default_factory=list[Exception])
 
-    def begins(self, visit: Visit) -> None:
+    def begins(self, visit: ServiceRequest) -> None:
         pass
 
-    def sees(self, visit: Visit, index: int, event: Event) -> None:
+    def sees(self, visit: ServiceRequest, index: int, event: Event) -> None:
         self.events.append(event)
 
-    def solved(self, visit: Visit, index: int, solution: Solution) -> None:
+    def solved(self, visit: ServiceRequest, index: int, solution: Solution) -> None:
         pass
 
-    def failed(self, visit: Visit, exc: Exception) -> None:
+    def failed(self, visit: ServiceRequest, exc: Exception) -> None:
         self.failures.append(exc)
 
-    def ends(self, visit: Visit) -> None:
+    def ends(self, visit: ServiceRequest) -> None:
         self.visits.append(visit)
 
     def looked(self, role: Role, up: bool) -> None:
@@ -160,7 +160,7 @@ async def serving(
     names: tuple[str, str] = ("tiny", "huge"),
     key: str = "",
     metrics: bytes = b"",
-    witnesses: Sequence[Witness] = (),
+    witnesses: Sequence[ServiceObserver] = (),
     **solving: Any,
 ) -> AsyncGenerator[Served]:
     """Run a service over two fake servers; the large model's wants *key*, and shows *metrics*."""

@@ -18,11 +18,11 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from stepspec.orchestrator.service import spans
+from stepspec.orchestrator.service import tracing
 
 from ...program import Program, serve
 from .served import TURN, Noting, serving
-from .test_witnesses import PARENT
+from .test_observers import PARENT
 
 SCRIPT = ("So", " one", ".\n\n", "Done", "</think>", "\n\n", "It is ", "\\boxed{2}", ".")
 TRACE, CLIENT = PARENT.split("-")[1:3]
@@ -176,8 +176,8 @@ async def test_a_collector_that_is_not_there_harms_no_request(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         exporter = OTLPSpanExporter(f"http://127.0.0.1:{gone.getsockname()[1]}/v1/traces")
-    monkeypatch.setattr(spans, "FLUSH", 0.1)
-    witness = spans.Spans(spans.connect("0", exporter))
+    monkeypatch.setattr(tracing, "FLUSH", 0.1)
+    witness = tracing.Tracing(tracing.connect("0", exporter))
     async with asyncio.timeout(SOON), witness.flushed(), serving(witnesses=[witness]) as served:
         replies = await asyncio.gather(*(served.chat() for _ in range(3)))
     exporter.shutdown()  # type: ignore[no-untyped-call]  # theirs has no types

@@ -18,9 +18,9 @@ from stepspec.orchestrator.errors import (
     MissingCapability,
 )
 from stepspec.orchestrator.service import errors
-from stepspec.orchestrator.service.attended import Attended, Line
-from stepspec.orchestrator.service.errors import Refusal
-from stepspec.orchestrator.service.visit import Visit
+from stepspec.orchestrator.service.errors import ApiError
+from stepspec.orchestrator.service.middleware import ServiceRequest
+from stepspec.orchestrator.service.streaming import Line, StreamedResponse
 
 from ...fakes import run
 
@@ -38,7 +38,7 @@ from ...fakes import run
         (MalformedReply("x"), 500, "upstream_error"),
         (TimeoutError(), 504, "deadline"),
         (KeyError("secret"), 500, "internal_error"),
-        (Refusal(429, "x", code="queue_full"), 429, "queue_full"),
+        (ApiError(429, "x", code="queue_full"), 429, "queue_full"),
     ],
 )
 def test_statuses(exc: Exception, status: int, code: str) -> None:
@@ -56,7 +56,7 @@ def test_what_worked_before_it_failed_is_not_to_be_repeated() -> None:
 
 def test_a_client_that_takes_nothing_is_left_in_time_and_so_is_its_work() -> None:
     async def main() -> tuple[str, int]:
-        visit = Visit("v", "POST", "/v1/chat/completions", {})
+        visit = ServiceRequest("v", "POST", "/v1/chat/completions", {})
         ended = ""
 
         async def never(message: MutableMapping[str, Any]) -> None:
@@ -70,10 +70,10 @@ def test_a_client_that_takes_nothing_is_left_in_time_and_so_is_its_work() -> Non
             nonlocal ended
             try:
                 await line.start({})
-            except Refusal as exc:
+            except ApiError as exc:
                 ended = f"{exc.status} {exc.code} after {asyncio.get_running_loop().time():g} s"
 
-        await Attended(visit, work, 60.0, asyncio.Event())({}, present, never)
+        await StreamedResponse(visit, work, 60.0, asyncio.Event())({}, present, never)
         return ended, visit.status
 
     assert run(main()) == (("499 client_stalled after 60 s", 0), 60)

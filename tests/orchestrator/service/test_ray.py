@@ -13,7 +13,7 @@ import pytest
 from ray.serve import Application
 from ray.serve.schema import ServeDeploySchema
 
-from stepspec import serving
+from stepspec import service_factory
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.service import ray as service_on_ray
@@ -99,7 +99,9 @@ def test_the_file_that_is_shipped_is_one() -> None:
 
 
 def test_settings_travel_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = serving.read({**URLS, "service": {"keys": ["one"]}, "small": {"url": "http://a", "api_key": "k"}})
+    settings = service_factory.read(
+        {**URLS, "service": {"keys": ["one"]}, "small": {"url": "http://a", "api_key": "k"}}
+    )
     monkeypatch.setenv("STEPSPEC_POLICY", "bild")
     travelled = pickle.loads(pickle.dumps(settings))
     assert travelled == settings
@@ -108,7 +110,7 @@ def test_settings_travel_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("small", [URLS["small"], {"small": "http://t", "large": URLS["small"]}])
 def test_replicas_begin_with_different_servers_of_a_model(small: Any) -> None:
-    settings = serving.read({**URLS, "small": small})
+    settings = service_factory.read({**URLS, "small": small})
     turned: list[Any] = [settings.turned(rank) for rank in range(3)]
     urls = [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1"), ("http://a:1", "http://b:1")]
     assert [(each.small if isinstance(small, str) else each.small.large).urls for each in turned] == urls

@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.orchestrator.acceptance import Acceptance
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints import VllmEndpoint, underneath
+from stepspec.orchestrator.endpoints import VllmEndpoint, metrics
 from stepspec.orchestrator.events import Event, Speculated
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.run import Outcome
-from stepspec.orchestrator.service import reply
-from stepspec.orchestrator.service.gate import Gate
+from stepspec.orchestrator.service import payloads
+from stepspec.orchestrator.service.admission import Admission
 from stepspec.orchestrator.service.metrics import Metrics
 from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, parse
 
 from ...test_underneath import shown
@@ -47,7 +47,7 @@ async def asked(served: Served, path: str, **fields: object) -> Reply:
     ],
 )
 async def test_an_answer_tells_of_it(path: str, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(underneath, "EVERY", 0.01)
+    monkeypatch.setattr(metrics, "EVERY", 0.01)
     async with serving(metrics=shown(10)) as served:
         answer = (await asked(served, path, **fields)).json
         (told,) = answer["ledger"]["speculation"]
@@ -58,7 +58,7 @@ async def test_an_answer_tells_of_it(path: str, fields: dict[str, object], monke
 
 
 async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(underneath, "EVERY", 0.01)
+    monkeypatch.setattr(metrics, "EVERY", 0.01)
     async with serving(metrics=shown(10)) as served:
         await asked(served, "/v1/chat/completions", messages=[{"role": "user", "content": "What is 1 + 1?"}])
         counted = served.service.parts.offer.speculation
@@ -72,10 +72,10 @@ async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.Monk
 
 
 async def test_the_page_is_told_as_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(underneath, "EVERY", 0.01)
+    monkeypatch.setattr(metrics, "EVERY", 0.01)
     async with serving(metrics=shown(10)) as served:
-        reply = await asked(served, "/live", problem="What is 1 + 1?")
-    lines = [line.removeprefix("data: ").encode() for line in reply.lines if line.startswith("data: ")]
+        payloads = await asked(served, "/live", problem="What is 1 + 1?")
+    lines = [line.removeprefix("data: ").encode() for line in payloads.lines if line.startswith("data: ")]
     told = [one for one in (parse(line).event for line in lines) if isinstance(one, Speculated)]
     assert sum((one.counted for one in told), Acceptance()) == Acceptance(2, 8, 6)
 
@@ -93,7 +93,7 @@ def test_what_several_runs_saw_of_one_server_is_not_added_up() -> None:
     longer = replace(one, counted=Acceptance(3, 12, 6), until=1.5)
     within = Speculated("small", Acceptance(1, 4, 4), 0.0, 1.0, path="small.large")
     ledgers = [Ledger.of([told]) for told in (longer, one, within)]
-    large, small = reply.ledger(ledgers)["speculation"]
+    large, small = payloads.ledger(ledgers)["speculation"]
     assert (large["counted"]["drafts"], large["until"], large["shared"]) == (3, 1.5, True)
     assert (small["path"], small["rate"], small["length"], small["shared"]) == ("small.large", 1.0, 5.0, False)
 
@@ -101,13 +101,13 @@ def test_what_several_runs_saw_of_one_server_is_not_added_up() -> None:
 def test_nothing_drafted_has_no_rate() -> None:
     events: list[Event] = [Speculated("large", Acceptance(), 0.0, 1.0)]
     solution = Solution.of(Outcome(Chain.of("p"), "", "stop"), [Moment(0.0, event) for event in events])
-    (told,) = reply.solution(solution)["ledger"]["speculation"]
+    (told,) = payloads.solution(solution)["ledger"]["speculation"]
     assert (told["rate"], told["length"]) == (None, None)
 
 
 def test_a_server_that_is_looked_at_later_is_counted_from_then() -> None:
     totals: dict[str, Acceptance] = {}
-    metrics = Metrics(Gate(chosen()), "0", speculation=lambda: totals)
+    metrics = Metrics(Admission(chosen()), "0", speculation=lambda: totals)
     assert b"stepspec_speculation_passes_total{" not in metrics.scrape()[0]
     totals["small.large"] = Acceptance(1, 4, 2)
     assert b'stepspec_speculation_accepted_tokens_total{role="small.large"} 2.0' in metrics.scrape()[0]

@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 from aiohttp import web
 
+from stepspec.orchestrator.service.judge_status import JudgeStatus
 from stepspec.orchestrator.service.page import html
-from stepspec.orchestrator.service.trust import Trust
 
 METHODS: dict[str, Any] = {
     "default": "specreason",
@@ -49,7 +49,7 @@ class Replay:
     key: str = ""
     refusal: tuple[int, dict[str, Any], dict[str, str]] | None = None
     breaks: int | None = None
-    trusted: dict[str, Any] = field(default_factory=lambda: Trust().told)
+    trusted: dict[str, Any] = field(default_factory=lambda: JudgeStatus().told)
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     left: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""

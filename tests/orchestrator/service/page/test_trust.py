@@ -12,9 +12,9 @@ from playwright.async_api import expect
 
 from stepspec import Solver
 from stepspec.orchestrator.chain import Accept, Step
-from stepspec.orchestrator.drift import LEAST
 from stepspec.orchestrator.events import Judged
-from stepspec.serving import trust
+from stepspec.orchestrator.feedback.drift import LEAST
+from stepspec.service_factory import trust
 
 from ..served import serving
 from .conftest import Open

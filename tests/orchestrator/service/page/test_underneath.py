@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from playwright.async_api import expect
 
-from stepspec.orchestrator.acceptance import Acceptance
 from stepspec.orchestrator.events import Speculated
 from stepspec.orchestrator.ledger import Ledger, Speculation
 from stepspec.orchestrator.service.page import html
+from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, dump, parse
 
 from .conftest import Open

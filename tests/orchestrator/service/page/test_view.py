@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator import Rollback, Step
-from stepspec.orchestrator.events import Committed, Degraded, Drafted, Event, Judged, Moved, Repaired, Started
+from stepspec.orchestrator.events import (
+    Committed,
+    Degraded,
+    Drafted,
+    Event,
+    Judged,
+    Moved,
+    Repaired,
+    Started,
+)
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.trace import Moment, dump, parse, replay
 

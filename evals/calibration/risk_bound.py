@@ -1,0 +1,214 @@
+"""
+How loose may a threshold be? A promise with a confidence, from paired outcomes. Pure: no models, no I/O.
+
+The loss of a method is how many more problems the large model alone gets right, as a share of all. Thresholds are
+tested from the strictest to the loosest, each at the full level, until one fails: fixed-sequence testing, which needs
+no correction (learn then test, Angelopoulos et al., arXiv:2110.01052, section 4).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import beta, binom
+
+Shares: TypeAlias = NDArray[np.float64]
+NUISANCE_SHARE = 0.1  # of the level, spent on what is not known about the gains
+NUISANCE_POINTS = 48
+MOST_PROBLEMS = 1_000_000
+FIRST_SHARE = 0.8  # of the level, for the first attempt
+BETS = 50
+MOST_LOG_CAPITAL = 700.0  # beyond it a float overflows
+
+
+@dataclass(frozen=True, slots=True)
+class Paired:
+    """
+    Outcomes on the same *n* problems: *lost* ones only the large model got right, *gained* ones only the method.
+
+    Raise `ValueError` where they do not add up.
+    """
+
+    n: int
+    lost: int
+    gained: int
+
+    def __post_init__(self) -> None:
+        if min(self.n, self.lost, self.gained) < 0 or self.lost + self.gained > self.n:
+            raise ValueError(f"{self.lost} lost and {self.gained} gained of {self.n} problems")
+
+    @property
+    def loss(self) -> float:
+        """The observed loss; below 0 where the method did better."""
+        return (self.lost - self.gained) / self.n if self.n else 0.0
+
+    @classmethod
+    def of(cls, large: Iterable[bool], ours: Iterable[bool]) -> Paired:
+        """Count the outcomes of the large model and of the method, problem by problem."""
+        pairs = list(zip(large, ours, strict=True))
+        return cls(len(pairs), sum(a and not b for a, b in pairs), sum(b and not a for a, b in pairs))
+
+
+@lru_cache(maxsize=65536)
+def p_value(paired: Paired, limit: float, level: float = 0.05) -> float:
+    """
+    The probability of an outcome as good as *paired*, or better, were the true loss the *limit* or more.
+
+    Valid for any sample size, at the *level* it is compared with. The better of two exact tests, for the price of two:
+    one counts the lost alone, which is all there is to see where hardly anything is gained; the other their difference.
+    """
+    if paired.n == 0 or limit >= 1:
+        return 1.0 if paired.n == 0 else 0.0
+    alone = float(binom.cdf(paired.lost, paired.n, limit))
+    return min(1.0, 2 * min(alone, _of_difference(paired, limit, level / 2)))
+
+
+def _of_difference(paired: Paired, limit: float, level: float) -> float:
+    """
+    The same by the difference of lost and gained.
+
+    Its distribution also depends on how often the method gains, which is not known: the worst case over a confidence
+    interval of that counts, and what the interval leaves out is added (Berger and Boos, 1994).
+    """
+    spent = NUISANCE_SHARE * level
+    most = 1.0 if paired.gained == paired.n else float(beta.ppf(1 - spent, paired.gained + 1, paired.n - paired.gained))
+    gains = np.linspace(0.0, min(most, (1 - limit) / 2), NUISANCE_POINTS)
+    worst = float(np.max(_at_most(paired.lost - paired.gained, paired.n, limit + gains, gains)))
+    return min(1.0, worst + spent)
+
+
+def _at_most(difference: int, n: int, lost: Shares, gained: Shares) -> Shares:
+    """The probability that at most *difference* more are lost than gained, for every pair of shares that are."""
+    count = np.arange(int(binom.ppf(1 - 1e-12, n, gained.max())) + 1)
+    given = np.minimum(1.0, lost / (1 - gained))
+    chance: Shares = np.multiply(
+        binom.pmf(count, n, gained[:, None]), binom.cdf(difference + count, n - count, given[:, None])
+    )
+    summed: Shares = np.sum(chance, axis=1)
+    return summed
+
+
+def betting_p_value(paired: Paired, limit: float) -> float:
+    """
+    The same as `p_value`, but valid however often it is looked at while problems are added, and whenever that ends.
+
+    One over the capital of a gambler who bets, before each problem, that less than the *limit* is lost: were the true
+    loss the limit or more, the capital would hardly ever be large at any time (Ville, 1939). The bets are spread over
+    `BETS` stakes, up to the one that a single loss ruins (Waudby-Smith and Ramdas, arXiv:2010.09686). It takes more
+    problems than the exact test for a number that is fixed beforehand.
+    """
+    stakes = np.arange(1, BETS + 1) / BETS / (1 - limit)
+    with np.errstate(divide="ignore"):
+        ruin = paired.lost * np.log1p(-stakes * (1 - limit)) if paired.lost else np.zeros(BETS)
+    gain = paired.gained * np.log1p(stakes * (1 + limit))
+    rest = (paired.n - paired.lost - paired.gained) * np.log1p(stakes * limit)
+    capital = float(np.mean(np.exp(np.minimum(ruin + gain + rest, MOST_LOG_CAPITAL))))
+    return min(1.0, 1 / capital) if capital > 0 else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LossTest:
+    """
+    A test whether a loss is below the *limit*; *level* is the probability that it says so and is wrong.
+
+    The level is shared between the first attempt, on a number of problems fixed before anything is seen, and all later
+    ones together (*again*), on any numbers: four fifths for an exact test, the rest for one that may be repeated. So
+    the level holds for all attempts, and more problems may be added after one that failed.
+    """
+
+    limit: float
+    level: float
+    again: bool = False
+
+    def p(self, paired: Paired) -> float:
+        """
+        The p-value of *paired*, to be compared with the whole level.
+
+        A first attempt on fewer problems than would do if nothing were lost has the p-value 1, also where much is
+        gained: so it promises nothing, and spends nothing.
+        """
+        if paired.n == 0 or self.limit >= 1:
+            return 1.0 if paired.n == 0 else 0.0
+        if self.again:
+            return min(1.0, betting_p_value(paired, self.limit) / (1 - FIRST_SHARE))
+        level = FIRST_SHARE * self.level
+        if p_value(Paired(paired.n, 0, 0), self.limit, level) > level:
+            return 1.0
+        return min(1.0, p_value(paired, self.limit, level) / FIRST_SHARE)
+
+    def needed(self, seen: Paired | None = None) -> int | None:
+        """
+        How many problems it takes, if losses and gains go on at the rates *seen*; without, if nothing is ever lost.
+
+        None where no number would do, because the loss that was seen is no less than the limit.
+        """
+        lost, gained = (seen.lost / seen.n, seen.gained / seen.n) if seen and seen.n else (0.0, 0.0)
+        if lost - gained >= self.limit:
+            return None
+
+        def enough(n: int) -> bool:
+            return self.p(Paired(n, math.ceil(n * lost), math.floor(n * gained))) <= self.level
+
+        most = 1
+        while not enough(most):
+            most *= 2
+            if most > MOST_PROBLEMS:
+                return None
+        least = most // 2
+        while most - least > 1:
+            middle = (least + most) // 2
+            least, most = (least, middle) if enough(middle) else (middle, most)
+        return most
+
+
+@dataclass(frozen=True, slots=True)
+class ThresholdTest:
+    """One threshold that was tried: what came out, and whether the promise holds for it."""
+
+    threshold: float
+    paired: Paired
+    p: float
+    holds: bool
+
+
+def fixed_sequence(thresholds: Sequence[float], test: LossTest) -> Generator[float, Paired, tuple[ThresholdTest, ...]]:
+    """
+    Test *thresholds* in their order, the strictest first, until one fails; the last that holds is the one to use.
+
+    Yields each threshold when its turn comes, expects its outcome to be sent, and returns what was tested. With
+    probability 1 - level at least, no threshold that holds has a loss above the limit of the *test*. An outcome has to
+    come from runs of the method at that threshold; the runs of the large model may be the same for all thresholds,
+    since each test is valid by itself.
+    """
+    tested: list[ThresholdTest] = []
+    for threshold in thresholds:
+        paired = yield threshold
+        p = test.p(paired)
+        tested.append(ThresholdTest(threshold, paired, p, p <= test.level))
+        if not tested[-1].holds:
+            break
+    return tuple(tested)
+
+
+def run_sequence(
+    sequence: Generator[float, Paired, tuple[ThresholdTest, ...]], outcome: Callable[[float], Paired]
+) -> tuple[ThresholdTest, ...]:
+    """Run a `fixed_sequence` to its end with outcomes that are known already."""
+    try:
+        threshold = next(sequence)
+        while True:
+            threshold = sequence.send(outcome(threshold))
+    except StopIteration as end:
+        tested: tuple[ThresholdTest, ...] = end.value
+        return tested
+
+
+def chosen(tested: Sequence[ThresholdTest]) -> ThresholdTest | None:
+    """The loosest threshold that holds; None if not even the strictest does."""
+    return next((each for each in reversed(tested) if each.holds), None)

@@ -1,0 +1,353 @@
+"""Arms as a command line names them: ``specreason``, ``bild:scale=step,ahead=0``, or a policy file."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, cast, get_type_hints
+
+import orjson
+import typer
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+
+from stepspec import policies
+from stepspec.api import Solver
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.interfaces import answered_by, ended_by
+from stepspec.settings import Settings
+
+from . import provenance
+from .benchmarks import Benchmark, find, load, own
+from .evaluation import Evaluation, evaluate
+from .experiments.arms import LARGE, SMALL
+from .grading.graders import SECONDS, require
+from .halves import half, overlaps
+from .plan import Plan
+from .preflight import changed, finite, of_pair, only_without_testbed, possible
+from .results import SMALL_PRINT, ArmSummary, table
+from .sample import Arm, Task
+from .script import script
+from .testbed.solving_pair import pair_solver
+from .workers import Team
+
+CONTROL = "random"
+FILE = ".toml"
+SOLVERS = (  # what a solver is told besides its policy
+    "ahead", "hedge", "lead", "plan", "ending", "answer", "early_exit", "give_up", "sure_bets", "adapt", "delimiter",
+)  # fmt: skip
+BASELINES: Mapping[str, Arm] = {"large": LARGE, "small": SMALL}
+_ADAPTER: TypeAdapter[Arm] = TypeAdapter(Arm)
+
+
+def arms(chosen: Sequence[str], baselines: Sequence[str], controls: Sequence[str]) -> tuple[Arm, ...]:
+    """
+    The large model alone, the other *baselines*, the *chosen* methods, and *controls* of some of these.
+
+    Raise `ConfigurationError` for what does not exist, and for what is there twice.
+    """
+    unknown = [name for name in baselines if name not in BASELINES]
+    if unknown:
+        raise ConfigurationError(f"no such baseline: {unknown[0]!r}; there are {' and '.join(BASELINES)}")
+    methods = [arm(spec) for spec in chosen]
+    others = [BASELINES[name] for name in dict.fromkeys(baselines) if name != "large"]
+    found = (LARGE, *others, *methods, *(control(name, methods) for name in controls))
+    names = [one.name for one in found]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise ConfigurationError(f"the arm {twice.pop()!r} is there twice")
+    return found
+
+
+def arm(spec: str) -> Arm:
+    """Read one method: its name with options after a colon, or a policy file, as ``stepspec calibrate`` writes it."""
+    if spec.endswith(FILE):
+        return _from_file(Path(spec))
+    policy, _, rest = spec.partition(":")
+    pairs = [part.partition("=") for part in rest.split(",")] if rest else []
+    if not all(equals for _, equals, _ in pairs):
+        raise ConfigurationError(f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them")
+    return _arm(spec, policy, {name.strip(): _value(value) for name, _, value in pairs})
+
+
+def calibrated(chosen: Sequence[str]) -> dict[str, str]:
+    """What the *chosen* arms that are policy files were calibrated on, by the arm's name."""
+    files = [Path(spec) for spec in chosen if spec.endswith(FILE)]
+    tables: dict[str, Any] = {path.stem: _settings(path).get("calibration") for path in files}
+    told = {name: cast("dict[str, Any]", table) for name, table in tables.items() if isinstance(table, dict)}
+    return {name: str(table["benchmark"]) for name, table in told.items() if "benchmark" in table}
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        settings = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:  # no TOML, or not even text
+        raise ConfigurationError(f"no policy file at {path}: {exc}") from exc
+    if "policy" not in settings:
+        raise ConfigurationError(f'{path} names no policy; write one as in policy = "specreason"')
+    return settings
+
+
+def _from_file(path: Path) -> Arm:
+    """Take from a settings file what makes an arm, and leave the rest, such as URLs."""
+    settings = _settings(path)
+    options = {name: settings[name] for name in SOLVERS if name in settings}
+    return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
+
+
+def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
+    own = {key: value for key, value in options.items() if key not in SOLVERS}
+    solvers = {key: value for key, value in options.items() if key in SOLVERS}
+    try:
+        found = _ADAPTER.validate_python({"name": name, "policy": policy, "options": own, **solvers})
+    except ValidationError as exc:
+        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
+        raise ConfigurationError(f"{name!r}: {wrong}") from exc
+    try:
+        policies.check(policy, own)
+    except ConfigurationError as exc:
+        unknown = set(own) - set(policies.options(policy))
+        raise ConfigurationError(f"{exc}; of any arm: {', '.join(SOLVERS)}" if unknown else str(exc)) from exc
+    return found
+
+
+def control(name: str, methods: Sequence[Arm]) -> Arm:
+    """Random acceptance as often as the arm *name* accepts; all else is as in that arm."""
+    for method in methods:
+        if method.name == name:
+            built = policies.METHODS[method.policy].build
+            return replace(
+                method,
+                name=f"{CONTROL} like {name}",
+                policy=CONTROL,
+                options={},
+                ending=method.ending or ended_by(built),
+                answer=method.answer or answered_by(built),
+                like=name,
+            )
+    known = ", ".join(repr(method.name) for method in methods)
+    raise ConfigurationError(f"--random {name!r}: not one of the methods of this run, which are {known}")
+
+
+def _value(text: str) -> Any:
+    """Read JSON; what is none is a word."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text.strip()
+
+
+WIDTH = 170
+FILES = (".jsonl", ".parquet")
+EXAMPLES = """
+Examples:
+
+  stepspec eval math500 --policy specreason --policy bild --random specreason --limit 100 --small ... --large ...
+
+  stepspec eval arithmetic --testbed --policy specreason:threshold=8 --policy reflective --policy calibrated.toml
+
+  stepspec eval problems.jsonl --samples 4 --temperature 0.6 --small ... --large ...
+
+  stepspec eval math500 --ray auto --concurrency 8 --small ... --large ...     # on all machines of a Ray cluster
+"""
+
+ALONE = """
+Examples:
+
+  python -m stepspec.evals.{name} --policy specreason --policy bild --limit 100 --small ... --large ...
+
+  python -m stepspec.evals.{name} --data {name}.parquet --policy policy.toml --half report --small ... --large ...
+
+  python -m stepspec.evals.{name} --samples 4 --temperature 0.6 --output runs/four --small ... --large ...
+"""
+
+stdout, stderr = Console(), Console(stderr=True)
+
+
+def command(
+    benchmark: Annotated[
+        str, typer.Argument(help="math500, gsm8k, aime24, aime25, amc23, gpqa_diamond, arithmetic; or a file.")
+    ],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy", "-p", help="A method with its options, or a policy file.", metavar="NAME[:OPTION=VALUE,...]"
+        ),
+    ] = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(help="large, which is always measured, or small; both unless given.")
+    ] = None,
+    random: Annotated[
+        list[str] | None,
+        typer.Option(help="Add a control: steps are accepted by lot, as often as this method accepts them."),
+    ] = None,
+    small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
+    large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
+    critic: Annotated[str | None, typer.Option(help="Base URL of the reward model's server.", metavar="URL")] = None,
+    testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair and measure that.")] = False,
+    profile: Annotated[str, typer.Option(help="How the miniature models' passes are paced.")] = "paced",
+    data: Annotated[
+        Path | None, typer.Option(help="Take the problems from this JSONL or Parquet file, not from the hub.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--half", help="report: leave out what `calibrate` uses; calibration: only that.", metavar="HALF"),
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
+    seed: Annotated[int, typer.Option(help="Of the samples, the order of choices, and problems that are made.")] = 0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the settings' unless given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Budget of a run, the same for all arms.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Budget of a run's wall time.")] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Runs that go on at the same time; with --ray, at every worker.")
+    ] = 1,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            help="Share the runs among workers of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT; local: one here.",
+            metavar="ADDRESS",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Workers of the Ray cluster, a CPU each; one a node unless given.")
+    ] = None,
+    graders: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 2,
+    grading_seconds: Annotated[
+        float, typer.Option(min=0.1, help="The longest that an answer is graded for.")
+    ] = SECONDS,
+    output: Annotated[
+        Path | None, typer.Option(help="The run folder; runs/BENCHMARK unless given. Interrupted, a run goes on there.")
+    ] = None,
+    traces: Annotated[bool, typer.Option("--traces", help="Keep every run's trace in the folder as well.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the folder has.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """
+    Measure methods on a benchmark, next to each model alone: same servers, same problems, same budgets, interleaved.
+
+    Endpoints and sampling may also come from STEPSPEC_* variables and from stepspec.toml.
+    """
+    chosen, source = _chosen(benchmark, data)
+    require(chosen.metric)
+    methods = policy or ["specreason"]
+    competing = arms(methods, baseline or ["large", "small"], random or [])
+    every = _tasks(chosen, source, seed, None, part)
+    tasks = every[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
+    if testbed:
+        only_without_testbed(small=small, large=large, critic=critic)
+    ours = None if testbed else Solver(small, large, critic=critic)
+    settings = ours.settings if ours else of_pair()
+    plan = _plan(settings, chosen, tasks, competing, samples, seed, temperature, max_tokens, max_seconds, concurrency)
+    finite("--grading-seconds", grading_seconds)
+    pair = ours or pair_solver(profile, stderr, (), seed, problems=0)
+    sharing = _team(ray, workers)
+    remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
+    _remark(remarks)
+
+    async def work() -> list[ArmSummary]:
+        async with sharing as team, pair as solver:
+            folder = output or Path("runs") / chosen.name
+            evaluation = Evaluation(
+                chosen,
+                plan,
+                folder,
+                provenance.digest(every),
+                half=part,
+                profile=profile if testbed else None,
+                traces=traces,
+                fresh=fresh,
+                graders=graders,
+                patience=grading_seconds,
+                remarks=tuple(remarks),
+            )
+            return await evaluate(solver, evaluation, stderr, team)
+
+    _show(_wait(work()), as_json=json)
+    _remark(remarks)
+
+
+def _remark(remarks: list[str]) -> None:
+    """Say at the start, and again beside the figures, what there is to say about them."""
+    for remark in remarks:
+        stderr.print(remark, style="yellow", highlight=False, soft_wrap=True)
+
+
+def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManager[Team | None]:
+    if address is None and workers is not None:
+        raise ConfigurationError("--workers are those of a Ray cluster: say which with --ray")
+    if address is None:
+        return nullcontext()
+    try:
+        from .ray_pool import cluster
+    except ModuleNotFoundError as exc:
+        raise ConfigurationError(f"--ray needs {exc.name}: pip install 'stepspec[evals,ray]'") from exc
+    return cluster(address, workers, stderr)
+
+
+def _chosen(name: str, data: Path | None) -> tuple[Benchmark, Path | None]:
+    """The benchmark called *name*, or one of the caller's own, and the file to take it from."""
+    path = Path(name)
+    if path.suffix not in FILES:
+        return find(name), data
+    if data is not None:
+        raise ConfigurationError(f"{name} is a file already: leave --data out")
+    return own(path), path
+
+
+def _tasks(benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None) -> tuple[Task, ...]:
+    if part not in (None, "report", "calibration"):
+        raise ConfigurationError(f"--half {part!r}: it is report or calibration")
+    if part is not None and benchmark.made is not None and data is None:
+        raise ConfigurationError(f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out")
+    tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
+    if part is None:
+        return tasks
+    return tuple(task for task in tasks if half(task) == part)
+
+
+def _plan(
+    settings: Settings, benchmark: Benchmark, tasks: tuple[Task, ...], competing: tuple[Arm, ...], samples: int,
+    seed: int, temperature: float | None, max_tokens: int | None, max_seconds: float | None, concurrency: int,
+) -> Plan:  # fmt: skip
+    for arm in competing:
+        possible(arm, settings)
+    sampling = changed(settings.sampling, {"temperature": ("--temperature", temperature)})
+    if samples > 1 and not sampling.temperature:
+        raise ConfigurationError(
+            f"--samples {samples} at temperature 0 are the same one {samples} times: set --temperature"
+        )
+    limits = changed(
+        settings.budget, {"tokens": ("--max-tokens", max_tokens), "seconds": ("--max-seconds", max_seconds)}
+    )
+    return Plan(tasks, competing, benchmark.metric, sampling, limits.budget(), samples, seed, concurrency)
+
+
+def _wait(work: Any) -> list[ArmSummary]:
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        stderr.print("interrupted: the same command goes on from here", style="yellow")
+        raise typer.Exit(130) from None
+
+
+def _show(standings: list[ArmSummary], *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.buffer.write(orjson.dumps([asdict(standing) for standing in standings]) + b"\n")
+        return
+    Console(width=max(stdout.width, WIDTH)).print(table(standings))  # Cells that are cut off say nothing.
+    stdout.print(SMALL_PRINT, style="dim")
+
+
+def alone(benchmark: str) -> None:
+    """Run the command for one *benchmark*, as ``python -m stepspec.evals.NAME`` does."""
+    only: Any = partial(command, benchmark)
+    only.__name__, only.__doc__ = benchmark, command.__doc__
+    only.__annotations__ = get_type_hints(command, include_extras=True)
+    script(only, ALONE.format(name=benchmark))

@@ -1,0 +1,1 @@
+"""Measurements of the project itself on the miniature pair: one command each."""

@@ -1,0 +1,351 @@
+"""When steps reach a client of the service, against when they were written and judged upstream."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import platform
+import sys
+import time
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Annotated, Any
+
+import aiohttp
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from stepspec.orchestrator.chain import Accept, Message, Role
+from stepspec.orchestrator.events import Called, Committed, Event, Judged, Repaired
+from stepspec.orchestrator.service.app import Service
+from stepspec.orchestrator.service.interfaces import Engine, Offer
+from stepspec.orchestrator.service.middleware import ServiceRequest
+from stepspec.orchestrator.service.observers import ServiceObserver
+from stepspec.orchestrator.service.server import Server, listen
+from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.solution import Solution
+from stepspec.service_factory import offer
+
+from ..script import script
+from ..testbed.servers import counting
+from ..testbed.solving_pair import fresh, pair_solver
+from .mock_engine import InstantEngine
+
+BAR = 1.3
+SEED = 2027
+Serving = Callable[[Offer, Sequence[ServiceObserver]], AbstractAsyncContextManager[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """
+    One stream. Seconds since its request was sent: *first* step at the client, and *gaps* between steps there.
+
+    *upstream* is what the first step took on the servers, until its verdict or its repair; *commits* are the gaps
+    between commits.
+    """
+
+    first: float
+    upstream: float
+    gaps: tuple[float, ...]
+    commits: tuple[float, ...]
+
+    @property
+    def ratio(self) -> float:
+        return self.first / self.upstream
+
+
+class Watch:
+    """A witness that notes when things happened in the run that is going on."""
+
+    def __init__(self) -> None:
+        self.happened: list[tuple[float, Event]] = []
+
+    def begins(self, visit: ServiceRequest) -> None:
+        self.happened.clear()
+
+    def sees(self, visit: ServiceRequest, index: int, event: Event) -> None:
+        self.happened.append((time.perf_counter(), event))
+
+    def solved(self, visit: ServiceRequest, index: int, solution: Solution) -> None:
+        pass
+
+    def failed(self, visit: ServiceRequest, exc: Exception) -> None:
+        pass
+
+    def ends(self, visit: ServiceRequest) -> None:
+        pass
+
+    def looked(self, role: Role, up: bool) -> None:
+        pass
+
+    @property
+    def upstream(self) -> float:
+        """Seconds from the first request to a served model until the first step was verified, or repaired."""
+        started = min(call.started for _, call in self.happened if isinstance(call, Called))
+        began = self.happened[0][0] + started
+        return next(at for at, event in self.happened if _verified(event)) - began
+
+    @property
+    def commits(self) -> list[float]:
+        return [at for at, event in self.happened if isinstance(event, Committed)]
+
+
+def _verified(event: Event) -> bool:
+    match event:
+        case Judged(index=0, verdict=Accept()) | Repaired(index=0):
+            return True
+        case Judged(index=0, verdict=rollback):
+            return bool(getattr(rollback, "keep", 0))
+        case _:
+            return False
+
+
+async def arrivals(problems: int, console: Console, serving: Serving) -> list[Arrival]:
+    """Stream solutions of fresh *problems* from the paced pair, one at a time."""
+    watch, found = Watch(), list[Arrival]()
+    async with (
+        pair_solver("paced", console, (), SEED, problems=0) as solver,
+        serving(offer(solver), [watch]) as base,
+        aiohttp.ClientSession(base) as http,
+    ):
+        with counting(console) as progress:
+            bar = progress.add_task("arrivals", total=problems)
+            for number, task in enumerate(fresh(problems + 2, SEED)):
+                arrival = await _stream(http, task.problem, watch)
+                if number >= 2:  # The first two warm up.
+                    found.append(arrival)
+                    progress.advance(bar)
+    return found
+
+
+async def _stream(http: aiohttp.ClientSession, problem: str, watch: Watch) -> Arrival:
+    body = {"model": "auto", "messages": [{"role": "user", "content": problem}], "stream": True, "temperature": 0}
+    began, steps = time.perf_counter(), list[float]()
+    async with http.post("/v1/chat/completions", json=body, raise_for_status=True) as reply:
+        async for line in reply.content:
+            if line.startswith(b"data: {") and _is_step(orjson.loads(line[6:])):
+                steps.append(time.perf_counter())
+    return Arrival(steps[0] - began, watch.upstream, tuple(_gaps(steps)), tuple(_gaps(watch.commits)))
+
+
+def _is_step(chunk: dict[str, list[dict[str, object]]]) -> bool:
+    return any("stepspec" in choice for choice in chunk["choices"])
+
+
+def _gaps(times: Sequence[float]) -> Iterable[float]:
+    return (later - earlier for earlier, later in pairwise(times))
+
+
+def drifts(arrived: Iterable[Arrival]) -> list[float]:
+    """How far each gap at the client is from the gap between the commits."""
+    return [abs(gap - commit) for one in arrived for gap, commit in zip(one.gaps, one.commits, strict=True)]
+
+
+EXAMPLES = """
+Examples:
+
+  python -m stepspec.evals.experiments.service_overhead                        # starts the miniature pair: some minutes
+
+  python -m stepspec.evals.experiments.service_overhead --problems 0   # the time per step alone, no server
+
+  python -m stepspec.evals.experiments.service_overhead --requests 400 --json > overhead.json
+"""
+STEPS = 32
+CONCURRENT = (1, 16, 64)
+FIGURES = ("library", "service", "added", "alone", "waited")
+PROBLEM = "What is 6 x 7?"
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """
+    What requests of *steps* steps took with so many at the same time. Milliseconds per step of one request.
+
+    *library* and *service* are processor time of the process that solves, without and with the service; *waited* is a
+    client's wall time in the median, and *alone* that of the library without a service.
+    """
+
+    concurrent: int
+    requests: int
+    steps: int
+    library: float
+    service: float
+    alone: float
+    waited: float
+
+    @property
+    def added(self) -> float:
+        return self.service - self.library
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Medians over so many *rounds*; *added* was at the *least* and at the *most* so much in one of them."""
+
+    concurrent: int
+    requests: int
+    rounds: int
+    library: float
+    service: float
+    added: float
+    alone: float
+    waited: float
+    least: float
+    most: float
+
+
+@asynccontextmanager
+async def serving(offer: Offer, witnesses: Sequence[ServiceObserver] = ()) -> AsyncGenerator[str]:
+    """Serve *offer* at a free port; yield the base URL."""
+    settings = ServiceSettings(port=0, max_running=256, health_every=3600)
+    service = Service(offer, settings, witnesses)
+    server = Server(service, settings, lambda message: None)
+    with listen(settings.host, settings.port) as listening:
+        host, port = listening.getsockname()[:2]
+        running = asyncio.create_task(server.serve([listening]))
+        try:
+            yield f"http://{host}:{port}"
+        finally:
+            server.should_exit = True
+            await running
+
+
+async def cost(engine: InstantEngine, base: str, concurrent: int, requests: int, steps: int) -> Cost:
+    """Solve *requests* problems without and then with the service."""
+    alone: list[float] = []
+    free = asyncio.Semaphore(concurrent)
+
+    async def solve() -> None:
+        async with free:
+            began = time.perf_counter()
+            await engine.solve([Message("user", PROBLEM)])
+            alone.append(time.perf_counter() - began)
+
+    before = time.process_time()
+    await asyncio.gather(*(solve() for _ in range(requests)))
+    library = time.process_time() - before
+    before = time.process_time()
+    waited = await _clients(base, concurrent, requests)
+    service = time.process_time() - before
+    per_step = 1000 / steps
+    return Cost(
+        concurrent,
+        requests,
+        steps,
+        library / requests * per_step,
+        service / requests * per_step,
+        median(alone) * per_step,
+        median(waited) * per_step,
+    )
+
+
+async def _clients(base: str, concurrent: int, requests: int) -> list[float]:
+    """Let clients in a process of their own ask for streams; return how long each took."""
+    command = (sys.executable, "-m", "stepspec.evals.experiments.load_client", base, str(concurrent), str(requests))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"the clients failed with exit code {process.returncode}")
+    seconds: list[float] = orjson.loads(printed)
+    return seconds
+
+
+async def costs(requests: int, rounds: int, console: Console) -> list[Cost]:
+    """Measure with each number of requests at the same time, in turns, so often."""
+    engine = InstantEngine(STEPS)
+    _: Engine = engine
+    measured: list[Cost] = []
+    async with serving(engine.offer()) as base:
+        with counting(console) as progress:
+            bar = progress.add_task("service time", total=rounds * len(CONCURRENT) + 1)
+            await cost(engine, base, 4, 16, STEPS)  # warms up
+            progress.advance(bar)
+            for concurrent in CONCURRENT * rounds:
+                measured.append(await cost(engine, base, concurrent, max(requests, 4 * concurrent), STEPS))
+                progress.advance(bar)
+    return measured
+
+
+def typical(measured: Sequence[Cost]) -> list[Typical]:
+    """The median round for each number of requests at the same time, and how far the rounds lie apart."""
+    found: list[Typical] = []
+    for concurrent in dict.fromkeys(one.concurrent for one in measured):
+        rounds = [one for one in measured if one.concurrent == concurrent]
+        figures = {name: median(getattr(one, name) for one in rounds) for name in FIGURES}
+        added = sorted(one.added for one in rounds)
+        found.append(Typical(concurrent, rounds[0].requests, len(rounds), **figures, least=added[0], most=added[-1]))
+    return found
+
+
+def main(
+    requests: Annotated[int, typer.Option(min=8, help="Requests for each number at the same time.")] = 60,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each number is measured, in turns.")] = 9,
+    problems: Annotated[int, typer.Option(min=0, help="Problems on the paced pair; 0: leave it out.")] = 20,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Measure what the service adds to a step, and how soon the first one arrives."""
+    console, errors = Console(width=120), Console(stderr=True)
+    measured = typical(asyncio.run(costs(requests, rounds, errors)))
+    arrived = asyncio.run(arrivals(problems, errors, serving)) if problems else []
+    if json:
+        print(orjson.dumps(_report(measured, arrived)).decode())
+    else:
+        _print(console, measured, arrived)
+    if arrived and median(one.ratio for one in arrived) > BAR:
+        raise typer.Exit(1)
+
+
+def _report(measured: Sequence[Typical], arrived: Sequence[Arrival]) -> dict[str, Any]:
+    return {
+        "date": str(datetime.date.today()),
+        "machine": platform.machine(),
+        "costs": [asdict(one) for one in measured],
+        "arrivals": [asdict(one) | {"ratio": one.ratio} for one in arrived],
+    }
+
+
+def _print(console: Console, measured: Sequence[Typical], arrived: Sequence[Arrival]) -> None:
+    what = f"milliseconds per step, requests of {STEPS} steps, models that answer at once"
+    table = Table(title=f"{what}: medians of {measured[0].rounds} rounds")
+    headings = (
+        "at once",
+        "requests",
+        "library cpu",
+        "with service",
+        "added",
+        "least, most",
+        "library wall",
+        "client wall",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for one in measured:
+        spread = f"{one.least:.2f}, {one.most:.2f}"
+        cpu, wall = ([f"{getattr(one, name):.2f}" for name in names] for names in (FIGURES[:3], FIGURES[3:]))
+        table.add_row(str(one.concurrent), str(one.requests), *cpu, spread, *wall)
+    console.print(table)
+    if arrived:
+        ratios = sorted(one.ratio for one in arrived)
+        gaps = sorted(drifts(arrived))
+        console.print(
+            f"first verified step at the client over its draft and grade upstream, {len(arrived)} problems on the "
+            f"paced miniature pair: median {median(ratios):.2f}, worst {ratios[-1]:.2f} (bar {BAR})"
+        )
+        console.print(
+            f"gaps between chunks against gaps between commits, {len(gaps)} of them: median difference "
+            f"{median(gaps) * 1000:.1f} ms, 95th percentile {gaps[int(len(gaps) * 0.95)] * 1000:.1f} ms"
+        )
+    console.print(
+        f"{datetime.date.today()}, {platform.machine()}: python -m stepspec.evals.experiments.service_overhead",
+        style="dim",
+    )
+
+
+if __name__ == "__main__":
+    script(main, EXAMPLES)

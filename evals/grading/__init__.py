@@ -1,0 +1,1 @@
+"""Grade answers, and check the grader against worked solutions."""

@@ -1,0 +1,162 @@
+"""
+Grade a benchmark's own solutions as if they were answers: a grader that is any good agrees with nearly all of them.
+
+And with none of those that were swapped between problems, but for those whose answers happen to be the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ..benchmarks import find, load
+from ..preflight import finite
+from ..sample import Task
+from ..script import script
+from ..testbed.servers import counting
+from .answers import Metric, given, plainly
+from .graders import SECONDS, Graders, Mark, require
+
+EXAMPLES = """
+Examples:
+
+  python -m stepspec.evals.grading.graders math500
+
+  python -m stepspec.evals.grading.graders gsm8k --data gsm8k.parquet --workers 4
+
+  python -m stepspec.evals.grading.graders math500 --limit 50 --seconds 2
+"""
+
+stdout, stderr = Console(), Console(stderr=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """
+    How the solutions of *tasks* were graded, and how each was against the *next* problem's answer.
+
+    *plain* counts those that took no algebra, and *algebra* is what it says about all of them. *seconds* is the time
+    for the first grading, which is the one that evaluations do, and *algebra_seconds* that for all by algebra.
+    """
+
+    tasks: Sequence[Task]
+    metric: Metric
+    grades: Sequence[Mark]
+    swapped: Sequence[Mark]
+    algebra: Sequence[bool | None]
+    seconds: float
+    algebra_seconds: float
+
+    @property
+    def agreed(self) -> int:
+        return sum(grade == "right" for grade in self.grades)
+
+    @property
+    def plain(self) -> int:
+        compared = (plainly(given(task.reference, self.metric), task.answer, self.metric) for task in self.tasks)
+        return sum(same is not None for same in compared)
+
+    def exceptions(self) -> list[str]:
+        """Each solution that does not agree, with the reason."""
+        return [
+            f"{task.name or number}: {_reason(task, grade, self.metric)}"
+            for number, (task, grade) in enumerate(zip(self.tasks, self.grades, strict=True))
+            if grade != "right"
+        ]
+
+    def mistaken(self) -> list[str]:
+        """Each solution that agrees with the next problem's answer, which is not the same text as its own."""
+        pairs = zip(self.tasks, _next(self.tasks), self.swapped, strict=True)
+        return [
+            f"{task.name or number}: {task.answer!r} is taken for {other.answer!r}"
+            for number, (task, other, grade) in enumerate(pairs)
+            if grade == "right" and task.answer != other.answer
+        ]
+
+
+def _next(tasks: Sequence[Task]) -> Sequence[Task]:
+    return (*tasks[1:], tasks[0])
+
+
+def _reason(task: Task, grade: Mark, metric: Metric) -> str:
+    if grade == "ungraded":
+        return "the grader was killed: it took too long"
+    answer = given(task.reference, metric)
+    return f"the solution gives {answer!r}, the answer is {task.answer!r}" if answer else "the solution gives no answer"
+
+
+async def agreement(tasks: Sequence[Task], metric: Metric, workers: int, seconds: float) -> Agreement:
+    """Grade every reference of *tasks*, as evaluations do, then by algebra alone, then against another's answer."""
+    async with Graders(workers, seconds) as graders:
+        with counting(stderr) as progress:
+            bar = progress.add_task("grading", total=3 * len(tasks))
+
+            async def grade(task: Task, gold: str) -> Mark:
+                found = await graders.grade(task.reference, gold, metric)
+                progress.advance(bar)
+                return found
+
+            async def compare(task: Task) -> bool | None:
+                found = await graders.same(rf"\boxed{{{given(task.reference, metric)}}}", task.answer)
+                progress.advance(bar)
+                return found
+
+            began = time.perf_counter()
+            grades = await asyncio.gather(*(grade(task, task.answer) for task in tasks))
+            took = time.perf_counter() - began
+            began = time.perf_counter()
+            algebra = await asyncio.gather(*map(compare, tasks))
+            longer = time.perf_counter() - began
+            pairs = zip(tasks, _next(tasks), strict=True)
+            swapped = await asyncio.gather(*(grade(task, other.answer) for task, other in pairs))
+    return Agreement(tasks, metric, grades, swapped, algebra, took, longer)
+
+
+def check(
+    benchmark: Annotated[str, typer.Argument(help="A benchmark that comes with worked solutions.")],
+    data: Annotated[Path | None, typer.Option(help="Take it from this JSONL or Parquet file.")] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="Only the first so many problems.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.1, help="The longest that an answer is graded for.")] = SECONDS,
+) -> None:
+    """Grade a benchmark's own solutions, and list those that do not agree with its answers."""
+    chosen = find(benchmark)
+    finite("--seconds", seconds)
+    require("math")
+    tasks = [task for task in load(chosen, data, limit=limit) if task.reference]
+    if len(tasks) < 2:
+        raise ConfigurationError(f"{benchmark} comes without worked solutions: there is nothing to compare")
+    found = asyncio.run(agreement(tasks, chosen.metric, workers, seconds))
+    n = len(tasks)
+    stdout.print(
+        f"{found.agreed} of {n} solutions agree with the answer, in {found.seconds:.1f} s, {workers} processes"
+    )
+    stdout.print(
+        f"{found.plain} of them took no algebra; by algebra alone {sum(map(bool, found.algebra))} agree, "
+        f"in {found.algebra_seconds:.1f} s"
+    )
+    for line in found.exceptions():
+        stdout.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    same = sum(task.answer == other.answer for task, other in zip(tasks, _next(tasks), strict=True))
+    stdout.print(
+        f"against the next problem's answer: {sum(grade == 'right' for grade in found.swapped)} agree, "
+        f"of which {same} have the same answer"
+    )
+    for line in found.mistaken():
+        stdout.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    if found.agreed < n:
+        raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run `check`; print our own errors as one line."""
+    script(check, EXAMPLES)

@@ -1,0 +1,142 @@
+r"""
+Grade answers. What takes algebra is done by processes that are killed when they take too long.
+
+``python -m stepspec.evals.grading.graders math500`` grades the benchmark's own solutions, as a check of the grader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+from typing import Literal, Self, TypeAlias
+
+import orjson
+
+from stepspec.orchestrator.concurrency import to_the_end
+from stepspec.orchestrator.errors import ConfigurationError
+
+from . import worker as worker_script
+from .answers import Metric, given, plainly
+
+Mark: TypeAlias = Literal["right", "wrong", "ungraded"]
+
+SECONDS = 10.0  # of computing, for one answer; the slowest of MATH500's solutions takes 0.2
+PATIENCE = 20.0  # times as long by the clock, for a process that does not even compute
+START = 120.0  # to import what algebra takes, on a machine that is busy
+NEEDS_ALGEBRA: frozenset[Metric] = frozenset({"math", "number"})
+LIBRARY = "math_verify"
+SAID = {b"true\n": True, b"false\n": False}
+# By its path and in safe mode, so that it imports nothing of ours and is ready in half a second.
+SCRIPT = (sys.executable, "-P", str(Path(worker_script.__file__).resolve()))
+
+
+def require(metric: Metric) -> None:
+    """Raise `ConfigurationError` if *metric* needs what is not installed."""
+    if metric in NEEDS_ALGEBRA and importlib.util.find_spec(LIBRARY) is None:
+        raise ConfigurationError("grading needs math-verify: pip install 'stepspec[evals]'")
+
+
+class Graders:
+    """
+    A few processes that compare answers, started when they are first needed.
+
+    An answer that takes more than *seconds* of computing, or ends its process otherwise, is "ungraded": it costs nobody
+    else anything.
+    """
+
+    def __init__(self, workers: int = 2, seconds: float = SECONDS) -> None:
+        self._seconds = seconds
+        self._workers = [_Worker(seconds) for _ in range(workers)]
+        self._idle: asyncio.Queue[_Worker] = asyncio.Queue()
+
+    async def __aenter__(self) -> Self:
+        for worker in self._workers:
+            self._idle.put_nowait(worker)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await to_the_end(self._end())
+
+    async def _end(self) -> None:
+        await asyncio.gather(*(worker.kill() for worker in self._workers))
+
+    async def grade(self, text: str, gold: str, metric: Metric) -> Mark:
+        """Grade the answer that *text* gives, against *gold*."""
+        answer = given(text, metric)
+        same = plainly(answer, gold, metric)
+        if same is None:
+            same = await self.same(answer if answer == text.strip() else rf"\boxed{{{answer}}}", gold)
+        return "ungraded" if same is None else "right" if same else "wrong"
+
+    async def same(self, answer: str, gold: str) -> bool | None:
+        """Compare by algebra; None if that takes too long."""
+        worker = await self._idle.get()
+        try:
+            return await worker.ask(answer, gold)
+        finally:
+            self._idle.put_nowait(worker)
+
+
+class _Worker:
+    """One process of `algebra`, begun anew after it was killed."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._process: Process | None = None
+
+    async def ask(self, answer: str, gold: str) -> bool | None:
+        try:
+            process = self._process or await self._start()
+            line = orjson.dumps({"gold": gold, "answer": answer}) + b"\n"
+            async with asyncio.timeout(PATIENCE * self._seconds):
+                return SAID[await _exchange(process, line)]
+        except (TimeoutError, EOFError, KeyError):
+            await self.kill()
+            return None
+        except asyncio.CancelledError:
+            await to_the_end(self.kill())
+            raise
+
+    async def _start(self) -> Process:
+        command = (*SCRIPT, str(self._seconds))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        try:
+            self._process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, env=environment)
+            async with asyncio.timeout(START):
+                await _exchange(self._process, b"")
+        except (OSError, TimeoutError, EOFError) as exc:
+            await self.kill()
+            raise ConfigurationError(f"the grader does not start: {' '.join(command)} says why") from exc
+        return self._process
+
+    async def kill(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.returncode is None:
+                process.kill()
+            await process.communicate()  # closes its pipes as well
+
+
+async def _exchange(process: Process, line: bytes) -> bytes:
+    """Send *line* and return the next one. Raise `EOFError` if none comes."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(line)
+        await process.stdin.drain()
+        said = await process.stdout.readline()
+    except (ConnectionError, ValueError) as exc:  # ValueError: a line longer than any that we know
+        raise EOFError from exc
+    if not said.endswith(b"\n"):
+        raise EOFError
+    return said
+
+
+if __name__ == "__main__":
+    from .agreement import main
+
+    main()

@@ -1,0 +1,101 @@
+"""``stepspec up --testbed``: the miniature pair, for other programs to use, until it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from stepspec.cli.display import Narrator
+from stepspec.orchestrator.events import Event
+from stepspec.orchestrator.launcher import Served, TokenSpeculation
+from stepspec.orchestrator.launcher.up import STOPPING, RunningPair, as_json, as_text, until_signalled
+
+from ..experiments.arms import (
+    LARGE,
+    SHIPPED,
+    SMALL,
+    Result,
+    Sample,
+    Task,
+    measure,
+    summarise,
+)
+from .servers import MODELS, NOTHING, PAIR, SCORERS, running
+from .solving_pair import fresh, pair_solver
+
+__all__ = ["STOPPING", "up"]
+
+
+async def up(
+    profile: str = "paced",
+    roles: Sequence[str] = PAIR,
+    *,
+    json_output: bool = False,
+    models: Path = MODELS,
+    log_dir: Path | None = None,
+    speculation: Mapping[str, TokenSpeculation] = NOTHING,
+) -> None:
+    """
+    Start the servers of *roles*, print where they are once all are ready, and return when a signal has stopped them.
+
+    *speculation* is by role. Progress goes to standard error. With *json_output*, standard output carries one line, an
+    object by role. Raise ServerError if a server does not start or ends by itself.
+    """
+    console = Console(stderr=True)
+
+    async def stay() -> None:
+        starting = running(profile, roles, console=console, models=models, log_dir=log_dir, speculation=speculation)
+        async with starting as served:
+            standing = {name: _standing(one, speculation.get(name)) for name, one in served.items()}
+            print(as_json(standing) if json_output else as_text(standing), flush=True)
+            for name in SCORERS & served.keys():
+                console.print(f"{name} can score suffixes: suffix_scoring = true in its settings.", style="dim")
+            console.print("Ctrl-C stops them.", style="dim")
+            await asyncio.Event().wait()
+
+    await until_signalled(stay())
+
+
+def _standing(served: Served, speculation: TokenSpeculation | None) -> RunningPair:
+    return RunningPair(
+        base_url=served.base_url,
+        model=served.served_name,
+        suffix_scoring=served.name in SCORERS,
+        speculation=(speculation or TokenSpeculation()).method,
+        pid=served.pid,
+        log=str(served.log),
+    )
+
+
+ARMS = (LARGE, SMALL, SHIPPED)
+
+
+async def demo(problems: int, seed: int, profile: str, console: Console) -> list[Result]:
+    """Start the pair, solve, and narrate SpecReason's runs on *console*; return what the table shows."""
+    async with pair_solver(profile, console, ARMS, seed + 1, problems=1) as solver:
+        samples = await measure(
+            solver,
+            ARMS,
+            fresh(problems, seed),
+            on_sample=_tell(console),
+            observers={SHIPPED.name: lambda task: _narrate(task, console)},
+        )
+    return summarise(samples, ARMS)
+
+
+def _narrate(task: Task, console: Console) -> Callable[[Event], None]:
+    console.print()
+    console.print(Text(task.problem, "bold"), soft_wrap=True)
+    return Narrator(console)
+
+
+def _tell(console: Console) -> Callable[[int, Sample], None]:
+    def tell(_: int, sample: Sample) -> None:
+        mark = ("right", "green") if sample.correct else ("wrong", "red")
+        console.print(Text.assemble((f"{sample.seconds:6.2f} s  {sample.arm}: ", "dim"), mark))
+
+    return tell

@@ -1,0 +1,106 @@
+"""Solve problems in batches with the bare network, greedily or by lot; and read judgements off it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import Qwen3ForCausalLM
+
+from stepspec.prompts import load
+
+from .data import Writer
+from .problems import THINK_END, Problem
+from .tokenizer import END_OF_TEXT, END_OF_TURN
+
+LIMIT = 260  # tokens; the longest worked solution has fewer
+
+
+@dataclass(frozen=True, slots=True)
+class Solved:
+    """What a model wrote for one problem."""
+
+    problem: Problem
+    text: str
+
+    @property
+    def reasoning(self) -> str:
+        """Everything up to the end of the thinking, or all of it where it never ends."""
+        thought, end, _ = self.text.partition(THINK_END)
+        return thought + end
+
+    @property
+    def correct(self) -> bool:
+        _, _, reply = self.text.partition(THINK_END)
+        return f"\\boxed{{{self.problem.answer}}}" in reply
+
+
+@torch.no_grad()
+def solve(
+    model: Qwen3ForCausalLM, writer: Writer, problems: Sequence[Problem], *, temperature: float = 0.0, seed: int = 0,
+    rows: int = 250,
+) -> list[Solved]:  # fmt: skip
+    """Let *model* solve all *problems*; at *temperature* 0 greedily."""
+    model.eval()
+    torch.manual_seed(seed)
+    solved: list[Solved] = []
+    for start in range(0, len(problems), rows):
+        part = problems[start : start + rows]
+        texts = _write(model, writer, [list(writer.prompt(p)) for p in part], temperature)
+        solved += [Solved(p, text) for p, text in zip(part, texts, strict=True)]
+    model.train()
+    return solved
+
+
+def _write(model: Qwen3ForCausalLM, writer: Writer, prompts: list[list[int]], temperature: float) -> list[str]:
+    padding = writer.tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    width = max(map(len, prompts))
+    ids = torch.tensor([[padding] * (width - len(p)) + p for p in prompts])
+    attention = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
+    out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # a mixin that the stubs leave out
+        input_ids=ids,
+        attention_mask=attention,
+        max_new_tokens=LIMIT,
+        do_sample=temperature > 0,
+        temperature=temperature or None,
+        top_k=0 if temperature > 0 else None,
+        eos_token_id=writer.tokenizer.convert_tokens_to_ids(END_OF_TURN),
+        pad_token_id=padding,
+    )
+    texts = writer.tokenizer.batch_decode(out[:, width:], skip_special_tokens=False)
+    return [text.split(END_OF_TURN)[0].replace(END_OF_TEXT, "") for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A last step after the right ones *before* it, and whether it is right."""
+
+    problem: Problem
+    before: tuple[str, ...]
+    step: str
+    right: bool
+
+
+@torch.no_grad()
+def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[Judged], *, rows: int = 64) -> list[float]:
+    """Return the grade, 0 to 9, that *model* gives to every case: the mean over the probabilities of the ten digits."""
+    prompt = load("specreason.grade")
+    asked = writer.encode(writer.template.ask(prompt.text, prompt.opening))
+    digits = torch.tensor([writer.encode(str(digit))[0] for digit in range(10)])
+    model.eval()
+    out: list[float] = []
+    for start in range(0, len(cases), rows):
+        ids = [_asked(writer, case, asked) for case in cases[start : start + rows]]
+        ends = torch.tensor([len(one) - 1 for one in ids])
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
+        hidden = model.model(input_ids=padded).last_hidden_state  # padding comes after, where nothing looks at it
+        logits = model.lm_head(hidden[torch.arange(len(ids)), ends])[:, digits]
+        out += (logits.softmax(-1) @ torch.arange(10.0)).tolist()
+    model.train()
+    return out
+
+
+def _asked(writer: Writer, case: Judged, asked: tuple[int, ...]) -> list[int]:
+    steps = [id for step in (*case.before, case.step) for id in writer.encode(step)]
+    return [*writer.prompt(case.problem), *steps, *asked]

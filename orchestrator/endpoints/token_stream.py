@@ -1,0 +1,350 @@
+"""The clock of a run."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Self
+
+from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
+from ..errors import EndpointUnavailable, MalformedReply
+from ..events import Called, Fate, Observer, Verb
+from ..interfaces import REQUEST, RequestContext
+from ..step_ends import StepEnds
+from .client import Body, Call, Connection, Events
+from .vllm_protocol import Chunk, chunk
+
+
+def or_now(clock: Callable[[], float] | None) -> Callable[[], float]:
+    """Return *clock*; without one, a clock that begins now, in seconds."""
+    began = time.perf_counter()
+    return clock or (lambda: time.perf_counter() - began)
+
+
+def ends_in(text: str, stops: Iterable[str], start: int = 0) -> int:
+    """Find where the first of the *stops* is complete in *text* after *start*; -1 if none is."""
+    ends = [at + len(stop) for stop in stops if (at := text.find(stop, start)) >= 0]
+    return min(ends, default=-1)
+
+
+def step_ends(chain: Chain, stop: Sequence[str] | None) -> StepEnds:
+    """Where a write ends: at the *stop* strings wherever they stand, or where the steps of *chain* do."""
+    return chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
+
+
+class StepBuilder:
+    """
+    Takes tokens until the step ends, as *ends* says of a text that follows *before*, or the limit is reached.
+
+    A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is left out, with the
+    tokens that had to be read to know that it is the end. A delimiter has to be written as a whole: what *opening* ends
+    in does not count. Of what a token tells about its
+    place, the *top* likeliest ones are kept. An opening that is longer than the limit is cut to it. *closing* is how
+    the model spells the end of its thinking; the step spells it `THINK_END`.
+    """
+
+    def __init__(
+        self,
+        author: Role,
+        vocabulary: str,
+        *,
+        ends: StepEnds,
+        limit: int,
+        before: str = "",
+        opening: Sequence[Token] = (),
+        top: int = 0,
+        closing: str = THINK_END,
+    ) -> None:
+        self._author: Role = author
+        self._vocabulary = vocabulary
+        self._closing = closing
+        self._ends, self._before = ends, before
+        self._top = top
+        self._tokens = list(opening[:limit])
+        self._text = "".join(token.text for token in self._tokens)
+        self._written_from = self._look = len(self._text)
+        self._room = limit - len(self._tokens)
+        self._cut = False
+
+    def add(self, token: Token) -> Stop | None:
+        """Append *token*; say why the step ends with it, if it does."""
+        if len(token.top) > self._top:
+            token = replace(token, top=token.top[: self._top])
+        if self._closing != THINK_END and any(rival.text == self._closing for rival in token.top):
+            token = replace(token, top=tuple([self._neutral(rival) for rival in token.top]))
+        before = len(self._text)
+        text = self._text + token.text
+        closed = ends_in(text, (self._closing,), max(self._written_from, before - len(self._closing) + 1))
+        end, self._look = self._ends.search(self._before, text, self._look)
+        self._room -= 1
+        self._text = text
+        self._tokens.append(token)
+        if closed < 0 and end < 0:
+            return "length" if self._room <= 0 else None
+        self._cut_at(min(place for place in (closed, end) if place >= 0))
+        if not self._text.endswith(self._closing):
+            return "delimiter"
+        if self._closing != THINK_END:
+            self._close()
+        return "end"
+
+    def _cut_at(self, end: int) -> None:
+        """Leave out what was written beyond *end*."""
+        beyond = len(self._text) - end
+        self._cut = beyond > 0
+        self._text = self._text[:end]
+        while beyond > 0:
+            last = self._tokens.pop()
+            beyond -= len(last.text)
+            if beyond < 0:
+                self._tokens.append(replace(last, text=last.text[:-beyond], id=-1))
+
+    def resume(self) -> None:
+        """
+        Prepare for a request that goes on where the server stopped at what is no end.
+
+        The last token goes if it was cut there, to be written again as a whole, with those whose text stands on it.
+        """
+        if self._tokens and self._tokens[-1].id < 0:
+            length = len(self._tokens)
+            last = self._tokens.pop()
+            while self._tokens and not self._tokens[-1].text:
+                self._tokens.pop()
+            self._text = self._text[: len(self._text) - len(last.text)]
+            self._look = min(self._look, max(self._written_from, len(self._text)))
+            self._room += length - len(self._tokens)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether there are places at which a delimiter does not end the step, though the server stops there."""
+        return self._ends.blocks
+
+    @property
+    def room(self) -> int:
+        """How many tokens the step may still have."""
+        return self._room
+
+    def _neutral(self, rival: Token) -> Token:
+        return replace(rival, text=THINK_END) if rival.text == self._closing else rival
+
+    def _close(self) -> None:
+        """Spell the end of the thinking as chains do: on the last token of the mark, the others have no text then."""
+        start, at, straddled = len(self._text) - len(self._closing), 0, False
+        for place, token in enumerate(self._tokens):
+            end = at + len(token.text)
+            if end > start:
+                straddled = straddled or at < start
+                text = token.text[: max(0, start - at)]
+                self._tokens[place] = replace(token, text=text, id=-1 if straddled else token.id)
+            at = end
+        self._tokens[-1] = replace(self._tokens[-1], text=self._tokens[-1].text + THINK_END)
+        self._text = self._text[:start] + THINK_END
+
+    @property
+    def overran(self) -> bool:
+        """Whether the model wrote more than the step that `end` makes of it."""
+        return self._cut or bool(self._tokens and not self._tokens[-1].text)
+
+    def so_far(self) -> Step:
+        """Show what there is, for a look at it."""
+        return Step(self._text, self._author, "until", tuple(self._tokens), self._vocabulary)
+
+    def end(self, stop: Stop) -> Step:
+        """
+        Make a step of what there is, but for the first bytes of a character whose last ones have not come.
+
+        Tokens without text have to go: after half a character, vLLM repeats the whole prompt as text that was written.
+        """
+        tokens = list(self._tokens)
+        while tokens and not tokens[-1].text:
+            tokens.pop()
+        return Step(self._text, self._author, stop, tuple(tokens), self._vocabulary)
+
+
+MOST_BLANK = 128  # characters of white space in a row that a text in a format may have
+
+
+@dataclass(slots=True)
+class RequestMeter:
+    """
+    Counts what one request cost, and tells the observer when it is over, whatever became of it.
+
+    *last_step* is the last step that it was read for, where that is another than the first.
+    """
+
+    role: Party
+    verb: Verb
+    observe: Observer
+    clock: Callable[[], float]
+    prompt: int = 0
+    cached: int = 0
+    written: int = 0
+    first: float | None = None
+    url: str = ""
+    last_step: int = -1
+    started: float = field(init=False)
+    request: RequestContext = field(init=False)
+
+    def __enter__(self) -> Self:
+        self.started = self.clock()
+        self.request = REQUEST.get()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        fate: Fate = "done" if exc is None else "failed" if isinstance(exc, Exception) else "cancelled"
+        seconds = self.clock() - self.started
+        counts = self.prompt, self.cached, self.written
+        purpose, step = self.request.purpose, self.request.step
+        last = max(step, self.last_step) if purpose else -1
+        self.observe(
+            Called(
+                *(self.role, self.verb, fate, self.started, seconds, self.first, *counts, self.url),
+                purpose=purpose,
+                step=step,
+                last_step=last,
+            )
+        )
+
+    def add(self, written: int, prompt: int = 0, cached: int = 0) -> None:
+        """Count *written* tokens that have just arrived; *prompt* and *cached*, if known, are the whole request's."""
+        if written and self.first is None:
+            self.first = self.clock() - self.started
+        self.written += written
+        self.prompt = prompt or self.prompt
+        self.cached = cached or self.cached
+
+
+class TokenStream:
+    """The tokens of one open stream, one by one, and then the reason why it ended."""
+
+    def __init__(
+        self, call: Call, events: Events, tally: RequestMeter, logprobs: int | None, *, formatted: bool = False
+    ) -> None:
+        self._call, self._events, self._tally, self._logprobs = call, events, tally, logprobs
+        self._blank = 0 if formatted else None
+        self._tokens: deque[Token] = deque()
+        self._ended: Stop | None = None
+
+    def reached(self, step: int) -> None:
+        """Note the last *step* that the request wrote for, if that is not the one that it was opened for."""
+        self._tally.last_step = step
+
+    async def take(self) -> Token | Stop:
+        """Wait for the next token, or for the end."""
+        while not self._tokens:
+            if self._ended:
+                return self._ended
+            if not await self._read():
+                raise self._call.error(MalformedReply, "the stream ended without a finish_reason")
+        return self._tokens.popleft()
+
+    async def finish(self) -> None:
+        """Read what follows the text if that has ended: the usage, and the end that frees the connection."""
+        with suppress(EndpointUnavailable):
+            while self._ended and await self._read():
+                pass
+
+    async def _read(self) -> bool:
+        event = await self._events.next()
+        if event is None:
+            return False
+        piece = chunk(self._call, event, self._logprobs)
+        self._tally.add(piece.received, piece.prompt, piece.cached)
+        self._tokens.extend(piece.tokens)
+        self._ended = piece.ended or self._ended
+        if self._blank is not None:
+            self._blank = _blank(self._call, self._blank, piece.tokens)
+        return True
+
+
+def _blank(call: Call, before: int, tokens: Iterable[Token]) -> int:
+    """
+    Count the white space that a text in a format ends in: *before* these *tokens*, and with them.
+
+    Raise `MalformedReply` for more than any format needs. A grammar allows as much of it as the model likes, and one
+    that was not told to write JSON may like nothing else.
+    """
+    blank = before
+    for token in tokens:
+        said = token.text.rstrip()
+        blank = len(token.text) - len(said) + (0 if said else blank)
+    if blank > MOST_BLANK:
+        raise call.error(
+            MalformedReply,
+            f"it was asked for JSON and wrote {blank} characters of white space in a row: say in the prompt what JSON "
+            "is wanted, or start vLLM with --structured-outputs-config "
+            '\'{"backend": "xgrammar", "disable_any_whitespace": true}\'',
+        )
+    return blank
+
+
+@asynccontextmanager
+async def generate(connection: Connection, call: Call, body: Body, tally: RequestMeter) -> AsyncGenerator[TokenStream]:
+    """Send *body* and yield the tokens of the answer. Leaving the block before they ended aborts the request."""
+    with tally:
+        async with connection.stream(call, body) as events:
+            formatted = "structured_outputs" in body
+            arrivals = TokenStream(call, events, tally, body.get("logprobs"), formatted=formatted)
+            yield arrivals
+            await arrivals.finish()
+
+
+async def grow_each(
+    connection: Connection, call: Call, body: Body, tally: RequestMeter, growing: Sequence[StepBuilder]
+) -> tuple[Step | None, ...]:
+    """
+    Send *body*, which has a prompt for each of *growing*, and let all of them grow until they are complete.
+
+    None stands for a step that is not, as the server stopped at a delimiter within a block.
+    """
+    steps: dict[int, Step | None] = {}
+    with tally:
+        async with connection.stream(call, body) as events:
+            while (event := await events.next()) is not None:
+                piece = chunk(call, event, body.get("logprobs"))
+                tally.add(piece.received, piece.prompt, piece.cached)
+                if not 0 <= piece.place < len(growing):
+                    raise call.error(MalformedReply, f"an answer to prompt {piece.place} of {len(growing)}")
+                if piece.place not in steps and (grown := _grown(growing[piece.place], piece)):
+                    steps[piece.place] = grown[0]
+        if len(steps) < len(growing):
+            raise call.error(MalformedReply, "the stream ended without a finish_reason for every prompt")
+    return tuple([steps[place] for place in range(len(growing))])
+
+
+def _grown(growing: StepBuilder, piece: Chunk) -> tuple[Step | None] | None:
+    """Let a step grow by a piece; return it if that completes it, and no step if the server stopped too early."""
+    for token in piece.tokens:
+        if stop := growing.add(token):
+            return (growing.end(stop),)
+    return (_ended(growing, piece.ended),) if piece.ended else None
+
+
+def _ended(growing: StepBuilder, stop: Stop) -> Step | None:
+    """What a stream that ended leaves: a step, or none if it stopped at a delimiter within a block."""
+    return None if stop == "delimiter" and growing.blocks else growing.end(stop)
+
+
+async def grow(
+    growing: StepBuilder, take: Callable[[], Awaitable[Token | Stop]], until: Callable[[Step], bool] | None
+) -> Step | None:
+    """
+    Let a step grow until it is complete, the stream ends, or *until* says so; the end of thinking goes before it.
+
+    Return None if it is not complete, as the server stopped at a delimiter within a block.
+    """
+    while True:
+        token = await take()
+        if isinstance(token, str):
+            return _ended(growing, token)
+        stop = growing.add(token)
+        if until and stop != "end" and until(growing.so_far()):
+            return growing.end("until")
+        if stop:
+            return growing.end(stop)

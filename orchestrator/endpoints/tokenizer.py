@@ -1,0 +1,199 @@
+"""Text to token ids and back, as one server does it, asked once per text."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import asdict, replace
+from hashlib import blake2b
+from itertools import groupby, takewhile
+from typing import Any, Generic, TypeVar
+
+from ..chain import THINK_END, Chain, Message, Step, Token
+from ..errors import MalformedReply, MissingCapability
+from ..markers import opens_block
+from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
+from .client import Body, Connection
+from .settings import Endpoint
+from .vllm_protocol import GREEDY, completion, spell
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+TEXTS, CONVERSATIONS_KEPT = 8192, 256  # how many are remembered
+FIRST_WORDS = 16  # tokens, in which a model that thinks has opened its block
+MARK = "\0"  # a token of its own wherever any byte is one
+
+PROBE = (
+    "The quick brown fox; don't stop: 0123456789 3.14159 1,000,000 ... \n\n\n    def f(x):\n\treturn x**2 != -1  # ok?"
+    "\\frac{a}{b} \\boxed{42} $\\sqrt{2}$ Wait, Hmm. naïve Größe Ελληνικά русский 你好世界 日本語 한국어 🙂👍🏽 "
+    "<think></think><s></s><|endoftext|><|im_start|><|im_end|><|eot_id|><|begin_of_text|><|end_of_text|>"
+    "<|start_header_id|><|end_header_id|><\uff5cUser\uff5c><\uff5cAssistant\uff5c><\uff5cend\u2581of\u2581sentence\uff5c>"
+)
+"""A text in which different tokenizers are unlikely to find the same ids."""
+
+
+class AsyncCache(Generic[K, V]):
+    """Remembers what was made of the *size* keys used last."""
+
+    def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
+        self._make, self._size = make, size
+        self._made: OrderedDict[K, V] = OrderedDict()
+
+    async def __call__(self, key: K) -> V:
+        if key not in self._made:
+            self._made[key] = await self._make(key)
+            if len(self._made) > self._size:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return self._made[key]
+
+
+class ModelTokenizer:
+    """
+    The tokenizer and the chat template of one served model.
+
+    *vocabulary* is equal for models that give every text the same ids. *room* is the longest sequence the model takes,
+    in tokens. *faithful* tells whether the template's own text, encoded, gives the ids that the template gives.
+    """
+
+    vocabulary: str
+    template: Template
+    room: int
+    faithful: bool
+
+    def __init__(self, connection: Connection, model: str) -> None:
+        self._connection, self._model = connection, model
+        self._call = connection.call("tokenize")
+        self.literally = AsyncCache(self._encode, TEXTS)
+        self.spelt = AsyncCache(self._spell, TEXTS)
+        self.prefix = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
+        self._pieces: dict[int, str] = {}
+
+    async def learn(self) -> None:
+        """Learn the vocabulary and the chat template. Raise `MissingCapability` if that one cannot be learnt."""
+        probe = await self._tokenize({"prompt": PROBE, "add_special_tokens": False})
+        self.vocabulary = blake2b(repr(probe["tokens"]).encode(), digest_size=8).hexdigest()
+        self.room = probe["max_model_len"]
+        rendered = [await self._render(messages, generate) for messages, generate in CONVERSATIONS]
+        texts = [await self.decode(ids) for ids in rendered]
+        try:
+            shown = cut(texts)
+            found = shown.after(await self._first_words()) if shown.source == "unknown" else shown
+            self.template = found.overridden(self._thinks)
+        except MissingCapability as exc:
+            raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
+        self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
+
+    async def encode(self, text: str) -> tuple[int, ...]:
+        """Encode *text*, of a chain; where it ends the thinking, with the model's own mark. `literally` leaves it."""
+        return await self.literally(self.template.spelt(text))
+
+    async def chain(self, chain: Chain) -> list[int]:
+        """Encode a whole chain, with the ids that its tokens were written with wherever they are this vocabulary's."""
+        ids = list(await self.prefix(chain.messages))
+        marked = self.template.thinks or opens_block(chain.text)
+        for step in chain.steps:
+            ids += await self._step(step, marked=marked)
+            if self.template.handover and step.text.endswith(THINK_END):
+                ids += await self.literally(self.template.handover)
+        return ids
+
+    async def begun(self, step: Step) -> tuple[Token, ...]:
+        """The tokens of a step to be gone on with: those without an id of this vocabulary are made from their text."""
+        if step.vocabulary != self.vocabulary or not step.tokens:
+            return await self.spelt(step.text)
+        tokens: list[Token] = []
+        for token in step.tokens:
+            if token.id >= 0:
+                tokens.append(token)
+                continue
+            while tokens and token.text and not tokens[-1].text:
+                tokens.pop()  # the first bytes of a character that *token* holds as text
+            spelt = await self.spelt(token.text)
+            tokens += [replace(token, id=spelt[0].id)] if len(spelt) == 1 else spelt
+        return tuple(tokens)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into text, special tokens included."""
+        body = {"model": self._model, "tokens": ids}
+        return str((await self._connection.post(self._call, "/detokenize", body))["prompt"])
+
+    async def pieces(self, ids: Collection[int]) -> dict[int, str]:
+        """Spell every one of *ids* by itself; half a character is spelt as a replacement character."""
+        new = [number for number in dict.fromkeys(ids) if number not in self._pieces]
+        self._pieces |= zip(new, await self._spell_each(new), strict=True)
+        return {number: self._pieces[number] for number in ids}
+
+    async def _spell_each(self, ids: Sequence[int]) -> list[str]:
+        """Decode *ids* in one request, apart from each other, if a mark can be put between them."""
+        mark = await self.literally(MARK) if len(ids) > 1 else ()
+        if len(mark) == 1:
+            decoded = await self.decode([*mark, *(each for number in ids for each in (number, *mark))])
+            parts = decoded.split(MARK)[1:-1]
+            if len(parts) == len(ids):
+                return parts
+        return [await self.decode([number]) for number in ids]
+
+    async def _step(self, step: Step, *, marked: bool) -> Sequence[int]:
+        """Encode *step*; unless it is *marked*, without an end of the thinking that is none of this model's."""
+        if step.vocabulary != self.vocabulary or not step.tokens:
+            return await self.encode(step.text if marked else step.text.replace(THINK_END, ""))
+        ids = [token.id for token in step.tokens]
+        return ids if -1 not in ids else await self._mixed(step.tokens)
+
+    async def _mixed(self, tokens: Sequence[Token]) -> list[int]:
+        """Encode the text of tokens without an id; tokens without text before them are its first bytes."""
+        ids: list[int] = []
+        shared = 0
+        for known, group in groupby(tokens, lambda token: token.id >= 0):
+            members = list(group)
+            if known:
+                ids += [token.id for token in members]
+                shared = len(list(takewhile(lambda token: not token.text, reversed(members))))
+            else:
+                ids[len(ids) - shared :] = await self.encode("".join(token.text for token in members))
+        return ids
+
+    async def _encode(self, text: str) -> tuple[int, ...]:
+        if not text:
+            return ()
+        return tuple((await self._tokenize({"prompt": text, "add_special_tokens": False}))["tokens"])
+
+    async def _spell(self, text: str) -> tuple[Token, ...]:
+        ids = await self.encode(text)
+        pieces = await self.pieces(ids)
+        spelt = spell(text, ids, [pieces[number] for number in ids]) if ids else ()
+        return tuple([Token(part, id=number) for part, number in spelt])
+
+    async def _prefix(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
+        ids = await self._render([asdict(message) for message in messages], True)
+        return (*ids, *await self.literally(self.template.opened))
+
+    async def _first_words(self) -> str:
+        """Let the model answer a plain question, greedily, as far as it takes to see how it begins."""
+        prompt = await self._render(PLAIN_QUESTION, True)
+        body = completion(self._model, prompt, GREEDY, FIRST_WORDS) | {"skip_special_tokens": False}
+        reply = await self._connection.post(self._call, "/v1/completions", body)
+        try:
+            return str(reply["choices"][0]["text"])
+        except (LookupError, TypeError) as exc:
+            raise self._call.error(MalformedReply, f"/v1/completions answered {str(reply)[:200]}") from exc
+
+    @property
+    def _thinks(self) -> bool | None:
+        endpoint = self._connection.endpoint
+        return endpoint.thinks if isinstance(endpoint, Endpoint) else None
+
+    async def _render(self, messages: Messages, generate: bool) -> list[int]:
+        body: Body = {"messages": messages, "add_generation_prompt": generate}
+        endpoint = self._connection.endpoint
+        if isinstance(endpoint, Endpoint) and endpoint.template:
+            body["chat_template_kwargs"] = endpoint.template
+        return list((await self._tokenize(body))["tokens"])
+
+    async def _tokenize(self, body: Body) -> Any:
+        reply = await self._connection.post(self._call, "/tokenize", {"model": self._model, **body})
+        if "tokens" not in reply or "max_model_len" not in reply:
+            raise self._call.error(MalformedReply, f"/tokenize answered {str(reply)[:200]}, which is not vLLM's answer")
+        return reply

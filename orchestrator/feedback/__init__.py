@@ -1,0 +1,1 @@
+"""What runs teach about load, quality and the judge, for the runs that follow."""

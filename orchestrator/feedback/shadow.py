@@ -1,0 +1,142 @@
+"""
+Shadows: a small share of the accepted steps is checked once more, off the critical path, to measure the judge live.
+
+A shadow delays no run and is part of none: its tokens are counted here, and not in the ledger of a run. Each check has
+a control: a step that the large model writes itself at the same place is checked the same way. What the check disputes
+of the model's own steps is the check's own error; only the excess counts against the accepted steps.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import TypeAlias
+
+from ..chain import Chain, Step
+from ..errors import StepspecError
+from ..events import Called, Committed, Event
+from ..interfaces import RequestContext, requesting
+from .load import Load
+
+MOST = 4  # at the same time; what comes on top is skipped, for it is only a sample
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Whether a check *agreed* that an accepted step is correct, and that the control, an *own* step of it, is."""
+
+    agreed: bool
+    own: bool
+
+
+Check: TypeAlias = Callable[[Chain, Step], Awaitable[Finding | None]]  # None: the check came to no result
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowRecord:
+    """
+    The results of the shadows so far: accepted steps that the check *agreed* are correct, and those that it *disputed*.
+
+    Of as many own steps of the large model, the controls, it disputed *own_disputed*. *failed* checks came to no
+    result, and *skipped* ones were not begun as too many were under way or a server was busy. *read* and *written* are
+    tokens, of all shadows.
+    """
+
+    agreed: int = 0
+    disputed: int = 0
+    own_disputed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    read: int = 0
+    written: int = 0
+
+    @property
+    def checked(self) -> int:
+        return self.agreed + self.disputed
+
+    @property
+    def excess(self) -> float | None:
+        """The share of the accepted steps that is disputed, beyond that of the large model's own; None if unknown."""
+        return (self.disputed - self.own_disputed) / self.checked if self.checked else None
+
+    def plus(self, finding: Finding) -> ShadowRecord:
+        """Count one more *finding*."""
+        return replace(
+            self,
+            agreed=self.agreed + finding.agreed,
+            disputed=self.disputed + (not finding.agreed),
+            own_disputed=self.own_disputed + (not finding.own),
+        )
+
+
+class Shadows:
+    """Checks a *share* of the accepted steps, chosen by lot; the same step is always chosen, or never."""
+
+    def __init__(self, share: float, *, most: int = MOST) -> None:
+        self._share, self._most = share, most
+        self._open: set[asyncio.Task[None]] = set()
+        self.record = ShadowRecord()
+
+    def consider(self, chain: Chain, step: Step, check: Check, *, calm: bool = True) -> None:
+        """Perhaps begin to *check* that *step* is correct after *chain*; not while a server is not *calm*."""
+        whole = step.stop in ("delimiter", "end") and (not chain.text or chain.whole)
+        if not whole or _drawn(chain, step) >= self._share:
+            return
+        if not calm or len(self._open) >= self._most:
+            self.record = replace(self.record, skipped=self.record.skipped + 1)
+            return
+        task = asyncio.create_task(self._check(chain, step, check))
+        self._open.add(task)
+        task.add_done_callback(self._open.discard)
+
+    def observe(self, event: Event) -> None:
+        """Count what a shadow's own requests cost."""
+        if isinstance(event, Called):
+            read, written = self.record.read + event.prompt, self.record.written + event.written
+            self.record = replace(self.record, read=read, written=written)
+
+    async def settled(self) -> None:
+        """Wait until none is under way."""
+        if self._open:
+            await asyncio.wait(self._open)
+
+    async def close(self) -> None:
+        """Cancel what is under way, and wait until it is gone."""
+        for task in self._open:
+            task.cancel()
+        await self.settled()
+
+    async def _check(self, chain: Chain, step: Step, check: Check) -> None:
+        try:
+            with requesting(RequestContext("shadow", len(chain.steps), bet=True)):
+                finding = await check(chain, step)
+        except StepspecError:
+            finding = None
+        record = self.record
+        self.record = replace(record, failed=record.failed + 1) if finding is None else record.plus(finding)
+
+
+class Shadowing:
+    """
+    Lets *shadows* consider the accepted steps of one run, which begins with *chain*, while the *load* is calm.
+
+    *checking* makes what a step of some grade is checked with.
+    """
+
+    def __init__(self, shadows: Shadows, chain: Chain, checking: Callable[[float | None], Check], load: Load) -> None:
+        self._shadows, self._chain, self._checking, self._load = shadows, chain, checking, load
+
+    def __call__(self, event: Event) -> None:
+        if not isinstance(event, Committed):
+            return
+        if event.step.author == "small":
+            self._shadows.consider(self._chain, event.step, self._checking(event.score), calm=self._load.calm)
+        self._chain = self._chain.extend(event.step)
+
+
+def _drawn(chain: Chain, step: Step) -> float:
+    """A number from 0 to below 1, every one as likely."""
+    said = "\0".join([*[message.content for message in chain.messages], chain.text, step.text])
+    return int.from_bytes(blake2b(said.encode(), digest_size=6, person=b"shadow").digest()) / 2**48

@@ -1,0 +1,126 @@
+"""The command ``serve``: a solver, the methods and the service, put together."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.service.interfaces import Method, Offer
+from stepspec.orchestrator.service.judge_status import CalibrationStatus, JudgeStatus
+from stepspec.orchestrator.service.settings import ServiceSettings
+
+from . import policies
+from . import settings as configuration
+from .api import Solver
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from stepspec.orchestrator.service.app import Service
+    from stepspec.orchestrator.service.observers import RequestLog
+
+VERSION = importlib.metadata.version("stepspec")
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "structlog")
+
+
+def require() -> None:
+    """Raise `ConfigurationError` if what the service needs is not installed."""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigurationError(f"`stepspec serve` needs {', '.join(missing)}: pip install 'stepspec[serve]'")
+
+
+def service_settings(**given: Any) -> ServiceSettings:
+    """Read the service's settings, *given* ones first; those that are None count as not given."""
+    asked = {key: value for key, value in given.items() if value is not None}
+    return configuration.load(service=asked or None).service
+
+
+async def serve(solver: Solver, settings: ServiceSettings) -> None:
+    """Serve *solver* until the process is told to end, and drained. Raise `ConfigurationError` for a taken port."""
+    from stepspec.orchestrator.service.server import Server, listen
+
+    async with built(solver, settings) as (service, logs):
+        server = Server(service, settings, logs.tell)
+        names = ", ".join(service.parts.catalogue.raw)
+        with listen(settings.host, settings.port) as listening:
+            host, port = listening.getsockname()[:2]
+            logs.tell("serving", url=f"http://{host}:{port}/v1", models=names, keys=len(settings.keys))
+            await server.serve([listening])
+
+
+def read(arguments: Mapping[str, Any]) -> Settings:
+    """Read all settings, *arguments* first. Raise `ConfigurationError` for wrong ones, and if a model is missing."""
+    settings = configuration.load(**arguments)
+    Solver.of(settings)
+    return settings
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncGenerator[Service]:
+    """Hold a service that works, for a program that brings its own server."""
+    async with built(Solver.of(settings), settings.service) as (service, _), service.parts.open():
+        yield service
+
+
+@asynccontextmanager
+async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tuple[Service, RequestLog]]:
+    """Hold the connections of *solver*, and yield a service over it with its log."""
+    from stepspec.orchestrator.service import tracing
+    from stepspec.orchestrator.service.app import Service
+    from stepspec.orchestrator.service.observers import RequestLog, ServiceObserver
+    from stepspec.orchestrator.service.run_requests import AUTO
+
+    logs = RequestLog(settings)
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(solver)
+        for role, name in solver.models.items():
+            if name in (AUTO, *policies.METHODS):
+                cure = "start its server with --served-model-name and the model's own name"
+                logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
+        witnesses: list[ServiceObserver] = [logs]
+        if settings.tracing or tracing.wanted():
+            tracer = tracing.Tracing(tracing.connect(VERSION))
+            await stack.enter_async_context(tracer.flushed())
+            witnesses.insert(0, tracer)
+        yield Service(offer(solver), settings, witnesses), logs
+
+
+def offer(solver: Solver) -> Offer:
+    """What the service is to serve, of an entered *solver*."""
+    methods: Mapping[str, Method] = {
+        name: Method(
+            method.about,
+            {key: one.default for key, one in policies.options(name).items()},
+            judges=name not in policies.BASELINES,
+        )
+        for name, method in policies.METHODS.items()
+    }
+    chosen = solver.settings
+    return Offer(
+        engine=solver,
+        methods=methods,
+        policy=chosen.policy,
+        options=chosen.options,
+        sampling=chosen.sampling,
+        budget=chosen.budget.budget(),
+        version=VERSION,
+        trust=lambda: trust(solver),
+        speculation=lambda: solver.underneath.totals,
+        session_header=chosen.session_header,
+        check=policies.check,
+    )
+
+
+def trust(solver: Solver) -> JudgeStatus:
+    """What *solver* knows by now about its judge."""
+    chosen, watched = solver.settings, solver.promise
+    shadows = solver.shadows.record if chosen.shadow else None
+    if watched is None or not watched.covers(chosen, solver.models):
+        return JudgeStatus(shadows=shadows)
+    made = watched.calibration
+    promise = CalibrationStatus(made.policy, made.option, made.value, made.max_loss, made.confidence)
+    return JudgeStatus(promise, watched.drift, shadows)

@@ -1,0 +1,215 @@
+"""What is calibrated is what will be served: the arm, its seeds, and the file that says what the promise is about."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tomllib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+pytest.importorskip("scipy")
+
+from stepspec import Sampling, Solver, settings
+from stepspec.evals.benchmarks import find
+from stepspec.evals.calibration.policy_file import attempts, served
+from stepspec.evals.cli import arm
+from stepspec.evals.experiments.arms import LARGE, Arm, Task
+from stepspec.evals.grading.graders import Graders
+from stepspec.orchestrator.chain import Rollback, Step
+from stepspec.orchestrator.events import Judged, Started
+from stepspec.policies.thresholds import KNOBS
+from stepspec.promise import CalibrationMonitor
+from stepspec.settings import Settings
+
+from ...orchestrator.endpoints.server import FakeVllm
+from ..scripted import solution
+
+KNOB = KNOBS["specreason"]
+TOLD = Settings.model_validate(
+    {
+        "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2, "plan": True,
+        "early_exit": True, "give_up": True, "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
+    }
+)  # fmt: skip
+ALMOST = 6.9999999
+DEADLINE = 120  # seconds, after which a test has failed
+
+
+class Noting:
+    """A solver that notes what it is asked for."""
+
+    def __init__(self) -> None:
+        self.settings = TOLD
+        self.asked: list[dict[str, Any]] = []
+
+    async def solve(self, problem: str, **choices: Any) -> Any:
+        self.asked.append({"problem": problem, **choices})
+        choices["observe"](Started((), choices["policy"]))
+        choices["observe"](Judged(0, Step("a", "small"), Rollback(reason="grade", score=ALMOST)))
+        return solution("7")
+
+
+async def asked(base: int, *places: tuple[int, float | None]) -> list[dict[str, Any]]:
+    """What the solver is asked for at these *places*: a problem and a value."""
+    noting, tasks = Noting(), [Task(f"What is {n} + 7?", "7") for n in range(9)]
+    solver = cast("Solver", noting)
+    async with Graders() as graders:
+        attempt = attempts(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, base)
+        for problem, value in places:
+            assert (await attempt(problem, value)).right
+    return noting.asked
+
+
+def test_what_is_calibrated_is_what_the_settings_say_but_for_the_knob() -> None:
+    assert served(TOLD, "specreason", KNOB, 8) == Arm(
+        "specreason", "specreason", {"threshold": 8, "read": "greedy"}, 1, 0.5, 2, plan=True, early_exit=True,
+        give_up=True, sure_bets=True,
+    )  # fmt: skip
+    assert served(TOLD, "bild", KNOBS["bild"], 1).options == {"rollback": 1}
+
+
+async def test_the_method_is_told_so_and_the_large_model_stays_alone() -> None:
+    large, method = await asked(0, (3, None), (3, 8.5))
+    told = {name: getattr(TOLD, name) for name in ("ahead", "hedge", "lead", "plan", "early_exit", "give_up")}
+    assert {name: method[name] for name in told} == told
+    assert method["options"] == {"threshold": 8.5, "read": "greedy"}
+    assert {name: large[name] for name in told} == {name: getattr(LARGE, name) for name in told}
+    assert large["policy"] == "large"
+
+
+async def test_a_grade_that_just_falls_short_is_not_taken_for_one_that_passed() -> None:
+    """A run is not run again where all of its grades are on the same side of both values: which side has to be true."""
+    tasks = [Task("What is 0 + 7?", "7")]
+    async with Graders() as graders:
+        solver = cast("Solver", Noting())
+        tried = await attempts(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, 0)(0, 7.0)
+    assert tried.scores == (ALMOST,)
+
+
+async def test_the_seed_is_that_of_the_sampling() -> None:
+    places = ((0, None), (0, 9.0), (0, 8.0), (1, 9.0), (2, 9.0))
+    first, again, other = [[each["sampling"] for each in await asked(base, *places)] for base in (4, 4, 5)]
+    assert first == again
+    assert len({one.seed for one in first[:3]}) == 1
+    assert len({one.seed for one in (*first, *other)}) == 6
+    expected = Sampling(temperature=0.8, top_p=0.95)
+    assert all(one == expected.model_copy(update={"seed": one.seed}) for one in first)
+
+
+FILE = """
+lead = 1
+early_exit = true
+ahead = 1
+
+[options]
+read = "greedy"
+threshold = 3
+
+[sampling]
+temperature = 0.7
+
+[budget]
+tokens = 200
+"""
+SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
+
+
+@asynccontextmanager
+async def urls() -> AsyncGenerator[tuple[tuple[str, ...], FakeVllm]]:
+    small = FakeVllm(SCRIPT, digits={"9": -0.1})
+    large = replace(small, requests=[])
+    async with small.serve("small") as s, large.serve("large") as one:
+        yield ("--small", s.url, "--large", one.url), large
+
+
+async def calibrate(folder: Path, *words: str) -> tuple[int, str]:
+    """Run the command; return its exit code and what it told on standard error."""
+    command = (sys.executable, "-m", "stepspec.evals.calibration.command", *words)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=pipe, stderr=pipe)
+    async with asyncio.timeout(DEADLINE):
+        _, said = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, said.decode()
+
+
+async def test_the_file_serves_what_was_calibrated_and_says_what_the_promise_is_about(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stepspec.toml").write_text(FILE)
+    words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9,0.5")
+    async with urls() as (servers, _):
+        code, said = await calibrate(tmp_path, *words, *servers)
+        assert code == 0, said
+        path = tmp_path / "policy.toml"
+        monkeypatch.setenv("STEPSPEC_CONFIG", str(path))
+        async with Solver(servers[1], servers[3]) as solver:
+            promise = solver.promise
+            assert promise is not None
+            assert promise.differs(solver.settings, solver.models) == ()
+            assert solver.models == promise.calibration.models == {"small": "fake", "large": "fake"}
+    loaded = settings.load()
+    assert loaded.options == {"read": "greedy", "threshold": 0.5}
+    assert (loaded.lead, loaded.early_exit, loaded.ahead, loaded.plan) == (1, True, 1, False)
+    assert (loaded.sampling, loaded.budget.tokens) == (Sampling(temperature=0.7, top_p=0.95), 200)
+    assert loaded.calibration is not None
+    bearing = loaded.bearing()
+    assert bearing["options"].pop("threshold") == 0.5
+    assert loaded.calibration.told == bearing
+    watch, models = CalibrationMonitor(loaded.calibration), loaded.calibration.models
+    assert watch.differs(loaded.told({"lead": 0}), models) == ("lead",)
+    assert watch.differs(loaded, {"small": "fake", "large": "other"}) == ("models.large",)
+    assert arm(str(path)) == replace(served(loaded, "specreason", KNOB, 0.5), name="policy")
+    assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
+
+
+async def test_trials_of_other_settings_are_kept_out(tmp_path: Path) -> None:
+    words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9")
+    async with urls() as (servers, large):
+        assert (await calibrate(tmp_path, *words, *servers))[0] == 0
+        asked = len(large.requests)
+        (tmp_path / "stepspec.toml").write_text("lead = 1\n")
+        code, said = await calibrate(tmp_path, *words, *servers)
+        assert (code, "holds another run (other: besides, told)" in " ".join(said.split())) == (2, True), said
+        code, said = await calibrate(tmp_path, *words, *servers, "--seed", "1")
+        assert (code, "other: seed" in said) == (2, True), said
+        assert not [path for path, _ in large.requests[asked:] if path == "/v1/completions"]
+
+
+async def test_more_problems_are_another_attempt_with_the_same_trials(tmp_path: Path) -> None:
+    words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--count")
+    async with urls() as (servers, large):
+        counts: list[int] = []
+        for count in ("3", "3", "8"):
+            before = len(large.requests)
+            code, said = await calibrate(tmp_path, *words, count, *servers)
+            assert code == 0, said
+            counts.append(len([path for path, _ in large.requests[before:] if path == "/v1/completions"]))
+            attempt = tomllib.loads((tmp_path / "policy.toml").read_text())["calibration"]["attempt"]
+            assert attempt == (2 if count == "8" else 1)
+        assert counts[0] > counts[1] == 0
+        assert "at 95% confidence, all 2 attempts together." in (tmp_path / "policy.toml").read_text()
+        code, said = await calibrate(tmp_path, *words, "5", *servers)
+        assert (code, "holds runs on 8 problems, and these are 5" in " ".join(said.split())) == (2, True), said
+
+
+def files(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir()]
+
+
+async def test_a_missing_critic_is_noticed_before_the_servers_are_asked_anything(tmp_path: Path) -> None:
+    async with urls() as (servers, large):
+        code, said = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers)
+        assert (code, large.requests) == (2, [])
+        assert "needs a reward model" in said
+        dead = ("--critic", "http://localhost:9/v1")
+        code, said = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers, *dead)
+        assert code == 1
+        assert "localhost:9" in said
+    assert files(tmp_path) == []

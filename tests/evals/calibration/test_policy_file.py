@@ -1,0 +1,122 @@
+"""What a calibration tells people, and the settings file that it writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from stepspec import settings
+from stepspec.evals.benchmarks import find, load, own
+from stepspec.evals.calibration import risk_bound
+from stepspec.evals.calibration.command import problems
+from stepspec.evals.calibration.policy_file import CalibrationSettings, knob
+from stepspec.evals.calibration.search import CalibrationResult
+from stepspec.evals.experiments.arms import Task
+from stepspec.evals.halves import half
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.feedback.drift import Histogram
+from stepspec.policies.thresholds import KNOBS
+
+
+def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationResult:
+    rows = [
+        risk_bound.ThresholdTest(value, risk_bound.Paired(n, lost, gained), 0.01, holds)
+        for value, lost, gained, holds in outcomes
+    ]
+    return CalibrationResult(0.02, 0.05, tuple(rows), Histogram((5.0, 8.5), (10, 20, 70)))
+
+
+def promise(calibrated: CalibrationResult, **more: Any) -> CalibrationSettings:
+    return CalibrationSettings("specreason", KNOBS["specreason"], "gsm8k, calibration half", calibrated, more)
+
+
+def test_the_settings_file_is_one_that_a_solver_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = promise(found((9, 0, 0, True), (8.5, 1, 0, True), (8, 30, 0, False)), read="greedy")
+    (tmp_path / "policy.toml").write_text(made.toml())
+    monkeypatch.setenv("STEPSPEC_CONFIG", str(tmp_path / "policy.toml"))
+    loaded = settings.load()
+    assert (loaded.policy, loaded.options) == ("specreason", {"read": "greedy", "threshold": 8.5})
+    assert loaded.calibration is not None
+    assert (loaded.calibration.value, loaded.calibration.max_loss, loaded.calibration.confidence) == (8.5, 0.02, 0.95)
+    assert (loaded.calibration.problems, loaded.calibration.lost) == (500, 1)
+    assert loaded.calibration.grades() == Histogram((5.0, 8.5), (10, 20, 70))
+
+
+def test_a_promise_is_one_sentence() -> None:
+    said = promise(found((9, 0, 0, True))).said()
+    assert said.startswith("With threshold = 9, specreason loses at most 2.0% ")
+    assert "95% confidence" in said
+
+
+def test_without_a_promise_there_is_no_file_and_it_says_what_it_would_take() -> None:
+    made = promise(found((9, 1, 0, False), n=100))
+    assert "At these rates" in made.said()
+    assert "in another attempt with these trials, and with nothing lost at all 317:" in made.said()
+    few = promise(replace(found((9, 1, 0, False), n=100), counts=False))
+    assert "with nothing lost at all 194:" in few.said()
+    with pytest.raises(ConfigurationError, match="No threshold of specreason can be promised"):
+        made.toml()
+
+
+def test_a_loss_that_no_sample_can_talk_away_is_called_that() -> None:
+    assert "Nor would more problems" in promise(found((9, 30, 0, False))).said()
+
+
+def test_every_problem_has_its_half_for_good() -> None:
+    tasks = [Task(f"What is {n} + {n}?", str(2 * n)) for n in range(400)]
+    halves = [half(task) for task in tasks]
+    assert 150 < halves.count("calibration") < 250
+    assert halves == [half(replace(task, problem=f"Think! {task.problem}", question=task.problem)) for task in tasks]
+
+
+def test_neither_the_seed_nor_the_template_moves_a_problem_to_the_other_half(tmp_path: Path) -> None:
+    wrong = {f"Incorrect Answer {at}": f"wrong {at}" for at in (1, 2, 3)}
+    rows = [{"Question": f"What is it, {n}?", "Correct Answer": "right", **wrong} for n in range(60)]
+    path = tmp_path / "gpqa.jsonl"
+    path.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+
+    def questions(seed: int, part: str, prompt: str | None) -> set[str]:
+        benchmark = replace(find("gpqa-diamond"), prompt=prompt)
+        return {task.question for task in load(benchmark, path, seed=seed) if half(task) == part}
+
+    calibrated = questions(0, "calibration", "eval.choice")
+    assert 10 < len(calibrated) < 50
+    for seed, prompt in ((0, "eval.choice"), (1, "eval.choice"), (0, None), (7, "eval.boxed")):
+        assert questions(seed, "calibration", prompt) == calibrated
+        assert not questions(seed, "report", prompt) & calibrated
+
+
+def test_only_the_calibration_half_of_a_file_is_used(tmp_path: Path) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text("".join(f'{{"problem": "What is {n} + {n}?", "answer": "{2 * n}"}}\n' for n in range(40)))
+    tasks = problems(own(path), path, seed=0, count=None)
+    assert 0 < len(tasks) < 40
+    assert {half(task) for task in tasks} == {"calibration"}
+    assert problems(own(path), path, seed=0, count=3) == tasks[:3]
+
+
+def test_made_problems_are_others_than_those_reported_on() -> None:
+    arithmetic = find("arithmetic")
+    assert arithmetic.made is not None
+    reported: list[Task] = arithmetic.made(0, 200)
+    mine = problems(arithmetic, None, seed=0, count=200)
+    assert len(mine) == 200
+    assert not {task.problem for task in reported} & {task.problem for task in mine}
+
+
+def test_what_is_turned_can_be_named() -> None:
+    assert knob("specreason") == KNOBS["specreason"]
+    with pytest.raises(ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"):
+        knob("specreasn")
+    assert knob("specreason", values=[8, 7]).values == (8, 7)
+    assert knob("specreason", values=[8, 7]).compared
+    assert knob("bild", "fallback", [0.9, 0.5]).option == "fallback"
+    assert not knob("bild", "fallback", [0.9, 0.5]).compared
+    with pytest.raises(ConfigurationError, match=r"what makes 'relay' looser is not known.*known: specreason"):
+        knob("relay")
+    with pytest.raises(ConfigurationError, match="needs --values"):
+        knob("bild", "fallback")

@@ -1,0 +1,219 @@
+"""The promise of a calibration: valid where it can be checked exactly, and honest about what it cannot say."""
+
+from dataclasses import replace
+from itertools import product
+from math import ceil, comb, log
+
+import numpy as np
+import pytest
+import typer
+
+from stepspec.evals.calibration import simulation
+from stepspec.evals.calibration.risk_bound import (
+    LossTest,
+    Paired,
+    betting_p_value,
+    chosen,
+    fixed_sequence,
+    p_value,
+    run_sequence,
+)
+from stepspec.evals.calibration.simulation import KINDS, Population, Row, main, missed, simulate
+from stepspec.orchestrator.errors import ConfigurationError
+
+
+def chance(n: int, lost: int, gained: int, p_lost: float, p_gained: float) -> float:
+    rest = n - lost - gained
+    ways = comb(n, lost) * comb(n - lost, gained)
+    return ways * p_lost**lost * p_gained**gained * (1 - p_lost - p_gained) ** rest
+
+
+@pytest.mark.parametrize("n", [1, 7, 24])
+@pytest.mark.parametrize("limit", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("level", [0.05, 0.2])
+def test_a_loss_at_the_limit_or_above_passes_no_more_often_than_the_level(n: int, limit: float, level: float) -> None:
+    passing = [
+        (lost, gained)
+        for lost, gained in product(range(n + 1), repeat=2)
+        if lost + gained <= n and p_value(Paired(n, lost, gained), limit, level) <= level
+    ]
+    for gained, more in product((0.0, 0.05, 0.2, 0.34), (0.0, 0.01, 0.2)):
+        lost = limit + gained + more
+        if lost + gained <= 1:
+            assert sum(chance(n, *seen, lost, gained) for seen in passing) <= level + 1e-12
+
+
+def test_the_test_can_pass_at_all() -> None:
+    """Else the one above would prove nothing."""
+    assert p_value(Paired(100, 0, 0), 0.1) < 0.001
+    assert p_value(Paired(2000, 100, 100), 0.05) < 0.01
+    assert p_value(Paired(100, 12, 0), 0.1) > 0.5
+
+
+def test_more_losses_are_worse_and_more_gains_are_no_worse() -> None:
+    values = [p_value(Paired(500, lost, 20), 0.05) for lost in range(0, 60, 5)]
+    assert values == sorted(values)
+    gains = [p_value(Paired(2000, 120, gained), 0.05) for gained in (0, 60, 120, 240)]
+    assert gains == sorted(gains, reverse=True)
+
+
+def test_no_problems_promise_nothing() -> None:
+    assert p_value(Paired(0, 0, 0), 0.5) == 1
+
+
+@pytest.mark.parametrize("counts", [(3, 2, 2), (3, -1, 0)])
+def test_outcomes_have_to_add_up(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="problems"):
+        Paired(*counts)
+
+
+def test_outcomes_are_counted_problem_by_problem() -> None:
+    paired = Paired.of([True, True, False, False], [True, False, True, False])
+    assert (paired, paired.loss) == (Paired(4, 1, 1), 0)
+    with pytest.raises(ValueError, match="argument 2"):
+        Paired.of([True], [])
+
+
+@pytest.mark.parametrize("limit", [0.01, 0.05])
+def test_how_many_problems_a_promise_takes_at_least(limit: float) -> None:
+    test = LossTest(limit, 0.05)
+    least = ceil(log(0.02) / log(1 - limit))  # four fifths of the level, for the price of two tests
+    assert test.needed() == least
+    assert test.p(Paired(least, 0, 0)) <= 0.05 < test.p(Paired(least - 1, 0, 0))
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_how_many_problems_it_takes_with_losses_and_when_none_would_do(again: bool) -> None:
+    test = LossTest(0.03, 0.05, again=again)
+    number = test.needed(Paired(100, 1, 0))
+    assert number is not None
+    assert test.p(Paired(number, ceil(number / 100), 0)) <= 0.05
+    assert number > (test.needed() or 0)
+    assert test.needed(Paired(100, 3, 0)) is None
+    assert test.needed(Paired(100, 3, 3)) is not None
+
+
+def test_a_further_attempt_takes_more_problems_than_the_first() -> None:
+    first, again = (LossTest(0.02, 0.05, again=again) for again in (False, True))
+    assert (first.needed() or 0) < (again.needed() or 0) < 2 * (first.needed() or 0)
+    for test in (first, again):
+        assert (test.p(Paired(0, 0, 0)), LossTest(1.0, 0.05, test.again).p(Paired(1, 1, 0))) == (1.0, 0.0)
+
+
+def test_what_could_promise_nothing_without_a_loss_promises_nothing_for_its_gains() -> None:
+    test = LossTest(0.02, 0.05)
+    least = test.needed() or 0
+    assert p_value(Paired(least - 1, 0, 100), 0.02, 0.04) <= 0.04
+    assert (test.p(Paired(least - 1, 0, 100)), test.p(Paired(least, 0, 100)) <= 0.05) == (1.0, True)
+
+
+def ever(limit: float, gained: float, level: float, looks: range, bettor: bool) -> float:
+    """How often a loss just at the limit passes at one of the *looks*, of 500 samples that grow."""
+    rng = np.random.default_rng(5)
+    passed = 0
+    for _ in range(500):
+        place = rng.random(looks[-1])
+        lost, wins = np.cumsum(place < limit + gained), np.cumsum(place > 1 - gained)
+        seen = (Paired(n, int(lost[n - 1]), int(wins[n - 1])) for n in looks)
+        passed += any((betting_p_value(s, limit) if bettor else p_value(s, limit)) <= level for s in seen)
+    return passed / 500
+
+
+@pytest.mark.parametrize("gained", [0.0, 0.03, 0.2])
+def test_a_bet_may_be_looked_at_as_often_as_one_likes(gained: float) -> None:
+    assert 0 < ever(0.05, gained, 0.1, range(30, 1500, 30), bettor=True) <= 0.1 + 2 * 0.0134
+
+
+def test_the_exact_test_may_not() -> None:
+    assert ever(0.05, 0.0, 0.1, range(30, 1500, 30), bettor=False) > 0.12
+
+
+def test_a_bet_wins_where_nothing_is_lost_and_not_where_as_much_as_the_limit_is() -> None:
+    assert betting_p_value(Paired(1000, 0, 0), 0.01) < 0.01
+    assert betting_p_value(Paired(1000, 10, 0), 0.01) > 0.5
+    assert betting_p_value(Paired(1000, 1000, 0), 0.01) == 1
+    assert betting_p_value(Paired(100_000, 0, 50_000), 0.5) < 1e-100
+
+
+def test_thresholds_are_tried_from_the_strictest_until_one_fails() -> None:
+    outcomes = {9.0: 0, 8.0: 1, 7.0: 60, 6.0: 0}
+    asked: list[float] = []
+
+    def outcome(threshold: float) -> Paired:
+        asked.append(threshold)
+        return Paired(1000, outcomes[threshold], 0)
+
+    tested = run_sequence(fixed_sequence(tuple(outcomes), LossTest(0.02, 0.05)), outcome)
+    assert asked == [9, 8, 7]
+    assert [each.holds for each in tested] == [True, True, False]
+    best = chosen(tested)
+    assert best is not None
+    assert best.threshold == 8
+    assert chosen(tested[2:]) is None
+    assert chosen([]) is None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_simulation_breaks_few_promises_and_would_notice_broken_ones(kind: str) -> None:
+    row = simulate(kind, 400, 0.02, 60, seed=3)
+    assert row.broken_interval[0] <= 0.05
+    assert simulate(kind, 400, 0.02, 60, seed=3) == row
+
+
+def test_what_the_sample_is_large_enough_for_is_found() -> None:
+    row = simulate("a cliff", 1000, 0.02, 60, seed=3)
+    assert (row.near, row.reach, row.told) == (1.0, 1.0, "")
+
+
+def test_a_threshold_far_from_the_best_is_a_bar_missed_unless_the_sample_is_too_small_for_more() -> None:
+    row = simulate("growing", 300, 0.02, 200)
+    assert row.near <= 0.5
+    assert row.reach <= 0.5
+    assert row.told.startswith(f"growing, 300 problems: within one step of the best in {row.near:.1%}, which is not")
+    assert missed([row]) == []
+    assert missed([replace(row, reach=0.6)]) == [replace(row, reach=0.6).told]
+    assert missed([replace(row, near=0.6, reach=0.6)]) == []
+    (broken,) = missed([replace(row, broken=0.1, broken_interval=(0.06, 0.14))])
+    assert broken == "missed: growing, 300 problems: broken in 10.0%, which is more than 5%"
+
+
+@pytest.mark.parametrize("limit", [0.02, 0.2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_populations_lose_and_gain_no_more_than_there_is(kind: str, limit: float) -> None:
+    assert simulate(kind, 50, limit, 20).populations == 20
+
+
+@pytest.mark.parametrize("limit", ["0", "-1", "0.3", "nan"])
+def test_a_limit_that_there_are_no_populations_for_is_refused(limit: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"up to 0\.2, above 0"):
+        main(populations=1, limit=float(limit))
+
+
+def test_the_command_fails_where_a_bar_is_missed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def simulated(kind: str, n: int, *_: object, **__: object) -> Row:
+        return Row(kind, n, 0.02, 1, 0.0, (0.0, 0.0), 0.0, near=0.4, reach=reach, none=0.0)
+
+    monkeypatch.setattr(simulation, "simulate", simulated)
+    reach = 0.3
+    main(populations=1)
+    assert "So few problems cannot show more" in capsys.readouterr().err
+    reach = 0.9
+    with pytest.raises(typer.Exit) as ended:
+        main(populations=1)
+    assert ended.value.exit_code == 1
+    assert "missed: at the edge, 4000 problems: within one step of the best in 40.0%" in capsys.readouterr().err
+
+
+def test_trusting_what_was_observed_breaks_half_of_the_promises_at_the_edge() -> None:
+    assert simulate("at the edge", 400, 0.02, 200).naively > 0.3
+
+
+def test_a_sample_is_paired_and_of_its_population() -> None:
+    population = Population(np.array([0.1, 0.2]), np.array([0.05, 0.05]))
+    strict, loose = population.sample(np.random.default_rng(0), 20_000)
+    assert strict.lost <= loose.lost
+    assert strict.loss == pytest.approx(0.05, abs=0.01)
+    assert loose.loss == pytest.approx(0.15, abs=0.01)
+    assert [population.best(limit) for limit in (0.01, 0.06, 0.5)] == [-1, 0, 1]

@@ -1,0 +1,145 @@
+"""A calibration tries as much as it must, keeps what it tried, and comes to what the outcomes say."""
+
+import asyncio
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepspec.evals.calibration.risk_bound import LossTest, Paired
+from stepspec.evals.calibration.search import (
+    REPEATED,
+    CalibrationResult,
+    CalibrationSearch,
+    Decision,
+    Trial,
+    TrialStore,
+)
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.policies import options
+from stepspec.policies.thresholds import KNOBS, Threshold
+
+from ...fakes import run
+
+KNOB = Threshold("threshold", (9.0, 7.0, 5.0, 3.0, 1.0), compared=True)
+
+
+class World:
+    """Problems whose worst accepted grade decides: below 5 the answer is wrong. Grades are fixed for each problem."""
+
+    def __init__(self, problems: int, seed: int = 0) -> None:
+        rng = random.Random(seed)
+        self.grades = [tuple(float(rng.randint(1, 9)) for _ in range(3)) for _ in range(problems)]
+        self.runs: list[tuple[int, float | None]] = []
+        self.open = self.most = 0
+
+    async def attempt(self, problem: int, value: float | None) -> Trial:
+        self.runs.append((problem, value))
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await asyncio.sleep(1)
+        self.open -= 1
+        if value is None:
+            return Trial(problem, None, True)
+        accepted = [grade for grade in self.grades[problem] if grade >= value]
+        decisions = tuple(Decision(grade, f"{problem}") for grade in self.grades[problem])
+        return Trial(problem, value, min(accepted, default=9) >= 5, self.grades[problem], decisions)
+
+    def calibrate(self, path: Path, knob: Threshold = KNOB, at_once: int = 4) -> CalibrationResult:
+        with TrialStore(path, {"knob": knob.option}) as trials:
+            calibration = CalibrationSearch(
+                self.attempt, len(self.grades), knob, LossTest(0.02, 0.05), trials, at_once, repeatable=True
+            )
+            return run(calibration.run())[0]
+
+
+def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
+    found = World(400).calibrate(tmp_path / "trials.jsonl")
+    assert [each.threshold for each in found.tested] == [9, 7, 5, 3]
+    assert found.found is not None
+    assert (found.found.threshold, found.found.paired) == (5, Paired(400, 0, 0))
+    assert found.grades.n == 1200
+    assert found.enough is None  # at 3 it loses far more than may be
+
+
+def test_too_few_problems_promise_nothing_and_say_how_many_would_do(tmp_path: Path) -> None:
+    found = World(100).calibrate(tmp_path / "trials.jsonl")
+    assert found.found is None
+    assert [each.threshold for each in found.tested] == [9]
+    assert found.enough is not None
+    assert found.enough > 100
+
+
+def test_a_run_that_would_decide_the_same_is_not_run_again(tmp_path: Path) -> None:
+    plain, clever = World(300), World(300)
+    knob = Threshold("threshold", KNOB.values)
+    all_run = plain.calibrate(tmp_path / "plain.jsonl", knob)
+    reusing = clever.calibrate(tmp_path / "clever.jsonl")
+    assert replace(reusing, reused=0) == all_run
+    assert len(plain.runs) == 300 * 5
+    assert len(clever.runs) == 300 * 5 - reusing.reused
+    changed = sum(any(7 <= grade < 9 for grade in grades) for grades in clever.grades)
+    assert len([1 for _, value in clever.runs if value == 7]) == changed + REPEATED < 300
+
+
+@pytest.mark.parametrize("at_once", [1, 8])
+def test_no_more_are_solved_at_once_than_allowed(tmp_path: Path, at_once: int) -> None:
+    world = World(20)
+    world.calibrate(tmp_path / "trials.jsonl", at_once=at_once)
+    assert world.most == at_once
+
+
+def test_what_was_tried_is_not_tried_again_after_an_interruption(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "trials.jsonl", World(300), World(300)
+    whole = first.calibrate(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:400]) + lines[400][:7])
+    assert second.calibrate(path) == whole
+    assert len(second.runs) == len(first.runs) - 399
+    assert sorted(path.read_bytes().splitlines()) == sorted(line.rstrip(b"\n") for line in lines)
+
+
+def test_trials_of_something_else_are_neither_taken_nor_lost(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    with TrialStore(path, {"knob": "threshold"}) as trials:
+        trials.add(Trial(0, 9, True, (1.0,)))
+    assert TrialStore(path, {"knob": "threshold"}).done
+    before = path.read_bytes()
+    with pytest.raises(ConfigurationError, match=r"holds another run \(other: knob\).*--work.*--fresh"):
+        TrialStore(path, {"knob": "p"})
+    assert path.read_bytes() == before
+    assert not TrialStore(path, {"knob": "threshold"}, fresh=True).done
+
+
+def test_a_calibration_has_one_writer_and_no_foreign_lines(tmp_path: Path) -> None:
+    path = tmp_path / "trials.jsonl"
+    with TrialStore(path, {}), pytest.raises(ConfigurationError, match="another run"), TrialStore(path, {}):
+        pass
+    with path.open("ab") as file:
+        file.write(b'{"problem": 1}\n')
+    with pytest.raises(ConfigurationError, match="line 2: no trial"):
+        TrialStore(path, {})
+
+
+async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
+    world = World(9)
+
+    async def attempt(problem: int, value: float | None) -> Trial:
+        if problem == 4:
+            raise RuntimeError("the server is gone")
+        return await world.attempt(problem, value)
+
+    with TrialStore(tmp_path / "trials.jsonl", {}) as trials:
+        calibration = CalibrationSearch(attempt, 9, KNOB, LossTest(0.02, 0.05), trials)
+        with pytest.raises(RuntimeError, match="the server is gone"):
+            await calibration.run()
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("policy", KNOBS)
+def test_every_knob_is_an_option_of_its_policy(policy: str) -> None:
+    knob = KNOBS[policy]
+    assert knob.option in options(policy)
+    assert len(set(knob.values)) == len(knob.values)
+    assert list(knob.values) in (sorted(knob.values), sorted(knob.values, reverse=True))

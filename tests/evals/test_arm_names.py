@@ -1,0 +1,87 @@
+"""Arms are named on the command line; what is not there is refused with a word on what is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepspec.evals.cli import arm, arms, calibrated
+from stepspec.evals.experiments.arms import LARGE, SMALL
+from stepspec.evals.halves import overlaps
+from stepspec.evals.sample import Arm
+from stepspec.orchestrator.errors import ConfigurationError
+
+
+def test_a_method_is_named_with_its_options_and_those_of_the_solver() -> None:
+    assert arm("specreason") == Arm("specreason", "specreason")
+    spec = "specreason:threshold=8.5, read=greedy,ahead=0,plan=true"
+    assert arm(spec) == Arm(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, plan=True)
+    spec = "specreason:sure_bets=true,adapt=0.05"
+    assert arm(spec) == Arm(spec, "specreason", sure_bets=True, adapt=0.05)
+
+
+def test_a_policy_file_is_an_arm_of_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "careful.toml"
+    path.write_text('policy = "bild"\nahead = 1\n[options]\nscale = "step"\n[small]\nurl = "http://h:1"\n')
+    assert arm(str(path)) == Arm("careful", "bild", {"scale": "step"}, ahead=1)
+
+
+def test_the_large_model_alone_is_always_there_and_controls_follow_their_method() -> None:
+    found = arms(["specreason", "bild"], ["large"], ["bild"])
+    assert found == (
+        LARGE,
+        Arm("specreason", "specreason"),
+        Arm("bild", "bild"),
+        Arm("random like bild", "random", ending="small", answer="method", like="bild"),
+    )
+    assert arms([], ["small"], []) == (LARGE, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "baselines", "controls", "complaint"),
+    [
+        (["specraeson"], [], [], "did you mean 'specreason'"),
+        (["specreason:limit=8"], [], [], "no option 'limit'; its options: threshold=7, .*; of any arm: ahead, hedge"),
+        (["specreason:thresholds=1"], [], [], "no option 'thresholds' .did you mean 'threshold'"),
+        (["specreason:threshold=high"], [], [], "'threshold': a number from 0 to 9 .got 'high'"),
+        (["choose:candidates=99"], [], [], "'candidates': a whole number from 1 to 20 .got 99"),
+        (["specreason:threshold"], [], [], "write options as NAME=VALUE"),
+        (["specreason:ahead=x"], [], [], "ahead: Input should be a valid integer"),
+        (["specreason", "specreason"], [], [], "'specreason' is there twice"),
+        (["specreason"], ["medium"], [], "no such baseline: 'medium'; there are large and small"),
+        (["specreason"], [], ["bild"], "not one of the methods of this run, which are 'specreason'"),
+        (["nowhere.toml"], [], [], "no policy file at nowhere.toml"),
+    ],
+)
+def test_what_does_not_exist_is_refused(
+    chosen: list[str], baselines: list[str], controls: list[str], complaint: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        arms(chosen, baselines, controls)
+
+
+def test_an_arm_says_where_it_was_calibrated_on_what_is_measured(tmp_path: Path) -> None:
+    path, plain, odd = (tmp_path / f"{name}.toml" for name in ("careful", "plain", "odd"))
+    odd.write_text('policy = "bild"\ncalibration = "none"\n')
+    path.write_text('policy = "bild"\n[calibration]\nbenchmark = "gsm8k, calibration half"\n')
+    plain.write_text('policy = "bild"\n')
+    found = calibrated(["specreason", str(path), str(plain), str(odd)])
+    assert found == {"careful": "gsm8k, calibration half"}
+    (half,) = overlaps(found, "gsm8k", None)
+    assert half.startswith("'careful' was calibrated on half of the problems that are measured here")
+    assert "--half report" in half
+    (whole,) = overlaps(found, "gsm8k", "calibration")
+    assert "on the very problems that are measured here" in whole
+    assert overlaps(found, "gsm8k", "report") == overlaps(found, "math500", None) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [("ahead = 1", "names no policy"), ("policy = ", "no policy file"), ('policy = "bild"\n[options]\nx = 1', "'x'")],
+)
+def test_a_policy_file_that_is_none_is_refused(tmp_path: Path, text: str, complaint: str) -> None:
+    path = tmp_path / "broken.toml"
+    path.write_text(text)
+    with pytest.raises(ConfigurationError, match=complaint):
+        arm(str(path))

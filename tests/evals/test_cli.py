@@ -1,0 +1,190 @@
+"""What ``stepspec eval`` makes of its flags, before anything is measured."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from math import inf, nan
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from stepspec import Budget, cli
+from stepspec.evals import cli as eval_cli
+from stepspec.evals.benchmarks import find, load
+from stepspec.evals.experiments.arms import LARGE
+from stepspec.evals.plan import Plan
+from stepspec.evals.results import stand
+from stepspec.evals.testbed import solving_pair
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.settings import Settings
+
+from .test_results import ARMS, done
+
+DATA = Path(__file__).parent / "data"
+TASKS = tuple(load(find("arithmetic"), limit=40))
+
+
+SETTINGS = Settings.model_validate({"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}})
+
+
+def plan(
+    samples: int = 1, temperature: float | None = None, tokens: int | None = None, seconds: float | None = None
+) -> Plan:
+    make = eval_cli._plan  # pyright: ignore[reportPrivateUsage]
+    return make(SETTINGS, find("arithmetic"), TASKS, (LARGE,), samples, 3, temperature, tokens, seconds, 2)
+
+
+def test_what_is_not_said_comes_from_the_settings() -> None:
+    made = plan()
+    assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
+    assert made.budget == Budget(900, 50)
+    assert (made.metric, made.seed, made.concurrency, made.repeats) == ("exact", 3, 2, 1)
+    said = plan(4, 1.0, tokens=300, seconds=9.0)
+    assert (said.sampling.temperature, said.budget, said.repeats) == (1.0, Budget(300, 50, 9.0), 4)
+
+
+def test_several_samples_at_temperature_0_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"--samples 2 at temperature 0 are the same one 2 times"):
+        plan(2, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"temperature": -1.0}, "--temperature -1.0: Input should be greater than or equal to 0"),
+        ({"temperature": nan}, "--temperature nan: a finite number"),
+        ({"tokens": 0}, "--max-tokens 0: Input should be greater than 0"),
+        ({"tokens": 1}, "a budget of 1 tokens has no room"),
+        ({"seconds": 0.0}, "--max-seconds 0.0: Input should be greater than 0"),
+        ({"seconds": nan}, "--max-seconds nan: a finite number"),
+        ({"seconds": inf}, "--max-seconds inf: a finite number"),
+    ],
+)
+def test_flags_that_cannot_be_are_named(flags: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        plan(**flags)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "eval arithmetic --max-tokens 0",
+        "eval arithmetic --temperature -1",
+        "eval arithmetic --max-seconds nan",
+        "eval arithmetic --grading-seconds inf",
+        "eval arithmetic --samples 2",
+        "eval arithmetic --policy specreason:threshold=x",
+        "eval arithmetic --policy reward",
+        "calibrate arithmetic --policy specraeson",
+        "calibrate arithmetic --policy reward",
+        "calibrate arithmetic --values 9,nan",
+        "calibrate arithmetic --max-loss nan",
+        "calibrate arithmetic --policy bild --option scale --values 1",
+        "calibrate arithmetic --policy specreason --option thresholds --values 1",
+        "calibrate arithmetic --output .",
+        "profile --output .",
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_started(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("scipy")
+
+    def start(*args: Any, **more: Any) -> None:
+        raise AssertionError("something was started")
+
+    monkeypatch.setattr(solving_pair, "running", start)
+    monkeypatch.setattr(sys, "argv", ["stepspec", *words.split(), "--testbed"])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "error: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_arm_that_was_calibrated_on_what_is_measured_is_told_of_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"} for n in range(40)]
+    (tmp_path / "rows.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    (tmp_path / "careful.toml").write_text(
+        'policy = "specreason"\n[calibration]\nbenchmark = "gsm8k, calibration half"\n'
+    )
+    nobody = "http://localhost:9/v1"
+    words = ["stepspec", "eval", "gsm8k", "--data", "rows.jsonl", "--policy", "careful.toml"]
+    monkeypatch.chdir(tmp_path)
+
+    def said(*more: str) -> str:
+        monkeypatch.setattr(sys, "argv", [*words, "--small", nobody, "--large", nobody, *more])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 1
+        return capsys.readouterr().err
+
+    assert "'careful' was calibrated on half of the problems that are measured here" in said()
+    assert "'careful' was calibrated on the very problems" in said("--half", "calibration")
+    assert "calibrated" not in said("--half", "report")
+
+
+def test_a_file_is_a_benchmark_of_its_own_and_a_name_may_have_its_data_elsewhere() -> None:
+    chosen = eval_cli._chosen  # pyright: ignore[reportPrivateUsage]
+    benchmark, path = chosen("mine.jsonl", None)
+    assert (benchmark.name, benchmark.metric, path) == ("mine", "math", Path("mine.jsonl"))
+    assert chosen("gsm8k", Path("x.parquet")) == (find("gsm8k"), Path("x.parquet"))
+
+
+def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
+    pytest.importorskip("scipy")
+    tasks = eval_cli._tasks  # pyright: ignore[reportPrivateUsage]
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b"".join(orjson.dumps({"problem": task.problem, "answer": task.answer}) + b"\n" for task in TASKS))
+    report, calibration = (tasks(find("arithmetic"), path, 0, None, part) for part in ("report", "calibration"))
+    assert {*report, *calibration} == set(tasks(find("arithmetic"), path, 0, None, None))
+    assert len(report) + len(calibration) == len(TASKS)
+    assert report
+    assert calibration
+    with pytest.raises(ConfigurationError, match="leave --half out"):
+        tasks(find("arithmetic"), None, 0, None, "report")
+
+
+def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    standings = stand(done(), ARMS)
+    eval_cli._show(standings, as_json=True)  # pyright: ignore[reportPrivateUsage]
+    (line,) = capfdbinary.readouterr().out.splitlines()
+    assert [arm["result"]["name"] for arm in orjson.loads(line)] == [s.result.name for s in standings]
+    eval_cli._show(standings, as_json=False)  # pyright: ignore[reportPrivateUsage]
+    shown = capfdbinary.readouterr().out.decode()
+    assert all(s.result.name in shown for s in standings)
+    assert "\u2026" not in shown.partition("Brackets")[0]  # nothing is cut off, however narrow the terminal
+
+
+@pytest.mark.parametrize("name", ["math500", "gsm8k", "overhead", "coverage", "grading"])
+def test_what_is_run_by_its_name_tells_with_examples_how(name: str) -> None:
+    pytest.importorskip("scipy")
+    words = [sys.executable, "-m", f"stepspec.evals.{name}", "--help"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    usage, _, examples = run.stdout.partition("Examples:")
+    assert examples.count(f"python -m stepspec.evals.{name}") >= 3
+    assert ("benchmark" in usage.partition("\n\n")[0]) == (name == "grading")
+    for line in examples.splitlines():
+        flags = [word for word in line.split("#")[0].split() if word.startswith("--")]
+        assert [flag for flag in flags if flag not in usage] == []
+
+
+@pytest.mark.parametrize("name", ["math500", "gsm8k"])
+def test_a_benchmark_runs_as_a_module_too(name: str, tmp_path: Path) -> None:
+    words = [sys.executable, "-m", f"stepspec.evals.{name}", "--data", str(DATA / f"{name}.jsonl")]
+    run = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "error: no small model" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_the_command_line_does_without_what_only_evals_need() -> None:
+    code = "import sys, stepspec.cli; print(*{'datasets', 'math_verify', 'pyarrow', 'sympy'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.strip() == ""

@@ -1,0 +1,167 @@
+"""Who is dealt which trial: each once, in order, whoever dies in between."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepspec.evals.cli import arms
+from stepspec.evals.plan import Plan, Trial, trials
+from stepspec.evals.runner import LIVES, Rates, TrialQueue
+from stepspec.evals.sample import Sample, Task
+from stepspec.evals.store import Place
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.errors import WorkersLost
+from stepspec.orchestrator.ledger import Account, Ledger
+
+ARMS = arms(["specreason", "bild:scale=step"], ["large", "small"], ["specreason"])
+CONTROL = ARMS[-1]
+
+
+def todo(problems: int = 3) -> list[Trial]:
+    tasks = tuple(Task(f"problem {number}", str(number)) for number in range(problems))
+    return list(trials(Plan(tasks, ARMS, "exact", GREEDY, Budget(512))))
+
+
+def sample(arm: str, accepted: int, drafts: int) -> Sample:
+    return Sample(arm, True, 1.0, Ledger(Account("small"), Account("large"), drafts, accepted), {})
+
+
+def waiting(wanted: list[Trial]) -> tuple[TrialQueue, set[Place]]:
+    """Deal *wanted*; a control is ready once what it is like is among the places that are returned."""
+    done: set[Place] = set()
+    return TrialQueue(wanted, lambda each: not each.arm.like or (each.number, each.arm.like) in done), done
+
+
+def test_trials_are_dealt_in_their_order_and_each_once() -> None:
+    wanted = todo()
+    dealer = TrialQueue(wanted)
+    assert [dealer.deal(f"worker {number % 3}") for number in range(len(wanted))] == wanted
+    assert dealer.deal("worker 0") is None
+    assert not dealer.finished
+    for trial in wanted:
+        assert not dealer.over("worker 0")
+        dealer.done(trial)
+    assert dealer.finished
+    assert dealer.over("worker 0")
+    assert TrialQueue([]).finished
+
+
+def test_a_control_waits_for_its_method_while_others_go_on_and_then_comes_first() -> None:
+    dealer, done = waiting(todo(2))
+    first = [dealer.deal("one") for _ in range(6)]
+    assert [trial and trial.place for trial in first] == [
+        (0, "large alone"), (0, "small alone"), (0, "specreason"), (0, "bild:scale=step"),
+        (1, "small alone"), (1, "specreason"),
+    ]  # fmt: skip
+    done |= {(0, "specreason"), (1, "specreason")}
+    rest = [dealer.deal("one") for _ in range(4)]
+    assert [trial and trial.place for trial in rest] == [
+        (0, CONTROL.name), (1, "bild:scale=step"), (1, "large alone"), (1, CONTROL.name)
+    ]  # fmt: skip
+    assert dealer.deal("one") is None
+
+
+def test_what_a_lost_worker_had_comes_before_anything_new_and_it_is_dealt_nothing_more() -> None:
+    wanted = todo()
+    dealer = TrialQueue(wanted)
+    held = [dealer.deal("lost") for _ in range(3)]
+    for trial in reversed(held):
+        assert trial is not None
+        dealer.give_back(trial)
+    assert dealer.over("lost")
+    assert dealer.deal("lost") is None
+    assert [dealer.deal("other") for _ in range(4)] == wanted[:4]
+
+
+def test_a_trial_may_be_lost_with_two_workers_and_not_with_three() -> None:
+    (trial, *_) = wanted = todo()
+    dealer = TrialQueue(wanted)
+    for number in range(LIVES - 1):
+        assert dealer.deal(f"worker {number}") is trial
+        dealer.give_back(trial)
+    assert dealer.deal("the last") is trial
+    with pytest.raises(WorkersLost, match=r"3 workers .* problem 0 as 'large alone': worker 0, worker 1, the last"):
+        dealer.give_back(trial)
+
+
+MOVES = st.lists(st.tuples(st.sampled_from(["deal", "deal", "solve", "die"]), st.integers(0, 3), st.integers(0, 99)))
+
+
+class Table:
+    """A game of four seats: who holds what, and how often each trial was lost."""
+
+    def __init__(self, wanted: list[Trial]) -> None:
+        self.dealer, self.done = waiting(wanted)
+        self.held: list[list[Trial]] = [[], [], [], []]
+        self.lost = Counter[Place]()
+        self.deaths = 0
+        self.names = list("abcd")
+
+    def deal(self, seat: int, _: int) -> None:
+        trial = self.dealer.deal(self.names[seat])
+        if trial is None:
+            return
+        assert trial.place not in self.done
+        assert all(trial not in others for others in self.held)
+        self.held[seat].append(trial)
+
+    def solve(self, seat: int, which: int) -> None:
+        if mine := self.held[seat]:
+            trial = mine.pop(which % len(mine))
+            self.done.add(trial.place)
+            self.dealer.done(trial)
+
+    def die(self, seat: int, _: int) -> None:
+        """Lose a worker, unless that would end the run; another takes its seat."""
+        mine = self.held[seat]
+        if mine and all(self.lost[trial.place] < LIVES - 1 for trial in mine):
+            while mine:
+                self.lost[mine[-1].place] += 1
+                self.dealer.give_back(mine.pop())
+            self.deaths += 1
+            assert self.dealer.over(self.names[seat])
+            self.names[seat] = f"{seat}/{self.deaths}"
+
+
+@settings(deadline=None)
+@given(st.integers(0, 4), MOVES)
+def test_whoever_dies_every_trial_is_done_once_and_the_last_worker_is_never_stuck(
+    problems: int, moves: list[tuple[str, int, int]]
+) -> None:
+    wanted = todo(problems)
+    table = Table(wanted)
+    for move, seat, which in moves:
+        getattr(table, move)(seat, which)
+    for seat in (0, 1, 2):  # These end what they have, and leave.
+        while table.held[seat]:
+            table.solve(seat, 0)
+    while not table.dealer.finished:
+        table.deal(3, 0)
+        assert table.held[3], "there is something to do, and it cannot be begun"
+        table.solve(3, 0)
+    assert table.done == {trial.place for trial in wanted}
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1), st.randoms(use_true_random=False))
+def test_a_rate_is_over_all_samples_up_to_one_whatever_the_order_they_came_in(
+    counts: list[tuple[int, int]], random: Random
+) -> None:
+    found: dict[Place, Sample] = {}
+    rates, order = Rates(found), list(range(len(counts)))
+    random.shuffle(order)
+    for number in order:
+        accepted, more = counts[number]
+        found[number, "a"] = sample("a", accepted, accepted + more)
+        for upto in range(len(counts)):
+            known = all((at, "a") in found for at in range(upto + 1))
+            drafts = sum(sum(counts[at]) for at in range(upto + 1))
+            expected = sum(counts[at][0] for at in range(upto + 1)) / drafts if drafts else 0.0
+            assert rates.over("a", upto) == (expected if known else None)
+    assert rates.over("b", 0) is None

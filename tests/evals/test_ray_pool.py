@@ -1,0 +1,169 @@
+"""Which cluster is meant, and what is said where there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+from concurrent.futures import Future
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from stepspec.evals import cli
+from stepspec.evals.workers import WorkerLost
+from stepspec.orchestrator.errors import ConfigurationError, WorkersLost
+
+from ..fakes import run
+
+pytest.importorskip("ray")
+QUIET = Console(quiet=True)
+
+
+@pytest.mark.parametrize("address", ["", "here", "host", "host:port", "http://host:1", ":6379", "ray://host"])
+async def test_what_is_no_address_is_refused(address: str) -> None:
+    from stepspec.evals.ray_pool import cluster
+
+    with pytest.raises(ConfigurationError, match=r"it is auto, local, HOST:PORT or ray://HOST:PORT"):
+        async with cluster(address, 1, QUIET):
+            pass
+
+
+@pytest.mark.parametrize("scheme", ["", "ray://"])
+async def test_where_nobody_listens_that_is_said_before_ray_begins_to_wait(scheme: str) -> None:
+    from stepspec.evals.ray_pool import cluster
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with pytest.raises(ConfigurationError, match=rf"nothing listens at 127\.0\.0\.1:{port}: .*`ray start --head`"):
+        async with cluster(f"{scheme}127.0.0.1:{port}", 1, QUIET):
+            pass
+
+
+def test_workers_without_a_cluster_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="say which with --ray"):
+        cli._team(None, 3)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_without_ray_the_command_says_what_to_install() -> None:
+    lines = "import sys; sys.modules['ray'] = None; from stepspec.cli import main; main()"
+    words = [sys.executable, "-c", lines, "eval", "arithmetic", "--testbed", "--ray", "local"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert run.returncode == 2
+    assert run.stderr.strip() == "error: --ray needs ray: pip install 'stepspec[evals,ray]'"
+
+
+class FakeRay:
+    """A Ray with one actor, whose answers are the futures in *answers*, by method; the last one stays."""
+
+    def __init__(self, **answers: Future[Any]) -> None:
+        self.answers, self.asked, self.killed = answers, list[str](), 0
+
+    def remote(self, kind: type) -> Any:
+        return self
+
+    def kill(self, handle: object) -> None:
+        self.killed += 1
+        for answer in self.answers.values():
+            if not answer.done():
+                answer.set_exception(_died("killed"))
+
+    def options(self, **options: Any) -> Any:
+        return FakeHandles(self)
+
+
+class FakeHandles:
+    """The options of an actor, and its handle."""
+
+    def __init__(self, ray: FakeRay) -> None:
+        self._ray = ray
+
+    def remote(self) -> FakeHandles:
+        return self
+
+    def __getattr__(self, method: str) -> Any:
+        return FakeMethod(self._ray, method)
+
+
+class FakeMethod:
+    """A method of an actor, and the reference to what it returns."""
+
+    def __init__(self, ray: FakeRay, name: str) -> None:
+        self._ray, self._name = ray, name
+
+    def remote(self, *arguments: object) -> FakeMethod:
+        self._ray.asked.append(self._name)
+        return self
+
+    def future(self) -> Future[Any]:
+        return self._ray.answers[self._name]
+
+
+def _died(why: str) -> Exception:
+    from ray import exceptions
+
+    return cast("Exception", cast("Any", exceptions).NodeDiedError(why))
+
+
+def said(answer: object) -> Future[Any]:
+    future: Future[Any] = Future()
+    if isinstance(answer, Exception):
+        future.set_exception(answer)
+    else:
+        future.set_result(answer)
+    return future
+
+
+def actor(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> Any:
+    from stepspec.evals import ray_pool
+
+    monkeypatch.setattr(ray_pool, "ray", ray)
+    return ray_pool._Actor()  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("failure", "expected"),
+    [
+        (lambda: _died("The actor died.\n\tclass_name: StepspecWorker"), (WorkerLost, "^The actor died$")),
+        (lambda: _died("The actor died because its node has died. Node Id: 7"), (WorkerLost, "^its node has died$")),
+        (lambda: ConnectionError("gone"), (WorkersLost, "^the connection to the Ray cluster is lost: gone$")),
+        (lambda: KeyError("a bug of ours"), (KeyError, "a bug of ours")),
+    ],
+)
+def test_what_ray_says_of_an_actor_is_told_in_our_words(
+    monkeypatch: pytest.MonkeyPatch, failure: Any, expected: tuple[type[Exception], str]
+) -> None:
+    async def main() -> None:
+        one = actor(monkeypatch, FakeRay(about=said({"host": "there"}), enter=said(None), solve=said(failure())))
+        assert await one.about() == {"host": "there"}
+        assert await one.enter(None, None) is None
+        kind, words = expected
+        with pytest.raises(kind, match=words):
+            await one.solve(None, {}, traced=False)
+
+    run(main())
+
+
+def test_a_worker_that_takes_long_is_waited_for_as_long_as_it_lives_and_not_when_it_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from stepspec.evals.ray_pool import LIVING, QUIET
+
+    async def main(ray: FakeRay, until: float) -> Any:
+        one = actor(monkeypatch, ray)
+        asyncio.get_running_loop().call_later(until, lambda: ray.answers["solve"].set_result(("solved", b"")))
+        try:
+            return await one.solve(None, {}, traced=False)
+        finally:
+            await one.dismiss()
+
+    living = FakeRay(solve=Future(), alive=said(None))
+    assert run(main(living, 20.5 * QUIET)) == (("solved", b""), 20.5 * QUIET)
+    assert living.asked.count("alive") == 20
+    silent = FakeRay(solve=Future(), alive=Future())
+    with pytest.raises(WorkerLost, match="it has not answered for 60 s"):
+        run(main(silent, 2 * (QUIET + LIVING)))
+    assert silent.killed == 1

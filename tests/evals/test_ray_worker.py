@@ -1,0 +1,128 @@
+"""What a worker's process does: who it says it is, and what it sends back."""
+
+from __future__ import annotations
+
+import pickle
+import platform
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import stepspec
+from stepspec.evals.cli import arms
+from stepspec.evals.plan import Plan, Trial, trials
+from stepspec.evals.ray_worker import Room, about, code
+from stepspec.evals.sample import SolvedTask, Task
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
+from stepspec.orchestrator.trace import read, replay
+from stepspec.settings import Settings
+
+from ..orchestrator.endpoints.server import FakeVllm, Refuse
+
+SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
+PLAN = Plan((Task("What is 1 + 1?", "2"),), arms(["specreason"], ["large"], []), "exact", GREEDY, Budget(256))
+
+
+@asynccontextmanager
+async def served() -> AsyncGenerator[tuple[Settings, FakeVllm]]:
+    small = FakeVllm(SCRIPT, digits={"9": -0.1})
+    large = replace(small, requests=[])
+    async with small.serve("small") as s, large.serve("large", retries=0) as one:
+        yield Settings.model_validate({"small": s, "large": one}), large
+
+
+def specreason() -> Trial:
+    return next(trial for trial in trials(PLAN) if trial.arm.name == "specreason")
+
+
+async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_along(tmp_path: Path) -> None:
+    async with served() as (settings, large), AsyncExitStack() as stack:
+        room = Room(stack)
+        assert await room.enter(pickle.loads(pickle.dumps(settings)), PLAN) is None
+        warmed = len(large.requests)
+        assert warmed > 1
+        solved, trace = await room.solve(specreason(), {}, traced=True)
+        assert len(large.requests) > warmed
+        again, nothing = await room.solve(specreason(), {}, traced=False)
+    assert isinstance(solved, SolvedTask)
+    assert isinstance(again, SolvedTask)
+    assert pickle.loads(pickle.dumps(solved)) == solved
+    assert solved.solution
+    assert again.solution
+    assert again.solution.answer == solved.solution.answer == "2"
+    (tmp_path / "trace").write_bytes(trace)
+    assert replay(moment.event for moment in read(tmp_path / "trace")).text.endswith(r"\boxed{2}")
+    assert nothing == b""
+
+
+async def test_what_an_endpoint_says_is_sent_back_as_it_is_with_the_trace_of_the_run_that_failed() -> None:
+    async with served() as (settings, large), AsyncExitStack() as stack:
+        room = Room(stack)
+        await room.enter(settings, PLAN)
+        large.faults.extend([Refuse(500, "dead")] * 9)
+        failed, trace = await room.solve(specreason(), {}, traced=True)
+        assert trace
+        large.faults.extend([Refuse(500, "dead")] * 9)
+        unable = await Room(stack).enter(settings, PLAN)
+    for error in (failed, unable):
+        assert isinstance(error, EndpointUnavailable)
+        sent = pickle.loads(pickle.dumps(error))
+        assert isinstance(sent, EndpointError)
+        assert (type(sent), str(sent)) == (type(error), str(error))
+        assert (sent.role, sent.url, sent.cause) == (error.role, error.url, error.cause)
+
+
+def test_a_worker_says_who_it_is() -> None:
+    told = about()
+    assert (told["host"], told["python"], told["code"]) == (platform.node(), platform.python_version(), code())
+    other = "from stepspec.evals.ray_worker import about; print(about())"
+    run = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.strip() == str(told)
+
+
+def test_one_changed_line_is_another_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, linked = tmp_path / "stepspec", tmp_path / "policies"
+    for folder in (package, linked):
+        folder.mkdir()
+    (package / "__init__.py").write_text("1")
+    (package / "policies").symlink_to(linked)
+    (linked / "one.py").write_text("1")
+    monkeypatch.setattr(stepspec, "__file__", str(package / "__init__.py"))
+    before = code()
+    (linked / "one.pyc").write_text("2")
+    assert code() == before
+    (linked / "one.py").write_text("2")
+    assert code() != before
+
+
+def test_a_worker_does_without_what_only_the_command_needs() -> None:
+    extras = "{'datasets', 'math_verify', 'numpy', 'ray', 'scipy', 'sympy', 'torch'}"
+    lines = f"import sys, stepspec.evals.ray_worker; print(*{extras} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.strip() == ""
+
+
+def test_an_actor_says_so_where_stepspec_is_missing() -> None:
+    pytest.importorskip("ray")
+    sent = "from ray import cloudpickle; from stepspec.evals import sharding; import sys; " + (
+        "sys.stdout.buffer.write(cloudpickle.dumps(sharding._kind()))"
+    )
+    actor = subprocess.run([sys.executable, "-c", sent], capture_output=True, check=True, timeout=120).stdout
+    there = """if True:
+        import asyncio, sys, types
+        from ray import cloudpickle
+        import ray
+        sys.modules["stepspec"] = None
+        ray.get_runtime_context = lambda: types.SimpleNamespace(get_node_id=lambda: "n1")
+        told = asyncio.run(cloudpickle.loads(sys.stdin.buffer.read())().about())
+        print(told["node"], told["missing"])
+    """
+    run = subprocess.run([sys.executable, "-c", there], input=actor, capture_output=True, check=True, timeout=120)
+    assert run.stdout.decode().startswith("n1 No module named 'stepspec")

@@ -1,0 +1,255 @@
+"""Workers that come, that do not, that are the wrong ones, and that are lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepspec.evals.experiments.arms import LARGE
+from stepspec.evals.plan import Plan, Trial
+from stepspec.evals.ray_pool import PATIENCE, PAUSE, STARTS, RemoteWorker, WorkerPool
+from stepspec.evals.ray_worker import about
+from stepspec.evals.sample import SolvedTask, Task
+from stepspec.evals.workers import Worker, WorkerLost
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.errors import (
+    ConfigurationError,
+    EndpointUnavailable,
+    StepspecError,
+    WorkersLost,
+)
+from stepspec.settings import Settings
+
+from ..fakes import run
+
+SETTINGS = Settings.model_validate({"small": "http://a:1,http://b:1", "large": "http://c:1", "policy": "bild"})
+PLAN = Plan((Task("1 + 1", "2"),), (LARGE,), "exact", GREEDY, Budget(256))
+TRIAL = Trial(0, 0, 7, PLAN.tasks[0], LARGE)
+SOLVED = SolvedTask(None, {})
+
+
+@dataclass
+class Scripted:
+    """A worker's process that does as it is told; *asked* is what it was asked for."""
+
+    comes: float = 0.0  # seconds until there is a place for it
+    told: Mapping[str, str] = field(default_factory=dict[str, str])
+    dies_entering: bool = False
+    entered: StepspecError | None = None
+    solved: SolvedTask | StepspecError | WorkerLost = SOLVED
+    asked: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    dismissed: int = 0
+
+    async def about(self) -> Mapping[str, str]:
+        await asyncio.sleep(self.comes)
+        return {**about(), "host": "there", "node": "n1", **self.told}
+
+    async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
+        self.asked.append((settings, plan))
+        if self.dies_entering:
+            raise WorkerLost("out of memory")
+        return self.entered
+
+    async def solve(self, trial: Trial, options: Mapping[str, Any], *, traced: bool) -> tuple[Any, bytes]:
+        self.asked.append((trial, dict(options), traced))
+        if isinstance(self.solved, WorkerLost):
+            raise self.solved
+        return self.solved, b"trace" if traced else b""
+
+    async def dismiss(self) -> None:
+        self.dismissed += 1
+
+
+def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) -> WorkerPool:
+    """Workers whose processes are *remotes*, in order; the last one's script is everybody's after it."""
+    coming = iter(remotes)
+
+    def ask() -> RemoteWorker:
+        return next(coming, None) or replace(remotes[-1], asked=[], dismissed=0)
+
+    return WorkerPool(ask, workers, {"version": "2"}, console or Console(quiet=True))
+
+
+async def work(staff: WorkerPool, *, near: bool = False, trace_to: Path | None = None) -> SolvedTask:
+    (post,) = staff.posts(SETTINGS, PLAN, near=near)
+    async with post() as worker:
+        return await worker.solve(TRIAL, {"p": 0.5}, trace_to)
+
+
+def test_a_worker_gets_the_settings_whole_and_every_problem_only_when_it_is_its_turn() -> None:
+    remote = Scripted()
+    solved, _ = run(work(staff(remote)))
+    assert solved is SOLVED
+    assert remote.asked == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, {"p": 0.5}, False)]
+    assert remote.dismissed == 1
+
+
+def test_workers_begin_with_different_replicas() -> None:
+    first, second = Scripted(), Scripted()
+
+    async def main() -> None:
+        for post in staff(first, second, workers=2).posts(SETTINGS, PLAN, near=False):
+            async with post():
+                pass
+
+    run(main())
+    ends = [remote.asked[0][0].small.urls for remote in (first, second)]
+    assert ends == [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1")]
+    assert second.asked[0][0].model_copy(update={"small": SETTINGS.small}) == SETTINGS
+
+
+def test_a_trace_comes_back_to_the_folder_of_the_run(tmp_path: Path) -> None:
+    remote = Scripted()
+    run(work(staff(remote), trace_to=tmp_path / "trace.jsonl"))
+    assert (tmp_path / "trace.jsonl").read_bytes() == b"trace"
+    assert remote.asked[-1][-1] is True
+
+
+@pytest.mark.parametrize(
+    ("told", "said"),
+    [
+        ({"missing": "No module named 'stepspec'"}, r"on there cannot use stepspec \(No module .*install the same"),
+        ({"python": "3.8.1"}, r"has python 3\.8\.1, and this machine 3\."),
+        ({"stepspec": "0.0.9"}, r"has stepspec 0\.0\.9, and this machine"),
+        ({"code": "f00"}, r"another code of stepspec \S+ than this machine: install the same on every machine"),
+    ],
+)
+def test_a_worker_that_would_solve_in_another_way_is_refused(told: dict[str, str], said: str) -> None:
+    remote = Scripted(told=told)
+    with pytest.raises(ConfigurationError, match=said):
+        run(work(staff(remote)))
+    assert (remote.asked, remote.dismissed) == ([], 1)
+
+
+def test_servers_that_only_this_machine_reaches_are_for_workers_of_this_machine() -> None:
+    run(work(staff(Scripted()), near=True))
+    elsewhere = Scripted(told={"network": "another"})
+    with pytest.raises(ConfigurationError, match="loopback, which the Ray worker on there does not reach: serve"):
+        run(work(staff(elsewhere), near=True))
+    run(work(staff(elsewhere)))  # Where the servers are others, that does not matter.
+
+
+@pytest.mark.parametrize(
+    "remote",
+    [
+        Scripted(entered=EndpointUnavailable("gone", role="large", url="http://c:1")),
+        Scripted(solved=EndpointUnavailable("gone", role="large", url="http://c:1")),
+    ],
+)
+def test_an_endpoint_that_fails_at_a_worker_fails_here(remote: Scripted) -> None:
+    with pytest.raises(EndpointUnavailable, match="the large model at http://c:1: gone"):
+        run(work(staff(remote)))
+    assert remote.dismissed == 1
+
+
+def test_nobody_comes_and_that_is_said_after_a_while() -> None:
+    remote = Scripted(comes=1e9)
+
+    async def main() -> float:
+        await asyncio.sleep(10 * PATIENCE)  # What was before the first post does not count.
+        began = asyncio.get_running_loop().time()
+        with pytest.raises(WorkersLost, match=r"no worker for 180 s: the cluster has no CPU free .* `ray status`"):
+            await work(staff(remote))
+        return asyncio.get_running_loop().time() - began
+
+    assert PATIENCE <= run(main())[0] <= PATIENCE + 2
+    assert remote.dismissed == 1
+
+
+def test_as_long_as_one_is_there_another_may_take_its_time() -> None:
+    async def main(first: Scripted, late: Scripted) -> str:
+        one, other = staff(first, late, workers=2).posts(SETTINGS, PLAN, near=False)
+        async with one():
+            waiting = asyncio.create_task(_name(other))
+            await asyncio.sleep(10 * PATIENCE)
+        return await waiting
+
+    assert run(main(Scripted(), Scripted(comes=10.5 * PATIENCE)))[0] == "worker 2 on there"
+    with pytest.raises(WorkersLost, match="no worker for 180 s"):
+        run(main(Scripted(), Scripted(comes=12 * PATIENCE)))
+
+
+async def _name(post: Callable[[], Any]) -> str:
+    async with post() as worker:
+        return str(worker.name)
+
+
+def test_one_that_ends_before_it_begins_is_asked_for_again_and_not_forever() -> None:
+    frail = [Scripted(dies_entering=True) for _ in range(STARTS - 1)]
+    assert run(work(staff(*frail, Scripted()))) == (SOLVED, PAUSE * len(frail))
+    assert [remote.dismissed for remote in frail] == [1] * len(frail)
+    with pytest.raises(WorkersLost, match="3 workers ended before they could begin, the last because out of memory"):
+        run(work(staff(Scripted(dies_entering=True))))
+
+
+def test_as_long_as_one_is_ready_others_may_fail_as_often_as_they_like() -> None:
+    async def main() -> str:
+        frail = (Scripted(dies_entering=True) for _ in range(10 * STARTS))
+        one, other = staff(Scripted(), *frail, Scripted(), workers=2).posts(SETTINGS, PLAN, near=False)
+        async with one():
+            return await _name(other)
+
+    assert run(main())[0] == f"worker {2 + 10 * STARTS} on there"
+
+
+def test_failures_are_counted_anew_once_somebody_was_ready() -> None:
+    frail = [Scripted(dies_entering=True) for _ in range(2 * (STARTS - 1))]
+    team = staff(*frail[: STARTS - 1], Scripted(), *frail[STARTS - 1 :], Scripted())
+
+    async def main() -> list[str]:
+        (post,) = team.posts(SETTINGS, PLAN, near=False)
+        return [await _name(post), await _name(post)]
+
+    assert run(main())[0] == ["worker 3 on there", "worker 6 on there"]
+
+
+def test_who_was_there_and_who_was_lost_is_told_once_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+    team = staff(Scripted(solved=WorkerLost("its node is gone")), Scripted(), console=Console(stderr=True, width=300))
+
+    async def main() -> None:
+        (post,) = team.posts(SETTINGS, PLAN, near=False)
+        async with post() as lost:
+            for _ in range(2):  # as if two runs had gone on there
+                await _lose(lost)
+        async with post():
+            pass
+
+    run(main())
+    assert team.record() == {
+        "version": "2",
+        "workers": 1,
+        "hired": [
+            {"name": "worker 1 on there", "host": "there", "node": "n1", "lost": "its node is gone"},
+            {"name": "worker 2 on there", "host": "there", "node": "n1"},
+        ],
+    }
+    assert capsys.readouterr().err.splitlines() == [
+        "worker 1 on there was lost (its node is gone): others take what it had, and another worker is asked for"
+    ]
+
+
+async def _lose(worker: Worker) -> None:
+    with pytest.raises(WorkerLost):
+        await worker.solve(TRIAL, {}, None)
+
+
+def test_cancelled_while_it_waits_nobody_is_left() -> None:
+    remotes = Scripted(comes=1e9), Scripted(comes=1e9)
+
+    async def main() -> None:
+        posts = staff(*remotes, workers=2).posts(SETTINGS, PLAN, near=False)
+        waiting = [asyncio.create_task(_name(post)) for post in posts]
+        await asyncio.sleep(5)
+        for task in waiting:
+            task.cancel()
+        await asyncio.wait(waiting)
+
+    run(main())
+    assert [remote.dismissed for remote in remotes] == [1, 1]

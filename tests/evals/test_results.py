@@ -1,0 +1,134 @@
+"""What samples come to: figures that people are going to quote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.results import ORACLE, complete, oracle, stand, table
+from stepspec.evals.sample import NOTHING, Sample
+from stepspec.evals.significance import difference
+from stepspec.evals.store import Place
+
+from .experiments.test_arms import sample
+
+ARMS = (LARGE, SMALL, SHIPPED)
+
+
+def taken(arm: Arm, correct: Sequence[bool], seconds: float) -> dict[Place, Sample]:
+    kept = {"large": 100} if arm is LARGE else {"small": 100} if arm is SMALL else {"small": 80, "large": 20}
+    return {
+        (number, arm.name): sample(arm.name, seconds, correct=right, discarded=10, **kept)
+        for number, right in enumerate(correct)
+    }
+
+
+def done() -> dict[Place, Sample]:
+    return {
+        **taken(LARGE, [True, True, True, False], 4.0),
+        **taken(SMALL, [True, False, False, False], 1.0),
+        **taken(SHIPPED, [True, False, True, True], 2.0),
+    }
+
+
+def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
+    large, small, shipped, bound = stand(done(), ARMS)
+    assert [s.result.name for s in (large, small, shipped, bound)] == [*(arm.name for arm in ARMS), ORACLE]
+    assert shipped.difference == difference(4, gained=1, lost=1)
+    assert (small.difference, small.p) == (difference(4, gained=0, lost=2), 0.5)
+    assert (large.difference.value, large.p) == (0.0, 1.0)
+    assert (shipped.result.accuracy, shipped.result.ratio_to_large) == (0.75, 0.5)
+    assert (shipped.tokens.small, shipped.tokens.large, shipped.tokens.wasted, shipped.tokens.judging) == (
+        80,
+        20,
+        10,
+        50,
+    )
+    assert shipped.outcomes == {"right": 3, "wrong": 1}
+
+
+def test_the_oracle_gives_the_small_model_what_it_gets_right_and_the_large_one_the_rest() -> None:
+    samples = complete(done(), ARMS, 1)
+    best = oracle(samples[SMALL.name], samples[LARGE.name])
+    assert [(s.seconds, s.correct) for s in best] == [(1.0, True), (4.0, True), (4.0, True), (4.0, False)]
+    bound = stand(done(), ARMS)[-1].result
+    assert (bound.seconds, bound.accuracy) == (13 / 4, 0.75)
+    assert [s.result.name for s in stand(done(), (LARGE, SHIPPED))] == [LARGE.name, SHIPPED.name]
+
+
+def test_a_problem_that_an_arm_has_not_solved_yet_counts_for_none() -> None:
+    part = {place: s for place, s in done().items() if place != (1, SHIPPED.name)}
+    assert [s.result.n for s in stand(part, ARMS)] == [3, 3, 3, 3]
+    assert stand({}, ARMS) == []
+
+
+def test_of_several_samples_a_problem_the_problem_is_what_is_drawn() -> None:
+    once = stand(done(), ARMS)
+    twice = {
+        (2 * number + repeat, arm): replace(s, repeat=repeat)
+        for (number, arm), s in done().items()
+        for repeat in range(2)
+    }
+    again = stand(twice, ARMS, repeats=2)
+    assert [s.result.n for s in again] == [8] * 4
+    assert [s.result.accuracy for s in again] == [s.result.accuracy for s in once]
+    assert all(s.p is None for s in again)
+    # Samples that only repeat each other tell no more: taken for problems, they would narrow the interval.
+    low, high = again[2].result.accuracy_interval
+    assert high - low >= 0.75
+
+
+def test_several_samples_of_problems_that_are_all_alike_are_still_no_proof() -> None:
+    samples = {
+        (number, arm.name): sample(arm.name, 1.0, large=9, correct=True)
+        for number in range(8)
+        for arm in (LARGE, SHIPPED)
+    }
+    found = stand(samples, (LARGE, SHIPPED), repeats=2)[1]
+    assert found.result.accuracy_interval[0] < 0.6
+    assert found.difference == difference(4, 0, 0)
+
+
+def test_runs_that_ended_badly_are_counted_and_shown() -> None:
+    samples = done()
+    ours = [samples[number, SHIPPED.name] for number in range(3)]
+    worse = replace(ours[0], finish="length"), replace(ours[1], graded=False), replace(ours[2], finish="time")
+    samples |= {(number, SHIPPED.name): sample for number, sample in enumerate(worse)}
+    failed = Sample(LARGE.name, False, 0.0, NOTHING, {}, "failed")
+    samples |= {(4, arm.name): replace(failed, arm=arm.name) for arm in ARMS}
+    shipped = stand(samples, ARMS)[2]
+    assert shipped.outcomes == {"truncated": 2, "ungraded": 1, "right": 1, "failed": 1}
+    assert shipped.cut_right == 2
+    console = Console(width=250)
+    with console.capture() as captured:
+        console.print(table(stand(samples, ARMS)))
+    head, *_, row, _ = captured.get().splitlines()
+    assert head.split()[-3:] == ["truncated", "ungraded", "failed"]
+    assert row.split()[-5:] == ["2", "(2", "right)", "1", "1"]
+
+
+def test_nothing_is_said_of_problems_that_are_all_too_long() -> None:
+    failed = {(0, arm.name): Sample(arm.name, False, 0.0, NOTHING, {}, "failed") for arm in ARMS}
+    assert stand(failed, ARMS) == []
+
+
+def test_the_table_shows_differences_in_points_with_their_sign() -> None:
+    console = Console(width=250)
+    with console.capture() as captured:
+        console.print(table(stand(done(), ARMS)))
+    rows = captured.get().splitlines()
+    assert rows[2].split()[4].startswith("-50.0") or "-50.0 [" in rows[2]
+    assert "+0.0 [" in rows[3]
+    assert "[" in rows[1]
+    assert "+0.0" not in rows[1]
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_half_of_a_problem_is_no_problem(repeats: int) -> None:
+    samples = {**taken(LARGE, [True] * 3, 4.0), **taken(SHIPPED, [True] * 3, 2.0)}
+    found = stand(samples, (LARGE, SHIPPED), repeats=repeats)
+    assert [s.result.n for s in found] == [3 if repeats == 1 else 2] * 2

@@ -1,0 +1,214 @@
+"""Every arm on every problem, once, whatever happens in between."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from stepspec import Sampling, Solution
+from stepspec.evals.cli import arms
+from stepspec.evals.experiments.arms import LARGE, SMALL
+from stepspec.evals.grading.graders import Graders
+from stepspec.evals.plan import Plan, identity, trials
+from stepspec.evals.runner import run
+from stepspec.evals.sample import Arm, Sample, Task
+from stepspec.evals.store import SampleStore
+from stepspec.evals.taught import Taught
+from stepspec.evals.workers import LocalWorker, here
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
+from stepspec.settings import Settings
+
+from .scripted import Asked, ScriptedSolver, solution
+
+TASKS = tuple(Task(f"problem {number}", str(number), name=f"own/{number}") for number in range(4))
+ARMS = arms(["specreason", "bild:scale=step"], ["large", "small"], ["specreason"])
+CONTROL = ARMS[-1]
+SETTINGS = Settings.model_validate({"small": "http://small:1", "large": "http://large:1"})
+
+
+def plan(*competing: Arm, repeats: int = 1, concurrency: int = 1, tasks: tuple[Task, ...] = TASKS) -> Plan:
+    return Plan(tasks, competing or ARMS, "exact", Sampling(temperature=0.6), Budget(512), repeats, 7, concurrency)
+
+
+def right(asked: Asked) -> Solution:
+    return solution(asked.problem.split()[-1])
+
+
+def learners(plan: Plan, samples: SampleStore, workers: int = 1) -> Taught:
+    return Taught(plan.arms, lambda arm: SETTINGS, samples.done, behind=plan.behind(workers))
+
+
+async def take(solver: ScriptedSolver, plan: Plan, path: Path, *, traces: Path | None = None) -> list[Sample]:
+    """Take what the file at *path* does not have; return what is new."""
+    new: list[Sample] = []
+    async with Graders() as graders:
+        with SampleStore(path, identity(plan)) as samples:
+            worker, taught = LocalWorker(solver.solver, plan), learners(plan, samples)
+            await run(
+                [lambda: nullcontext(worker)],
+                plan,
+                graders,
+                samples,
+                taught=taught,
+                traces=traces,
+                on_sample=new.append,
+            )
+    return new
+
+
+def kept(path: Path, plan: Plan) -> dict[tuple[int, str], Sample]:
+    return SampleStore(path, identity(plan)).done
+
+
+async def test_arms_take_turns_problem_by_problem_and_controls_come_last(tmp_path: Path) -> None:
+    solver = ScriptedSolver(right)
+    await take(solver, plan(), tmp_path / "samples.jsonl")
+    policies = [asked.policy for asked in solver.asked]
+    assert policies[:5] == ["large", "small", "specreason", "bild", "random"]
+    assert policies[5:10] == ["small", "specreason", "bild", "large", "random"]
+    assert [asked.problem for asked in solver.asked] == [task.problem for task in TASKS for _ in ARMS]
+
+
+async def test_all_arms_share_the_seed_and_the_budget_and_no_two_samples_share_a_seed(tmp_path: Path) -> None:
+    solver = ScriptedSolver(right)
+    samples = await take(solver, plan(repeats=3), tmp_path / "samples.jsonl")
+    seeds = {(sample.name, sample.repeat): sample.seed for sample in samples}
+    assert len(set(seeds.values())) == len(seeds) == 12
+    assert all(sample.seed == seeds[sample.name, sample.repeat] for sample in samples)
+    assert [asked.sampling.seed for asked in solver.asked] == [sample.seed for sample in samples]
+    assert {(asked.budget, asked.sampling.temperature) for asked in solver.asked} == {(Budget(512), 0.6)}
+
+
+async def test_a_control_accepts_as_often_as_its_method_has_so_far(tmp_path: Path) -> None:
+    accepted = iter([8, 2, 5, 5])
+
+    def script(asked: Asked) -> Solution:
+        return solution("1", accepted=next(accepted) if asked.policy == "specreason" else 0)
+
+    solver = ScriptedSolver(script)
+    samples = await take(solver, plan(), tmp_path / "samples.jsonl")
+    drawn = [asked.options for asked in solver.asked if asked.policy == "random"]
+    assert [options["p"] for options in drawn] == [0.8, 0.5, 0.5, 0.5]
+    assert [dict(sample.options) for sample in samples if sample.arm == CONTROL.name] == drawn
+    assert len({options["seed"] for options in drawn}) == 4
+
+
+@pytest.mark.parametrize("before", range(0, 20, 3))
+async def test_an_interrupted_run_goes_on_exactly_where_it_was(tmp_path: Path, before: int) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    await take(ScriptedSolver(right), plan(), whole)
+
+    class Enough(BaseException):
+        """A power cut."""
+
+    def until(asked: Asked) -> Solution:
+        if len(solver.asked) > before:
+            raise Enough
+        return right(asked)
+
+    solver = ScriptedSolver(until)
+    with pytest.raises(BaseException) as caught:  # noqa: PT011  # a group of it
+        await take(solver, plan(), cut)
+    assert caught.type in (Enough, BaseExceptionGroup)
+    rest = ScriptedSolver(right)
+    await take(rest, plan(), cut)
+    assert len(rest.asked) == len(TASKS) * len(ARMS) - before
+    assert kept(cut, plan()) == kept(whole, plan())
+    assert await take(rest, plan(), cut) == []
+
+
+async def test_more_problems_may_be_added_later(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    await take(ScriptedSolver(right), plan(tasks=TASKS[:2]), path)
+    later = ScriptedSolver(right)
+    await take(later, plan(), path)
+    assert [asked.problem for asked in later.asked] == [task.problem for task in TASKS[2:] for _ in ARMS]
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 100])
+async def test_no_more_runs_go_on_than_are_wanted(tmp_path: Path, concurrency: int) -> None:
+    solver = ScriptedSolver(right, gate=asyncio.Semaphore(0))
+    wanted = plan(LARGE, SMALL, concurrency=concurrency)
+    going = asyncio.create_task(take(solver, wanted, tmp_path / "samples.jsonl"))
+    assert solver.gate is not None
+    for _ in range(len(TASKS) * 2):
+        for _ in range(50):
+            await asyncio.sleep(0)
+        solver.gate.release()
+    await going
+    assert solver.most == min(concurrency, len(TASKS) * 2)
+    assert len(kept(tmp_path / "samples.jsonl", wanted)) == len(TASKS) * 2
+
+
+@pytest.mark.parametrize("concurrency", [2, 7])
+async def test_controls_wait_for_their_method_and_for_nothing_else(tmp_path: Path, concurrency: int) -> None:
+    samples = await take(ScriptedSolver(right), plan(concurrency=concurrency), tmp_path / "samples.jsonl")
+    assert len(samples) == len(TASKS) * len(ARMS)
+    assert {sample.options["p"] for sample in samples if sample.arm == CONTROL.name} == {0.8}
+
+
+async def test_what_became_of_a_problem_is_told(tmp_path: Path) -> None:
+    outcomes = {
+        "problem 0": solution("0"),
+        "problem 1": solution("7"),
+        "problem 2": solution("2", reason="length"),
+    }
+
+    def script(asked: Asked) -> Solution:
+        if asked.problem not in outcomes:
+            raise ContextTooLong("no room", role="large")
+        return outcomes[asked.problem]
+
+    path, wanted = tmp_path / "samples.jsonl", plan(LARGE)
+    await take(ScriptedSolver(script), wanted, path)
+    found = [kept(path, wanted)[number, LARGE.name] for number in range(4)]
+    assert [sample.outcome for sample in found] == ["right", "wrong", "truncated", "failed"]
+    assert [sample.correct for sample in found] == [True, False, True, False]
+    assert found[0].answer == r"\boxed{0}"
+    assert found[0].first == 0.25
+    assert [(step.fate, step.grade) for step in found[0].steps] == [("kept", 8.0), ("rejected", 2.0)]
+    assert found[3].first is None
+
+
+async def test_only_what_was_said_after_the_thinking_is_graded(tmp_path: Path) -> None:
+    task = Task("the answer is not 99", "99")  # which the thinking says, too
+    samples = await take(ScriptedSolver(lambda asked: solution("")), plan(LARGE, tasks=(task,)), tmp_path / "s.jsonl")
+    assert [sample.outcome for sample in samples] == ["wrong"]
+
+
+async def test_a_lost_endpoint_ends_the_run_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+    def script(asked: Asked) -> Solution:
+        if asked.problem == "problem 1":
+            raise EndpointUnavailable("gone", role="large", url="http://h:1")
+        return right(asked)
+
+    path, wanted = tmp_path / "samples.jsonl", plan(LARGE, concurrency=2)
+    with pytest.raises(EndpointUnavailable, match="the large model at http://h:1: gone"):
+        await take(ScriptedSolver(script), wanted, path)
+    assert (0, LARGE.name) in kept(path, wanted)
+
+
+async def test_traces_have_a_file_for_each_trial(tmp_path: Path) -> None:
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    await take(ScriptedSolver(right), plan(), tmp_path / "samples.jsonl", traces=folder)
+    names = {path.name for path in folder.iterdir()}
+    assert len(names) == len(TASKS) * len(ARMS)
+    assert "00003-bild-scale-step.jsonl" in names
+
+
+async def test_every_arm_warms_up_on_something_short() -> None:
+    solver = ScriptedSolver(right)
+    async with here(solver.solver, plan()):
+        pass
+    assert [asked.policy for asked in solver.asked] == [arm.policy for arm in ARMS]
+    assert all(asked.budget.tokens < 100 for asked in solver.asked)
+
+
+def test_trials_are_numbered_by_problem_and_repeat() -> None:
+    numbers = [(trial.number, trial.repeat, trial.task.name) for trial in trials(plan(LARGE, repeats=2))]
+    assert numbers[:3] == [(0, 0, "own/0"), (1, 1, "own/0"), (2, 0, "own/1")]

@@ -1,0 +1,198 @@
+"""What can go wrong on the way, what is tried again, and what the error tells the one who has to mend it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from stepspec.orchestrator.chain import Chain, Step
+from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
+from stepspec.orchestrator.errors import (
+    ContextTooLong,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
+
+from .conftest import Meet, eventually
+from .server import Break, FakeVllm, Refuse, Stall
+
+PROBLEM = Chain.of("What is 1 + 1?")
+SCRIPT = ("So", " one", ".\n\n")
+
+
+async def test_a_dead_url() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        settings = Endpoint(role="large", url=f"http://127.0.0.1:{port}/v1", retries=0)
+        with pytest.raises(EndpointUnavailable, match=rf"the large model at http://127.0.0.1:{port}: no connection"):
+            async with VllmEndpoint(settings):
+                raise AssertionError("connected to nobody")
+
+
+async def test_a_wrong_key_names_the_setting(meet: Meet) -> None:
+    with pytest.raises(EndpointRejected, match=r"HTTP 401: .*api_key"):
+        async with meet(FakeVllm(SCRIPT, key="right"), api_key="wrong"):
+            raise AssertionError("connected with a wrong key")
+
+
+async def test_the_right_key_and_never_the_environments(meet: Meet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "right")
+    async with meet(FakeVllm(SCRIPT, key="right"), api_key="right") as met:
+        assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
+    with pytest.raises(EndpointRejected):
+        async with meet(FakeVllm(SCRIPT, key="right")):
+            raise AssertionError("connected with a key that is not ours")
+
+
+async def test_a_model_that_is_not_served_lists_those_that_are(meet: Meet) -> None:
+    with pytest.raises(EndpointRejected, match="no model 'three' is served here; served: 'one', 'two'"):
+        async with meet(FakeVllm(SCRIPT, names=("one", "two")), model="three"):
+            raise AssertionError("connected to no model")
+
+
+async def test_a_server_without_models() -> None:
+    async with FakeVllm(names=()).serve() as settings:
+        with pytest.raises(EndpointRejected, match="served: none"):
+            async with VllmEndpoint(settings):
+                raise AssertionError("connected to no model")
+
+
+async def test_without_a_name_the_first_model_is_meant(meet: Meet) -> None:
+    async with meet(FakeVllm(SCRIPT, names=("one", "two"))) as met:
+        assert met.endpoint.name == "one"
+        assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
+    async with meet(FakeVllm(SCRIPT, names=("one", "two")), model="two") as met:
+        assert met.endpoint.name == "two"
+
+
+async def test_a_model_that_is_gone(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        server.names = ("other",)
+        with pytest.raises(EndpointRejected, match="HTTP 404: The model `fake` does not exist"):
+            await met.model.write(PROBLEM)
+
+
+async def test_a_context_that_is_too_long(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        server.faults.append(Refuse(400, "This model's maximum context length is 9 tokens."))
+        with pytest.raises(ContextTooLong, match="maximum context length"):
+            await met.model.write(PROBLEM)
+
+
+async def test_a_refusal_is_not_repeated(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        server.faults.append(Refuse(400, "top_p must be in (0, 1]"))
+        with pytest.raises(EndpointRejected, match="HTTP 400: top_p must"):
+            await met.model.write(PROBLEM)
+    assert [call.fate for call in met.calls] == ["failed"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [Refuse(429, headers=(("Retry-After", "0.01"),)), Refuse(503), Refuse(500), Break(after=0)],
+    ids=["429", "503", "500", "cut off"],
+)
+async def test_what_was_not_answered_is_asked_again(
+    meet: Meet, fault: Refuse | Break, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        server.faults.extend([fault, fault])
+        assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
+    assert [call.fate for call in met.calls] == ["done"]
+
+
+async def test_a_pause_that_the_server_asks_for_is_kept_or_not_begun(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server, deadlines=Deadlines(first=60)) as met:
+        server.faults.append(Refuse(429, headers=(("Retry-After", "3600"),)))
+        with pytest.raises(EndpointUnavailable, match="HTTP 429"):
+            await met.model.write(PROBLEM)
+
+
+async def test_it_gives_up_at_last(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server, retries=2) as met:
+        server.faults.extend([Refuse(500, "EngineCore encountered an issue")] * 9)
+        with pytest.raises(EndpointUnavailable, match=r"the small model at http.*: HTTP 500: EngineCore"):
+            await met.model.write(PROBLEM)
+    assert len(server.faults) == 6
+
+
+async def test_a_server_that_dies_in_the_middle_is_not_asked_again(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        server.faults.append(Break(after=2))
+        with pytest.raises(EndpointUnavailable, match="did the server die"):
+            await met.model.write(PROBLEM)
+    assert [(call.fate, call.written) for call in met.calls] == [("failed", 2)]
+
+
+@pytest.mark.parametrize(
+    ("stall", "deadlines", "complaint"),
+    [
+        (Stall(after=0), Deadlines(first=0.01), r"no token in the first 0.01 s"),
+        (Stall(after=1), Deadlines(between=0.01), r"no token for 0.01 s"),
+        (Stall(after=1), Deadlines(total=0.5), r"(not finished after|no token in the first) 0.5 s"),
+    ],
+    ids=["first", "between", "total"],
+)
+async def test_a_server_that_falls_silent_is_left(
+    meet: Meet, stall: Stall, deadlines: Deadlines, complaint: str
+) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        connection = met.endpoint.connection
+        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": deadlines})
+        server.faults.append(stall)
+        with pytest.raises(EndpointUnavailable, match=complaint):
+            await met.model.write(PROBLEM)
+        await server.left.wait()
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_an_answer_that_does_not_come(meet: Meet) -> None:
+    server = FakeVllm(digits={"7": -0.1})
+    async with meet(server) as met:
+        await met.model.score(PROBLEM, "So")  # Its words are known then: only the score itself can be late.
+        connection = met.endpoint.connection
+        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": Deadlines(total=0.1)})
+        server.faults.append(Stall(after=0))
+        with pytest.raises(EndpointUnavailable, match=r"no answer after 0.1 s"):
+            await met.model.score(PROBLEM, "So")
+        await server.left.wait()
+
+
+@pytest.mark.parametrize("after", [0, 2])
+async def test_cancelling_a_write_closes_its_connection(meet: Meet, after: int) -> None:
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(after))
+    seen = 0
+
+    def until(step: Step) -> bool:
+        nonlocal seen
+        seen = len(step.tokens)
+        return False
+
+    async with meet(server) as met:
+        writing = asyncio.create_task(met.model.write(PROBLEM, until=until))
+        await eventually(lambda: seen == after and server.requests[-1][0] == "/v1/completions")
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        await server.left.wait()
+        assert (met.calls[0].fate, met.calls[0].written) == ("cancelled", after)
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_another_kind_of_server_is_told_from_vllm(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, lacks=frozenset({"return_token_ids"}))
+    async with meet(server) as met:
+        with pytest.raises(MalformedReply, match="as vLLM sends it"):
+            await met.model.write(PROBLEM)

@@ -1,0 +1,271 @@
+"""A reward model over HTTP: what it is shown, how its values are read, and how it fails."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from math import exp
+from typing import Any, cast
+
+import pytest
+from aiohttp import web
+
+from stepspec.orchestrator import Chain, Ledger, Message, Step
+from stepspec.orchestrator.chain import Speaker
+from stepspec.orchestrator.endpoints import CriticEndpoint, RewardModelEndpoint
+from stepspec.orchestrator.endpoints.reward_model import paragraphs, reward, sigmoid
+from stepspec.orchestrator.errors import (
+    ContextTooLong,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
+from stepspec.orchestrator.events import Called, Event
+
+CHAIN = Chain.of("What is 6 x 7?").extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n\n", "large"))
+TURNS: tuple[Speaker, ...] = ("user", "assistant", "user")
+PIECES = re.compile(
+    r"<\w+>|[.!?]?\n\n|\w+|.", re.DOTALL
+)  # a mark and a blank line are one token, as in Qwen's vocabulary
+USAGE = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
+
+
+@dataclass
+class FakePooling:
+    """
+    A reward model whose logits *head* gives for a text.
+
+    A server that is not *able* ignores ``use_activation``. *refusals* befall the coming requests, one by one. *read*
+    has the tokens of every text that was rated, as their spellings.
+    """
+
+    head: Callable[[str], Any] = lambda text: [2.0]
+    able: bool = True
+    routes: tuple[str, ...] = ("/pooling",)
+    words: list[str] = field(default_factory=list[str])
+    read: list[list[str]] = field(default_factory=list[list[str]])
+    names: tuple[str, ...] = ("prm",)
+    refusals: deque[tuple[int, str]] = field(default_factory=deque[tuple[int, str]])
+    requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+
+    async def models(self, request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": name} for name in self.names]})
+
+    async def pooling(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.requests.append(body)
+        if self.refusals:
+            status, message = self.refusals.popleft()
+            return web.json_response({"error": {"message": message}}, status=status)
+        self.read.append([self.words[number] for number in body["input"]])
+        found = self.head("".join(self.read[-1]))
+        raw = self.able and not body["use_activation"]
+        data = found if raw else _activated(found)
+        return web.json_response({"data": [{"data": data}], "usage": USAGE})
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        text = body["prompt"] if "prompt" in body else _rendered(body["messages"])
+        pieces = [*(["<bos>"] if body.get("add_special_tokens") else []), *PIECES.findall(text)]
+        self.words += [piece for piece in dict.fromkeys(pieces) if piece not in self.words]
+        return web.json_response({"tokens": [self.words.index(piece) for piece in pieces], "max_model_len": 4096})
+
+    @asynccontextmanager
+    async def serve(self, **settings: Any) -> AsyncGenerator[CriticEndpoint]:
+        app = web.Application()
+        app.router.add_get("/v1/models", self.models)
+        app.router.add_post("/tokenize", self.tokenize)
+        for route in self.routes:
+            app.router.add_post(route, self.pooling)
+        runner = web.AppRunner(app, shutdown_timeout=0.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        try:
+            yield CriticEndpoint(url=f"http://{host}:{port}/v1", **settings)
+        finally:
+            await runner.cleanup()
+
+
+def _rendered(messages: Sequence[dict[str, str]]) -> str:
+    return "".join(f"<{message['role']}>{message['content']}<end>" for message in messages) + "<assistant>"
+
+
+def _activated(found: Any) -> Any:
+    """What vLLM makes of logits: a sigmoid of one value, a softmax of several."""
+    if not isinstance(found, list) or "high" in found:
+        return cast("object", found)
+    values = cast("Sequence[Any]", found)
+    if not values or isinstance(values[0], list):
+        return [_activated(row) for row in values]
+    if len(values) == 1:
+        return [sigmoid(values[0])]
+    weights = [exp(value) for value in values]
+    return [weight / sum(weights) for weight in weights]
+
+
+async def rated(server: FakePooling, chain: Chain = CHAIN, **settings: Any) -> tuple[float, list[Event]]:
+    events: list[Event] = []
+    async with server.serve(**settings) as endpoint, RewardModelEndpoint(endpoint) as critic:
+        return await critic.critic(observe=events.append).rate(chain), events
+
+
+@pytest.mark.parametrize(
+    ("chain", "texts"),
+    [
+        (CHAIN, ["Six sevens.", "That is 42."]),
+        (Chain.of("What?"), []),
+        (Chain.of("?").extend(Step("Six ", "small", "length")).extend(Step("sevens.", "large")), ["Six sevens."]),
+        (CHAIN.extend(Step("Done.\n</think>", "small", "end")), ["Six sevens.", "That is 42.", "Done."]),
+        (CHAIN.extend(Step("</think>", "small", "end")), ["Six sevens.", "That is 42."]),
+        (CHAIN.extend(Step("\n\n", "small")).extend(Step("So", "small")), ["Six sevens.", "That is 42.", "So"]),
+        (Chain.of("?").extend(Step("```\na\n\nb\n```\n\n", "small")), ["```\na\n\nb\n```"]),
+    ],
+)  # fmt: skip
+def test_a_critic_reads_the_steps(chain: Chain, texts: list[str]) -> None:
+    assert list(paragraphs(chain)) == texts
+
+
+@pytest.mark.parametrize(
+    ("messages", "settings", "text"),
+    [
+        ([Message("user", "What?")], {}, "<bos>What?\nSo.\n\n"),
+        ([Message("user", "What?")], {"prefix": "<s>"}, "<bos><s>What?\nSo.\n\n"),
+        (
+            [Message("system", "Be kind."), *map(Message, TURNS, ("Hi.", "Hello.", "What?"))],
+            {},
+            "<bos>Hi.\nHello.\nWhat?\nSo.\n\n",
+        ),
+        ([Message("user", "What?")], {"layout": "chat"}, "<user>What?<end><assistant>So.\n\n"),
+        (
+            [Message("system", "Be kind."), Message("user", "What?")],
+            {"layout": "chat", "prefix": "Step by step.", "delimiter": "<extra_0>"},
+            "<system>Step by step.<end><user>What?<end><assistant>So.<extra_0>",
+        ),
+    ],
+)
+async def test_a_critic_reads_the_problem_plain_or_in_its_chat_template(
+    messages: list[Message], settings: dict[str, Any], text: str
+) -> None:
+    server = FakePooling()
+    await rated(server, Chain.of(messages).extend(Step("So.\n\n", "small")), **settings)
+    assert "".join(server.read[-1]) == text
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ([2.0], sigmoid(2.0)),
+        ([-800.0], 0.0),
+        ([-1.0, 3.0], sigmoid(4.0)),  # wrong, right
+        ([[9.0], [-9.0], [0.5]], sigmoid(0.5)),  # for every token: the last one ends the last step
+        ([[9.0, 9.0], [1.0, 0.0]], sigmoid(-1.0)),
+    ],
+)
+@pytest.mark.parametrize("able", [True, False])
+async def test_logits_of_any_head_become_a_reward_from_0_to_1(head: Any, expected: float, able: bool) -> None:
+    assert (await rated(FakePooling(lambda text: head, able)))[0] == pytest.approx(expected)
+
+
+async def test_a_server_that_has_no_activation_is_told_by_values_beyond_0_to_1() -> None:
+    class Bare(FakePooling):
+        async def pooling(self, request: web.Request) -> web.Response:
+            self.requests.append(await request.json())
+            return web.json_response({"data": [{"data": [3.0]}]})
+
+    assert (await rated(Bare()))[0] == pytest.approx(sigmoid(3.0))
+
+
+async def test_what_is_sent_asks_for_logits_of_token_ids() -> None:
+    server = FakePooling()
+    await rated(server, delimiter="<step>")
+    assert [body["use_activation"] for body in server.requests] == [False, True, False]
+    assert server.requests[-1] == {
+        "model": "prm",
+        "input": [server.words.index(word) for word in server.read[-1]],
+        "use_activation": False,
+        "encoding_format": "float",
+    }
+    assert "".join(server.read[-1]) == "<bos>What is 6 x 7?\nSix sevens.<step>That is 42.<step>"
+
+
+async def test_a_rating_is_an_event_and_an_account_of_its_own() -> None:
+    _, events = await rated(FakePooling())
+    (call,) = [event for event in events if isinstance(event, Called)]
+    assert (call.role, call.verb, call.fate, call.prompt, call.cached, call.written) == (
+        "critic",
+        "rate",
+        "done",
+        9,
+        4,
+        0,
+    )
+    ledger = Ledger.of(events)
+    assert (ledger.critic.requests, ledger.critic.judging, ledger.critic.prompt) == (1, 5, 9)
+    assert ledger.small.requests == ledger.large.requests == 0
+
+
+async def test_what_is_refused_for_a_moment_is_asked_again() -> None:
+    server = FakePooling()
+    async with server.serve() as endpoint, RewardModelEndpoint(endpoint) as critic:
+        server.refusals.append((503, "busy"))
+        assert await critic.critic().rate(CHAIN) == pytest.approx(sigmoid(2.0))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "kind"),
+    [
+        ((400, "the maximum context length is 8"), ContextTooLong),
+        ((400, "no"), EndpointRejected),
+        ((503, "no"), EndpointUnavailable),
+    ],
+)
+async def test_failures_are_named_and_counted(refusal: tuple[int, str], kind: type[Exception]) -> None:
+    server, events = FakePooling(), list[Event]()
+    async with server.serve(retries=0) as endpoint, RewardModelEndpoint(endpoint) as critic:
+        server.refusals.append(refusal)
+        with pytest.raises(kind, match="the critic model at http"):
+            await critic.critic(observe=events.append).rate(CHAIN)
+    assert Ledger.of(events).critic.failed == 1
+
+
+@pytest.mark.parametrize("head", [[], [[]], ["high"], [0.1] * 8, [[0.1] * 8], None])
+async def test_what_is_no_reward_is_refused_on_entering(head: Any) -> None:
+    async with FakePooling(lambda text: head, able=True).serve() as endpoint:
+        with pytest.raises(MalformedReply, match=r"not a reward|a reward model gives one or two"):
+            await RewardModelEndpoint(endpoint).__aenter__()
+
+
+async def test_a_server_of_another_kind_is_told_what_to_serve() -> None:
+    async with FakePooling(routes=()).serve() as endpoint:
+        with pytest.raises(EndpointRejected, match="--runner pooling"):
+            await RewardModelEndpoint(endpoint).__aenter__()
+
+
+async def test_other_refusals_on_entering_pass_as_they_are() -> None:
+    server = FakePooling(refusals=deque([(401, "Unauthorized")]))
+    async with server.serve() as endpoint:
+        with pytest.raises(EndpointRejected, match="api_key"):
+            await RewardModelEndpoint(endpoint).__aenter__()
+
+
+@pytest.mark.parametrize(("names", "wanted"), [((), None), (("prm",), "other")])
+async def test_a_model_that_is_not_served_is_named_with_those_that_are(
+    names: tuple[str, ...], wanted: str | None
+) -> None:
+    async with FakePooling(names=names).serve(model=wanted) as endpoint:
+        with pytest.raises(EndpointRejected, match="is served here"):
+            await RewardModelEndpoint(endpoint).__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("values", "logits", "expected"),
+    [([0.25], False, 0.25), ([0.75, 0.25], False, 0.25), ([0.0], True, 0.5), ([1.0, 1.0], True, 0.5)],
+)
+def test_values_that_are_squashed_already_are_taken_as_they_are(
+    values: list[float], logits: bool, expected: float
+) -> None:
+    assert reward(values, logits=logits) == expected

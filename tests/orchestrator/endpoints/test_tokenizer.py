@@ -1,0 +1,97 @@
+"""Text, ids and chat templates over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from stepspec.orchestrator.chain import Chain, Message
+from stepspec.orchestrator.endpoints import VllmEndpoint
+from stepspec.orchestrator.endpoints.tokenizer import AsyncCache
+from stepspec.orchestrator.errors import MalformedReply, MissingCapability
+
+from .conftest import Meet
+from .server import IM_END, IM_START, THINK, THINK_END, FakeVllm
+
+
+class Hiding(FakeVllm):
+    """Its chat template shows the last turn only."""
+
+    def render(self, messages: list[dict[str, str]], generate: bool) -> str:
+        return super().render(messages[-1:], generate)
+
+
+class Foreign(FakeVllm):
+    """Has a route of the same name that does something else."""
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        return web.json_response({"pieces": 3})
+
+
+class Lossy(FakeVllm):
+    """Its tokenizer does not give back the text that it was given."""
+
+    def decode(self, ids: Any) -> str:
+        return super().decode(ids).replace("assistant", "ASSISTANT")
+
+
+async def test_the_template_is_learnt_from_the_server(meet: Meet) -> None:
+    async with meet(FakeVllm()) as met:
+        template = met.endpoint.template
+        assert met.endpoint.encoder.faithful
+    assert template.turn == f"{IM_END}\n{IM_START}user\n"
+    assert template.answer == f"{IM_END}\n{IM_START}assistant\n{THINK}\n\n{THINK_END}\n\n"
+    assert (template.opened, template.thinks) == ("", True)
+
+
+async def test_a_template_that_cannot_be_learnt_is_named() -> None:
+    async with Hiding().serve("large") as settings:
+        with pytest.raises(MissingCapability, match=r"the large model at http://.*leaves out a turn"):
+            async with VllmEndpoint(settings):
+                raise AssertionError("learnt from nothing")
+
+
+async def test_a_server_of_another_kind_is_named() -> None:
+    async with Foreign().serve() as settings:
+        with pytest.raises(MalformedReply, match=r"/tokenize answered .*pieces"):
+            async with VllmEndpoint(settings):
+                raise AssertionError("learnt from nothing")
+
+
+async def test_a_text_that_comes_back_changed_is_noticed(meet: Meet) -> None:
+    async with meet(Lossy()) as met:
+        assert not met.endpoint.encoder.faithful
+
+
+async def test_options_of_the_template_are_passed_on(meet: Meet) -> None:
+    server = FakeVllm()
+    async with meet(server, template={"enable_thinking": True}) as met:
+        await met.endpoint.encoder.chain(Chain.of("Hello"))
+    options = [body.get("chat_template_kwargs") for _, body in server.requests if "messages" in body]
+    assert options == [{"enable_thinking": True}] * 4
+
+
+async def test_a_conversation_is_rendered_once_with_all_its_turns(meet: Meet) -> None:
+    server = FakeVllm()
+    chain = Chain.of([Message("system", "Be brief."), Message("user", "Hello")])
+    async with meet(server) as met:
+        server.requests.clear()
+        ids = [await met.endpoint.encoder.chain(chain) for _ in range(2)]
+    assert ids[0] == ids[1]
+    assert len(server.requests) == 1
+    turns = f"{IM_START}system\nBe brief.{IM_END}\n{IM_START}user\nHello{IM_END}\n"
+    assert server.decode(ids[0]) == f"{turns}{IM_START}assistant\n{THINK}\n"
+
+
+async def test_a_memo_forgets_what_was_not_used_for_longest() -> None:
+    made: list[str] = []
+
+    async def make(key: str) -> str:
+        made.append(key)
+        return key.upper()
+
+    memo = AsyncCache(make, 2)
+    assert [await memo(key) for key in "abacab"] == list("ABACAB")
+    assert made == ["a", "b", "c", "b"]

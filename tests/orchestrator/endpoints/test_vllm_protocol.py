@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from stepspec.orchestrator.chain import THINK_END, Token
+from stepspec.orchestrator.endpoints import vllm_protocol
+from stepspec.orchestrator.endpoints.client import Call, failed, pause
+from stepspec.orchestrator.errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+)
+
+CALL = Call("large", "http://host", "write")
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "parts"),
+    [
+        ("a b", ["a", " b"], [("a", 0), (" b", 1)]),
+        ("é", ["", "é"], [("", 0), ("é", 1)]),
+        ("a�b", ["a", "�", "?"], [("a", 0), ("�", 1), ("b", 2)]),
+        ("é�x", ["", "�", "x"], [("", 0), ("é�", 1), ("x", 2)]),
+        ("� so", ["", " so", ""], [("", 0), ("� so", 1), ("", 2)]),  # half a character comes last
+        (" a� so<end>", [" a", "", " so", "<end>"], [(" a", 0), ("", 1), ("� so", 2), ("<end>", 3)]),
+        ("��}", ["", "", "}"], [("", 0), ("", 1), ("��}", 2)]),
+        ("ab!", ["a", "b"], [("a", 0), ("b!", 1)]),
+        ("ab", [], [("", 0), ("ab", 1)]),
+        ("", [], []),
+    ],
+)
+def test_text_is_divided_among_its_tokens(text: str, pieces: list[str], parts: list[tuple[str, int]]) -> None:
+    assert vllm_protocol.spell(text, range(len(parts)), pieces) == parts
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces", "parts"),
+    [
+        ("a\n\n", ["a", "\n\n"], [("a", 0), ("\n\n", 1)]),
+        (".\n\n", [".\n\nSo"], [(".\n\n", -1)]),
+        ("a.\n\n", ["a", ".\n\nSo"], [("a", 0), (".\n\n", -1)]),
+        ("a\n\n", ["a", "\n\n", "b"], [("a", 0), ("\n\n", 1), ("", -1)]),  # older versions go on after the stop
+        ("a\n\n", [], [("", 0), ("a\n\n", -1)]),
+    ],
+)
+def test_text_that_was_cut_costs_its_token_the_id(text: str, pieces: list[str], parts: list[tuple[str, int]]) -> None:
+    assert vllm_protocol.spell(text, range(len(parts)), pieces, cut=True) == parts
+
+
+def line(**choice: object) -> bytes:
+    return orjson.dumps({"choices": [{"text": "a", "token_ids": [5], "finish_reason": None, **choice}]})
+
+
+@pytest.mark.parametrize(
+    ("choice", "ended", "tokens"),
+    [
+        ({}, None, 1),
+        ({"finish_reason": "length"}, "length", 1),
+        ({"finish_reason": "stop", "stop_reason": "a"}, "delimiter", 1),
+        ({"finish_reason": "stop", "stop_reason": THINK_END}, "end", 1),
+        ({"finish_reason": "stop", "stop_reason": None}, "end", 0),
+        ({"finish_reason": "stop", "stop_reason": 5}, "end", 0),
+        ({"text": "", "token_ids": []}, None, 0),
+    ],
+)
+def test_a_chunk_says_how_the_text_ended(choice: dict[str, object], ended: str | None, tokens: int) -> None:
+    chunk = vllm_protocol.chunk(CALL, line(**choice), None)
+    assert (chunk.ended, len(chunk.tokens)) == (ended, tokens)
+
+
+def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text() -> None:
+    """With its stop strings included, vLLM also spells the token that ended the turn."""
+    known = {
+        "tokens": ["So", " it", "<end>"],
+        "token_logprobs": [-0.1, -0.2, -0.3],
+        "top_logprobs": [{"So": -0.1}, {" it": -0.2}, {"<end>": -0.3}],
+    }
+    event = line(text="So it<end>", token_ids=[3, 4, 9], finish_reason="stop", stop_reason=None, logprobs=known)
+    chunk = vllm_protocol.chunk(CALL, event, 0)
+    assert [(token.text, token.id) for token in chunk.tokens] == [("So", 3), (" it", 4)]
+    assert chunk.received == 3
+
+
+@pytest.mark.parametrize(
+    "event",
+    [b"", b"nonsense", b"[]", b"{}", line(token_ids=None), line(finish_reason="abort"), line(text="a", token_ids=[])],
+)
+def test_a_chunk_that_is_not_vllms_is_refused(event: bytes) -> None:
+    with pytest.raises(MalformedReply, match="the large model at http://host"):
+        vllm_protocol.chunk(CALL, event, 0)
+
+
+def test_an_error_in_the_stream_is_raised() -> None:
+    with pytest.raises(EndpointUnavailable, match="HTTP 500: EngineCore"):
+        vllm_protocol.chunk(CALL, b'{"error": {"message": "EngineCore encountered an issue", "code": 500}}', 0)
+
+
+@pytest.mark.parametrize(("known", "rank"), [(0, 0), (1, 0), (2, 2), (5, 2)])
+def test_a_rank_is_known_as_far_as_the_list_of_the_best_goes(known: int, rank: int) -> None:
+    logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -0.5, "a": -1.0}]}
+    (token,) = vllm_protocol.chunk(CALL, line(logprobs=logprobs), known).tokens
+    assert (token.text, token.logprob, token.rank, token.id) == ("a", -1.0, rank, 5)
+
+
+@pytest.mark.parametrize(
+    ("top", "known", "rivals"),
+    [
+        ({"a": -1.0}, 0, ()),
+        ({"a": -1.0, "b": -0.5}, 1, (Token("b", -0.5, 1),)),
+        ({"a": -1.0, "b": -0.5, "c": -9999.0}, 2, (Token("b", -0.5, 1), Token("a", -1.0, 2))),
+        ({"a": -1.0, "b": -0.5, "c": -0.25}, 2, (Token("c", -0.25, 1), Token("b", -0.5, 2))),
+    ],
+)
+def test_the_likeliest_come_best_first(top: dict[str, float], known: int, rivals: tuple[Token, ...]) -> None:
+    logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [top]}
+    (token,) = vllm_protocol.chunk(CALL, line(logprobs=logprobs), known).tokens
+    assert token.top == rivals
+    assert token.rank == next((rival.rank for rival in rivals if rival.text == "a"), 0)
+
+
+def test_a_log_probability_that_was_lost_is_the_least() -> None:
+    logprobs = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}
+    (token,) = vllm_protocol.chunk(CALL, line(logprobs=logprobs), 2).tokens
+    assert token == Token("a", vllm_protocol.FLOOR, 0, 5)
+
+
+def test_the_usage_comes_last() -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
+    chunk = vllm_protocol.chunk(CALL, orjson.dumps({"choices": [], "usage": usage}), 0)
+    assert (chunk.prompt, chunk.cached, chunk.received) == (9, 8, 0)
+    assert vllm_protocol.usage({"usage": usage}) == (9, 8, 3)
+    assert vllm_protocol.usage({"usage": {**usage, "prompt_tokens_details": None}}) == (9, 0, 3)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "words"),
+    [
+        (401, b'{"error": "Unauthorized"}', EndpointRejected, "Unauthorized"),
+        (404, b'{"detail": "Not Found"}', EndpointRejected, "Not Found; is a vLLM server"),
+        (400, b'{"error": {"message": "top_p"}}', EndpointRejected, "HTTP 400: top_p"),
+        (400, b'{"error": {"message": "maximum context length is 2048"}}', ContextTooLong, "2048"),
+        (429, b'{"message": "slow down"}', EndpointUnavailable, "slow down"),
+        (502, b"<html>bad gateway</html>", EndpointUnavailable, "bad gateway"),
+        (500, b"", EndpointUnavailable, "no reason given"),
+        (400, b"[1]", EndpointRejected, r"\[1\]"),
+    ],
+)
+def test_a_status_becomes_an_error_that_says_what_to_do(
+    status: int, body: bytes, kind: type[EndpointError], words: str
+) -> None:
+    error = failed(CALL, status, body)
+    assert type(error) is kind
+    with pytest.raises(kind, match=words):
+        raise error
+    assert (error.role, error.url, error.verb) == ("large", "http://host", "write")
+
+
+def test_a_pause_is_read_in_seconds() -> None:
+    assert [pause(value) for value in (None, "", "2.5", "-1", "Wed, 21 Oct 2026 07:28:00 GMT")] == [0, 0, 2.5, 0, 0]

@@ -1,0 +1,130 @@
+"""What a run teaches is read off its trace, and is the same from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepspec.orchestrator import Accept, Policy, Rollback, Step, reason
+from stepspec.orchestrator.chain import Rival
+from stepspec.orchestrator.events import (
+    Adapted,
+    Chosen,
+    Committed,
+    Drafted,
+    Event,
+    Judged,
+    Repaired,
+    Started,
+)
+from stepspec.orchestrator.feedback.run_stats import RunStats, ShadowCheck
+from stepspec.orchestrator.ledger import Ledger
+from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, read, write
+from stepspec.policies import Led, SpecReason
+
+from ...fakes import run
+from ..arms import ARMS, PROBLEM, arm, pair
+
+
+def lesson(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5) -> RunStats:
+    """A draft takes 1 s, a grade 0.5 s, a repair 3 s."""
+
+    async def main() -> list[Moment]:
+        small, large = pair(length, wrong)
+        large.reading, large.latency = (lambda chain: 0.5), (lambda chain: 3.0)
+        policy: Policy = SpecReason(small, large)
+        recorder = Recorder(Stopwatch())
+        recorder(Started(PROBLEM.messages, "specreason"))
+        await reason(Led(policy, large, lead) if lead else policy, PROBLEM, ahead=ahead, observe=recorder)
+        return recorder.moments
+
+    return RunStats.of(run(main())[0])
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 3])
+def test_a_run_tells_its_seconds_and_its_grades(ahead: int) -> None:
+    found = lesson(wrong=(2,), ahead=ahead)
+    assert found.drafts == (1.0, 1.0)  # the first one, and the first one after the repair
+    assert set(found.judged) == {0.5}
+    assert found.repairs == (3.0,)
+    assert found.grades == (9.0, 9.0, 0.0, 9.0, 9.0)
+    assert found.accepted == (True, True, False, True, True)
+
+
+def test_bets_that_were_lost_are_timed_and_not_counted() -> None:
+    found = lesson(wrong=(0,), ahead=3, length=2)
+    assert (found.grades, found.accepted) == ((0.0, 9.0), (False, True))
+    assert len(found.judged) == 2
+
+
+def test_what_the_large_model_leads_with_is_no_draft() -> None:
+    found = lesson(wrong=(3,), ahead=1, lead=2)
+    assert (found.drafts, found.grades) == ((1.0,), (9.0, 0.0, 9.0))
+
+
+def test_a_repair_is_timed_from_when_it_could_begin() -> None:
+    """Not from its own draft's verdict, if that comes before that of the draft before it."""
+    first, second = Step("a\n\n", "small"), Step("b\n\n", "small")
+    wrong = Rollback(reason="grade", score=1.0)
+    found = told(
+        (0, Started(PROBLEM.messages, "specreason")), (1, Drafted(0, first)), (2, Drafted(1, second)),
+        (3, Judged(1, second, wrong)), (5, Judged(0, first, Accept(8.0))), (5, Committed(0, first, 8.0)),
+        (9, Repaired(1, Step("c\n\n", "large"), wrong)), (9, Committed(1, Step("c\n\n", "large"))),
+        (11, Drafted(2, second)),
+    )  # fmt: skip
+    assert (found.drafts, found.judged, found.repairs) == ((1.0, 2.0), (1.0, 4.0), (4.0,))
+    assert (found.grades, found.accepted) == ((8.0, 1.0), (True, False))
+
+
+def test_a_draft_that_is_kept_in_part_is_rejected() -> None:
+    draft, repair, wrong = Step("a b\n\n", "small"), Step("c\n\n", "large"), Rollback(1, "doubt", 2.0)
+    found = told(
+        (0, Started(PROBLEM.messages, "bild")), (1, Drafted(0, draft)), (2, Judged(0, draft, wrong)),
+        (2, Committed(0, draft.cut(1), 2.0)), (5, Repaired(1, repair, wrong)), (5, Committed(1, repair)),
+    )  # fmt: skip
+    assert (found.repairs, found.grades, found.accepted) == ((3.0,), (2.0,), (False,))
+
+
+def test_a_rival_that_stands_is_accepted_with_its_own_grade() -> None:
+    draft, other = Step("a\n\n", "small"), Step("b\n\n", "small")
+    verdict = Rollback(reason="grade", score=2.0, rivals=(Rival(other, 8.0),))
+    found = told(
+        (0, Started(PROBLEM.messages, "choose")), (1, Drafted(0, draft)), (2, Judged(0, draft, verdict)),
+        (2, Chosen(0, other)), (2, Committed(0, other, 8.0)), (3, Drafted(1, draft)),
+    )  # fmt: skip
+    assert (found.drafts, found.grades, found.accepted) == ((1.0, 1.0), (8.0,), (True,))
+
+
+def test_what_shadows_found_comes_with_the_run() -> None:
+    found = told((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False)), own=(False, True))))
+    assert found == RunStats(checks=(ShadowCheck(8.5, True, own=False), ShadowCheck(7.5, False, own=True)))
+
+
+def test_checks_without_controls_are_of_an_older_trace_and_teach_nothing() -> None:
+    assert told((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False))))) == RunStats()
+
+
+def told(*moments: tuple[float, Event]) -> RunStats:
+    return RunStats.of(Moment(at, event) for at, event in moments)
+
+
+@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_trace_on_disk_teaches_the_same_and_what_the_ledger_counts(name: str, seed: int, tmp_path: Path) -> None:
+    async def main() -> list[Moment]:
+        tried, clock = arm(name, seed), Stopwatch()
+        recorder = Recorder(lambda: clock() / 3)
+        recorder(Started(PROBLEM.messages, name))
+        await reason(tried.policy, PROBLEM, ahead=seed, spent=tried.budget.spent, observe=recorder)
+        return recorder.moments
+
+    moments, _ = run(main())
+    write(tmp_path / "trace.jsonl", moments)
+    found = RunStats.of(moments)
+    assert RunStats.of(read(tmp_path / "trace.jsonl")) == found
+    ledger = Ledger.of(moment.event for moment in moments)
+    led = sum(isinstance(m.event, Drafted) and m.event.draft.author == "large" for m in moments)
+    assert min((*found.drafts, *found.judged, *found.repairs), default=0) >= 0
+    if not led:
+        assert (len(found.accepted), sum(found.accepted)) == (ledger.drafts, ledger.accepted)

@@ -1,0 +1,59 @@
+"""What the tests of launching share: scripted servers, and a look at what is still running."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from stepspec.orchestrator.launcher import Served, Server
+
+SCRIPT = Path(__file__).with_name("scripted_server.py")
+PATIENCE = 10.0
+
+
+def scripted(behaviour: str = "serve", name: str = "large", **options: object) -> Server:
+    return Server(name, behaviour, served_name=f"toy-{name}", program=(sys.executable, str(SCRIPT)), **options)  # type: ignore[arg-type]
+
+
+async def die(served: Served) -> None:
+    """Have a scripted server end by itself."""
+    async with aiohttp.ClientSession() as http:
+        with pytest.raises(aiohttp.ClientError):
+            await http.get(served.base_url.removesuffix("/v1") + "/die")
+
+
+def members(group: int) -> list[int]:
+    """Return the processes of a group that have not ended."""
+    every = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [pid for pid in every if (stat := _stat(pid)) and stat[2] == str(group) and stat[0] != "Z"]
+
+
+def children(pid: int) -> list[int]:
+    """Return the processes that *pid* has started and that are still there."""
+    every = (int(entry.name) for entry in Path("/proc").glob("[0-9]*"))
+    return [child for child in every if (stat := _stat(child)) and stat[1] == str(pid)]
+
+
+def parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: int) -> list[str]:
+    """Return state, parent, group and so on of a process; nothing if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+async def gone(group: int) -> bool:
+    """Say whether the whole group ends within a few seconds."""
+    deadline = time.monotonic() + PATIENCE
+    while members(group) and time.monotonic() < deadline:  # noqa: ASYNC110 - no event tells that a process has ended
+        await asyncio.sleep(0.02)
+    return not members(group)

@@ -1,0 +1,162 @@
+"""What is looked at before a start: the installed vLLM, the models' files, the ports, the cards."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepspec.evals.testbed.servers import MODELS
+from stepspec.orchestrator.launcher import machine
+from stepspec.orchestrator.launcher.machine import Card, MachineFacts, installed, look, methods
+from stepspec.orchestrator.launcher.pair import Pair
+
+SOURCE = """
+Cards = Literal["on_card"]
+Heads = Literal["eagle3", Blocks]
+Blocks = Literal["dflash"]
+SpeculativeMethod = Literal["ngram", Heads, Cards, Missing]
+"""
+
+
+def pair(**large: object) -> Pair:
+    small: dict[str, object] = {"model": str(MODELS / "small"), "gpus": []}
+    return Pair.model_validate({"large": {"model": str(MODELS / "large"), "gpus": [], **large}, "small": small})
+
+
+def test_the_methods_are_read_from_the_source_with_the_types_it_is_made_of() -> None:
+    assert methods(SOURCE) == frozenset({"ngram", "eagle3", "dflash", "on_card"})
+    assert methods("Other = Literal['x']") is None
+
+
+def test_the_installed_vllm_has_the_methods_that_are_offered_and_is_not_imported() -> None:
+    found = installed()
+    if found is None:
+        pytest.skip("vLLM is not installed here")
+    assert found.methods is not None
+    assert {"ngram", "suffix", "draft_model", "eagle3", "mtp", "medusa", "dflash"} <= found.methods
+    assert found.version
+    assert "vllm" not in sys.modules
+
+
+def test_local_models_are_read_with_their_drafter() -> None:
+    known = look(pair(speculation="draft_model"))
+    large, small = (known.of(str(MODELS / name), None) for name in ("large", "small"))
+    assert large.config is not None
+    assert small.vocabulary is not None
+    assert large.vocabulary == small.vocabulary
+    assert large.config["hidden_size"] == 128
+    other = look(pair(speculation={"method": "draft_model", "model": str(MODELS / "small-other")}))
+    assert other.of(str(MODELS / "small-other"), None).vocabulary != large.vocabulary
+    assert other.cards is None
+
+
+def test_a_folder_that_is_none_is_missing_and_a_hub_name_only_unknown() -> None:
+    known = look(pair(model="/nowhere/at/all"))
+    assert known.of("/nowhere/at/all", None).missing == "/nowhere/at/all"
+    assert look(pair(model="org/name")).of("org/name", None) == machine.Files()
+
+
+def test_what_the_hubs_cache_holds_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--org--name"
+    snapshot = kept / "snapshots" / "abc123"
+    snapshot.mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("abc123")
+    assert machine.folder("org/name") is None
+    (snapshot / "config.json").write_text(json.dumps({"hidden_size": 8}))
+    assert machine.folder("org/name") == machine.folder("org/name", "abc123") == snapshot
+    assert machine.folder("org/name", "other") is None
+    assert machine.configuration(snapshot) == {"hidden_size": 8}
+    assert machine.vocabulary(snapshot) is None
+    (snapshot / "config.json").write_text("[]")
+    assert machine.configuration(snapshot) is None
+
+
+def test_a_port_that_somebody_has_is_found() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert look(pair(port=port)).taken == {("127.0.0.1", port): "Address already in use"}
+    assert look(pair(port=port)).taken == {}
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Let a script that prints so much stand in for nvidia-smi, on a machine that allots nothing."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def tells(told: str) -> None:
+        script = tmp_path / "nvidia-smi"
+        script.write_text(f"#!/bin/sh\nprintf '{told}'\n")
+        script.chmod(0o755)
+        monkeypatch.setattr(machine, "ASK", (str(script), *machine.ASK[1:]))
+
+    return tells
+
+
+FOUR = "".join(f"{number}, GPU-{number}c-9f, {1024 * (number + 1)}, NVIDIA X{number}\\n" for number in range(4))
+
+
+def sizes(known: MachineFacts) -> tuple[float | None, ...] | None:
+    return None if known.cards is None else tuple(card.gib for card in known.cards)
+
+
+@pytest.mark.parametrize(
+    ("told", "cards"),
+    [
+        (FOUR, (1.0, 2.0, 3.0, 4.0)),
+        ("0, GPU-0, [N/A], NVIDIA GB10\\n1, GPU-1, 81559, NVIDIA H100 80GB HBM3\\n", (None, 81559 / 1024)),
+        ("No devices were found\\n", None),
+    ],
+)
+def test_the_driver_is_asked_where_a_card_is_wanted(
+    told: str, cards: tuple[float | None, ...] | None, driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver(told)
+    known = look(pair(gpus=[0]))
+    assert (sizes(known), known.allotted) == (cards, None)
+    assert look(pair()).cards is None
+    monkeypatch.setattr(machine, "ASK", ("/nowhere/nvidia-smi",))
+    assert look(pair(gpus=[0])).cards is None
+
+
+@pytest.mark.parametrize(
+    ("said", "allotted", "cards"),
+    [
+        ("2,1", ("2", "1"), (3.0, 2.0)),
+        ("GPU-3c-9f, 0", ("GPU-3c-9f", "0"), (4.0, 1.0)),
+        ("GPU-3", ("GPU-3",), (4.0,)),
+        ("MIG-41b3,1", ("MIG-41b3", "1"), (None, 2.0)),
+        ("1,-1,2", ("1",), (2.0,)),
+        ("1,7,2", ("1", "7", "2"), (2.0,)),
+        ("NoDevFiles", (), ()),
+        ("", (), ()),
+    ],
+)
+def test_what_the_environment_allots_are_the_cards_and_in_its_order(
+    said: str,
+    allotted: tuple[str, ...],
+    cards: tuple[float | None, ...],
+    driver: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver(FOUR)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    known = look(pair(gpus=[0]))
+    assert (known.allotted, sizes(known)) == (allotted, cards)
+    monkeypatch.setattr(machine, "ASK", ("/nowhere/nvidia-smi",))
+    assert look(pair(gpus=[0])).cards == (Card(),) * len(allotted)
+
+
+def test_the_driver_is_found_on_the_path_and_tells_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    script = tmp_path / "nvidia-smi"
+    script.write_text("#!/bin/sh\necho '0, GPU-0, 81559, NVIDIA H100 80GB HBM3'\necho '1, GPU-1, 23034, NVIDIA L4'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert look(pair(gpus=[0])).cards == (Card(81559 / 1024, "NVIDIA H100 80GB HBM3"), Card(23034 / 1024, "NVIDIA L4"))

@@ -1,0 +1,250 @@
+"""A pair's file: what it may say, and what it comes to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.launcher.commands import servers, shown, waves
+from stepspec.orchestrator.launcher.pair import METHODS, Pair, TokenSpeculation, load
+
+SMALL = {"model": "tiny"}
+
+
+def pair(large: dict[str, Any] | None = None, small: dict[str, Any] | None = None, **more: Any) -> Pair:
+    return Pair.model_validate({"large": {"model": "big", **(large or {})}, "small": small or SMALL, **more})
+
+
+def flag(args: tuple[str, ...], name: str) -> str:
+    return args[args.index(f"--{name}") + 1]
+
+
+def speculative(speculation: Any, role: int = 0, **small: Any) -> dict[str, Any]:
+    made = servers(pair({"speculation": speculation}, {**SMALL, **small}))[role]
+    said: dict[str, Any] = json.loads(flag(made.args, "speculative-config"))
+    return said
+
+
+def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -> None:
+    large = {
+        "revision": "abc",
+        "name": "teacher",
+        "gpus": [2, 3],
+        "memory": 0.6,
+        "context": 4096,
+        "dtype": "bfloat16",
+        "prefix_caching": False,
+        "suffix_scoring": True,
+        "host": "127.0.0.2",
+        "port": 8001,
+        "flags": {"enforce-eager": True, "async-scheduling": False, "seed": 7, "hf-overrides": {"rope_theta": 1}},
+        "environment": {"VLLM_LOGGING_LEVEL": "WARNING"},
+    }
+    made = servers(pair(large))[0]
+    assert made.args == (
+        *("--revision", "abc", "--dtype", "bfloat16", "--max-model-len", "4096", "--tensor-parallel-size", "2"),
+        *("--gpu-memory-utilization", "0.6", "--no-enable-prefix-caching", "--enable-prompt-tokens-details"),
+        *("--generation-config", "vllm", "--scheduling-policy", "priority", "--enable-scale-out"),
+        *("--enforce-eager", "--seed", "7"),
+        *("--hf-overrides", '{"rope_theta": 1}'),
+    )
+    order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}  # the driver's, which is what is checked against
+    assert made.env == {**order, "CUDA_VISIBLE_DEVICES": "2,3", "VLLM_LOGGING_LEVEL": "WARNING"}
+    assert (made.name, made.model, made.served_name, made.host, made.port) == (
+        *("large", "big", "teacher", "127.0.0.2", 8001),
+    )
+    assert shown(made).startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING ")
+    assert "--hf-overrides '{\"rope_theta\": 1}'" in shown(made)
+
+
+def test_cards_are_those_that_are_allotted_to_us_in_their_order() -> None:
+    two = pair({"gpus": [1, 0]}, {"model": "tiny", "gpus": [2]})
+    for made in (
+        servers(two, ("4", "GPU-8932", "MIG-1f")),
+        [one for wave in waves(two, ("4", "GPU-8932", "MIG-1f")) for one in wave],
+    ):
+        assert [one.env["CUDA_VISIBLE_DEVICES"] for one in made] == ["GPU-8932,4", "MIG-1f"]
+    assert [one.env["CUDA_VISIBLE_DEVICES"] for one in servers(two)] == ["1,0", "2"]
+
+
+def test_a_plain_server_speculates_with_nothing_and_has_one_card() -> None:
+    large, small = servers(pair())
+    assert (large.served_name, small.served_name) == ("big", "tiny")
+    assert "--speculative-config" not in large.args + small.args
+    assert "--tensor-parallel-size" not in large.args
+    assert "--enable-prefix-caching" in small.args
+
+
+def test_a_model_is_served_under_its_own_name_unless_another_is_set() -> None:
+    names = [("org/big", "org/big"), ("/models/big", "big"), ("./big", "big")]
+    for model, name in names:
+        assert servers(pair({"model": model}))[0].served_name == name
+    assert servers(pair({"model": "org/big", "name": "teacher"}))[0].served_name == "teacher"
+
+
+def test_requests_are_scheduled_by_priority_unless_the_flags_say_otherwise() -> None:
+    assert flag(servers(pair())[1].args, "scheduling-policy") == "priority"
+    assert flag(servers(pair({"flags": {"scheduling-policy": "fcfs"}}))[0].args, "scheduling-policy") == "fcfs"
+
+
+def test_a_cpu_has_no_share_of_a_card_and_sends_zeros_for_what_it_did_not_write() -> None:
+    large = servers(pair({"gpus": [], "suffix_scoring": True}))[0]
+    assert "--gpu-memory-utilization" not in large.args
+    assert large.env == {"MALLOC_PERTURB_": "255"}
+
+
+@pytest.mark.parametrize(
+    ("speculation", "said"),
+    [
+        ("ngram", {"num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
+        ({"method": "ngram", "tokens": 8, "lookup": [3, 3]}, {
+            "num_speculative_tokens": 8, "prompt_lookup_min": 3, "prompt_lookup_max": 3,
+        }),
+        ("suffix", {}),
+        ({"method": "suffix", "tokens": 32}, {"num_speculative_tokens": 32}),
+        ("draft_model", {"num_speculative_tokens": 4, "model": "tiny"}),
+        ({"method": "draft_model", "model": "other", "revision": "r", "heterogeneous": True}, {
+            "num_speculative_tokens": 4, "model": "other", "revision": "r", "use_heterogeneous_vocab": True,
+        }),
+        ({"method": "eagle3", "model": "head"}, {"num_speculative_tokens": 3, "model": "head"}),
+        ("mtp", {"num_speculative_tokens": 1}),
+        ({"method": "medusa", "model": "heads", "tokens": 5}, {"num_speculative_tokens": 5, "model": "heads"}),
+        ({"method": "dflash", "model": "block", "tokens": 15}, {"num_speculative_tokens": 15, "model": "block"}),
+        ({"method": "ngram", "more": {"rejection_sample_method": "block"}}, {
+            "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4,
+            "rejection_sample_method": "block",
+        }),
+    ],
+)  # fmt: skip
+def test_speculation_becomes_what_vllm_is_told(speculation: Any, said: dict[str, Any]) -> None:
+    method = speculation if isinstance(speculation, str) else speculation["method"]
+    assert speculative(speculation) == {"method": method, **said}
+
+
+def test_the_small_model_drafts_at_its_own_revision() -> None:
+    assert speculative("draft_model", revision="v2")["revision"] == "v2"
+    own = {"method": "draft_model", "model": "other"}
+    assert "revision" not in speculative(own, revision="v2")
+
+
+def test_each_method_is_known_to_the_command() -> None:
+    models = {"eagle3": "m", "medusa": "m", "dflash": "m"}
+    for method in METHODS:
+        one = TokenSpeculation(method=method, model=models.get(method), tokens=None if method == "none" else 2)  # type: ignore[arg-type]
+        assert (one.configuration("tiny") is None) == (method == "none")
+
+
+@pytest.mark.parametrize(
+    ("speculation", "complaint"),
+    [
+        ("speculative", "'none', 'ngram'"),
+        ({"method": "ngram", "model": "m"}, "ngram drafts without a model: leave it out"),
+        ("eagle3", "eagle3 needs a drafter trained for this model: name it"),
+        ({"method": "medusa", "model": "m"}, "how many tokens medusa was trained for"),
+        ({"method": "ngram", "heterogeneous": True}, "for draft_model alone"),
+        ({"method": "suffix", "lookup": [3, 4]}, "lookup is for ngram alone"),
+        ({"method": "ngram", "lookup": [5, 4]}, "the fewest tokens and then the most"),
+        ({"method": "draft_model", "revision": "r"}, "a revision is that of a model"),
+        ({"tokens": 3}, "there is no method"),
+        ({"method": "ngram", "more": {"prompt_lookup_max": 3}}, "prompt_lookup_max"),
+        ({"method": "ngram", "depth": 3}, "unknown setting 'large.speculation.depth'"),
+    ],
+)
+def test_a_speculation_that_cannot_be_meant_is_refused(speculation: Any, complaint: str, tmp_path: Path) -> None:
+    refused({"large": {"model": "big", "speculation": speculation}, "small": SMALL}, complaint, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("large", "complaint"),
+    [
+        ({}, "large.model"),
+        ({"model": "big", "memory": 1.1}, "large.memory"),
+        ({"model": "big", "gpus": [0, 0]}, "a card is named twice"),
+        ({"model": "big", "gpu": 1}, "unknown setting 'large.gpu'"),
+        ({"model": "big", "flags": {"max-model-len": 3}}, "'max-model-len' has a setting of its own, context"),
+        ({"model": "big", "flags": {"max_num_seqs": 3}}, "write 'max_num_seqs' as 'max-num-seqs'"),
+        ({"model": "big", "flags": {"--seed": 3}}, "write '--seed' as 'seed'"),
+        ({"model": "big", "environment": {"CUDA_VISIBLE_DEVICES": "1"}}, "has a setting of its own, gpus"),
+        ({"url": "ftp://there"}, "not the URL of a server"),
+        ({"url": "http://there:1", "gpus": [0]}, "unknown setting 'large.gpus'"),
+        ("big", "large.url: 'big' is not the URL of a server"),
+        ({"small": {"model": "a"}, "large": {"model": "b"}}, "large: only the small model may be a pair in its turn"),
+    ],
+)
+def test_a_role_that_cannot_be_meant_is_refused(large: Any, complaint: str, tmp_path: Path) -> None:
+    refused({"large": large, "small": SMALL}, complaint, tmp_path)
+
+
+@pytest.mark.parametrize("given", [3, True, ["big"]])
+def test_what_is_no_role_at_all_is_refused_with_what_may_stand_there(given: Any, tmp_path: Path) -> None:
+    either = "write a table with a `model` to start, the URL of a server that runs"
+    refused({"large": given, "small": SMALL}, f"large: {either}: {given!r} is none", tmp_path)
+    within = f"{either}, or a table of a pair within, with `small` and `large`: {given!r} is none"
+    refused({"large": "http://a:1", "small": given}, f"small: {within}", tmp_path)
+    deeper = {"large": "http://b:1", "small": given}
+    refused({"large": "http://a:1", "small": deeper}, f"small.small: {within}", tmp_path)
+
+
+def refused(table: dict[str, Any], complaint: str, folder: Path) -> None:
+    file = folder / "pair.toml"
+    inline = "\n".join(f"{key} = {toml(value)}" for key, value in table.items())
+    file.write_text(inline)
+    with pytest.raises(ConfigurationError) as failure:
+        load(file)
+    assert complaint in str(failure.value)
+    assert str(file) in str(failure.value)
+
+
+def toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(one)}" for key, one in value.items()) + "}"  # pyright: ignore
+    return json.dumps(value)
+
+
+def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
+        load(tmp_path / "nowhere.toml")
+    (tmp_path / "pair.toml").write_text("large = [")
+    with pytest.raises(ConfigurationError, match=r"pair\.toml is no TOML"):
+        load(tmp_path / "pair.toml")
+    (tmp_path / "pair.toml").write_bytes(b'large = "\xff"')
+    with pytest.raises(ConfigurationError, match=r"pair\.toml is no TOML"):
+        load(tmp_path / "pair.toml")
+
+
+def test_folders_lie_beside_the_file_and_other_names_are_the_hubs(tmp_path: Path) -> None:
+    file = tmp_path / "pair.toml"
+    file.write_text('[large]\nmodel = "./big"\n[small]\nmodel = "org/tiny"\n')
+    read = load(file)
+    assert [one.model for one in read.started.values()] == [str(tmp_path / "big"), "org/tiny"]
+
+
+def test_a_role_with_a_url_is_connected_to_and_started_by_nobody() -> None:
+    mixed = pair(small={"url": "http://there:8001/v1", "model": "tiny"})
+    assert [server.name for server in servers(mixed)] == ["large"]
+    assert mixed.connected == {"small": Endpoint(role="small", url="http://there:8001", model="tiny")}
+    both = Pair.model_validate({"large": {"url": "http://a:1"}, "small": {"url": "http://b:1,http://c:1"}})
+    assert servers(both) == ()
+    assert waves(both) == ()
+    assert both.small == Endpoint(role="small", url="http://b:1", replicas=("http://c:1",))
+
+
+@pytest.mark.parametrize(
+    ("large", "small", "order"),
+    [
+        ([0], [1], [["large", "small"]]),
+        ([0], [0], [["large"], ["small"]]),
+        ([0, 1], [1], [["large"], ["small"]]),
+        ([], [], [["large", "small"]]),
+    ],
+)
+def test_servers_that_share_a_card_start_one_after_the_other(
+    large: list[int], small: list[int], order: list[list[str]]
+) -> None:
+    made = waves(pair({"gpus": large}, {"model": "tiny", "gpus": small}))
+    assert [[server.name for server in wave] for wave in made] == order

@@ -1,0 +1,170 @@
+"""A pair is brought up, told of and taken down."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import signal
+import tomllib
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from rich.console import Console
+
+from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
+from stepspec.orchestrator.launcher import Server, launch
+from stepspec.orchestrator.launcher import up as module
+from stepspec.orchestrator.launcher.pair import Pair
+from stepspec.orchestrator.launcher.up import RunningPair, checked, commands, running, up
+
+from .running import members, scripted
+
+CONSOLE = Console(quiet=True)
+PAIR = Pair.model_validate({"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}})
+WITHIN = {"policy": "bild", "options": {"scale": "step"}, "ahead": 1}
+MODEL = {"model": "any"}
+THREE = Pair.model_validate({"large": MODEL, "small": {**WITHIN, "large": MODEL, "small": MODEL}})
+
+
+@pytest.fixture
+def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[Server]]:
+    """Scripted servers in the place of vLLM's, in waves that the test chooses."""
+    chosen = [[scripted()], [scripted(name="small")]]
+    monkeypatch.setattr(module, "waves", lambda *_: chosen)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    return chosen
+
+
+async def test_waves_follow_each_other_and_all_are_told_of(waves: list[list[Server]], tmp_path: Path) -> None:
+    ready: list[tuple[str, str]] = []
+    async with running(PAIR, log_dir=tmp_path, on_progress=lambda one: ready.append((one.name, one.state))) as standing:
+        large, small = standing["large"], standing["small"]
+        assert (large.model, large.speculation, small.speculation) == ("toy-large", "ngram", "none")
+        assert large.log == str(tmp_path / "large.log")
+        pids = [one.pid or 0 for one in (large, small)]
+        assert all(members(pid) for pid in pids)
+    assert ready.index(("large", "ready")) < ready.index(("small", "starting"))
+    assert not any(members(pid) for pid in pids)
+
+
+async def test_a_second_wave_that_fails_takes_the_first_along(waves: list[list[Server]], tmp_path: Path) -> None:
+    waves[1] = [scripted("crash", "small")]
+    pids: list[int] = []
+    with pytest.raises(ServerDied, match="the small server ended before it answered"):
+        async with running(PAIR, log_dir=tmp_path, on_progress=lambda one: pids.append(0)):
+            pytest.fail("one of them is not running")
+
+
+async def test_servers_that_run_already_are_met_and_left_alone(tmp_path: Path) -> None:
+    async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
+        roles = {name: {"url": one.base_url} for name, one in served.items()}
+        async with running(Pair.model_validate(roles)) as standing:
+            assert standing == {name: RunningPair(one.base_url, f"toy-{name}") for name, one in served.items()}
+        assert all(members(one.pid) for one in served.values())
+
+
+async def test_a_server_that_should_run_is_asked_before_any_is_started(
+    waves: list[list[Server]], tmp_path: Path
+) -> None:
+    mixed = Pair.model_validate({"large": {"model": "big"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}})
+    with pytest.raises(EndpointUnavailable, match=r"small model at http://127\.0\.0\.1:9"):
+        async with running(mixed, log_dir=tmp_path):
+            pytest.fail("nobody is there")
+    assert not (tmp_path / "large.log").exists()
+    within = {"large": {"model": "mid"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}}
+    with pytest.raises(EndpointUnavailable, match=r"the small\.small model at http://127\.0\.0\.1:9"):
+        async with running(Pair.model_validate({"large": {"model": "big"}, "small": within})):
+            pytest.fail("nobody is there")
+
+
+@pytest.mark.parametrize("json_output", [False, True])
+async def test_it_stays_up_until_a_signal(
+    json_output: bool, waves: list[list[Server]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.get_running_loop().call_later(0, _when_told, capsys, told := list[str]())
+    await up(PAIR, CONSOLE, json_output=json_output)
+    if json_output:
+        assert {role: one["speculation"] for role, one in json.loads(told[0]).items()} == {
+            "large": "ngram",
+            "small": "none",
+        }
+    else:
+        said = settings_of(told[0])
+        assert list(said) == ["large", "small"]
+        assert all(one.startswith("http://127.0.0.1:") for one in said.values())
+
+
+def settings_of(printed: str) -> dict[str, Any]:
+    return tomllib.loads(printed)
+
+
+@pytest.mark.parametrize("json_output", [False, True])
+async def test_a_pair_within_is_told_of_with_its_policy_and_stopped_with_the_rest(
+    json_output: bool, waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
+    asyncio.get_running_loop().call_later(0, _when_told, capsys, told := list[str]())
+    await up(THREE, CONSOLE, json_output=json_output, log_dir=tmp_path)
+    said = json.loads(told[0]) if json_output else settings_of(told[0])
+    small = said["small"]
+    models = {"large": said["large"], "small.large": small.pop("large"), "small.small": small.pop("small")}
+    assert small == WITHIN
+    if json_output:
+        assert {path: one["model"] for path, one in models.items()} == {path: f"toy-{path}" for path in models}
+        assert not any(members(one["pid"]) for one in models.values())
+    else:
+        assert len(set(models.values())) == len(models)
+    assert sorted(os.listdir(tmp_path)) == ["large.log", "small.large.log", "small.small.log"]
+
+
+async def test_what_is_to_be_known_of_settings_is_said_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
+        urls = {name: one.base_url for name, one in served.items()}
+        small = {**WITHIN, "large": {"url": urls["small"], "api_key": "secret"}, "small": urls["small"]}
+        asyncio.get_running_loop().call_later(0, _when_told, capsys, told := list[str]())
+        console = Console(file=io.StringIO(), width=200)
+        await up(Pair.model_validate({"large": urls["large"], "small": small}), console)
+    said = cast("io.StringIO", console.file).getvalue()
+    assert settings_of(told[0])["small"]["large"] == {"url": urls["small"]}
+    assert "name it in STEPSPEC_CONFIG" in said
+    assert "The key of small.large is not among them: set STEPSPEC_SMALL__LARGE__API_KEY." in said
+    assert "Ctrl-C" not in said
+
+
+def _when_told(capsys: pytest.CaptureFixture[str], told: list[str]) -> None:
+    """Signal ourselves once something was printed; look again until then."""
+    if printed := capsys.readouterr().out:
+        told.append(printed)
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        asyncio.get_running_loop().call_later(0.02, _when_told, capsys, told)
+
+
+def test_a_file_is_checked_and_what_could_not_be_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    file = tmp_path / "pair.toml"
+    file.write_text('card = 24\n[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nurl = "http://a:1,http://b:1"\n')
+    pair = checked(file, Console(width=200))
+    assert "not checked: large: the memory and the vocabulary of org/big" in capsys.readouterr().out
+    comment, command = commands(pair).splitlines()
+    assert comment == "# small runs at http://a:1, http://b:1"
+    assert command.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 ")
+    assert "--model org/big" in command
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,4")
+    checked(file, CONSOLE)
+    assert "CUDA_VISIBLE_DEVICES=5 " in commands(pair)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ConfigurationError, match="large: there is no GPU 0; CUDA_VISIBLE_DEVICES allots none"):
+        checked(file, CONSOLE)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert commands(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large, 1 ahead"
+    assert len(commands(THREE).splitlines()) == 4
+    file.write_text('[large]\nmodel = "./gone"\n[small]\nmodel = "org/tiny"\ngpus = [1]\n')
+    with pytest.raises(ConfigurationError, match=f"large.model: no model at {tmp_path}/gone"):
+        checked(file, CONSOLE)

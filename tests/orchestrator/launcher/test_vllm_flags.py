@@ -1,0 +1,131 @@
+"""The flags of a pair's file are those of the installed vLLM, which is asked in a process of its own, if it can be."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.launcher import machine, vllm_flags
+from stepspec.orchestrator.launcher.machine import Installed
+from stepspec.orchestrator.launcher.pair import Pair
+from stepspec.orchestrator.launcher.up import checked
+from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags, ask, lines, refuse
+
+KNOWN = frozenset({"max-num-seqs", "hf-overrides", "seed", "enforce-eager", "no-enforce-eager"})
+FILE = '[large]\nmodel = "org/big"\ngpus = []\nflags = { max-num-seq = 3 }\n[small]\nurl = "http://a:1"\n'
+ANSWER = """
+import json, sys
+asked = json.load(sys.stdin)
+print("vLLM's own log")
+print(json.dumps({"flags": ["max-num-seqs"], "refusals": {name: " ".join(line) for name, line in asked.items()}}))
+"""
+
+
+def pair(large: dict[str, Any], small: dict[str, Any] | None = None) -> Pair:
+    small_one = {"model": "tiny", "flags": small} if small else {"url": "http://a:1"}
+    return Pair.model_validate({"large": {"model": "big", "flags": large}, "small": small_one})
+
+
+def complaint(wrong: Pair, **refusals: str) -> str:
+    with pytest.raises(ConfigurationError) as failure:
+        refuse(wrong, ParsedFlags(KNOWN, refusals))
+    return str(failure.value)
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
+    """Let *source* stand in for vLLM's parser."""
+    monkeypatch.setattr(vllm_flags, "ASK", (sys.executable, "-c", source))
+
+
+def test_only_servers_that_are_given_flags_are_asked_about_with_all_their_arguments() -> None:
+    assert lines(pair({})) == {}
+    asked = lines(pair({"max-num-seqs": 3}, {}))
+    assert list(asked) == ["large"]
+    assert asked["large"][:4] == ("--model", "big", "--served-model-name", "big")
+    assert asked["large"][-2:] == ("--max-num-seqs", "3")
+    assert list(lines(pair({}, {"seed": 1}))) == ["small"]
+
+
+def test_an_unknown_flag_is_named_with_the_nearest_one() -> None:
+    refused = "unrecognized arguments: --max-num-seq"
+    assert complaint(pair({"max-num-seq": 3}), large=refused) == (
+        "large.flags: the installed vLLM has no flag 'max-num-seq' (did you mean 'max-num-seqs'?)"
+    )
+    assert complaint(pair({"max-num-seq": False})).startswith("large.flags")
+    assert complaint(pair({"zzz": 1}), large="unrecognized").endswith("no flag 'zzz'")
+    both = complaint(pair({"sed": 1}, {"zzz.key": 1}))
+    assert both.count("\n- ") == 2
+    assert "\n- small.flags: the installed vLLM has no flag 'zzz.key'" in both
+
+
+def test_what_vllm_refuses_for_another_reason_is_told_in_its_words() -> None:
+    said = "argument --seed: invalid int value: 'abc'"
+    assert complaint(pair({"seed": "abc"}), large=said) == f"large: the installed vLLM refuses its flags: {said}"
+
+
+def test_flags_that_vllm_takes_are_let_through() -> None:
+    good = pair({"max-num-seqs": 3, "no-enforce-eager": True, "hf-overrides.rope_theta": 1}, {"seed": 1})
+    refuse(good, ParsedFlags(KNOWN, {"large": "", "small": ""}))
+
+
+def test_the_last_line_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, ANSWER)
+    assert ask({"large": ["--a", "b"]}) == ParsedFlags(frozenset({"max-num-seqs"}), {"large": "--a b"})
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("raise ImportError('no such module')", "ImportError: no such module"),
+        ("raise SystemExit(3)", "exit code 3"),
+        ("print('no answer')", "Expecting value"),
+        ("import time; time.sleep(60)", "timed out"),
+    ],
+)
+def test_a_parser_that_cannot_be_asked_says_why(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, source)
+    monkeypatch.setattr(vllm_flags, "PATIENCE", 0.5 if "sleep" in source else 60.0)
+    said = ask({})
+    assert isinstance(said, str)
+    assert why in said
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A pair's file with a wrong flag, on a machine that has vLLM."""
+    monkeypatch.setattr(machine, "installed", lambda: Installed("0.32.0", frozenset[str](), suffixes=False))
+    (tmp_path / "pair.toml").write_text(FILE)
+    return tmp_path / "pair.toml"
+
+
+def test_a_wrong_flag_is_refused_before_anything_is_started(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, ANSWER)
+    with pytest.raises(ConfigurationError, match=r"large\.flags: the installed vLLM has no flag 'max-num-seq'"):
+        checked(file, Console(quiet=True))
+
+
+def test_flags_that_could_not_be_checked_are_told(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scripted(monkeypatch, "raise ImportError('cli_args')")
+    checked(file, Console(width=200))
+    said = "not checked: the flags of large: vLLM could not be asked (ImportError: cli_args)"
+    assert said in capsys.readouterr().out
+
+
+def test_without_flags_nobody_is_asked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_flags, "ask", lambda asked: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    file.write_text(FILE.replace("flags = { max-num-seq = 3 }", ""))
+    checked(file, Console(quiet=True))
+
+
+def test_it_is_asked_only_about_what_is_right_otherwise(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_flags, "ask", lambda asked: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    file.write_text(FILE.replace("org/big", "./gone"))
+    with pytest.raises(ConfigurationError, match=r"large\.model: no model at"):
+        checked(file, Console(quiet=True))

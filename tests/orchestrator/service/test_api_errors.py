@@ -1,0 +1,279 @@
+"""What a request may not ask for: it is named, and the cure is said. Nothing is ignored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.service import run_requests
+from stepspec.orchestrator.service.errors import ApiError
+from stepspec.orchestrator.service.interfaces import Method, Offer
+from stepspec.orchestrator.service.schemas import ChatRequest, LiveRequest
+from stepspec.orchestrator.service.settings import ServiceSettings
+
+from .served import TURN, serving
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
+
+
+def check(method: str, options: Mapping[str, Any]) -> None:
+    """Refuse what is no number."""
+    for name, value in options.items():
+        if not isinstance(value, int):
+            raise ConfigurationError(f"a {name} like {value}")
+
+
+SETTINGS = ServiceSettings(max_messages=4, max_choices=4, max_tokens=1000)
+OFFER = Offer(
+    engine=None,  # type: ignore[arg-type]  # nothing here is run
+    methods={"specreason": Method("", {"threshold": 7}), "large": Method("", {})},
+    policy="specreason",
+    options={"threshold": 5},
+    sampling=Sampling(temperature=0.6),
+    budget=Budget(tokens=512, answer=112),
+    check=check,
+)
+
+
+def ordered(**fields: Any) -> tuple[run_requests.RunRequest, ...]:
+    request = run_requests.read(ChatRequest, {"model": "auto", "messages": [TURN], **fields})
+    return run_requests.of_chat(request, "specreason", OFFER, SETTINGS)
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "at least 1"),
+    ({"messages": [TURN] * 5}, "messages", "at most 4"),
+    ({"messages": "hi"}, "messages", "list"),
+    ({"messages": [TURN, {"role": "assistant", "content": "2"}]}, "messages", "the last message is the assistant's"),
+    ({"messages": [{"role": "robot", "content": "2"}]}, "messages[0].role", "'user'"),
+    ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0].role", "by its own name"),
+    ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages[1].tool_call_id", "tools"),
+    ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a valid string or a valid list"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a valid string or a valid list"),
+    ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text", "str"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
+    ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "read text only"),
+    ({"messages": [{**TURN, "name": "Bob"}]}, "messages[0].name", "leave it out"),
+    ({"messages": [{**TURN, "tool_calls": [{}]}]}, "messages[0].tool_calls", "by its own name"),
+    ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "did you mean 'content'"),
+    ({"temperatures": 1}, "temperatures", "did you mean 'temperature'"),
+    ({"frobnicate": 1}, "frobnicate", "unknown parameter"),
+    ({"temperature": 3}, "temperature", "less than or equal to 2"),
+    ({"temperature": "1"}, "temperature", "number"),
+    ({"top_p": 0}, "top_p", "greater than 0"),
+    ({"n": 0}, "n", "greater than"),
+    ({"n": 5}, "n", "at most 4"),
+    ({"seed": 1.5}, "seed", "integer"),
+    ({"max_tokens": 1}, "max_tokens", "no room to think"),
+    ({"max_tokens": 9, "max_completion_tokens": 8}, "max_tokens", "differ"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "at most 4"),
+    ({"stop": ["a", ""]}, "stop", "empty"),
+    ({"stop": 5}, "stop", "a valid string or a valid list"),
+    ({"stop": ["a", 5]}, "stop[1]", "a valid string"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "set stream to true"),
+    (
+        {"stream": True, "stream_options": {"include_obfuscation": True}},
+        "stream_options.include_obfuscation",
+        "nothing is added",
+    ),
+    ({"reasoning_effort": "none"}, "reasoning_effort", "always thinks"),
+    ({"response_format": {"type": "xml"}}, "response_format", "json_schema"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        "response_format.json_schema.schema",
+        "missing",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": 5, "schema": {}}}},
+        "response_format.json_schema.name",
+        "a valid string",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}, "more": 1}},
+        "response_format.more",
+        "unknown parameter 'response_format.more'",
+    ),
+    ({"tools": [{}]}, "tools", "by its own name"),
+    ({"tool_choice": "auto"}, "tool_choice", "by its own name"),
+    ({"logprobs": True}, "logprobs", "do not compare"),
+    ({"top_logprobs": 3}, "top_logprobs", "do not compare"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "do not agree"),
+    ({"modalities": ["audio"]}, "modalities[0]", "only text"),
+    ({"store": True}, "store", "nothing is stored"),
+    ({"metadata": {"a": 1}}, "metadata.a", "a valid string"),
+    ({"chat_template_kwargs": {"enable_thinking": False}}, "chat_template_kwargs", "send reasoning_effort"),
+    ({"stop_token_ids": [1]}, "stop_token_ids", "do not agree"),
+    ({"guided_json": {}}, "guided_json", "response_format"),
+    ({"structured_outputs": {"regex": "x"}}, "structured_outputs", "response_format"),
+    ({"include_reasoning": False}, "include_reasoning", '{"thinking": "none"}'),
+    ({"request_id": "r"}, "request_id", "X-Request-Id"),
+    ({"ignore_eos": True}, "ignore_eos", "step by step"),
+    ({"reasoning": {"effort": "low"}}, "reasoning", "called reasoning_effort"),
+    ({"max_output_tokens": 5}, "max_output_tokens", "called max_completion_tokens"),
+    ({"service_tier": "flex"}, "service_tier", "one tier"),
+    ({"stepspec": {"options": {"thresholds": 1}}}, "stepspec.options.thresholds", "did you mean 'threshold'"),
+    ({"stepspec": {"options": {"threshold": "x"}}}, "stepspec.options.threshold", "a threshold like x"),
+    ({"stepspec": 5}, "stepspec", "an object"),
+    ({"stepspec": {"budget": {"answers": 5}}}, "stepspec.budget.answers", "did you mean 'answer'"),
+    ({"max_tokens": 400, "stepspec": {"budget": {"tokens": 300}}}, "stepspec.budget.tokens", "max_tokens is 400"),
+    ({"max_tokens": 5000, "stepspec": {"budget": {"answer": 1000}}}, "stepspec.budget.answer", "leave none of 1000"),
+    ({"stepspec": {"aheads": 1}}, "stepspec.aheads", "did you mean 'ahead'"),
+    ({"stepspec": {"ahead": -1}}, "stepspec.ahead", "greater than or equal to 0"),
+    ({"stepspec": {"budget": {"seconds": 0}}}, "stepspec.budget.seconds", "greater than 0"),
+    ({"stepspec": {"budget": {"tokens": 9, "answer": 9}}}, "stepspec.budget.answer", "leave none"),
+    ({"stepspec": {"thinking": "loud"}}, "stepspec.thinking", "'both'"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "words"), WRONG)
+def test_what_is_wrong_is_named_and_the_cure_said(fields: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        ordered(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert words in caught.value.message
+
+
+NEUTRAL: list[dict[str, Any]] = [
+    {"tools": None, "tool_choice": None, "logprobs": None, "logit_bias": None, "functions": None},
+    {"tools": [], "tool_choice": "none", "logprobs": False, "top_logprobs": 0, "logit_bias": {}, "metadata": {}},
+    {
+        "store": False,
+        "service_tier": "auto",
+        "prompt_cache_key": "k",
+        "prompt_cache_retention": "24h",
+        "metadata": {"a": "b"},
+        "modalities": ["text"],
+        "verbosity": "medium",
+        "parallel_tool_calls": True,
+    },
+    {
+        "parallel_tool_calls": True,
+        "n": 1,
+        "stop": None,
+        "seed": None,
+        "max_tokens": None,
+        "stream": None,
+        "stream_options": None,
+        "user": "u",
+    },
+    {"response_format": {"type": "text"}},
+    {"stepspec": None},
+    {"stepspec": {"options": None, "budget": None, "ahead": None}},
+    {"stream": True, "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
+]
+
+
+@pytest.mark.parametrize("fields", NEUTRAL)
+def test_what_asks_for_nothing_is_taken(fields: dict[str, Any]) -> None:
+    assert len(ordered(**fields)) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "budget"),
+    [
+        ({}, Budget(512, answer=112)),
+        ({"max_tokens": 400}, Budget(400)),
+        ({"max_completion_tokens": 400}, Budget(400)),
+        ({"max_tokens": 2}, Budget(2)),
+        ({"max_tokens": 5000}, Budget(1000)),
+        ({"reasoning_effort": "high"}, Budget(512, answer=112)),
+        ({"reasoning_effort": "medium"}, Budget(112 + 200, answer=112)),
+        ({"reasoning_effort": "low"}, Budget(112 + 100, answer=112)),
+        ({"reasoning_effort": "minimal"}, Budget(112 + 25, answer=112)),
+        ({"reasoning_effort": "low", "max_tokens": 400}, Budget(100 + 75, answer=100)),
+        ({"stepspec": {"budget": {"steps": 3, "seconds": 9.5}}}, Budget(512, 3, 9.5, 112)),
+        ({"stepspec": {"budget": {"tokens": 600}}}, Budget(600)),
+        ({"max_tokens": 400, "stepspec": {"budget": {"answer": 30}}}, Budget(400, answer=30)),
+        ({"max_tokens": 400, "stepspec": {"budget": {"tokens": 400}}}, Budget(400)),
+        ({"max_tokens": 5000, "stepspec": {"budget": {"answer": 30}}}, Budget(1000, answer=30)),
+    ],
+)
+def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
+    (order,) = ordered(**fields)
+    assert order.budget == budget
+
+
+def test_what_the_request_leaves_open_is_as_configured() -> None:
+    (order,) = ordered(seed=4)
+    assert order.sampling == Sampling(temperature=0.6, seed=4)
+    assert order.choices == {"policy": "specreason", "options": {"threshold": 5}}
+    assert (order.stop, order.format) == ((), None)
+    (other,) = ordered(stepspec={"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "load": "ignore", "plan": True})
+    assert other.choices == {
+        "policy": "specreason",
+        "options": {"threshold": 8},
+        "ahead": 1,
+        "hedge": 0.5,
+        "load": "ignore",
+        "plan": True,
+    }
+    request = run_requests.read(ChatRequest, {"model": "large", "messages": [TURN]})
+    (large,) = run_requests.of_chat(request, "large", OFFER, SETTINGS)
+    assert large.choices == {"policy": "large", "options": {}}
+
+
+def test_deadlines_only_shorten() -> None:
+    (order,) = ordered(stepspec={"budget": {"seconds": 9.5}})
+    assert [order.within(seconds).budget.seconds for seconds in (5, 20)] == [5, 9.5]
+
+
+def test_the_page_gives_messages_or_a_problem() -> None:
+    for given in ({}, {"problem": "x", "messages": [TURN]}):
+        with pytest.raises(ApiError, match="either messages or problem"):
+            run_requests.of_live(run_requests.read(LiveRequest, given), "specreason", OFFER, SETTINGS)
+    order = run_requests.of_live(run_requests.read(LiveRequest, {"problem": "x"}), "specreason", OFFER, SETTINGS)
+    assert [(message.role, message.content) for message in order.problem] == [("user", "x")]
+
+
+def test_the_page_gets_no_more_than_others() -> None:
+    asked = run_requests.read(LiveRequest, {"problem": "x", "stepspec": {"budget": {"tokens": 5000, "answer": 30}}})
+    assert run_requests.of_live(asked, "specreason", OFFER, SETTINGS).budget == Budget(1000, answer=30)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [(b"", "not JSON"), (b"{", "not JSON"), (b"[]", "JSON object"), (b"\xff", "not JSON"), (b"1", "object")],
+)
+async def test_a_body_that_is_no_json_object(body: bytes, words: str) -> None:
+    async with serving() as served:
+        replies = [await served.post(path, body) for path in ("/v1/chat/completions", "/v1/completions", "/live")]
+    for reply in replies:
+        assert (reply.status, reply.error["code"]) == (400, "invalid_json")
+        assert words in reply.error["message"]
+
+
+async def test_every_refusal_has_the_shape_of_openais() -> None:
+    async with serving() as served:
+        replies = [
+            await served.chat(method="specreasn"),
+            await served.chat(tools=[{}]),
+            await served.post("/v1/completions", {"model": "auto", "prompt": "x"}),
+            await served.post("/live", {"problem": "x", "model": "tiny"}),
+            await served.post("/v1/chat/completions", {"messages": [TURN]}),
+            await served.post("/v1/chat/completions", {"model": 5}),
+            await served.get("/v1/chat/completions"),
+            await served.get("/nothing"),
+            await served.get("/v1/models/nobody"),
+            await served.chat(stepspec={"options": {"threshold": "high"}}),
+            await served.chat(method="reward"),
+        ]
+    assert [reply.status for reply in replies] == [404, 400, 400, 400, 400, 400, 405, 404, 404, 400, 400]
+    for reply in replies:
+        assert set(reply.error) == {"message", "type", "param", "code"}
+        assert reply.headers["X-Request-Id"]
+    assert replies[0].error["message"].endswith(" (did you mean 'specreason'?); GET /v1/models lists them")
+    assert replies[6].headers["Allow"] == "POST"
+    assert "critic" in replies[10].error["message"]
+    assert replies[9].error["param"] == "stepspec.options.threshold"
+
+
+async def test_a_prompt_that_does_not_fit_is_the_clients_mistake() -> None:
+    async with serving() as served:
+        reply = await served.chat(messages=[{"role": "user", "content": "x" * 4096}], stream=True)
+    assert (reply.status, reply.error["code"], reply.error["param"]) == (400, "context_length_exceeded", "messages")

@@ -1,0 +1,106 @@
+"""What the service tells about its judge: to the page, and to Prometheus."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import Solver
+from stepspec.orchestrator.chain import Accept, Step
+from stepspec.orchestrator.events import Judged
+from stepspec.orchestrator.feedback.drift import LEAST
+
+from .served import Served, serving
+from .test_observers import found, metrics
+
+CALIBRATION = {
+    "policy": "specreason", "option": "threshold", "value": 6.0, "max_loss": 0.01, "confidence": 0.95,
+    "edges": [8.0], "counts": [900, 100],
+}  # fmt: skip
+OPTIONS = {"threshold": 6.0}
+
+
+@pytest.fixture(autouse=True)
+def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A working directory with what a calibration promised of OPTIONS."""
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in CALIBRATION.items())
+    (tmp_path / "stepspec.toml").write_text(f"[calibration]\n{lines}")
+    monkeypatch.chdir(tmp_path)
+
+
+def engine_of(served: Served) -> Solver:
+    engine = served.service.parts.offer.engine
+    assert isinstance(engine, Solver)
+    return engine
+
+
+def judge(served: Served, times: int) -> None:
+    """Let so many drafts have been judged, all better than most of the calibration's."""
+    promise = engine_of(served).promise
+    assert promise is not None
+    for place in range(times):
+        promise(Judged(place, Step("So.", "small"), Accept(9.0)))
+
+
+async def test_a_promise_is_told_with_the_drift_since() -> None:
+    async with serving(options=OPTIONS) as served:
+        before = (await served.get("/live/trust")).json
+        judge(served, LEAST)
+        after = (await served.get("/live/trust")).json
+    assert before["promise"] == {key: CALIBRATION[key] for key in before["promise"]}
+    assert set(before["promise"]) == {"policy", "option", "value", "max_loss", "confidence"}
+    assert before["drift"] == {"moved": 0.0, "grades": 0, "least": LEAST, "drifted": False}
+    assert after["drift"] == {"moved": pytest.approx(0.9), "grades": LEAST, "least": LEAST, "drifted": True}
+    assert after["shadows"] is None
+
+
+@pytest.mark.parametrize("chosen", [{"policy": "large"}, {"options": {"threshold": 5}}])
+async def test_a_promise_is_told_only_of_what_auto_means(chosen: dict[str, Any]) -> None:
+    async with serving(**chosen) as served:
+        told = (await served.get("/live/trust")).json
+        samples = await metrics(served)
+    assert (told["promise"], told["drift"]) == (None, None)
+    assert not [name for name, _ in samples if "drift" in name]
+
+
+async def test_drift_is_measured() -> None:
+    async with serving(options=OPTIONS) as served:
+        judge(served, LEAST - 1)
+        first = await metrics(served)
+        await served.chat()
+        second, third = await metrics(served), await metrics(served)
+    model = {"model": "specreason"}
+    assert (found(first, "grades_total", **model), found(first, "grade_drifted", **model)) == (LEAST - 1, 0)
+    assert found(second, "grades_total", **model) == found(third, "grades_total", **model) == LEAST + 2
+    assert found(second, "grade_drift", **model) == pytest.approx(0.9)
+    assert found(second, "grade_drifted", **model) == 1
+
+
+async def test_shadows_are_counted_by_what_they_found() -> None:
+    async with serving(options=OPTIONS, shadow=1.0) as served:
+        none = (await served.get("/live/trust")).json["shadows"]
+        await served.chat()
+        await engine_of(served).shadows.settled()
+        record = engine_of(served).shadows.record
+        samples, again = await metrics(served), await metrics(served)
+        told = (await served.get("/live/trust")).json["shadows"]
+    assert (none["checked"], none["interval"]) == (0, None)
+    assert (told["checked"], told["agreed"], told["disputed"], told["own_disputed"]) == (3, 3, 0, 0)
+    assert told["interval"] == [pytest.approx(0.438, abs=0.001), 1.0]
+    for seen in (samples, again):
+        assert found(seen, "shadows_total", outcome="agreed") == 3
+        assert [found(seen, "shadows_total", outcome=one) for one in ("disputed", "failed", "skipped")] == [0, 0, 0]
+        assert found(seen, "shadow_own_disputed_total") == 0
+        assert found(seen, "shadow_tokens_total", verb="written") == record.written > 0
+        assert found(seen, "shadow_tokens_total", verb="read") == record.read > 0
+
+
+async def test_the_methods_are_told_with_the_options_that_are_configured() -> None:
+    async with serving(options=OPTIONS) as served:
+        methods = (await served.get("/live/methods")).json["methods"]
+    options = {method["name"]: method["options"] for method in methods}
+    assert (options["specreason"]["threshold"], options["specreason"]["read"]) == (6.0, "expected")
+    assert options["reflective"]["top"] is None

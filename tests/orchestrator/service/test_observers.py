@@ -1,0 +1,339 @@
+"""What the service tells whoever runs it: metrics, spans, logs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import orjson
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client.parser import text_string_to_metric_families
+
+from stepspec.orchestrator.events import Called, Drafted, Started
+from stepspec.orchestrator.service import tracing
+from stepspec.orchestrator.service.middleware import ServiceRequest
+from stepspec.orchestrator.service.observers import RequestLog
+
+from ..endpoints.server import Refuse
+from .served import TURN, Behind, Served, chosen, put_behind, serving, until
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+async def metrics(served: Served) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    text = (await served.get("/metrics")).body.decode()
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def found(samples: dict[Any, float], name: str, **labels: str) -> float:
+    return samples[(f"stepspec_{name}", frozenset(labels.items()))]
+
+
+async def test_metrics_count_what_happened() -> None:
+    async with serving() as served:
+        for stream in (False, True):
+            await served.chat(stream=stream)
+        await served.chat(method="nobody" * 9)
+        await served.chat(tools=[{}])
+        served.large.faults.extend([Refuse(500)] * 99)
+        await served.chat(method="large")
+        told = await metrics(served)
+    chat = {"endpoint": "/v1/chat/completions"}
+    assert found(told, "requests_total", **chat, model="specreason", status="200") == 2
+    assert found(told, "requests_total", **chat, model="specreason", status="400") == 1
+    assert found(told, "requests_total", **chat, model="unknown", status="404") == 1
+    assert found(told, "requests_total", **chat, model="large", status="503") == 1
+    assert found(told, "refusals_total", **chat, code="model_not_found") == 1
+    assert found(told, "steps_total", model="specreason", author="small", fate="kept") == 6
+    assert found(told, "tokens_total", model="specreason", role="small", fate="kept") == 16
+    assert found(told, "tokens_total", model="specreason", role="large", fate="kept") == 8
+    assert found(told, "tokens_total", model="specreason", role="large", fate="judging") > 0
+    assert found(told, "runs_total", model="specreason", reason="stop") == 2
+    for name in ("request_seconds", "first_step_seconds", "overhead_seconds"):
+        assert found(told, f"{name}_count", **chat, model="specreason") == (3 if name == "request_seconds" else 2)
+    assert found(told, "waste_ratio_count", model="specreason", role="small") == 2
+    assert found(told, "accept_ratio_sum", model="specreason") == 2
+    assert found(told, "upstream_errors_total", role="large", verb="write") >= 1
+    assert found(told, "upstream_seconds_count", role="small", verb="write") >= 2
+    assert found(told, "queue_seconds_count") == 3
+    assert (found(told, "requests_running"), found(told, "requests_waiting")) == (0, 0)
+    assert (found(told, "upstream_up", role="small"), found(told, "upstream_up", role="large")) == (1, 1)
+    assert found(told, "info", version="0.1.0") == 1
+
+
+async def test_a_request_that_is_refused_before_it_is_read_asks_for_no_model() -> None:
+    async with serving(chosen(keys=("k",))) as served:
+        await served.chat()
+        await served.get("/v1/models", authorization="Bearer k")
+        told = await metrics(served)
+    chat = {"endpoint": "/v1/chat/completions", "model": "none"}
+    assert found(told, "requests_total", **chat, status="401") == 1
+    assert found(told, "request_seconds_count", **chat) == 1
+    assert found(told, "requests_total", endpoint="other", model="none", status="200") == 1
+
+
+async def test_what_a_run_is_given_is_told_where_it_is_adapted() -> None:
+    async with serving(adapt=0.1) as served:
+        for method in ("specreason", "large"):
+            assert (await served.chat(method=method)).status == 200
+        told = await metrics(served)
+    assert found(told, "adapted_value", model="specreason", option="threshold") == 7
+    assert found(told, "adapted_ahead", model="specreason") == 2
+    assert sum(name.startswith("stepspec_adapted") for name, _ in told) == 2
+
+
+async def test_what_judges_nothing_has_no_accept_ratio() -> None:
+    async with serving() as served:
+        for method in ("large", "small"):
+            assert (await served.chat(method=method)).status == 200
+        told = await metrics(served)
+    assert found(told, "runs_total", model="large", reason="stop") == 1
+    assert not [name for name, _ in told if name.startswith("stepspec_accept_ratio")]
+
+
+async def test_labels_do_not_follow_what_clients_make_up() -> None:
+    async with serving() as served:
+        for number in range(5):
+            await served.get(f"/nothing/{number}")
+            await served.chat(method=f"model-{number}")
+        told = await metrics(served)
+    assert {dict(labels)["endpoint"] for name, labels in told if name == "stepspec_requests_total"} == {
+        "other",
+        "/v1/chat/completions",
+    }
+    assert {dict(labels)["model"] for name, labels in told if name == "stepspec_requests_total"} == {"none", "unknown"}
+
+
+class Tree:
+    """Spans by what they are below of."""
+
+    def __init__(self, finished: Iterable[ReadableSpan]) -> None:
+        self.spans = list(finished)
+
+    def below(self, above: ReadableSpan, name: str = "") -> list[ReadableSpan]:
+        assert above.context is not None
+        found = [span for span in self.spans if span.parent and span.parent.span_id == above.context.span_id]
+        return [span for span in found if span.name.startswith(name)]
+
+    @property
+    def request(self) -> ReadableSpan:
+        (request,) = [span for span in self.spans if span.kind is SpanKind.SERVER]
+        return request
+
+    @property
+    def clients(self) -> list[ReadableSpan]:
+        return [span for span in self.spans if span.kind is SpanKind.CLIENT]
+
+
+def about(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+@asynccontextmanager
+async def traced_service(**given: Any) -> AsyncGenerator[tuple[Served, list[ReadableSpan]]]:
+    """Serve with spans, which are there after the block."""
+    exporter, finished = InMemorySpanExporter(), list[ReadableSpan]()
+    witness = tracing.Tracing(tracing.connect("0", exporter))
+    async with serving(witnesses=[witness], **given) as served, witness.flushed():
+        yield served, finished
+        await until(lambda: not served.service.parts.gate.running)
+    finished.extend(exporter.get_finished_spans())
+
+
+async def traced(**asked: Any) -> tuple[Tree, Served]:
+    async with traced_service() as (served, finished):
+        await served.chat(headers={"traceparent": PARENT}, user="ann", **asked)
+        await served.get("/health")
+    return Tree(finished), served
+
+
+async def test_a_request_is_a_span_and_so_is_every_request_below_it() -> None:
+    tree, served = await traced()
+    request = tree.request
+    assert request.context is not None
+    assert request.parent is not None
+    assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == tuple(PARENT.split("-")[1:3])
+    assert request.name == "chat specreason"
+    told = about(request)
+    assert (told["gen_ai.operation.name"], told["http.response.status_code"], told["user.id"]) == ("chat", 200, "ann")
+    assert len(tree.clients) == len([head for server in (served.small, served.large) for head in server.heads])
+    for span in tree.clients:
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert request.start_time is not None
+        assert request.start_time <= span.start_time <= span.end_time
+        told = about(span)
+        assert told["gen_ai.provider.name"] == "vllm"
+        assert (told["stepspec.role"], told["gen_ai.request.model"]) in {("small", "tiny"), ("large", "huge")}
+        assert told["stepspec.verb"] in ("write", "ask")
+        assert told["server.address"] == "127.0.0.1"
+        assert span.name == f"text_completion {told['gen_ai.request.model']}"
+    carried = {head["traceparent"] for server in (served.small, served.large) for head in server.heads}
+    assert carried == {f"00-{request.context.trace_id:032x}-{request.context.span_id:016x}-01"}
+
+
+async def test_every_draft_and_judgement_is_a_span_below_its_run() -> None:
+    tree, _ = await traced(n=2, temperature=1)
+    runs = tree.below(tree.request, "invoke_workflow specreason")
+    assert sorted(about(run)["stepspec.choice"] for run in runs) == [0, 1]
+    for run in runs:
+        told = about(run)
+        assert (told["gen_ai.workflow.name"], told["stepspec.finish_reason"]) == ("specreason", "stop")
+        drafts, judgements = tree.below(run, "draft"), tree.below(run, "judgement")
+        for kind, stages in (("kept", drafts), ("accepted", judgements)):
+            assert sorted(about(stage)["stepspec.step"] for stage in stages) == [0, 1, 2]
+            assert {about(stage)["stepspec.fate"] for stage in stages} == {kind}
+            assert [about(stage)["stepspec.grade"] for stage in stages] == [pytest.approx(9, abs=0.1)] * 3
+        assert {about(draft)["stepspec.author"] for draft in drafts} == {"small"}
+        for judgement in judgements:
+            (call,) = tree.below(judgement)
+            assert (about(call)["gen_ai.request.model"], about(call)["stepspec.verb"]) == ("huge", "ask")
+        (answer,) = tree.below(run, "answer")
+        assert [span.name for span in tree.below(answer)] == ["text_completion huge"]
+        # A model that samples makes a request for every draft.
+        assert [[span.name for span in tree.below(draft)] for draft in drafts] == [["text_completion tiny"]] * 3
+
+
+async def test_a_stream_that_was_kept_open_is_below_the_run_and_its_drafts_link_to_it() -> None:
+    tree, _ = await traced()
+    (run,) = tree.below(tree.request, "invoke_workflow specreason")
+    drafts = tree.below(run, "draft")
+    (stream,) = tree.below(run, "text_completion tiny")
+    assert stream.context is not None
+    assert [[link.context.span_id for link in draft.links] for draft in drafts] == [[stream.context.span_id]] * 3
+    assert not [span for draft in drafts for span in tree.below(draft)]
+
+
+async def test_spans_tell_no_text() -> None:
+    tree, _ = await traced()
+    assert TURN["content"] not in str([(span.attributes, span.events) for span in tree.spans])
+
+
+async def test_a_run_that_was_left_has_its_spans_too() -> None:
+    async with traced_service() as (served, finished):
+        served.small.gate = asyncio.Semaphore(4)
+        asking = asyncio.create_task(served.chat())
+        await until(lambda: any(isinstance(event, Drafted) for event in served.seen.events))
+        asking.cancel()
+        await until(lambda: served.seen.visits)
+    tree = Tree(finished)
+    (run,) = tree.below(tree.request)
+    assert "stepspec.finish_reason" not in about(run)
+    assert about(tree.below(run, "draft")[0])["stepspec.step"] == 0
+    assert about(tree.below(run, "text_completion tiny")[0])["stepspec.fate"] == "cancelled"
+
+
+async def test_a_failed_request_is_a_failed_span() -> None:
+    tree, _ = await traced(method="nobody")
+    (request,) = tree.spans
+    assert about(request)["error.type"] == "model_not_found"
+    assert request.status.status_code is StatusCode.UNSET
+
+
+async def test_a_request_to_a_model_that_fails_is_a_failed_span() -> None:
+    async with traced_service() as (served, finished):
+        served.large.faults.append(Refuse(500))
+        await served.chat(method="large")
+    (call,) = Tree(finished).clients
+    assert (about(call)["error.type"], call.status.status_code) == ("failed", StatusCode.ERROR)
+
+
+async def test_models_are_called_as_they_are_served_the_critic_and_those_within_a_pair_too() -> None:
+    exporter = InMemorySpanExporter()
+    witness = tracing.Tracing(tracing.connect("0", exporter))
+    visit = ServiceRequest("r", "POST", "/v1/chat/completions", {}, model="reward")
+    models = (("small", "both"), ("small.large", "middle"), ("critic", "prm"))
+    async with witness.flushed():
+        witness.begins(visit)
+        witness.sees(visit, 0, Started((), "reward", models))
+        witness.sees(visit, 0, Called("critic", "rate", "done", 0.0, 0.1))
+        witness.sees(visit, 0, Called("small", "score", "done", 0.0, 0.1, path="small.large"))
+        witness.ends(visit)
+    told = {span.name: about(span).get("stepspec.path") for span in Tree(exporter.get_finished_spans()).clients}
+    assert told == {"text_completion prm": None, "text_completion middle": "small.large"}
+
+
+async def test_other_routes_have_names_of_their_own() -> None:
+    async with traced_service() as (served, finished):
+        await served.post("/v1/responses", {"model": "auto", "input": "x"})
+        await served.post("/live", {"problem": "x"})
+        await served.post("/v1/completions", {"model": "auto"})
+    named = {(span.name, about(span)["gen_ai.operation.name"]) for span in finished if span.kind is SpanKind.SERVER}
+    assert named == {
+        ("respond specreason", "chat"),
+        ("live specreason", "chat"),
+        ("text_completion specreason", "text_completion"),
+    }
+
+
+async def test_what_is_passed_on_is_a_span_for_every_server_that_was_asked() -> None:
+    behind = Behind()
+    async with traced_service() as (served, finished):
+        runner = await put_behind(served, behind)
+        await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+        behind.status = 429
+        await served.chat(method="huge")
+        await runner.cleanup()
+        await served.chat(method="huge")
+    tree = Tree(finished)
+    assert [span.name for span in tree.clients] == ["text_completion huge", "chat huge", "chat huge"]
+    told = [about(span) for span in tree.clients]
+    assert [one.get("http.response.status_code") for one in told] == [200, 429, None]
+    assert [one.get("error.type") for one in told] == [None, "429", "ClientConnectorError"]
+    assert {(one["gen_ai.request.model"], one["stepspec.role"]) for one in told} == {("huge", "large")}
+    requests = [span for span in tree.spans if span.kind is SpanKind.SERVER]
+    assert [tree.below(request) for request in requests] == [[span] for span in tree.clients]
+
+
+def test_where_spans_go_is_for_the_environment_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in tracing.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert not tracing.wanted()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
+    assert tracing.wanted()
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+async def test_a_log_line_for_every_request_and_prompts_only_if_asked_for(
+    prompts: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = chosen(log_format="json", log_level="debug", log_prompts=prompts)
+    async with serving(settings, witnesses=[RequestLog(settings)]) as served:
+        await served.chat(headers={"x_request_id": "r-1"}, user="ann")
+        await served.chat(method="nobody", headers={"x_request_id": "r-2"})
+    printed = capsys.readouterr().err
+    lines = [orjson.loads(line) for line in printed.splitlines() if line.startswith("{")]
+    asked = {line["request_id"]: line for line in lines if line["event"] == "request"}
+    assert (asked["r-1"]["status"], asked["r-1"]["model"], asked["r-1"]["user"]) == (200, "specreason", "ann")
+    assert (asked["r-1"]["finish"], asked["r-1"]["level"]) == ("stop", "info")
+    assert (asked["r-2"]["status"], asked["r-2"]["error"]) == (404, "model_not_found")
+    assert ("What is 1 + 1?" in printed) is prompts
+    assert ("So one." in printed) is False
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_failure_is_logged_without_what_was_asked(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The variables of the functions that failed have the key and the problem in them."""
+    visit = ServiceRequest("r-1", "POST", "/v1/chat/completions", {"authorization": "Bearer sesame"})
+
+    def fail(problem: str) -> None:
+        raise ValueError(f"nothing about {len(problem)} characters")
+
+    try:
+        fail("What is " + "1 + " * 3)
+    except ValueError as exc:
+        RequestLog(chosen(log_format=form)).failed(visit, exc)
+    printed = capsys.readouterr().err
+    assert "nothing about 20 characters" in printed
+    assert "in fail" in printed or '"name": "fail"' in printed
+    assert "sesame" not in printed
+    assert "1 + 1 + 1 + " not in printed

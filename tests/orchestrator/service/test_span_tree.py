@@ -1,0 +1,193 @@
+"""From the events of a run to what it worked on, from when to when, and the requests of each piece of work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from stepspec.orchestrator.chain import Accept, Rival, Role, Rollback, Step
+from stepspec.orchestrator.events import (
+    Answered,
+    Called,
+    Chosen,
+    Committed,
+    Drafted,
+    Event,
+    Fate,
+    Judged,
+    Lost,
+    Repaired,
+    Verb,
+)
+from stepspec.orchestrator.service.span_tree import Stage, Stages
+from stepspec.orchestrator.trace import Moment, read
+
+TRACES = Path(__file__).parent / "page" / "traces"
+DRAFT, REPAIR = Step("a\n\n", "small"), Step("b\n\n", "large")
+YES, NO = Accept(9.0), Rollback(reason="grade", score=1.0)
+
+
+def called(role: Role, verb: Verb, started: float, ended: float, fate: Fate = "done") -> Moment:
+    return Moment(ended, Called(role, verb, fate, started, ended - started))
+
+
+def stages(*happened: Moment | tuple[float, Event]) -> tuple[dict[tuple[str, int], Stage], Stages]:
+    moments = [each if isinstance(each, Moment) else Moment(*each) for each in happened]
+    told = Stages.of(moments)
+    return {(stage.kind, stage.index): stage for stage in told.stages}, told
+
+
+def spelt(stage: Stage) -> tuple[float, float, str, list[tuple[str, float]]]:
+    calls: list[tuple[str, float]] = [(call.verb, round(call.started, 3)) for call in stage.calls]
+    return round(stage.started, 3), round(stage.ended, 3), stage.fate, calls
+
+
+def test_a_recorded_run() -> None:
+    told = Stages.of(read(TRACES / "specreason.jsonl"))
+    assert [(stage.kind, stage.index, *spelt(stage)) for stage in told.stages] == [
+        ("draft", 0, 0.0, 0.119, "kept", []),
+        ("judgement", 0, 0.119, 0.184, "accepted", [("ask", 0.119)]),
+        ("draft", 1, 0.119, 0.223, "rejected", []),
+        ("judgement", 1, 0.223, 0.273, "rejected", [("ask", 0.223)]),
+        ("repair", 1, 0.273, 0.75, "kept", [("write", 0.273)]),
+        ("draft", 2, 0.75, 0.895, "kept", []),
+        ("judgement", 2, 0.895, 0.955, "accepted", [("ask", 0.896)]),
+        ("draft", 3, 0.895, 0.984, "kept", []),
+        ("judgement", 3, 0.984, 1.032, "accepted", [("ask", 0.986)]),
+        ("answer", 4, 0.984, 1.321, "kept", [("write", 0.984)]),
+    ]
+    assert [(call.role, call.fate) for call in told.rest] == [("small", "cancelled"), ("small", "done")]
+    shared = [[round(call.started, 3) for call in stage.shared] for stage in told.stages if stage.kind == "draft"]
+    assert shared == [[0.001], [0.001], [0.75], [0.75]]
+    assert [stage.grade and round(stage.grade) for stage in told.stages[:5]] == [9, 9, 1, 1, None]
+    assert [stage.reason for stage in told.stages[2:5]] == ["grade"] * 3
+
+
+def test_requests_within_a_pair_are_those_of_the_step_that_the_pair_wrote() -> None:
+    told = Stages.of(read(TRACES / "nested.jsonl"))
+    drafts = [stage for stage in told.stages if stage.kind == "draft"]
+    paths = [[call.path for call in draft.calls] for draft in drafts]
+    assert paths == [
+        ["small.large"],
+        ["small.large", "small.large"],
+        ["small.small", "small.large", "small.large"],
+        ["small.small", "small.large"],
+    ]
+    assert [len(stage.calls) for stage in told.stages if stage.kind != "draft"] == [1] * 6
+    assert [(call.path, call.fate) for call in told.rest] == [("small.small", "cancelled")] * 2
+
+
+def test_bets_on_a_rejected_step_are_lost_and_so_are_their_judgements() -> None:
+    found, told = stages(
+        called("small", "write", 0, 1),
+        (1, Drafted(0, DRAFT)),
+        called("small", "write", 1, 2),
+        (2, Drafted(1, DRAFT)),
+        called("large", "ask", 1, 3),
+        (3, Judged(0, DRAFT, NO)),
+        called("large", "ask", 2, 3.1, "cancelled"),
+        called("small", "write", 2, 3.1, "cancelled"),
+        called("large", "write", 3, 5),
+        (5, Lost(1, DRAFT)),
+        (5, Repaired(0, REPAIR, NO)),
+        (5, Committed(0, REPAIR)),
+        called("small", "write", 5, 6),
+        (6, Drafted(1, DRAFT)),
+        (7, Judged(1, DRAFT, YES)),
+    )
+    spellings = [(stage.kind, stage.index, *spelt(stage)) for stage in told.stages]
+    assert spellings == [
+        ("draft", 0, 0, 1, "rejected", [("write", 0)]),
+        ("draft", 1, 1, 2, "lost", [("write", 1)]),
+        ("judgement", 0, 1, 3, "rejected", [("ask", 1)]),
+        ("judgement", 1, 2, 3, "lost", [("ask", 2)]),
+        ("repair", 0, 3, 5, "kept", [("write", 3)]),
+        ("draft", 1, 5, 6, "accepted", [("write", 5)]),
+        ("judgement", 1, 6, 7, "accepted", []),
+    ]
+    assert [call.fate for call in told.rest] == ["cancelled"]
+    assert found["judgement", 1].grade == 9
+
+
+def test_a_repair_waits_until_its_step_is_next_unless_it_is_a_bet() -> None:
+    def run(begun: float, ended: float) -> Stage:
+        found, _ = stages(
+            (1, Drafted(0, DRAFT)),
+            (2, Drafted(1, DRAFT)),
+            (3, Judged(1, DRAFT, NO)),
+            *([called("large", "write", begun, ended)] if ended < 4 else []),
+            (4, Judged(0, DRAFT, YES)),
+            (4, Committed(0, DRAFT)),
+            *([called("large", "write", begun, ended)] if ended > 4 else []),
+            (max(4, ended), Repaired(1, REPAIR, NO)),
+        )
+        return found["repair", 1]
+
+    assert spelt(run(4, 6)) == (4, 6, "kept", [("write", 4)])
+    assert spelt(run(2, 3.5)) == (2, 4, "kept", [("write", 2)])
+    assert spelt(run(2, 6)) == (2, 6, "kept", [("write", 2)])
+
+
+def test_a_step_that_is_kept_in_part_is_repaired_as_the_next_one() -> None:
+    rollback = Rollback(keep=1, reason="unlikely")
+    found, _ = stages(
+        (1, Drafted(0, DRAFT)),
+        (2, Judged(0, DRAFT, rollback)),
+        (2, Committed(0, DRAFT.cut(1))),
+        (4, Repaired(1, REPAIR, rollback)),
+        (4, Committed(1, REPAIR)),
+        (5, Answered(Step("x", "large"))),
+    )
+    assert spelt(found["draft", 0]) == (0, 1, "rejected", [])
+    assert spelt(found["repair", 1]) == (2, 4, "kept", [])
+    assert spelt(found["answer", 2]) == (4, 5, "kept", [])
+
+
+def test_a_rival_in_a_drafts_place_ends_the_bets_on_it() -> None:
+    rollback = Rollback(reason="grade", rivals=(Rival(DRAFT, 8.0),))
+    found, _ = stages(
+        (1, Drafted(0, DRAFT)),
+        (2, Drafted(1, DRAFT)),
+        (3, Judged(0, DRAFT, rollback)),
+        (3, Chosen(0, DRAFT)),
+        (3, Committed(0, DRAFT, 8.0)),
+        (3.5, Lost(1, DRAFT)),
+        (5, Drafted(1, DRAFT)),
+    )
+    assert spelt(found["judgement", 1]) == (2, 3, "lost", [])
+    assert spelt(found["draft", 1]) == (3, 5, "lost", [])
+
+
+def test_requests_that_began_late_belong_to_the_judgements_that_ended_with_them() -> None:
+    """Those of both drafts waited for something else, and the second was over first."""
+    found, _ = stages(
+        (1, Drafted(0, DRAFT)),
+        (1.1, Drafted(1, DRAFT)),
+        called("large", "ask", 5.2, 6),
+        (6, Judged(1, DRAFT, YES)),
+        called("large", "ask", 5, 6.4),
+        (6.4, Judged(0, DRAFT, YES)),
+    )
+    assert spelt(found["judgement", 0])[-1] == [("ask", 5)]
+    assert spelt(found["judgement", 1])[-1] == [("ask", 5.2)]
+
+
+def test_of_two_requests_for_one_judgement_both_belong_to_it() -> None:
+    found, _ = stages(
+        (1, Drafted(0, DRAFT)),
+        called("large", "score", 1, 2),
+        (2.5, Drafted(1, DRAFT)),
+        called("large", "score", 2.5, 3),
+        called("large", "score", 2, 4),
+        (4, Judged(0, DRAFT, YES)),
+        called("large", "score", 3, 5),
+        (5, Judged(1, DRAFT, YES)),
+    )
+    assert spelt(found["judgement", 0])[-1] == [("score", 1), ("score", 2)]
+    assert spelt(found["judgement", 1])[-1] == [("score", 2.5), ("score", 3)]
+
+
+def test_what_was_given_up_in_the_middle_has_what_there_was() -> None:
+    assert Stages.of([]) == Stages([], [])
+    found, told = stages((1, Drafted(0, DRAFT)), called("small", "write", 0, 3, "cancelled"))
+    assert spelt(found["draft", 0]) == (0, 1, "lost", [])
+    assert found["draft", 0].shared == told.rest

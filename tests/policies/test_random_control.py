@@ -1,0 +1,64 @@
+"""The control by lot: as often as told, the same every time, and blind to what the step says is right."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Chain, Message, Rollback, Step, reason
+from stepspec.policies import RandomControl, make
+
+from ..fakes import ScriptedModel, counting, run
+from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+
+SEEDS = st.integers(0, 10_000)
+
+
+def pair(length: int = 3) -> tuple[ScriptedModel, ScriptedModel]:
+    small = ScriptedModel("small", counting("small", length))
+    return small, ScriptedModel("large", counting("large", length), log=small.log)
+
+
+@given(seed=SEEDS, ahead=st.sampled_from([0, 2]), p=st.sampled_from([0.0, 1.0]))
+@BOUNDED
+def test_the_extremes_are_the_models_alone(seed: int, ahead: int, p: float) -> None:
+    tried = arm("random", seed, trouble=0.0)
+    expected, _ = run(reason(make("small" if p else "large", tried.small, tried.large), PROBLEM))
+    (chain, end), _ = run(reason(RandomControl(tried.small, tried.large, p=p, seed=seed), PROBLEM, ahead=ahead))
+    assert (chain.text, end) == (expected[0].text, expected[1])
+    assert {step.author for step in chain.steps} == {"small" if p else "large"}
+
+
+@pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
+def test_drafts_are_accepted_as_often_as_told(p: float) -> None:
+    policy = RandomControl(*pair(), p=p)
+    drafts = [Step(f"It is {number}.\n\n", "small") for number in range(1000)]
+    accepted = sum(run(policy.verify(PROBLEM, draft))[0] == Accept() for draft in drafts)
+    assert accepted / 1000 == pytest.approx(p, abs=0.05)  # three standard deviations, and the same lots every time
+
+
+def test_a_lot_depends_on_the_seed_the_problem_the_chain_and_the_draft_alone() -> None:
+    def drawn(seed: int = 0, problem: str = "Why?", said: str = "So.\n\n", draft: str = "It is.\n\n") -> float:
+        chain = Chain((Message("user", problem),), (Step(said, "large", note="lot"), Step(draft, "small")))
+        return RandomControl(*pair(), seed=seed).drawn(chain)
+
+    others = {drawn(1), drawn(problem="How?"), drawn(said="Now.\n\n"), drawn(draft="It is not.\n\n")}
+    assert len({drawn(), *others}) == 5
+    assert drawn() == drawn()
+    assert RandomControl(*pair()).drawn(PROBLEM) == pytest.approx(0.9671349423)  # on every machine
+
+
+def test_the_large_model_writes_what_was_refused_and_the_answer() -> None:
+    small, large = pair(8)
+    policy = RandomControl(small, large)
+    (chain, _), _ = run(reason(policy, PROBLEM))
+    assert {(step.author, step.note) for step in chain.steps} == {("small", ""), ("large", "lot")}
+    assert policy.answerer is large
+    assert run(RandomControl(small, large, p=0).verify(PROBLEM, chain.steps[0]))[0] == Rollback(reason="lot")
+
+
+def test_a_lot_that_is_just_as_high_as_told_is_not_drawn() -> None:
+    """So that a *p* of 0 accepts nothing at all."""
+    draft = Step("It is.\n\n", "small")
+    drawn = RandomControl(*pair()).drawn(PROBLEM.extend(draft))
+    assert run(RandomControl(*pair(), p=drawn).verify(PROBLEM, draft))[0] == Rollback(reason="lot")
+    assert run(RandomControl(*pair(), p=drawn + 1e-9).verify(PROBLEM, draft))[0] == Accept()
