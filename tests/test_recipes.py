@@ -15,11 +15,10 @@ from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import vllm_flags
 from stepspec.orchestrator.launcher.commands import servers, settings, waves
-from stepspec.orchestrator.launcher.launch import Server
+from stepspec.orchestrator.launcher.launch import RunningPair, Server
 from stepspec.orchestrator.launcher.machine import Files, Installed, MachineFacts, installed, look
 from stepspec.orchestrator.launcher.pair import METHODS, Pair, StartedServer, load
 from stepspec.orchestrator.launcher.preflight import refuse, warnings
-from stepspec.orchestrator.launcher.up import RunningPair
 from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags
 
 from .fakes import ScriptedModel, counting

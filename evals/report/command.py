@@ -21,10 +21,11 @@ from stepspec.orchestrator.service.page import html
 from ..evaluation import TRACES
 from .cases import Case
 from .html import page
-from .layout import Links, Section, origin, section
+from .layout import Links
 from .markdown import markdown
 from .prices import load
 from .run_folder import merge, read
+from .section import Section, origin, section
 
 EXAMPLES = """
 Examples:

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from stepspec.orchestrator.service.page import allowed, script, style
 
-from .layout import Beside, Block, Links, Plot, Section, blocks, origin
+from .layout import Beside, Block, Links, Plot, blocks
+from .section import Section, origin
 from .svg import Markup, both, element, join
 from .tables import Cell, Link, Table
 

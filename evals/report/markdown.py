@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .layout import Links, Section, blocks, origin
+from .layout import Links, blocks
+from .section import Section, origin
 from .tables import Cell, Link, Table
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..experiments.arms import LARGE, SMALL
 from .figures import Figures
-from .layout import Section
+from .section import Section
 from .tables import Row, Table, number, percent
 
 

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from ..experiments.arms import LARGE
 from ..results import TOLD
 from .figures import Figures
-from .layout import Section
+from .section import Section
 
 
 @dataclass(frozen=True, slots=True)

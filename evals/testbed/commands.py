@@ -12,7 +12,8 @@ from rich.text import Text
 from stepspec.cli.display import Narrator
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.launcher import Served, TokenSpeculation
-from stepspec.orchestrator.launcher.up import STOPPING, RunningPair, as_json, as_text, until_signalled
+from stepspec.orchestrator.launcher.launch import RunningPair
+from stepspec.orchestrator.launcher.up import STOPPING, as_json, as_text, until_signalled
 
 from ..experiments.arms import (
     LARGE,

@@ -9,10 +9,9 @@ from typing import Any, cast
 
 from ..endpoints.settings import Endpoint
 from ..toml import one_line
-from .launch import Server
+from .launch import RunningPair, Server
 from .machine import variables
 from .pair import Pair, PairWithin, StartedServer
-from .up import RunningPair
 
 SMALL, LARGE = "small", "large"
 OWN = ("policy", "options", "ahead")  # what is set of a pair within

@@ -96,6 +96,23 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
+class RunningPair:
+    """
+    One server that answers: its base URL, the *model*'s served name, what is set for its endpoint.
+
+    *speculation* is the method that drafts tokens for it; of a server that we did not start we do not know it, and
+    there is neither *pid* nor *log*.
+    """
+
+    base_url: str
+    model: str
+    suffix_scoring: bool = False
+    speculation: str | None = None
+    pid: int | None = None
+    log: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far the server called *name* is, *seconds* after it was launched."""
 

@@ -13,10 +13,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from .pair import Pair
 from .process import reserve
+
+if TYPE_CHECKING:
+    from .pair import Pair
 
 FIELDS = ("index", "uuid", "memory.total", "name")  # what the driver is asked about every card
 ASK = ("nvidia-smi", f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits")

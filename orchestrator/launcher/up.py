@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -18,30 +18,13 @@ from ..endpoints.settings import Endpoint
 from ..errors import EndpointError
 from . import hybrids, vllm_flags
 from .commands import as_toml, outline, servers, settings, shown, waves
-from .launch import Progress, Served, launch
+from .launch import Progress, RunningPair, Served, launch
 from .machine import allotted, look
 from .pair import Pair, StartedServer, load
 from .preflight import refuse, warnings
 from .vllm_flags import ParsedFlags
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-@dataclass(frozen=True, slots=True)
-class RunningPair:
-    """
-    One server that answers: its base URL, the *model*'s served name, what is set for its endpoint.
-
-    *speculation* is the method that drafts tokens for it; of a server that we did not start we do not know it, and
-    there is neither *pid* nor *log*.
-    """
-
-    base_url: str
-    model: str
-    suffix_scoring: bool = False
-    speculation: str | None = None
-    pid: int | None = None
-    log: str | None = None
 
 
 def as_json(standing: Mapping[str, RunningPair]) -> str:

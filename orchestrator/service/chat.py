@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from . import payloads
-from .app import ServiceContext
+from .context import ServiceContext
 from .middleware import ServiceRequest
 from .payloads import Delta, DeltaBuilder
 from .run_requests import RunRequest

@@ -8,7 +8,7 @@ from starlette.responses import HTMLResponse, Response
 from ..events import Drafted
 from ..trace import Moment, dump
 from . import openapi, payloads, run_requests
-from .app import ServiceContext
+from .context import ServiceContext
 from .errors import bad
 from .middleware import ServiceRequest, service_request
 from .payloads import json_response

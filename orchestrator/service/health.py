@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from starlette.responses import Response
 
 from . import openapi
-from .app import ServiceContext
+from .context import ServiceContext
 from .payloads import json_response
 
 

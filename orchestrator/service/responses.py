@@ -14,7 +14,7 @@ import orjson
 
 from ..solution import Solution
 from . import payloads
-from .app import ServiceContext
+from .context import ServiceContext
 from .middleware import ServiceRequest
 from .payloads import Delta, DeltaBuilder
 from .run_requests import RunRequest

@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from . import openapi, run_requests
-from .app import ServiceContext
 from .chat import Chat, Wanted
+from .context import ServiceContext
 from .errors import ApiError, bad
 from .middleware import ServiceRequest, service_request
 from .payloads import json_response

@@ -13,7 +13,7 @@ from ..errors import EndpointError
 from ..events import Answering, Committed, Event, Finished, Started
 from ..solution import Solution
 from . import payloads
-from .app import ServiceContext
+from .context import ServiceContext
 from .interfaces import Engine
 from .middleware import ServiceRequest
 from .payloads import Count

@@ -15,9 +15,11 @@ from ..interfaces import AnsweredBy, EndedBy
 from ..run_options import Adapting, Count, Delimiter, Priority, Share
 from ..step_ends import REGEX
 from .settings import Thinking
-from .validation import RAW, TOOLS
 
 MOST_DELIMITERS = 8
+
+RAW = "ask one of the served models by its own name (GET /v1/models): such requests are passed through untouched"
+TOOLS = f"no method can call tools while it thinks; {RAW}"
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]

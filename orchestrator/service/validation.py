@@ -12,10 +12,8 @@ from pydantic_core import ErrorDetails
 from ..budget import Budget
 from ..errors import near
 from .errors import ApiError, bad, place
-from .schemas import StepspecOptions, Turn
+from .schemas import RAW, TOOLS, StepspecOptions, Turn
 
-RAW = "ask one of the served models by its own name (GET /v1/models): such requests are passed through untouched"
-TOOLS = f"no method can call tools while it thinks; {RAW}"
 LOGPROBS = f"the steps come from two models, whose probabilities do not compare; {RAW}"
 IDS = f"the token ids of two models do not agree; {RAW}"
 WRITING = f"two models write in turns, step by step, which leaves no place for it; leave it out, or {RAW}"

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from stepspec.evals.report.html import page as written
-from stepspec.evals.report.layout import section
 from stepspec.evals.report.prices import load
 from stepspec.evals.report.run_folder import merge, read
+from stepspec.evals.report.section import section
 
 from ...browser import browsing, find
 from .made import RECORDED

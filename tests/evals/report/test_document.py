@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepspec.evals.report.html import page
-from stepspec.evals.report.layout import section
 from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge, read
+from stepspec.evals.report.section import section
 
 from .made import RECORDED, told
 

@@ -10,9 +10,9 @@ import pytest
 from playwright.async_api import Page, expect
 
 from stepspec.evals.report.html import page as written
-from stepspec.evals.report.layout import section
 from stepspec.evals.report.prices import Prices, load
 from stepspec.evals.report.run_folder import merge, read
+from stepspec.evals.report.section import section
 
 from ...orchestrator.service.page.conftest import Open
 from ...orchestrator.service.page.test_accessible import violations

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
-from stepspec.evals.report.layout import section
 from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge, read
+from stepspec.evals.report.section import section
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .made import folder, large, mixed, samples, told

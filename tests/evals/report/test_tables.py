@@ -9,11 +9,12 @@ import pytest
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
 from stepspec.evals.report import tables
-from stepspec.evals.report.layout import Section, blocks, origin
+from stepspec.evals.report.layout import blocks
 from stepspec.evals.report.markdown import markdown
 from stepspec.evals.report.paper_tables import tables as papers
 from stepspec.evals.report.prices import Prices, Rented
 from stepspec.evals.report.run_folder import Run
+from stepspec.evals.report.section import Section, origin
 from stepspec.evals.report.tables import Row, Table
 from stepspec.evals.sample import Written
 

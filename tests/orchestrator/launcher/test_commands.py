@@ -12,8 +12,8 @@ import pytest
 from stepspec import Endpoint, NestedPair, settings
 from stepspec.orchestrator.launcher.commands import as_toml, outline
 from stepspec.orchestrator.launcher.commands import settings as told_to_solvers
+from stepspec.orchestrator.launcher.launch import RunningPair
 from stepspec.orchestrator.launcher.pair import Pair
-from stepspec.orchestrator.launcher.up import RunningPair
 
 BIG, TINY = {"model": "big"}, {"model": "tiny"}
 OPTIONS = {

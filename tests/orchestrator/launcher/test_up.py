@@ -17,8 +17,9 @@ from rich.console import Console
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
 from stepspec.orchestrator.launcher import Server, launch
 from stepspec.orchestrator.launcher import up as module
+from stepspec.orchestrator.launcher.launch import RunningPair
 from stepspec.orchestrator.launcher.pair import Pair
-from stepspec.orchestrator.launcher.up import RunningPair, checked, commands, running, up
+from stepspec.orchestrator.launcher.up import checked, commands, running, up
 
 from .running import members, scripted
 
