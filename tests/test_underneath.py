@@ -39,7 +39,7 @@ def shown(passes: int, written: int = 0) -> bytes:
 @pytest.fixture(autouse=True)
 def hasty(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Somebody looks all the time; and an empty working directory."""
-    monkeypatch.setattr(metrics, "EVERY", 0.01)
+    monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
 
 

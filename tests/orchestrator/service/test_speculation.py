@@ -47,7 +47,7 @@ async def asked(served: Served, path: str, **fields: object) -> Reply:
     ],
 )
 async def test_an_answer_tells_of_it(path: str, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "EVERY", 0.01)
+    monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
         answer = (await asked(served, path, **fields)).json
         (told,) = answer["ledger"]["speculation"]
@@ -58,7 +58,7 @@ async def test_an_answer_tells_of_it(path: str, fields: dict[str, object], monke
 
 
 async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "EVERY", 0.01)
+    monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
         await asked(served, "/v1/chat/completions", messages=[{"role": "user", "content": "What is 1 + 1?"}])
         counted = served.service.parts.offer.speculation
@@ -72,7 +72,7 @@ async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.Monk
 
 
 async def test_the_page_is_told_as_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "EVERY", 0.01)
+    monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
         payloads = await asked(served, "/live", problem="What is 1 + 1?")
     lines = [line.removeprefix("data: ").encode() for line in payloads.lines if line.startswith("data: ")]
