@@ -12,7 +12,7 @@ import pytest
 
 from stepspec import Solver, service_factory
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.service.server import listen
+from stepspec.orchestrator.service.app import listen
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from .orchestrator.endpoints.server import FakeVllm

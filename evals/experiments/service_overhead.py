@@ -22,11 +22,10 @@ from rich.table import Table
 
 from stepspec.orchestrator.chain import Accept, Message, Role
 from stepspec.orchestrator.events import Called, Committed, Event, Judged, Repaired
-from stepspec.orchestrator.service.app import Service
+from stepspec.orchestrator.service.app import Server, Service, listen
 from stepspec.orchestrator.service.interfaces import Engine, Offer
 from stepspec.orchestrator.service.middleware import ServiceRequest
 from stepspec.orchestrator.service.observers import ServiceObserver
-from stepspec.orchestrator.service.server import Server, listen
 from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.solution import Solution
 from stepspec.service_factory import offer

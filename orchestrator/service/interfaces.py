@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
@@ -12,10 +12,11 @@ from ..chain import Message
 from ..endpoints import ModelEndpoint, Sampling
 from ..endpoints.vllm_protocol import Format
 from ..events import Observer
+from ..feedback.drift import LEAST, Drift
+from ..feedback.shadow import ShadowRecord
 from ..run_options import Choices
 from ..solution import Solution
-from ..stats import Acceptance
-from .judge_status import JudgeStatus
+from ..stats import Acceptance, wilson
 
 
 class Engine(Protocol):
@@ -43,6 +44,48 @@ class Engine(Protocol):
     ) -> Solution:
         """Solve one *problem*; cancelling the call closes every request of it."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationStatus:
+    """With *confidence*, *policy* loses at most *max_loss* of the problems while its *option* has this *value*."""
+
+    policy: str
+    option: str
+    value: float
+    max_loss: float
+    confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeStatus:
+    """
+    What there is to know by now; None where nothing is.
+
+    The *promise* is that of the calibration in force, and *drift* the grades since. *shadows* are the checks so far.
+    """
+
+    promise: CalibrationStatus | None = None
+    drift: Drift | None = None
+    shadows: ShadowRecord | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The same as values of JSON."""
+        return {
+            "promise": self.promise and asdict(self.promise),
+            "drift": self.drift and _drift(self.drift),
+            "shadows": self.shadows and _shadows(self.shadows),
+        }
+
+
+def _drift(drift: Drift) -> dict[str, Any]:
+    return {"moved": drift.moved, "grades": drift.live.n, "least": LEAST, "drifted": drift.drifted}
+
+
+def _shadows(record: ShadowRecord) -> dict[str, Any]:
+    interval = wilson(record.agreed, record.checked) if record.checked else None
+    return asdict(record) | {"checked": record.checked, "interval": interval}
 
 
 @dataclass(frozen=True, slots=True)

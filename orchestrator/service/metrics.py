@@ -14,7 +14,7 @@ from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
 from ..stats import Acceptance
 from .admission import Admission
-from .judge_status import JudgeStatus
+from .interfaces import JudgeStatus
 from .middleware import ServiceRequest
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)

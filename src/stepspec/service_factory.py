@@ -9,8 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.service.interfaces import Method, Offer
-from stepspec.orchestrator.service.judge_status import CalibrationStatus, JudgeStatus
+from stepspec.orchestrator.service.interfaces import CalibrationStatus, JudgeStatus, Method, Offer
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from . import policies
@@ -41,7 +40,7 @@ def service_settings(**given: Any) -> ServiceSettings:
 
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """Serve *solver* until the process is told to end, and drained. Raise `ConfigurationError` for a taken port."""
-    from stepspec.orchestrator.service.server import Server, listen
+    from stepspec.orchestrator.service.app import Server, listen
 
     async with built(solver, settings) as (service, logs):
         server = Server(service, settings, logs.tell)

@@ -17,10 +17,9 @@ from stepspec import Solver
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Event
-from stepspec.orchestrator.service.app import Service
+from stepspec.orchestrator.service.app import Server, Service, listen
 from stepspec.orchestrator.service.middleware import ServiceRequest
 from stepspec.orchestrator.service.observers import ServiceObserver
-from stepspec.orchestrator.service.server import Server, listen
 from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.solution import Solution
 from stepspec.service_factory import offer

@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from stepspec.orchestrator.service.judge_status import JudgeStatus
+from stepspec.orchestrator.service.interfaces import JudgeStatus
 from stepspec.orchestrator.service.page import html
 
 METHODS: dict[str, Any] = {

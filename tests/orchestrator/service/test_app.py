@@ -2,7 +2,7 @@
 
 import socket
 
-from stepspec.orchestrator.service.server import listen
+from stepspec.orchestrator.service.app import listen
 
 
 def test_connections_send_small_pieces_at_once() -> None:
