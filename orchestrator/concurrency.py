@@ -1,13 +1,31 @@
-"""Owning tasks: what was begun is ended, whatever happens meanwhile."""
+"""Structured concurrency: a task that a block starts has ended when the block is left."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import AsyncGenerator, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def background(*coroutines: Coroutine[Any, Any, T]) -> AsyncGenerator[tuple[asyncio.Task[T], ...]]:
+    """
+    Run *coroutines* as tasks for as long as the block lasts; leaving the block cancels them and waits for their end.
+
+    A task that fails does not end the block, and its error is only logged unless the block reads the task's result.
+    Where a failure must end the block, use ``asyncio.TaskGroup``.
+    """
+    tasks = tuple(asyncio.create_task(coroutine) for coroutine in coroutines)
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
 
 async def to_the_end(work: Coroutine[object, object, None]) -> None:
@@ -32,12 +50,6 @@ async def all_entered(stack: AsyncExitStack, contexts: Iterable[AbstractAsyncCon
 
 
 async def at_once(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Do *works* at the same time and return what comes of them, in order. A failure of one ends all of them."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()  # Where this was cancelled itself, gather has waited until they were gone.
-        if tasks:
-            await asyncio.wait(tasks)
+    """Run *works* at the same time and return their results in order. The first failure cancels the others."""
+    async with background(*works) as tasks:
+        return await asyncio.gather(*tasks)  # If this is cancelled, gather has already cancelled the tasks.

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stepspec.orchestrator.concurrency import at_once
+from stepspec.orchestrator.concurrency import at_once, background
 
 from ..fakes import run
 
@@ -19,6 +19,38 @@ async def work(seconds: float, log: list[str], failing: bool = False) -> float:
         await asyncio.sleep(0.5)
         log.append(f"{seconds:g} cancelled")
         raise
+
+
+def test_background_tasks_end_with_the_block() -> None:
+    log: list[str] = []
+
+    async def main() -> float:
+        async with background(work(3.0, log), work(9.0, log)) as (three, nine):
+            await asyncio.sleep(1.0)
+        assert three.cancelled()
+        assert nine.cancelled()
+        async with background(work(1.0, log)) as (one,):
+            assert await one == 1.0
+        return asyncio.get_running_loop().time()
+
+    assert run(main())[0] == 2.5
+    assert log == ["3 cancelled", "9 cancelled"]
+
+
+def test_background_tasks_end_with_a_block_that_fails_and_may_fail_themselves() -> None:
+    log: list[str] = []
+
+    async def block() -> None:
+        async with background(work(3.0, log), work(1.0, log, failing=True)):
+            await asyncio.sleep(2.0)
+            raise LookupError
+
+    async def main() -> None:
+        with pytest.raises(LookupError):
+            await block()
+
+    assert run(main())[1] == 2.5
+    assert log == ["3 cancelled"]
 
 
 def test_all_are_done_at_the_same_time_and_come_back_in_order() -> None:

@@ -23,7 +23,7 @@ from .running import die, gone, members, parent, scripted
 PROGRAM = """
 import asyncio, sys
 from pathlib import Path
-from stepspec.orchestrator.serving import Server, launch
+from stepspec.orchestrator.launcher import Server, launch
 
 async def main():
     program = (sys.executable, sys.argv[1])
