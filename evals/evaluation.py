@@ -26,7 +26,6 @@ from .results import SMALL_PRINT, ArmSummary, stand
 from .runner import run
 from .sample import Sample, Task
 from .store import Place, SampleStore
-from .taught import Taught
 from .testbed.servers import counting, weights
 from .workers import Post, Team, here
 
@@ -111,7 +110,6 @@ async def _measure(
     if traces is not None:
         traces.mkdir(exist_ok=True)
     posts = _posts(solver, evaluation, team)
-    taught = Taught(plan.arms, lambda arm: solver.settings, samples.done, behind=plan.behind(len(posts)))
     async with Graders(evaluation.graders, evaluation.patience) as graders:
         with counting(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
@@ -120,7 +118,6 @@ async def _measure(
                 plan,
                 graders,
                 samples,
-                taught=taught,
                 traces=traces,
                 on_sample=lambda sample: progress.advance(bar),
             )

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from math import ceil
 from typing import Any
 
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import Sampling
-from stepspec.orchestrator.events import Adapted
 
 from .experiments.arms import turns
 from .grading.answers import Metric
@@ -35,21 +33,16 @@ class Plan:
     seed: int = 0
     concurrency: int = 1
 
-    def behind(self, workers: int) -> int:
-        """How many runs of one arm go on at the same time, if those of all arms take as long."""
-        return ceil(self.concurrency * workers / len(self.arms))
-
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One sample to be taken; *number* counts the samples of each arm. *given* is what an arm that adapts comes to."""
+    """One sample to be taken; *number* counts the samples of each arm."""
 
     number: int
     repeat: int
     seed: int
     task: Task
     arm: Arm
-    given: Adapted | None = None
 
     @property
     def place(self) -> Place:

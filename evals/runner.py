@@ -6,7 +6,6 @@ import asyncio
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,6 @@ from .grading.graders import Graders
 from .plan import Plan, Trial, trials
 from .sample import Sample, SolvedTask
 from .store import Place, SampleStore
-from .taught import Taught
 from .workers import Post, Worker, WorkerLost
 
 LIVES = 3  # workers that may be lost with the same trial
@@ -114,18 +112,16 @@ async def run(
     graders: Graders,
     samples: SampleStore,
     *,
-    taught: Taught,
     traces: Path | None = None,
     on_sample: Callable[[Sample], object] = lambda sample: None,
 ) -> None:
     """
     Take all samples of *plan* that *samples* does not have yet; *traces* is the folder for their traces, if any.
 
-    *taught* is what the arms that adapt have learnt from those, and learns from what is taken. At every one of *posts*
-    there is one worker at a time. The first failure of an endpoint ends the run; what was measured is kept. Raise
-    `WorkersLost` for a trial that costs several workers.
+    At every one of *posts* there is one worker at a time. The first failure of an endpoint ends the run; what was
+    measured is kept. Raise `WorkersLost` for a trial that costs several workers.
     """
-    going = _Going(plan, graders, samples, taught, traces, on_sample)
+    going = _Going(plan, graders, samples, traces, on_sample)
     try:
         async with asyncio.TaskGroup() as group:
             filling = [group.create_task(going.fill(post)) for post in posts]
@@ -149,15 +145,14 @@ class _Going:
         plan: Plan,
         graders: Graders,
         samples: SampleStore,
-        taught: Taught,
         traces: Path | None,
         on_sample: Callable[[Sample], object],
     ) -> None:
-        self._plan, self._graders, self._samples, self._taught = plan, graders, samples, taught
+        self._plan, self._graders, self._samples = plan, graders, samples
         self._traces, self._on_sample = traces, on_sample
         self._rates = Rates(samples.done)
         todo = (trial for trial in trials(plan) if trial.place not in samples.done)
-        self._dealer = TrialQueue(todo, lambda trial: taught.ready(trial.place) and self._drawn(trial) is not None)
+        self._dealer = TrialQueue(todo, lambda trial: self._drawn(trial) is not None)
         self._changed = asyncio.Condition()
 
     async def end(self) -> None:
@@ -177,13 +172,12 @@ class _Going:
             drawn = self._drawn(trial) or {}
             trace = self._traces / trace_name(trial.number, trial.arm.name) if self._traces else None
             try:
-                solved = await worker.solve(replace(trial, given=self._taught.given(trial.place)), drawn, trace)
+                solved = await worker.solve(trial, drawn, trace)
             except WorkerLost:
                 self._dealer.give_back(trial)
             else:
                 sample = await self._graded(trial, drawn, solved)
                 self._samples.add(trial.number, sample)
-                self._taught.learn(trial.number, sample)
                 self._dealer.done(trial)
                 self._on_sample(sample)
             async with self._changed:

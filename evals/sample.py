@@ -16,8 +16,7 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.errors import ContextTooLong
-from stepspec.orchestrator.events import Adapted, Called, Event, Observer, Started
-from stepspec.orchestrator.feedback.run_stats import RunStats
+from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run_options import Delimiter
@@ -50,26 +49,21 @@ def together(found: Iterable[ByRole]) -> ByRole:
 
 
 class Recording:
-    """Keeps the events of one run with their times, and after the first what it was *given*; *observe* sees all."""
+    """Keeps the events of one run with their times; *observe* sees all."""
 
-    def __init__(self, observe: Observer, given: Adapted | None = None) -> None:
-        self._observe, self._given = observe, given
+    def __init__(self, observe: Observer) -> None:
+        self._observe = observe
         self._recorder: Recorder | None = None
 
     def __call__(self, event: Event) -> None:
-        self._take(event)
-        if isinstance(event, Started) and self._given is not None:
-            self._take(self._given)
-
-    @property
-    def moments(self) -> Sequence[Moment]:
-        return self._recorder.moments if self._recorder else ()
-
-    def _take(self, event: Event) -> None:
         if self._recorder is None:
             self._recorder = Recorder(Stopwatch())  # A run begins with its first event.
         self._recorder(event)
         self._observe(event)
+
+    @property
+    def moments(self) -> Sequence[Moment]:
+        return self._recorder.moments if self._recorder else ()
 
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed"]
@@ -84,7 +78,7 @@ class Arm:
     """
     One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at.
 
-    *lead*, *plan*, *ending*, *answer*, *early_exit*, *give_up*, *sure_bets*, *adapt* and *delimiter* are those of
+    *lead*, *plan*, *ending*, *answer*, *early_exit*, *give_up*, *sure_bets* and *delimiter* are those of
     `Settings`; *sampling* is what of the solver's sampling the arm has otherwise. An arm that is *like* another one is
     its control: its policy's *p* is the accept rate that the other one has had.
     """
@@ -102,7 +96,6 @@ class Arm:
     give_up: bool = False
     sure_bets: bool = False
     delimiter: Delimiter = BLANK_LINE
-    adapt: float = 0.0
     like: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -143,8 +136,7 @@ class Sample:
     could not begin; *graded* is whether the grader came to an end. *answer* is what was written after the thinking.
     *repeat* counts the samples of the same problem, *seed* is that of this one's sampling, and *options* are those of
     the policy where they are not the arm's. *speculation* is what the servers of the roles accepted of the tokens that
-    they drafted themselves, where they do. Of an arm that adapts, *given* is what the run began with, and *lesson* what
-    it taught.
+    they drafted themselves, where they do.
     """
 
     arm: str
@@ -162,8 +154,6 @@ class Sample:
     steps: tuple[Written, ...] = ()
     degraded: bool = False
     speculation: Mapping[Role, Acceptance] = field(default_factory=dict[Role, Acceptance])
-    given: Adapted | None = None
-    lesson: RunStats | None = None
 
     @property
     def outcome(self) -> Outcome:
@@ -186,16 +176,10 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SolvedTask:
-    """
-    What came of solving a task once, before it is graded; no *solution* if the problem is too long.
-
-    *given* and *lesson* are those of `Sample`.
-    """
+    """What came of solving a task once, before it is graded; no *solution* if the problem is too long."""
 
     solution: Solution | None
     pace: Mapping[Role, float]
-    given: Adapted | None = None
-    lesson: RunStats | None = None
 
     def sample(self, arm: Arm, *, correct: bool, graded: bool = True, **more: Any) -> Sample:
         if self.solution is None:
@@ -211,8 +195,6 @@ class SolvedTask:
             self.solution.text,
             steps=tuple(map(_written, self.solution.steps)),
             degraded=bool(self.solution.degraded),
-            given=self.given,
-            lesson=self.lesson,
             **more,
         )
 
@@ -237,25 +219,22 @@ async def solve_once(
     budget: Budget | None = None,
     observe: Observer = lambda event: None,
     trace_to: Path | None = None,
-    given: Adapted | None = None,
 ) -> SolvedTask:
     """
     Solve *problem* as *arm* does, with its own *options* if none are told.
 
-    What the run is *given*, if the arm adapts, is told in its trace, and what it teaches comes back. Without that, it
-    is *solver* who learns. What the arm has of its own *sampling* wins; *drawn* is the seed, if the sampling has none.
+    What the arm has of its own *sampling* wins; *drawn* is the seed, if the sampling has none.
     """
     if arm.sampling:
         sampling = (sampling or solver.settings.sampling).model_copy(update=dict(arm.sampling))
     options = arm.options if options is None else options
-    moved = {} if given is None or given.value is None else {given.option: given.value}
-    recording = Recording(observe, given)
+    recording = Recording(observe)
     try:
         solution = await solver.solve(
             problem,
             policy=arm.policy,
-            options={**options, **moved},
-            ahead=given.ahead if given else arm.ahead,
+            options=options,
+            ahead=arm.ahead,
             hedge=arm.hedge,
             lead=arm.lead,
             plan=arm.plan,
@@ -265,7 +244,7 @@ async def solve_once(
             give_up=arm.give_up,
             sure_bets=arm.sure_bets,
             delimiter=arm.delimiter,
-            adapt=0.0 if given else arm.adapt,
+            adapt=0.0,  # the runs of an arm are alike
             load="ignore",  # an arm must not be slowed down by what another one did
             sampling=sampling,
             seed=drawn,
@@ -278,7 +257,7 @@ async def solve_once(
         if trace_to is not None and recording.moments:
             trace.write(trace_to, recording.moments)
     pace = _pace([moment.event for moment in recording.moments])
-    return SolvedTask(solution, pace, given, RunStats.of(recording.moments) if given else None)
+    return SolvedTask(solution, pace)
 
 
 def _pace(events: Sequence[Event]) -> dict[Role, float]:

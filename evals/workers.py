@@ -66,7 +66,6 @@ class LocalWorker:
             sampling=self.plan.sampling.model_copy(update={"seed": trial.seed}),
             budget=self.plan.budget,
             trace_to=trace_to,
-            given=trial.given,
         )
 
 

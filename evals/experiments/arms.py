@@ -11,10 +11,9 @@ from stepspec.api import Solver
 from stepspec.orchestrator import stats
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
-from stepspec.orchestrator.events import Adapted, Event, Observer
+from stepspec.orchestrator.events import Event, Observer
 
 from ..sample import Arm, ByRole, Sample, Task, between, drafted, seed, solve_once, together
-from ..taught import Taught
 
 __all__ = [
     "LARGE",
@@ -99,21 +98,18 @@ async def measure(
     Solve every task with every arm, one at a time; *observers* watch the runs of the arms they are named for.
 
     An arm that one of *solvers* is named for is run by that one. What is *done* already, by the number of the task and
-    the name of the arm, is not done again; what it taught an arm that adapts is learnt again. The seed of a sample
-    follows from *base* and the number of its task, and is the same for all arms.
+    the name of the arm, is not done again. The seed of a sample follows from *base* and the number of its
+    task, and is the same for all arms.
     """
     by_name, samples = solvers or {}, list[Sample]()
-    taught = Taught(arms, lambda arm: by_name.get(arm.name, solver).settings, done or {})
     for number, task in enumerate(tasks):
         for arm in turns(arms, number):
             if done and (number, arm.name) in done:
                 samples.append(done[number, arm.name])
                 continue
             observe = observers[arm.name](task) if observers and arm.name in observers else _ignore
-            given = taught.given((number, arm.name))
             drawn = seed(base, number, 0)
-            samples.append(await _sample(by_name.get(arm.name, solver), arm, task, observe, given, drawn))
-            taught.learn(number, samples[-1])
+            samples.append(await _sample(by_name.get(arm.name, solver), arm, task, observe, drawn))
             on_sample(number, samples[-1])
     return samples
 
@@ -128,9 +124,9 @@ def _ignore(event: Event) -> None:
     pass
 
 
-async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, given: Adapted | None, drawn: int) -> Sample:
+async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, drawn: int) -> Sample:
     before = await drafted(solver)
-    solved = await solve_once(solver, arm, task.problem, drawn=drawn, observe=observe, given=given)
+    solved = await solve_once(solver, arm, task.problem, drawn=drawn, observe=observe)
     right = solved.solution is not None and solved.solution.answer == task.answer
     return solved.sample(arm, correct=right, seed=drawn, speculation=between(before, await drafted(solver)))
 

@@ -113,7 +113,6 @@ OTHERS = (
     Arm("SpecReason, hedged", "specreason", hedge=0.9),
     Arm("SpecReason, greedy", "specreason", {"read": "greedy"}),
     Arm("SpecReason, sure bets", "specreason", sure_bets=True),
-    Arm("SpecReason, adapted", "specreason", adapt=0.05),
     Arm("SpecReason, large answers", "specreason", answer="large"),
     Arm("SpecReason, small ends", "specreason", ending="small"),
     Arm("choose", "choose"),

@@ -17,8 +17,8 @@ def test_a_method_is_named_with_its_options_and_those_of_the_solver() -> None:
     assert arm("specreason") == Arm("specreason", "specreason")
     spec = "specreason:threshold=8.5, read=greedy,ahead=0,plan=true"
     assert arm(spec) == Arm(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, plan=True)
-    spec = "specreason:sure_bets=true,adapt=0.05"
-    assert arm(spec) == Arm(spec, "specreason", sure_bets=True, adapt=0.05)
+    spec = "specreason:sure_bets=true"
+    assert arm(spec) == Arm(spec, "specreason", sure_bets=True)
 
 
 def test_a_policy_file_is_an_arm_of_its_name(tmp_path: Path) -> None:

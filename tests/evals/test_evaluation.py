@@ -25,7 +25,6 @@ from stepspec.evals.sample import Task
 from stepspec.evals.workers import LocalWorker, Post
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
-from stepspec.orchestrator.events import Adapted
 from stepspec.orchestrator.trace import read, replay
 from stepspec.settings import Settings
 
@@ -175,27 +174,6 @@ def test_the_digest_tells_problems_and_answers_apart() -> None:
     }
     assert len(digests) == 3
     assert provenance.digest((replace(TASKS[0], name="other"), TASKS[1])) in digests
-
-
-def given(folder: Path) -> list[tuple[float | None, int, int]]:
-    """What the runs of the arm that adapts were given, as their traces tell."""
-    traces = [read(path) for path in sorted((folder / "traces").glob("*-adapt-*.jsonl"))]
-    told = [moment.event for trace in traces for moment in trace[1:2]]
-    return [(one.value, one.ahead, one.runs) for one in told if isinstance(one, Adapted)]
-
-
-async def test_what_an_arm_has_learnt_is_learnt_again_by_whoever_goes_on(tmp_path: Path) -> None:
-    """Those that go on are other solvers; the first problem of a session has nothing to do with who warmed up."""
-    tasks = tuple(replace(TASKS[0], name=str(number)) for number in range(4))
-    plan = replace(evaluation(tmp_path).plan, arms=arms(["specreason:adapt=0.2"], ["large"], []), tasks=tasks)
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    async with solving() as (solver, _):
-        await evaluate(solver, evaluation(whole, plan=plan, traces=True), QUIET)
-    for limit, team in ((1, None), (2, None), (3, Others()), (4, None)):
-        async with solving() as (solver, _):
-            some = replace(plan, tasks=tasks[:limit])
-            await evaluate(solver, evaluation(cut, plan=some, traces=True), QUIET, team)
-    assert given(cut) == given(whole) == [(7.0, 2, runs) for runs in range(4)]
 
 
 class Others:

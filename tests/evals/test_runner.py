@@ -16,7 +16,6 @@ from stepspec.evals.plan import Plan, identity, trials
 from stepspec.evals.runner import run
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
-from stepspec.evals.taught import Taught
 from stepspec.evals.workers import LocalWorker, here
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
@@ -38,22 +37,17 @@ def right(asked: Asked) -> Solution:
     return solution(asked.problem.split()[-1])
 
 
-def learners(plan: Plan, samples: SampleStore, workers: int = 1) -> Taught:
-    return Taught(plan.arms, lambda arm: SETTINGS, samples.done, behind=plan.behind(workers))
-
-
 async def take(solver: ScriptedSolver, plan: Plan, path: Path, *, traces: Path | None = None) -> list[Sample]:
     """Take what the file at *path* does not have; return what is new."""
     new: list[Sample] = []
     async with Graders() as graders:
         with SampleStore(path, identity(plan)) as samples:
-            worker, taught = LocalWorker(solver.solver, plan), learners(plan, samples)
+            worker = LocalWorker(solver.solver, plan)
             await run(
                 [lambda: nullcontext(worker)],
                 plan,
                 graders,
                 samples,
-                taught=taught,
                 traces=traces,
                 on_sample=new.append,
             )

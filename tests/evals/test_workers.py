@@ -22,7 +22,7 @@ from stepspec.evals.workers import LocalWorker, Post, WorkerLost
 from stepspec.orchestrator.errors import WorkersLost
 
 from .scripted import Asked, ScriptedSolver, solution
-from .test_runner import ARMS, CONTROL, TASKS, kept, learners, plan, right, take
+from .test_runner import ARMS, CONTROL, TASKS, kept, plan, right, take
 
 
 @dataclass
@@ -67,7 +67,7 @@ class Mortal:
 async def share(posts: list[Hired], plan: Plan, path: Path) -> None:
     async with Graders() as graders:
         with SampleStore(path, identity(plan)) as samples:
-            await run(posts, plan, graders, samples, taught=learners(plan, samples, len(posts)))
+            await run(posts, plan, graders, samples)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
@@ -127,5 +127,5 @@ async def test_a_post_that_nobody_comes_to_keeps_nobody_from_going_on_or_ending(
     async with Graders() as graders:
         with SampleStore(tmp_path / "samples.jsonl", identity(wanted)) as samples:
             posts: list[Post] = [empty, Hired(ScriptedSolver(right), wanted, {})]
-            await run(posts, wanted, graders, samples, taught=learners(wanted, samples))
+            await run(posts, wanted, graders, samples)
     assert len(kept(tmp_path / "samples.jsonl", wanted)) == len(TASKS)

@@ -17,7 +17,7 @@ from .conftest import Pair
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]  # four whole runs of the command
 
 PROBLEMS = 3
-METHODS = ("specreason", "bild:adapt=0.2")
+METHODS = ("specreason", "bild:ahead=1")
 ARMS = 5  # the methods, both models alone, and a control
 DEADLINE = 240.0  # seconds
 
