@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from stepspec.evals import cli as evaluating
-from stepspec.evals.calibration import command as calibrating
-from stepspec.evals.report import command as reporting
+from stepspec.evals import cli as eval_cli
+from stepspec.evals.calibration import command as calibration
+from stepspec.evals.report import command as report
 from stepspec.evals.script import run
 
-from . import learning, listing, looking, running, serving, solving
+from . import inspect, serve, solve, tune, up
 from .terminal import stdout
 
 EXAMPLES = """
@@ -42,8 +42,8 @@ def main() -> None:
     run(app)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         stdout.print(importlib.metadata.version("stepspec"), highlight=False)
         raise typer.Exit
 
@@ -51,21 +51,21 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _root(  # pyright: ignore[reportUnusedFunction]
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     pass
 
 
-app.command(epilog=solving.EXAMPLES)(solving.solve)
-app.command(epilog=serving.EXAMPLES)(serving.serve)
-app.command("trace", epilog=looking.TRACE_EXAMPLES)(looking.show_trace)
-app.command("policies", epilog=listing.EXAMPLES)(listing.policies_command)
-app.command(epilog=looking.DOCTOR_EXAMPLES)(looking.doctor)
-app.command("profile", epilog=learning.PROFILE_EXAMPLES)(learning.profile_pair)
-app.command(epilog=learning.ADAPT_EXAMPLES)(learning.adapt)
-app.command("eval", epilog=evaluating.EXAMPLES)(evaluating.command)
-app.command("calibrate", epilog=calibrating.EXAMPLES)(calibrating.calibrate)
-app.command("report", epilog=reporting.EXAMPLES)(reporting.command)
-app.command(epilog=running.EXAMPLES)(running.up)
-app.command(epilog=running.DEMO_EXAMPLES)(running.demo)
+app.command(epilog=solve.EXAMPLES)(solve.solve)
+app.command(epilog=serve.EXAMPLES)(serve.serve)
+app.command("trace", epilog=inspect.TRACE_EXAMPLES)(inspect.show_trace)
+app.command("policies", epilog=inspect.POLICIES_EXAMPLES)(inspect.list_policies)
+app.command(epilog=inspect.DOCTOR_EXAMPLES)(inspect.doctor)
+app.command("profile", epilog=tune.PROFILE_EXAMPLES)(tune.profile_pair)
+app.command(epilog=tune.ADAPT_EXAMPLES)(tune.adapt)
+app.command("eval", epilog=eval_cli.EXAMPLES)(eval_cli.command)
+app.command("calibrate", epilog=calibration.EXAMPLES)(calibration.calibrate)
+app.command("report", epilog=report.EXAMPLES)(report.command)
+app.command(epilog=up.EXAMPLES)(up.up)
+app.command(epilog=up.DEMO_EXAMPLES)(up.demo)

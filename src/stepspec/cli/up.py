@@ -9,11 +9,10 @@ from typing import Annotated
 import typer
 
 from stepspec.evals.experiments.tables import small_print, table
-from stepspec.evals.testbed import commands as demonstration
 from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.servers import miniature_servers, speculating
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher import up as bringing
+from stepspec.orchestrator.launcher import up as launcher
 from stepspec.orchestrator.launcher.commands import shown
 
 from .. import policies
@@ -77,12 +76,12 @@ def up(
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
     if pair is not None:
         _refuse_the_testbeds(context, pair)
-        described = bringing.checked(pair, stderr, policies.METHODS)
+        described = launcher.checked(pair, stderr, policies.METHODS)
         check_within(described.nested)
         if dry_run:
-            stdout.print(bringing.commands(described), markup=False, highlight=False, soft_wrap=True)
+            stdout.print(launcher.commands(described), markup=False, highlight=False, soft_wrap=True)
         else:
-            wait(bringing.up(described, stderr, json_output=json, log_dir=log_dir))
+            wait(launcher.up(described, stderr, json_output=json, log_dir=log_dir))
         return
     roles = ("large", "small", *(("small-other",) if other else ()), *(("tiny",) if tiny else ()))
     chosen = speculating(speculation)
@@ -114,7 +113,7 @@ def demo(
 
     The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else is real.
     """
-    results = wait(demonstration.demo(problems, seed, profile, stderr))
+    results = wait(testbed.demo(problems, seed, profile, stderr))
     if json:
         print_json([dataclasses.asdict(result) for result in results])
         return

@@ -1,0 +1,183 @@
+"""The commands that start and solve nothing: ``trace``, ``policies`` and ``doctor``."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from stepspec.orchestrator.endpoints.doctor import diagnose, render
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.nesting import neighbours
+from stepspec.orchestrator.service.page import html
+from stepspec.prompts import load
+
+from .. import policies
+from ..api import Solver
+from .terminal import Json, LargeUrl, SmallUrl, print_json, stderr, stdout, wait
+
+TRACE_EXAMPLES = """
+Examples:
+
+  stepspec solve "What is 6 x 7?" --trace run.jsonl && stepspec trace run.jsonl     # writes run.html
+
+  stepspec trace run.jsonl -o - > page.html
+"""
+
+POLICIES_EXAMPLES = """
+Examples:
+
+  stepspec policies
+
+  stepspec policies choose     # what it does, and what each of its options means
+
+  stepspec policies --json | jq '.bild.options'
+"""
+
+DOCTOR_EXAMPLES = """
+Examples:
+
+  stepspec doctor --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec doctor --json | jq .large     # both servers are in stepspec.toml
+"""
+
+INDENT = 11  # columns of the labels: "  options  "
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
+
+
+def show_trace(
+    file: Annotated[Path, typer.Argument(help="A trace, as `stepspec solve --trace FILE` writes it.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write the page; - is standard output.", metavar="OUT"),
+    ] = None,
+) -> None:
+    """Render a trace as one HTML file for any browser; unless --output is set, FILE with the ending .html."""
+    try:
+        page = html(file.read_bytes()).encode()
+        if output == Path("-"):
+            sys.stdout.buffer.write(page)
+            return
+        target = output or file.with_suffix(".html")
+        target.write_bytes(page)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{file}: {exc}") from exc
+    except OSError as exc:
+        raise ConfigurationError(f"{exc.filename}: {exc.strerror}") from exc
+    stderr.print(f"wrote {target}", highlight=False, soft_wrap=True)
+
+
+def doctor(small: SmallUrl = None, large: LargeUrl = None, json: Json = False) -> None:
+    """
+    Test what both endpoints can do; report what is missing and what that costs.
+
+    The prefix cache is tested with prompts longer than the server's block: hybrid models (linear attention, Mamba)
+    cache in blocks of 528 to 1600 tokens. "A verdict reads" is how many tokens of a growing chain each further verdict
+    reads again.
+
+    In a nested pair, every model is tested together with the next larger one, which judges it.
+    """
+    solver = Solver(small, large)
+    grade = load("specreason.grade")
+    pairs = neighbours(solver.settings.small or solver.small.settings, solver.large.settings)
+    diagnoses = {
+        name: wait(diagnose(*endpoints, question=grade.text, opening=grade.opening))
+        for name, endpoints in pairs.items()
+    }
+    if json:
+        tables = {name: dataclasses.asdict(diagnosis) for name, diagnosis in diagnoses.items()}
+        print_json(tables if len(tables) > 1 else next(iter(tables.values())))
+        return
+    for name, diagnosis in diagnoses.items():
+        if len(diagnoses) > 1:
+            stdout.print(Text(name, "bold"))
+        stdout.print(render(diagnosis))
+
+
+def list_policies(
+    name: Annotated[str | None, typer.Argument(help="Describe this method in full.")] = None, json: Json = False
+) -> None:
+    """List the methods with their options, the endpoint features they need and their costs; or describe one method."""
+    if json:
+        print_json(_full(name) if name else {name: _brief(name) for name in policies.METHODS})
+    elif name:
+        _print_full(name)
+    else:
+        for method in policies.METHODS:
+            _print_brief(method)
+
+
+def _brief(name: str) -> dict[str, Any]:
+    method = policies.METHODS[name]
+    return {
+        "about": method.about,
+        "paper": method.paper,
+        "options": {key: option.default for key, option in policies.options(name).items()},
+        "needs": method.needs,
+        "cost": method.cost,
+    }
+
+
+def _full(name: str) -> dict[str, Any]:
+    options = {key: dataclasses.asdict(option) for key, option in policies.explained(name).items()}
+    return {**_brief(name), "options": options, "documentation": policies.METHODS[name].documentation}
+
+
+def _print_brief(name: str) -> None:
+    brief = _brief(name)
+    stdout.print(Text.assemble((name, "bold"), f"  {brief['about']}"), highlight=False)
+    options = (piece for key, default in brief["options"].items() for piece in pieces(key, default))
+    _print_rows(paper=brief["paper"], options=_fit(options), needs=brief["needs"], cost=brief["cost"])
+
+
+def _print_full(name: str) -> None:
+    options, method = policies.explained(name), policies.METHODS[name]
+    stdout.print(Text(name, "bold"), end="\n\n")
+    for paragraph in method.documentation.split("\n\n"):
+        stdout.print(Text(" ".join(paragraph.split())), end="\n\n")
+    for key, option in options.items():
+        stdout.print(Text.assemble((key, "bold"), f"  {option.values}"), highlight=False)
+        _print_rows(default=_fit(pieces("", option.default)), means=option.means)
+    if options:
+        stdout.print()
+    _print_rows(paper=method.paper, needs=method.needs, cost=method.cost)
+
+
+def _print_rows(**rows: str) -> None:
+    """Print a label and a text per row, without the rows whose text is empty."""
+    table = Table.grid(padding=(0, 2))
+    for label, text in rows.items():
+        if text:
+            table.add_row(Text(f"  {label}", "dim"), Text(text))
+    if table.row_count:
+        stdout.print(table)
+
+
+def _fit(pieces: Iterable[str]) -> str:
+    return wrap(pieces, stdout.width - INDENT)
+
+
+def pieces(name: str, default: object) -> Iterator[str]:
+    """Split ``name=default`` into pieces; a line may break between two of them."""
+    head = f"{name}=" if name else ""
+    if not isinstance(default, tuple):
+        yield f"{head}{default!r}"
+        return
+    *first, last = map(repr, cast("tuple[object, ...]", default))
+    parts = [*(f"{item}," for item in first), last]
+    parts[0], parts[-1] = f"{head}({parts[0]}", f"{parts[-1]})"
+    yield from parts
+
+
+def wrap(pieces: Iterable[str], width: int) -> str:
+    """Join *pieces* into lines of at most *width* columns, without breaking any piece."""
+    text = " ".join(piece.replace(" ", NO_BREAK_SPACE) for piece in pieces)
+    return textwrap.fill(text, width, break_long_words=False, break_on_hyphens=False).replace(NO_BREAK_SPACE, " ")
