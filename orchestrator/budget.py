@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .chain import Chain, Role, Step, Token
 from .errors import ConfigurationError
@@ -57,6 +57,12 @@ class Budget:
     def left_to_answer(self, chain: Chain) -> int:
         """How many tokens the answer to *chain*, which holds the thinking alone, may have."""
         return max(self.for_answer, self.tokens - chain.tokens)
+
+    def fit(self, room: int) -> Budget:
+        """Cut the budget to *room*, the tokens that the models' contexts hold beyond the problem; at least 2."""
+        tokens = min(self.tokens, room)
+        answer = self.answer if self.answer is None else min(self.answer, tokens - 1)
+        return replace(self, tokens=tokens, answer=answer)
 
     def spent(self, chain: Chain) -> bool:
         steps = self.steps is not None and len(chain.steps) >= self.steps and not chain.closed

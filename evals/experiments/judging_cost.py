@@ -121,9 +121,7 @@ async def ways(large: Endpoint, together: int) -> AsyncGenerator[tuple[VllmEndpo
             return await stack.enter_async_context(VllmEndpoint(large.model_copy(update=changes)))
 
         whole, suffix = await connected(suffix_scoring=False), await connected()
-        alone = [await connected() for _ in range(together)]  # Questions to one endpoint would find each other.
-        for one in (suffix, *alone):
-            await one.capabilities()
+        await suffix.capabilities()
 
         def score(name: str, at: VllmEndpoint) -> Way:
             events: list[Event] = []
@@ -162,9 +160,8 @@ async def ways(large: Endpoint, together: int) -> AsyncGenerator[tuple[VllmEndpo
                 score("BiLD's score, the chain again", whole),
                 reflect("reflective, the step alone", suffix),
                 reflect("reflective, the chain again", whole),
-                ask(asked, asked, alone, at_once=False),
-                ask(f"{together} questions at once", asked, alone),
-                ask(f"{together} questions in one request", asked, [suffix] * together),
+                ask(asked, asked, [suffix] * together, at_once=False),
+                ask(f"{together} questions at once", asked, [suffix] * together),
             ),
         )
 
@@ -225,8 +222,7 @@ SMALL_PRINT = (
     "The large miniature model, served by real vLLM on this CPU at the pace of the profile, and one chain that it has "
     "read before. Every round judges new drafts of about 14 tokens with known ids, in every way in turn. Of plain: the "
     "median over that of one question, for several over that of as many one after the other. Tokens read: prompt "
-    "tokens that were in no prefix cache; of several questions in one request vLLM tells the last one's only, the "
-    "others are estimated."
+    "tokens that were in no prefix cache."
 )
 
 

@@ -40,7 +40,6 @@ from .metrics import (
 from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .sticky_stream import StickyStream
-from .together import Answer, Together
 from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
 from .tokenizer import ModelTokenizer
 
@@ -60,7 +59,6 @@ class VllmEndpoint:
         self.asked = -inf  # when its metrics were last asked for, on the loop's clock
         self.seen: AcceptanceReading | None = None  # the last look at a server that speculates
         self.cache: CacheConfig | None = None  # how it caches prefixes; None where it does not tell
-        self.together = Together(self._ask_all)
         self._can: Capabilities | None = None
 
     async def __aenter__(self) -> Self:
@@ -152,11 +150,6 @@ class VllmEndpoint:
         if self.seen is None or self.seen.at <= asked:
             self.seen = look(metrics, asked) or self.seen
         return metrics
-
-    async def _ask_all(self, choices: Sequence[int], prompts: Sequence[Sequence[int]]) -> Reply:
-        """Send *prompts* in one request; each is answered by one of the *choices*."""
-        body = vllm_protocol.asking(self.name, prompts if len(prompts) > 1 else prompts[0], choices, by_id=True)
-        return await self.connection.post(self.connection.call("ask"), "/v1/completions", body)
 
 
 class VllmModel:
@@ -358,55 +351,57 @@ class VllmModel:
         prompt = [*before, *await encoder.literally(encoder.template.ask(question, opening))]
         checkpoint = before if endpoint.checkpoints else ()
         if endpoint.by_id is not False:
-            found = await self._ask_by_id(prompt, checkpoint, numbers)
-            if found is not None:
-                return found
-        return dict.fromkeys(choices, 0.0) | await self._ask_for_likeliest(prompt, checkpoint, numbers)
+            probabilities = await self._ask_by_id(prompt, checkpoint, numbers)
+            if probabilities is not None:
+                return probabilities
+        reply = await self._ask(prompt, checkpoint, numbers, by_id=False)
+        return dict.fromkeys(choices, 0.0) | vllm_protocol.chances(self._call("ask"), reply, numbers)
 
     async def _ask_by_id(
         self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
     ) -> dict[str, float] | None:
-        """Ask about the choices' own tokens; None if the server cannot tell, which is remembered."""
-        endpoint, ids = self._endpoint, list(numbers.values())
-        if endpoint.by_id:
-            found = await self._ask_together(prompt, checkpoint, numbers)
-        else:
-            try:
-                reply = await self._post(
-                    "ask", prompt, vllm_protocol.asking(endpoint.name, prompt, ids, by_id=True), retries=0
-                )
-            except EndpointUnavailable as exc:
-                if exc.cause.startswith("HTTP 500"):  # what vLLM answers while it speculates itself
-                    endpoint.by_id = False
-                return None
-            found = vllm_protocol.chances(self._call("ask"), reply, numbers)
-        endpoint.by_id = len(found) == len(numbers)
-        return found if endpoint.by_id else None
+        """Ask for the log-probabilities of the choices' token ids; None if the server cannot, which is remembered."""
+        endpoint = self._endpoint
+        known = endpoint.by_id is True  # A server that fails at the first question by ids is not asked by ids again.
+        try:
+            reply = await self._ask(
+                prompt, checkpoint if known else (), numbers, by_id=True, retries=None if known else 0
+            )
+        except EndpointUnavailable as exc:
+            if known:
+                raise
+            if exc.cause.startswith("HTTP 500"):  # vLLM's answer while it speculates on tokens
+                endpoint.by_id = False
+            return None
+        probabilities = vllm_protocol.chances(self._call("ask"), reply, numbers)
+        endpoint.by_id = len(probabilities) == len(numbers)
+        return probabilities if endpoint.by_id else None
 
-    async def _ask_together(
-        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
-    ) -> dict[str, float]:
-        """Ask in one request with everybody who asks this server about the same choices at the same moment."""
-        call = self._call("ask")
-        self._room(call, prompt)
-        with self._tally("ask", len(prompt) + len(checkpoint)) as tally:
-            answer = await self._endpoint.together.ask(prompt, list(numbers.values()), checkpoint)
-            _count(tally, answer, prompt, checkpoint)
-        return vllm_protocol.chances(call, answer.reply, numbers, answer.place)
+    async def _ask(
+        self,
+        prompt: Sequence[int],
+        checkpoint: Sequence[int],
+        numbers: Mapping[str, int],
+        *,
+        by_id: bool,
+        retries: int | None = None,
+    ) -> Reply:
+        """
+        Send the question *prompt*, and with it the *checkpoint*, a prompt that is sent for the state saved at its end.
 
-    async def _ask_for_likeliest(
-        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
-    ) -> dict[str, float]:
-        """Ask for the likeliest tokens of the vocabulary, which every server tells."""
+        The usage tells the cached tokens of the last prompt only: the checkpoint, with which the question begins. So
+        both have that many cached tokens. One token is written for each.
+        """
         call, prompts = self._call("ask"), [prompt, checkpoint] if checkpoint else [prompt]
         self._room(call, prompt)
         body = vllm_protocol.asking(
-            self._endpoint.name, prompts if checkpoint else prompt, list(numbers.values()), by_id=False
+            self._endpoint.name, prompts if checkpoint else prompt, list(numbers.values()), by_id=by_id
         )
-        with self._tally("ask", len(prompt) + len(checkpoint)) as tally:
-            reply = await self._endpoint.connection.post(call, "/v1/completions", body)
-            _count(tally, Answer(reply, prompts, 0), prompt, checkpoint)
-        return vllm_protocol.chances(call, reply, numbers)
+        with self._tally("ask", sum(map(len, prompts))) as tally:
+            reply = await self._endpoint.connection.post(call, "/v1/completions", body, retries=retries)
+            _, cached, _ = vllm_protocol.usage(reply)
+            tally.add(len(prompts), sum(map(len, prompts)), len(prompts) * cached)
+        return reply
 
     async def _numbers(self, choices: Sequence[str]) -> dict[str, int]:
         encoded = {choice: await self._endpoint.encoder.literally(choice) for choice in choices}
@@ -483,12 +478,6 @@ def whole(chain: Chain) -> Chain:
     if not text.endswith(vllm_protocol.REPLACEMENT):
         return chain
     return replace(chain, steps=beginning(chain.steps, len(text.rstrip(vllm_protocol.REPLACEMENT))))
-
-
-def _count(tally: RequestMeter, answer: Answer, prompt: Sequence[int], checkpoint: Sequence[int]) -> None:
-    """Count a question and the checkpoint that went along: both read the same beginning, each has a token written."""
-    cached = answer.cached + min(answer.cached, len(checkpoint))
-    tally.add(2 if checkpoint else 1, len(prompt) + len(checkpoint), cached)
 
 
 def _certain(ends: StepEnds, text: str) -> tuple[str, ...]:

@@ -13,15 +13,14 @@ from typing import Any, Self, Unpack
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Step
-from stepspec.orchestrator.concurrency import all_entered
+from stepspec.orchestrator.concurrency import all_entered, at_once
 from stepspec.orchestrator.early_stopping import AnyStopRule, GiveUp, StopRule, TrialAnswer
-from stepspec.orchestrator.endpoints import Endpoint, RewardModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, RewardModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.chat_template import disagreement
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, polled
-from stepspec.orchestrator.endpoints.room import fitted
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
-from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
 from stepspec.orchestrator.events import Event, Observer, Started
 from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.feedback.shadow import Shadowing, Shadows
@@ -42,6 +41,9 @@ from .learning import Learning, Learnings
 from .models import Models, check, connected
 from .promise import CalibrationMonitor
 from .settings import Given, Settings, Small
+
+JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
+LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
 
 
 class Solver:
@@ -158,7 +160,7 @@ class Solver:
         policies.check(told.policy, told.options, has_critic=self.critic is not None)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        budget = await fitted(budget or told.budget.budget(), chain, (self.small, self.large))
+        budget = (budget or told.budget.budget()).fit(await context_room(chain, (self.small, self.large)))
         learning = self._learnings.of(told, limited=choices.get("adapt") is not None)
         sampling = (sampling or told.sampling).with_seed(seed)
         effective = told.model_copy(update={"sampling": sampling})
@@ -331,3 +333,25 @@ def solve(
 
 def _always(draft: Step) -> bool:
     return True
+
+
+async def context_room(chain: Chain, endpoints: Sequence[ModelEndpoint]) -> int:
+    """
+    Count the tokens that the contexts of all *endpoints* hold beyond the problem and a judge's question.
+
+    Raise `ContextTooLong` if that is too little to start a run, and an `EndpointError` if a server cannot count.
+    """
+    return min(await at_once(_context_room(endpoint, chain) for endpoint in endpoints))
+
+
+async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
+    prompt = await endpoint.count(chain.messages)
+    room = endpoint.room - prompt - JUDGING_ROOM
+    if room < LEAST_ROOM:
+        raise ContextTooLong(
+            f"the problem has {prompt} tokens, which leaves no room to think in a context of "
+            f"{endpoint.room}; shorten it, or serve the model with a longer --max-model-len",
+            role=endpoint.role,
+            url=endpoint.settings.url,
+        )
+    return room

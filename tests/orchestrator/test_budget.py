@@ -38,6 +38,13 @@ def test_limits_that_leave_no_room_are_named(limits: Mapping[str, int], words: s
         Budget(**limits)
 
 
+def test_a_budget_is_cut_to_the_room_of_a_context_and_its_answer_below_that() -> None:
+    assert Budget(100).fit(200) == Budget(100)
+    assert Budget(100, steps=3, seconds=2.0).fit(60) == Budget(60, steps=3, seconds=2.0)
+    assert Budget(100, answer=80).fit(60) == Budget(60, answer=59)
+    assert Budget(100, answer=20).fit(60) == Budget(60, answer=20)
+
+
 def test_the_least_limits_are_taken_and_the_tokens_are_the_papers_unless_given() -> None:
     assert (Budget(steps=1).steps, Budget(seconds=0.1).seconds, Budget().tokens) == (1, 0.1, 8192)
 

@@ -47,7 +47,6 @@ async def test_every_way_sends_what_its_name_says() -> None:
         [(COMPLETIONS, 1)],
         [(COMPLETIONS, 1)] * 3,
         [(COMPLETIONS, 1)] * 3,
-        [(COMPLETIONS, 3)],
     ]
 
 

@@ -1,4 +1,4 @@
-"""A budget is cut to what both contexts hold, and both are asked at once."""
+"""A budget is cut to what both contexts hold, and both servers count the problem at the same time."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import cast
 
 import pytest
 
+from stepspec.api import JUDGING_ROOM, LEAST_ROOM, context_room
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.chain import Message, Role
+from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
-from stepspec.orchestrator.endpoints.room import JUDGING_ROOM, fitted
-from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 
-from ...fakes import run
+from .fakes import run
 
 CHAIN = Chain.of("What is 1 + 1?")
 
@@ -28,6 +29,10 @@ class Counting:
     seconds: float = 1.0
     fails: bool = False
     cancelled: bool = False
+
+    @property
+    def settings(self) -> Endpoint:
+        return Endpoint(role=self.role, url="http://localhost:8001")
 
     async def count(self, messages: tuple[Message, ...]) -> int:
         try:
@@ -44,8 +49,8 @@ def fit(*endpoints: Counting, tokens: int = 8192) -> tuple[Budget, float]:
     """Return what is left of a budget, and when that is known."""
 
     async def main() -> tuple[Budget, float]:
-        left = await fitted(Budget(tokens), CHAIN, [cast("ModelEndpoint", each) for each in endpoints])
-        return left, asyncio.get_running_loop().time()
+        room = await context_room(CHAIN, [cast("ModelEndpoint", endpoint) for endpoint in endpoints])
+        return Budget(tokens).fit(room), asyncio.get_running_loop().time()
 
     return run(main())[0]
 
@@ -60,3 +65,9 @@ def test_a_failure_ends_the_other_count_too() -> None:
     with pytest.raises(EndpointUnavailable, match="gone"):
         fit(Counting("small", fails=True), slow)
     assert slow.cancelled
+
+
+def test_a_problem_that_leaves_too_little_room_is_refused() -> None:
+    assert fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM))[0].tokens == LEAST_ROOM
+    with pytest.raises(ContextTooLong, match="the problem has 100 tokens"):
+        fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM - 1))
