@@ -40,7 +40,7 @@ from .workers import Team
 CONTROL = "random"
 FILE = ".toml"
 SOLVERS = (  # what a solver is told besides its policy
-    "ahead", "hedge", "lead", "plan", "ending", "answer", "early_exit", "give_up", "sure_bets", "delimiter",
+    "ahead", "hedge", "lead", "ending", "answer", "early_exit", "sure_bets", "delimiter",
 )  # fmt: skip
 BASELINES: Mapping[str, Arm] = {"large": LARGE, "small": SMALL}
 _ADAPTER: TypeAdapter[Arm] = TypeAdapter(Arm)

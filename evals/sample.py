@@ -78,7 +78,7 @@ class Arm:
     """
     One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at.
 
-    *lead*, *plan*, *ending*, *answer*, *early_exit*, *give_up*, *sure_bets* and *delimiter* are those of
+    *lead*, *ending*, *answer*, *early_exit*, *sure_bets* and *delimiter* are those of
     `Settings`; *sampling* is what of the solver's sampling the arm has otherwise. An arm that is *like* another one is
     its control: its policy's *p* is the accept rate that the other one has had.
     """
@@ -89,11 +89,9 @@ class Arm:
     ahead: int = 2
     hedge: float = 0.0
     lead: int = 0
-    plan: bool = False
     ending: EndedBy | None = None
     answer: AnsweredBy | None = None
     early_exit: bool = False
-    give_up: bool = False
     sure_bets: bool = False
     delimiter: Delimiter = BLANK_LINE
     like: str = ""
@@ -237,11 +235,9 @@ async def solve_once(
             ahead=arm.ahead,
             hedge=arm.hedge,
             lead=arm.lead,
-            plan=arm.plan,
             ending=arm.ending,
             answer=arm.answer,
             early_exit=arm.early_exit,
-            give_up=arm.give_up,
             sure_bets=arm.sure_bets,
             delimiter=arm.delimiter,
             adapt=0.0,  # the runs of an arm are alike

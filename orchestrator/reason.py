@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from .chain import Chain, Rollback, Step
-from .early_stopping import Halt, StopRule, checking_stop_rule
+from .early_stopping import StopRule, running_stop_rule
 from .events import Chosen, Committed, Event, Observer, Repaired
 from .interfaces import Policy
 from .lookahead import LookaheadControl, run_ahead, thought
 from .repetition import stuck
 
-End: TypeAlias = Literal["finished", "budget", "time", "repetition"] | Halt
+End: TypeAlias = Literal["finished", "budget", "time", "repetition", "enough"]
 
 
 def _never(chain: Chain) -> bool:
@@ -32,7 +32,7 @@ async def reason(
     ahead: int | LookaheadControl = 0,
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
-    watch: StopRule | None = None,
+    stop_rule: StopRule | None = None,
     observe: Observer = _nobody,
     over: Callable[[Chain], bool] = thought,
 ) -> tuple[Chain, End]:
@@ -50,19 +50,19 @@ async def reason(
         nonlocal chain
         observe(Committed(len(chain.steps), step, score))
         chain = chain.extend(step)
-        watched.ask(chain)
+        rule.start(chain)
 
     working_ahead = LookaheadControl.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
-        async with timeout, checking_stop_rule(watch) as watched:
+        async with timeout, running_stop_rule(stop_rule) as rule:
             while not (over(chain) or spent(chain)):
                 working = run_ahead(policy, chain, ahead=working_ahead, spent=spent, observe=observe, over=over)
                 async with working as lookahead:
                     while True:
                         draft, verdict = await lookahead.next()
-                        if halt := await watched.told():
-                            return chain, halt
+                        if await rule.stops():
+                            return chain, "enough"
                         if isinstance(verdict, Rollback):
                             break
                         commit(draft, verdict.score)
@@ -77,8 +77,8 @@ async def reason(
                         if over(chain) or spent(chain):
                             break
                     repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
-                if halt := await watched.told():
-                    return chain, halt
+                if await rule.stops():
+                    return chain, "enough"
                 observe(Repaired(len(chain.steps), repaired, verdict))
                 if stuck(chain, repaired):
                     return chain, "repetition"

@@ -89,19 +89,6 @@ def stuck(chain: Chain, step: Step) -> bool:
     return _echoes(part, step, 2 * RUN)
 
 
-def circles(chain: Chain) -> int:
-    """
-    Count the steps that the large model wrote in place of one that went round in circles.
-
-    Where steps are tokens, those that follow each other got the chain out of one circle.
-    """
-    before = (None, *chain.steps)
-    return sum(
-        step.note == "repetition" and not (last and last.note == "repetition" and last.stop != "delimiter")
-        for last, step in zip(before, chain.steps, strict=False)
-    )
-
-
 def _part(chain: Chain) -> Chain:
     """What a step may not repeat: the thinking or, once that is over, the answer, which may say again what it found."""
     thinking, answer = chain.parts()

@@ -40,7 +40,7 @@ from .lookahead import LookaheadControl
 from .markers import may_open_block
 from .reason import End, reason
 
-FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "hopeless", "context"]
+FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "context"]
 
 _REASONS: dict[End, FinishReason] = {
     "finished": "stop",
@@ -48,7 +48,6 @@ _REASONS: dict[End, FinishReason] = {
     "time": "time",
     "repetition": "repetition",
     "enough": "stop",
-    "hopeless": "hopeless",
 }
 
 
@@ -157,7 +156,7 @@ class _Run:
     observe: Observer
     began: float
     thinks: bool
-    watch: StopRule | None
+    stop_rule: StopRule | None
     answerer: Model | None
     stop: Sequence[str]
     by_method: bool
@@ -203,9 +202,9 @@ class _Run:
         self.early = _EarlyAnswer(
             write, self.telling, lambda: self.thinks and self.ahead.depth() > 0 and not self.by_method
         )
-        return await self._reason(policy, self.budget.thinking_seconds, self.watch)
+        return await self._reason(policy, self.budget.thinking_seconds, self.stop_rule)
 
-    async def _reason(self, policy: Policy, seconds: float | None, watch: StopRule | None) -> FinishReason:
+    async def _reason(self, policy: Policy, seconds: float | None, stop_rule: StopRule | None) -> FinishReason:
         """Let *policy* go on until *seconds* of the run are over, to the end of what is its part: see `_over`."""
         try:
             _, end = await reason(
@@ -214,7 +213,7 @@ class _Run:
                 ahead=self.ahead,
                 spent=self.budget.spent,
                 deadline=None if seconds is None else self.began + seconds,
-                watch=watch,
+                stop_rule=stop_rule,
                 observe=self,
                 over=self._over,
             )
@@ -265,7 +264,7 @@ async def run(
     observe: Observer,
     fallback: Policy | None = None,
     thinks: bool = True,
-    watch: StopRule | None = None,
+    stop_rule: StopRule | None = None,
     answerer: Model | None = None,
     stop: Sequence[str] = (),
     by_method: bool = False,
@@ -276,12 +275,14 @@ async def run(
     *by_method* the drafts and verdicts of *policy* go on through the answer, whose steps are the chain's last ones.
 
     The answer is told in pieces and ends before the first of the *stop* strings; what there is of it when the time is
-    up counts. *watch* may end the thinking early. If the small model fails for good, *fallback* goes on from what is
-    committed. Any other failure passes through.
+    up counts. *stop_rule* may end the thinking early. If the small model fails for good, *fallback* goes on from what
+    is committed. Any other failure passes through.
     """
     began = asyncio.get_running_loop().time()
     by_method = by_method and thinks
-    going = _Run(chain, budget, LookaheadControl.of(ahead), observe, began, thinks, watch, answerer, stop, by_method)
+    going = _Run(
+        chain, budget, LookaheadControl.of(ahead), observe, began, thinks, stop_rule, answerer, stop, by_method
+    )
     try:
         try:
             why = await going.work(policy)

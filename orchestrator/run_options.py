@@ -40,11 +40,9 @@ class Choices(TypedDict, total=False):
     hedge: Share | None
     load: Adapting | None
     lead: Count | None
-    plan: bool | None
     ending: EndedBy | None
     answer: AnsweredBy | None
     early_exit: bool | None
-    give_up: bool | None
     sure_bets: bool | None
     adapt: Below1 | None
     delimiter: Delimiter | None

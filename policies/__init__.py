@@ -16,9 +16,7 @@ from stepspec.orchestrator.errors import ConfigurationError, near
 from .bild import BiLD
 from .cascade import Cascade
 from .choose import Choose
-from .ending import Ending
 from .glimpse import Glimpse
-from .lead import Led
 from .lookahead_reasoning import LookaheadReasoning
 from .option_types import meaning, said
 from .random_control import RandomControl
@@ -28,6 +26,7 @@ from .reward import Reward
 from .solo import Solo, large_alone, small_alone
 from .specreason import SpecReason
 from .speculative_thinking import SpeculativeThinking
+from .wrappers import Ending, Led
 
 __all__ = [
     "BASELINES",

@@ -109,7 +109,7 @@ async def test_when_every_large_replica_is_gone_the_error_names_them() -> None:
     [
         ({}, ["small"] * 3),
         ({"lead": 2}, ["large", "large", "small"]),
-        ({"plan": True}, ["large", "small", "small"]),
+        ({"lead": 1}, ["large", "small", "small"]),
         ({"lead": 1, "policy": "small"}, ["small"] * 3),
     ],
 )
@@ -117,13 +117,8 @@ async def test_when_every_large_replica_is_gone_the_error_names_them() -> None:
 async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
     where: str, chosen: Choices, authors: list[str]
 ) -> None:
-    plan = ("Plan:", " one", ".\n\n", *SCRIPT[3:])
-    async with serving() as servers:
-        if "plan" in chosen:
-            for each in (servers.small, *servers.large):
-                each.script = plan
-        async with servers.solver(**chosen if where == "the solver" else Choices()) as solver:
-            solution = await solver.solve(PROBLEM, **chosen if where == "the run" else Choices())
+    async with serving() as servers, servers.solver(**chosen if where == "the solver" else Choices()) as solver:
+        solution = await solver.solve(PROBLEM, **chosen if where == "the run" else Choices())
     assert [step.author for step in solution.steps if step.fate == "kept"] == authors
 
 

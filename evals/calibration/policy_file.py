@@ -26,7 +26,7 @@ from ..grading.graders import Graders
 from ..sample import seed, solve_once
 from .search import Attempt, CalibrationResult, Decision, Trial
 
-SERVED = ("ahead", "hedge", "lead", "plan", "ending", "answer", "early_exit", "give_up", "sure_bets", "delimiter")
+SERVED = ("ahead", "hedge", "lead", "ending", "answer", "early_exit", "sure_bets", "delimiter")
 SEEDS_APART = 1_000_003  # between those that eval reports on and those that are calibrated on
 
 

@@ -159,11 +159,9 @@ class StepspecOptions(Part):
     hedge: Share | None = None
     load: Adapting | None = None
     lead: Count | None = None
-    plan: bool | None = None
     ending: EndedBy | None = None
     answer: AnsweredBy | None = None
     early_exit: bool | None = None
-    give_up: bool | None = None
     sure_bets: bool | None = None
     delimiter: TextDelimiter | None = None
     priority: Priority | None = None

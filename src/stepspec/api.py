@@ -14,7 +14,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Step
 from stepspec.orchestrator.concurrency import all_entered, at_once
-from stepspec.orchestrator.early_stopping import AnyStopRule, GiveUp, StopRule, TrialAnswer
+from stepspec.orchestrator.early_stopping import StopRule, TrialAnswer
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, RewardModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.chat_template import disagreement
 from stepspec.orchestrator.endpoints.client import carrying
@@ -200,7 +200,7 @@ class Solver:
                     observe=watch,
                     fallback=models.policy("large", {}) if told.policy != "small" else None,
                     thinks=self.thinks,
-                    watch=self._watch(models, budget, told),
+                    stop_rule=self._stop_rule(models, told),
                     answerer=(answerer := models.answerer(told.policy, told.answer)),
                     stop=stop,
                     by_method=answerer is None,
@@ -238,7 +238,7 @@ class Solver:
         return Models(small, large, critic, budget, formatting, sampling.temperature > 0)
 
     def _policy(self, models: Models, told: Settings) -> Policy:
-        return models.policy(told.policy, told.options, lead=told.lead, plan=told.plan, ending=told.ending)
+        return models.policy(told.policy, told.options, lead=told.lead, ending=told.ending)
 
     def _ahead(self, told: Settings) -> LookaheadControl:
         carries = self.floor.carries if told.sure_bets else _always
@@ -246,13 +246,8 @@ class Solver:
             return LookaheadControl(lambda: told.ahead, told.hedge, carries=carries)
         return LookaheadControl(lambda: self.load.depth(told.ahead), told.hedge, lambda: self.load.calm, carries)
 
-    def _watch(self, models: Models, budget: Budget, told: Settings) -> StopRule | None:
-        watches: list[StopRule] = []
-        if told.early_exit:
-            watches.append(TrialAnswer(models.large))
-        if told.give_up:
-            watches.append(GiveUp(budget.tokens - budget.for_answer))
-        return AnyStopRule(tuple(watches)) if watches and self.thinks else None
+    def _stop_rule(self, models: Models, settings: Settings) -> StopRule | None:
+        return TrialAnswer(models.large) if settings.early_exit and self.thinks else None
 
     @property
     def adaptation(self) -> Learning | None:

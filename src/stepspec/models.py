@@ -48,11 +48,10 @@ class Models:
         options: Mapping[str, Any],
         *,
         lead: int = 0,
-        plan: bool = False,
         ending: EndedBy | None = None,
     ) -> Policy:
         """
-        Build policy *name*; whatever it is, but for the baselines, the large model may *plan* and *lead*.
+        Build policy *name*; whatever it is, but for the baselines, the large model may *lead*.
 
         *ending* says who ends the thinking; None: as in the policy's paper.
         """
@@ -63,7 +62,7 @@ class Models:
         by = ending or ended_by(policy)
         if by != "small":
             policy = policies.Ending(policy, large, by)
-        return policies.Led(policy, large, lead, plan) if lead or plan else policy
+        return policies.Led(policy, large, lead) if lead else policy
 
     def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
         """

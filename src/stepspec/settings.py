@@ -21,6 +21,7 @@ from pydantic import (
     PositiveInt,
     TypeAdapter,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -57,7 +58,7 @@ PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
 
-BEARING = ("lead", "plan", "ending", "answer", "early_exit", "give_up", "delimiter", "sampling", "budget")
+BEARING = ("lead", "ending", "answer", "early_exit", "delimiter", "sampling", "budget")
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 _CHOICES = TypeAdapter(Choices)
@@ -111,6 +112,12 @@ class Calibration(BaseModel):
     edges: tuple[float, ...] = ()
     counts: tuple[int, ...] = (0,)
 
+    @field_validator("told")
+    @classmethod
+    def _without_retired(cls, told: dict[str, Any]) -> dict[str, Any]:
+        """Leave out the options that no longer exist, where they were off: files from before name them."""
+        return {name: value for name, value in told.items() if value or name not in ("plan", "give_up")}
+
     @model_validator(mode="after")
     def _histogram(self) -> Self:
         self.grades()
@@ -130,9 +137,8 @@ class Settings(BaseSettings):
     draft whose tokens had a mean probability of *hedge* at most is repaired while it is judged (0: none, 1: every one).
     With *load* "adapt" both shrink while the large model's server is busy; "ignore" keeps them as they are.
 
-    *options* are the policy's own. Whatever the policy, but for the two baselines, the large model may write a *plan*
-    as the first step, and *lead* steps after that. With *early_exit* the thinking ends once a trial answer is sure,
-    with *give_up* once most drafts fall or the chain goes round in circles. *sampling* is for writing; judging is
+    *options* are the policy's own. Whatever the policy, but for the two baselines, the large model may write the first
+    *lead* steps. With *early_exit* the thinking ends once a trial answer is sure. *sampling* is for writing; judging is
     always greedy. Without a seed of its own, each run draws one. *service* is for
     ``stepspec serve`` alone. *calibration* says where the options come from, so that a drift of the grades is noticed.
     A share of *shadow* of the accepted steps is checked once more: the large model says whether each is correct, beside
@@ -166,11 +172,9 @@ class Settings(BaseSettings):
     hedge: Share = 0.0
     load: Adapting = "adapt"
     lead: Count = 0
-    plan: bool = False
     ending: EndedBy | None = None
     answer: AnsweredBy | None = None
     early_exit: bool = False
-    give_up: bool = False
     sampling: Sampling = Sampling()
     budget: Limits = Limits()
     service: ServiceSettings = ServiceSettings()

@@ -15,8 +15,8 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 def test_a_method_is_named_with_its_options_and_those_of_the_solver() -> None:
     assert arm("specreason") == Arm("specreason", "specreason")
-    spec = "specreason:threshold=8.5, read=greedy,ahead=0,plan=true"
-    assert arm(spec) == Arm(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, plan=True)
+    spec = "specreason:threshold=8.5, read=greedy,ahead=0,early_exit=true"
+    assert arm(spec) == Arm(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, early_exit=True)
     spec = "specreason:sure_bets=true"
     assert arm(spec) == Arm(spec, "specreason", sure_bets=True)
 

@@ -25,7 +25,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event
 from stepspec.orchestrator.interfaces import EndedBy, ended_by
 from stepspec.policies import METHODS, Ending, Led, LookaheadReasoning, SpecReason
-from stepspec.policies.ending import COMPLETE
+from stepspec.policies.wrappers import COMPLETE
 from stepspec.settings import load
 
 from ..fakes import Said, ScriptedModel, run

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Budget, Chain, Ledger, Step, reason
 from stepspec.orchestrator.answer import write_answer
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.early_stopping import Halt
 from stepspec.orchestrator.events import (
     Called,
     Committed,
@@ -173,14 +172,14 @@ def test_budgets_hold_exactly_with_room_for_the_answer(
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_watch_may_end_the_thinking_at_what_was_kept_of_a_draft(ahead: int) -> None:
+def test_a_stop_rule_may_end_the_thinking_at_what_was_kept_of_a_draft(ahead: int) -> None:
     small, large = pair()
     large.logprob = lambda before, token: -2.0 if token == " one" else -0.1
     events: list[Event] = []
 
-    async def enough(chain: Chain) -> Halt | None:
-        return "enough" if chain.steps else None
+    async def enough(chain: Chain) -> bool:
+        return bool(chain.steps)
 
-    (chain, end), _ = run(reason(Keeping(small, large), PROBLEM, ahead=ahead, watch=enough, observe=events.append))
+    (chain, end), _ = run(reason(Keeping(small, large), PROBLEM, ahead=ahead, stop_rule=enough, observe=events.append))
     assert ([step.text for step in chain.steps], end) == (["The small"], "enough")
     assert not [event for event in events if isinstance(event, Repaired)]

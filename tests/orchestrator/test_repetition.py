@@ -1,14 +1,12 @@
 """What counts as going round in circles, and what does not."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.chain import Stop
-from stepspec.orchestrator.repetition import RUN, WINDOW, circles, obstacle, stuck
+from stepspec.orchestrator.repetition import RUN, WINDOW, obstacle, stuck
 
 from .arms import BOUNDED
 
@@ -272,13 +270,3 @@ def test_long_sums_and_rows_are_no_spin(said: str) -> None:
 def test_what_ends_the_thinking_is_not_looked_at() -> None:
     assert obstacle(chain("A"), Step("no " * 400, "small", "end")) == ""
     assert not stuck(chain("no " * 400), Step("no " * 400, "small", "end"))
-
-
-def test_circles_are_counted_by_the_steps_that_had_to_mend_them() -> None:
-    mended = [replace(step("A"), note=note) for note in ("repetition", "grade", "", "the wording", "no", "repetition")]
-    assert circles(Chain((), tuple(mended))) == 2
-
-
-def test_tokens_that_got_the_chain_out_of_one_circle_count_once() -> None:
-    mended = [Step("a ", "large", "length", note=note) for note in ("repetition", "repetition", "", "repetition")]
-    assert circles(Chain((), tuple(mended))) == 2

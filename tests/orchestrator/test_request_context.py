@@ -138,7 +138,7 @@ def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
 
     async def main() -> None:
         small, judge = pair(length=3)
-        await reason(SpecReason(small, judge), PROBLEM, watch=TrialAnswer(large, every=1, sure=1.0, times=9))
+        await reason(SpecReason(small, judge), PROBLEM, stop_rule=TrialAnswer(large, every=1, sure=1.0, times=9))
         shadows = Shadows(1.0)
         shadows.consider(PROBLEM, Step("So.\n\n", "small"), check)
         await shadows.settled()

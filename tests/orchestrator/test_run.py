@@ -11,7 +11,7 @@ import pytest
 from stepspec.orchestrator import Budget, Chain, Ledger, Step
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.early_stopping import GiveUp, StopRule
+from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Answered, Answering, Committed, Degraded, Event, Finished
 from stepspec.orchestrator.interfaces import KEPT_OPEN
@@ -40,11 +40,13 @@ class Case:
         fallback: bool = True,
         thinks: bool = True,
         ahead: int = 1,
-        watch: StopRule | None = None,
+        stop_rule: StopRule | None = None,
         answerer: ScriptedModel | None = None,
         stop: Sequence[str] = (),
     ) -> tuple[Outcome, float]:
-        return run(self.solve(fallback=fallback, thinks=thinks, ahead=ahead, watch=watch, answerer=answerer, stop=stop))
+        return run(
+            self.solve(fallback=fallback, thinks=thinks, ahead=ahead, stop_rule=stop_rule, answerer=answerer, stop=stop)
+        )
 
     async def solve(
         self,
@@ -52,7 +54,7 @@ class Case:
         fallback: bool = True,
         thinks: bool = True,
         ahead: int = 1,
-        watch: StopRule | None = None,
+        stop_rule: StopRule | None = None,
         answerer: ScriptedModel | None = None,
         stop: Sequence[str] = (),
     ) -> Outcome:
@@ -66,7 +68,7 @@ class Case:
             observe=self.events.append,
             fallback=alone if fallback else None,
             thinks=thinks,
-            watch=watch,
+            stop_rule=stop_rule,
             answerer=answerer,
             stop=stop,
         )
@@ -110,10 +112,15 @@ def test_an_early_answer_is_no_part_of_the_streams_that_the_lookahead_closes() -
     assert seen == [None]
 
 
-def test_a_watch_may_end_the_thinking() -> None:
+async def at_once(chain: Chain) -> bool:
+    """A stop rule that ends the thinking after the first step."""
+    return True
+
+
+def test_a_stop_rule_may_end_the_thinking() -> None:
     case = Case()
-    outcome, _ = case.run(ahead=9, watch=GiveUp(tokens=20, share=0.1, floor=1.1))
-    assert (outcome.reason, outcome.answer, len(outcome.chain.steps)) == ("hopeless", "42", 1)
+    outcome, _ = case.run(ahead=9, stop_rule=at_once)
+    assert (outcome.reason, outcome.answer, len(outcome.chain.steps)) == ("stop", "42", 1)
 
 
 @pytest.mark.parametrize("wrong", range(4))

@@ -17,7 +17,6 @@ const REASONS = {
   length: "Cut short: the budget of tokens or steps was spent.",
   time: "Cut short: the time was up.",
   repetition: "Cut short: the chain went round in circles.",
-  hopeless: "Cut short: thinking on looked hopeless.",
   context: "Cut short: a model's context was full.",
 };
 

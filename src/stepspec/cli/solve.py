@@ -63,9 +63,6 @@ def solve(
         str | None, typer.Option(help="adapt: work less ahead while the large model is busy; ignore: do not.")
     ] = None,
     lead: Annotated[int | None, typer.Option(help="First steps that the large model writes.")] = None,
-    plan: Annotated[
-        bool | None, typer.Option("--plan/--no-plan", help="Let the large model write a plan first.")
-    ] = None,
     ending: Annotated[
         str | None,
         typer.Option(
@@ -80,9 +77,6 @@ def solve(
     ] = None,
     early_exit: Annotated[
         bool | None, typer.Option("--early-exit/--no-early-exit", help="Answer once a trial answer is sure.")
-    ] = None,
-    give_up: Annotated[
-        bool | None, typer.Option("--give-up/--no-give-up", help="Answer once thinking on looks hopeless.")
     ] = None,
     sure_bets: Annotated[
         bool | None, typer.Option("--sure-bets/--no-sure-bets", help="Work ahead only of drafts that look safe.")
@@ -126,11 +120,9 @@ def solve(
         hedge=hedge,
         load=load,  # type: ignore[arg-type]  # the settings check the word
         lead=lead,
-        plan=plan,
         ending=ending,  # type: ignore[arg-type]  # the settings check the word
         answer=answer,  # type: ignore[arg-type]
         early_exit=early_exit,
-        give_up=give_up,
         sure_bets=sure_bets,
         delimiter=[_unescaped(text) for text in delimiter] if delimiter else None,
         priority=priority,

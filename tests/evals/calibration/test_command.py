@@ -33,8 +33,8 @@ from ..scripted import solution
 KNOB = KNOBS["specreason"]
 TOLD = Settings.model_validate(
     {
-        "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2, "plan": True,
-        "early_exit": True, "give_up": True, "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
+        "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2,
+        "early_exit": True, "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
     }
 )  # fmt: skip
 ALMOST = 6.9999999
@@ -68,15 +68,15 @@ async def asked(base: int, *places: tuple[int, float | None]) -> list[dict[str, 
 
 def test_what_is_calibrated_is_what_the_settings_say_but_for_the_knob() -> None:
     assert served(TOLD, "specreason", KNOB, 8) == Arm(
-        "specreason", "specreason", {"threshold": 8, "read": "greedy"}, 1, 0.5, 2, plan=True, early_exit=True,
-        give_up=True, sure_bets=True,
+        "specreason", "specreason", {"threshold": 8, "read": "greedy"}, 1, 0.5, 2, early_exit=True,
+        sure_bets=True,
     )  # fmt: skip
     assert served(TOLD, "bild", KNOBS["bild"], 1).options == {"rollback": 1}
 
 
 async def test_the_method_is_told_so_and_the_large_model_stays_alone() -> None:
     large, method = await asked(0, (3, None), (3, 8.5))
-    told = {name: getattr(TOLD, name) for name in ("ahead", "hedge", "lead", "plan", "early_exit", "give_up")}
+    told = {name: getattr(TOLD, name) for name in ("ahead", "hedge", "lead", "early_exit", "sure_bets")}
     assert {name: method[name] for name in told} == told
     assert method["options"] == {"threshold": 8.5, "read": "greedy"}
     assert {name: large[name] for name in told} == {name: getattr(LARGE, name) for name in told}
@@ -156,7 +156,7 @@ async def test_the_file_serves_what_was_calibrated_and_says_what_the_promise_is_
             assert solver.models == promise.calibration.models == {"small": "fake", "large": "fake"}
     loaded = settings.load()
     assert loaded.options == {"read": "greedy", "threshold": 0.5}
-    assert (loaded.lead, loaded.early_exit, loaded.ahead, loaded.plan) == (1, True, 1, False)
+    assert (loaded.lead, loaded.early_exit, loaded.ahead, loaded.sure_bets) == (1, True, 1, False)
     assert (loaded.sampling, loaded.budget.tokens) == (Sampling(temperature=0.7, top_p=0.95), 200)
     assert loaded.calibration is not None
     bearing = loaded.bearing()

@@ -204,14 +204,14 @@ def test_what_the_request_leaves_open_is_as_configured() -> None:
     assert order.sampling == Sampling(temperature=0.6, seed=4)
     assert order.choices == {"policy": "specreason", "options": {"threshold": 5}}
     assert (order.stop, order.format) == ((), None)
-    (other,) = ordered(stepspec={"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "load": "ignore", "plan": True})
+    (other,) = ordered(stepspec={"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "load": "ignore", "lead": 1})
     assert other.choices == {
         "policy": "specreason",
         "options": {"threshold": 8},
         "ahead": 1,
         "hedge": 0.5,
         "load": "ignore",
-        "plan": True,
+        "lead": 1,
     }
     request = run_requests.read(ChatRequest, {"model": "large", "messages": [TURN]})
     (large,) = run_requests.of_chat(request, "large", OFFER, SETTINGS)
