@@ -24,18 +24,16 @@ from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.settings import Settings
 
 from . import provenance
-from .benchmarks import Benchmark, find, load, own
+from .benchmarks import Benchmark, find, half, load, overlaps, own
+from .command_line import changed, finite, only_without_testbed, script
 from .evaluation import Evaluation, evaluate
 from .experiments.arms import LARGE, SMALL
 from .grading.graders import SECONDS, require
-from .halves import half, overlaps
-from .plan import Plan
-from .preflight import changed, finite, of_pair, only_without_testbed, possible
+from .plan import Plan, of_pair, possible
 from .results import SMALL_PRINT, ArmSummary, table
+from .runner import Team
 from .sample import Arm, Task
-from .script import script
 from .testbed.solving_pair import pair_solver
-from .workers import Team
 
 CONTROL = "random"
 FILE = ".toml"

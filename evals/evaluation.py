@@ -20,14 +20,12 @@ from stepspec.orchestrator.nesting import described
 from . import provenance
 from .benchmarks import Benchmark
 from .grading.graders import Graders
-from .plan import Plan, identity, trials
-from .preflight import possible
+from .plan import Plan, identity, possible, trials
 from .results import SMALL_PRINT, ArmSummary, stand
-from .runner import run
+from .runner import Post, Team, here, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
 from .testbed.servers import counting, weights
-from .workers import Post, Team, here
 
 SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = "samples.jsonl", "run.json", "problems.jsonl", "summary.json", "traces"
 

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from stepspec import settings as configuration
+from stepspec.models import check
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.endpoints import GREEDY, Sampling
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.run_options import Choices
+from stepspec.settings import Settings
 
-from .experiments.arms import turns
 from .grading.answers import Metric
 from .sample import Arm, Task, seed
 from .store import Place
+
+TOLD = Choices.__annotations__.keys() & Arm.__dataclass_fields__.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +80,23 @@ def identity(plan: Plan) -> Mapping[str, Any]:
 
 def _spelt(arm: Arm) -> Mapping[str, Any]:
     return {name: getattr(arm, name) for name in Arm.__dataclass_fields__}
+
+
+def turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
+    """Return *arms* in the order in which they solve problem *number*: each begins equally often."""
+    turn = number % len(arms)
+    return (*arms[turn:], *arms[:turn])
+
+
+def of_pair() -> Settings:
+    """The settings of the solver over the miniature pair, but for where its models are."""
+    return configuration.load(sampling=GREEDY)
+
+
+def possible(arm: Arm, settings: Settings) -> None:
+    """Raise `ConfigurationError` if no solver with these *settings* could run *arm*."""
+    own: Any = {name: getattr(arm, name) for name in TOLD}
+    try:
+        check(settings.told(own))
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{arm.name!r}: {exc}") from exc

@@ -24,8 +24,8 @@ from stepspec.settings import Settings
 
 from .plan import Plan, Trial
 from .ray_worker import about
+from .runner import Post, WorkerLost
 from .sample import SolvedTask
-from .workers import Post, WorkerLost
 
 PATIENCE = 180.0  # seconds without any worker, after which there will be none
 LOOK = 1.0  # seconds between looks at whether that is so

@@ -18,8 +18,8 @@ from stepspec.orchestrator.errors import StepspecError
 from stepspec.settings import Settings
 
 from .plan import Plan, Trial
+from .runner import LocalWorker, here
 from .sample import SolvedTask
-from .workers import LocalWorker, here
 
 CODE = (".py", ".txt", ".toml")  # what decides how a problem is solved: code, prompts, settings that are shipped
 BOOT, NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")

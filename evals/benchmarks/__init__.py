@@ -7,18 +7,17 @@ from pathlib import Path
 
 from stepspec.orchestrator.errors import ConfigurationError, near
 
-from ..experiments.arms import Task
-from .aime24 import AIME24
-from .aime25 import AIME25
+from ..sample import Task
+from .aime import AIME24, AIME25
 from .amc23 import AMC23
 from .arithmetic import ARITHMETIC
 from .benchmark import Benchmark, Row
 from .gpqa_diamond import GPQA_DIAMOND
 from .gsm8k import GSM8K
-from .loading import load
+from .loading import CALIBRATED_ON, half, load, overlaps
 from .math500 import MATH500
 
-__all__ = ["BENCHMARKS", "Benchmark", "find", "load", "own"]
+__all__ = ["BENCHMARKS", "CALIBRATED_ON", "Benchmark", "find", "half", "load", "overlaps", "own"]
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     benchmark.name: benchmark for benchmark in (MATH500, GSM8K, AIME24, AIME25, AMC23, GPQA_DIAMOND, ARITHMETIC)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from ..experiments.arms import Task
+from ..sample import Task
 from ..testbed.problems import final_answer, generate, worked
 from .benchmark import Benchmark, Row
 

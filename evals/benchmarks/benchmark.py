@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 from stepspec.prompts import Prompt, load
 
-from ..experiments.arms import Task
 from ..grading.answers import Metric
+from ..sample import Task
 
 Row: TypeAlias = Mapping[str, str]  # those columns that hold text, or numbers, which are spelt out
 

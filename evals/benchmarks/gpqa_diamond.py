@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import random
 
-from ..experiments.arms import Task
 from ..grading.answers import LETTERS
+from ..sample import Task
 from .benchmark import Benchmark, Row
 
 RIGHT = "Correct Answer"

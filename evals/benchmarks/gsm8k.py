@@ -9,8 +9,8 @@ Prompt: eval.boxed.
 
 from __future__ import annotations
 
-from ..experiments.arms import Task
 from ..grading.answers import HASHES
+from ..sample import Task
 from .benchmark import Benchmark, Row
 
 

@@ -7,18 +7,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import orjson
 
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..experiments.arms import Task
+from ..sample import Task
 from .benchmark import Benchmark
 
 Raw: TypeAlias = Mapping[str, Any]
+Half: TypeAlias = Literal["calibration", "report"]
 MADE = 200  # problems, where a benchmark has no end
+CALIBRATED_ON = "calibration half"
 
 
 def load(benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit: int | None = None) -> list[Task]:
@@ -118,3 +121,30 @@ def _library(name: str, what: str) -> Any:
         raise ConfigurationError(
             f"{what} needs {name}: pip install 'stepspec[evals]', or pass --data FILE.jsonl"
         ) from exc
+
+
+def half(task: Task) -> Half:
+    """
+    Which half of its benchmark *task* belongs to, for good.
+
+    That depends on its question alone: neither on the template that it is put into, nor on how choices are shuffled.
+    """
+    question = task.question or task.problem
+    return "calibration" if blake2b(question.encode(), digest_size=1).digest()[0] % 2 else "report"
+
+
+def overlaps(calibrated: Mapping[str, str], benchmark: str, part: str | None) -> list[str]:
+    """
+    What has to be said beside the figures of arms that were *calibrated* on problems that are measured here.
+
+    *calibrated* says by the name of an arm what it was calibrated on, *part* which half of *benchmark* is measured.
+    """
+    if part == "report":
+        return []
+    shared = "the very problems" if part == "calibration" else "half of the problems"
+    return [
+        f"{name!r} was calibrated on {shared} that are measured here, and chosen to lose few of just those: these "
+        "figures are no evidence for its promise. Those of `--half report` are."
+        for name, on in calibrated.items()
+        if on == f"{benchmark}, {CALIBRATED_ON}"
+    ]

@@ -10,7 +10,7 @@ Prompt: eval.boxed.
 
 from __future__ import annotations
 
-from ..experiments.arms import Task
+from ..sample import Task
 from .benchmark import Benchmark, Row
 
 

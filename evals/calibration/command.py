@@ -17,13 +17,12 @@ from rich.progress import TaskID
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..benchmarks import Benchmark, find, load, own
-from ..experiments.arms import Task
+from ..benchmarks import CALIBRATED_ON, Benchmark, find, half, load, own
+from ..command_line import finite, only_without_testbed, script, writable
 from ..grading.graders import Graders, require
-from ..halves import CALIBRATED_ON, half
-from ..preflight import finite, of_pair, only_without_testbed, possible, writable
+from ..plan import of_pair, possible
 from ..provenance import digests
-from ..script import script
+from ..sample import Task
 from ..testbed.servers import counting, weights
 from ..testbed.solving_pair import pair_solver
 

@@ -21,9 +21,9 @@ from stepspec.policies.thresholds import KNOBS, Threshold
 from stepspec.settings import Settings
 
 from ..benchmarks import Benchmark
-from ..experiments.arms import LARGE, Arm, Task
+from ..experiments.arms import LARGE
 from ..grading.graders import Graders
-from ..sample import seed, solve_once
+from ..sample import Arm, Task, seed, solve_once
 from .search import Attempt, CalibrationResult, Decision, Trial
 
 SERVED = ("ahead", "hedge", "lead", "ending", "answer", "early_exit", "sure_bets", "delimiter")

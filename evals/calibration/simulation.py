@@ -33,8 +33,8 @@ from rich.table import Table
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies.thresholds import Threshold
 
-from ..experiments.arms import wilson
-from ..script import script
+from ..command_line import script
+from ..results import wilson
 from ..testbed.servers import counting
 from .risk_bound import LossTest, Paired, chosen, fixed_sequence, run_sequence
 from .search import CalibrationSearch, Decision, Known, Trial

@@ -20,24 +20,13 @@ from rich.console import Console
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..script import script
+from ..command_line import script
+from ..results import Result, summarise
+from ..sample import Arm, Sample, Task
 from ..store import SampleStore
 from ..testbed.servers import SPECULATIONS, counting, weights
 from ..testbed.solving_pair import fresh, pair_solver, solvers
-from .arms import (
-    LARGE,
-    SEQUENTIAL,
-    SHIPPED,
-    SMALL,
-    THINKING,
-    THINKING_SEQUENTIAL,
-    Arm,
-    Result,
-    Sample,
-    Task,
-    measure,
-    summarise,
-)
+from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import markdown, small_print, table
 
 THREE = Arm("three models", "specreason")

@@ -33,7 +33,7 @@ from stepspec.orchestrator.interfaces import Model, Policy
 from stepspec.orchestrator.launcher import Served, launch
 from stepspec.policies import BiLD, SpecReason
 
-from ..script import script
+from ..command_line import script
 from ..testbed.hybrid import CURE, build, server
 from ..testbed.problems import generate, worked
 from ..testbed.servers import starting

@@ -31,7 +31,7 @@ from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import Reflective
 from stepspec.prompts import load
 
-from ..script import script
+from ..command_line import script
 from ..testbed.problems import generate, worked
 from ..testbed.servers import endpoint, running
 

@@ -29,11 +29,11 @@ from stepspec.orchestrator import Accept, Chain, Model, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.policies import Reflective
 
-from ..script import script
+from ..command_line import script
+from ..results import wilson
 from ..testbed.corruptions import corrupt
 from ..testbed.problems import Problem, State, advance, begin, expected, generate
 from ..testbed.servers import counting, running
-from .arms import wilson
 
 Kind: TypeAlias = Literal["right", "wrong result", "wrong step"]
 Rule: TypeAlias = Literal["match", "typical"]

@@ -30,7 +30,7 @@ from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.solution import Solution
 from stepspec.service_factory import offer
 
-from ..script import script
+from ..command_line import script
 from ..testbed.servers import counting
 from ..testbed.solving_pair import fresh, pair_solver
 from .mock_engine import InstantEngine

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from stepspec.orchestrator.chain import Role
 
+from ..results import Result
 from ..testbed.profiles import described
-from .arms import Result
 
 ROLES: tuple[Role, ...] = ("large", "small")
 COLUMNS = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste", "judging")

@@ -1,7 +1,7 @@
 r"""
 Grade answers. What takes algebra is done by processes that are killed when they take too long.
 
-``python -m stepspec.evals.grading.graders math500`` grades the benchmark's own solutions, as a check of the grader.
+``python -m stepspec.evals.grading math500`` grades the benchmark's own solutions, as a check of the grader.
 """
 
 from __future__ import annotations
@@ -134,9 +134,3 @@ async def _exchange(process: Process, line: bytes) -> bytes:
     if not said.endswith(b"\n"):
         raise EOFError
     return said
-
-
-if __name__ == "__main__":
-    from .agreement import main
-
-    main()

@@ -15,7 +15,7 @@ from stepspec.orchestrator.events import Committed, Drafted, Event, Judged
 from stepspec.orchestrator.trace import read
 
 from ..benchmarks.arithmetic import ARITHMETIC
-from ..experiments.arms import Interval, wilson
+from ..results import Interval, wilson
 from ..sample import Sample, Written
 from ..testbed.problems import (
     Problem,

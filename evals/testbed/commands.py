@@ -15,16 +15,9 @@ from stepspec.orchestrator.launcher import Served, TokenSpeculation
 from stepspec.orchestrator.launcher.launch import RunningPair
 from stepspec.orchestrator.launcher.up import STOPPING, as_json, as_text, until_signalled
 
-from ..experiments.arms import (
-    LARGE,
-    SHIPPED,
-    SMALL,
-    Result,
-    Sample,
-    Task,
-    measure,
-    summarise,
-)
+from ..experiments.arms import LARGE, SHIPPED, SMALL, measure
+from ..results import Result, summarise
+from ..sample import Sample, Task
 from .servers import MODELS, NOTHING, PAIR, SCORERS, running
 from .solving_pair import fresh, pair_solver
 

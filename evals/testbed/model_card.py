@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from ..experiments.arms import Interval, wilson
+from ..results import Interval, wilson
 from .corruptions import corrupt
 from .data import Writer
 from .inference import Judged, Solved, grades, solve

@@ -36,7 +36,7 @@ from stepspec.orchestrator.launcher import Served, Server, launch
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
 from stepspec.policies import METHODS
 
-from ..script import script
+from ..command_line import script
 from .random_models import HALF, make
 from .servers import ENVIRONMENT, FLAGS, counting, starting
 from .vocabularies import CACHE, VOCABULARIES, file

@@ -13,7 +13,8 @@ from stepspec.api import Solver
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.launcher import TokenSpeculation
 
-from ..experiments.arms import Arm, Task, measure
+from ..experiments.arms import measure
+from ..sample import Arm, Task
 from .problems import DEFAULT, Difficulty, generate
 from .servers import NOTHING, PAIR, TINY, endpoint, running
 

@@ -17,8 +17,8 @@ import orjson
 import pytest
 
 from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, find, load, own
-from stepspec.evals.experiments.arms import Task
 from stepspec.evals.grading.answers import LETTERS
+from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 
 DATA = Path(__file__).parent / "data"

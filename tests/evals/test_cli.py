@@ -162,7 +162,9 @@ def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFi
     assert "\u2026" not in shown.partition("Brackets")[0]  # nothing is cut off, however narrow the terminal
 
 
-@pytest.mark.parametrize("name", ["math500", "gsm8k", "overhead", "coverage", "grading"])
+@pytest.mark.parametrize(
+    "name", ["math500", "gsm8k", "experiments.service_overhead", "calibration.simulation", "grading"]
+)
 def test_what_is_run_by_its_name_tells_with_examples_how(name: str) -> None:
     pytest.importorskip("scipy")
     words = [sys.executable, "-m", f"stepspec.evals.{name}", "--help"]
@@ -173,6 +175,25 @@ def test_what_is_run_by_its_name_tells_with_examples_how(name: str) -> None:
     for line in examples.splitlines():
         flags = [word for word in line.split("#")[0].split() if word.startswith("--")]
         assert [flag for flag in flags if flag not in usage] == []
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("bench", "experiments.bench"),
+        ("confound", "experiments.reflection_control"),
+        ("coverage", "calibration.simulation"),
+        ("hybrid", "experiments.hybrid_cache"),
+        ("overhead", "experiments.service_overhead"),
+        ("scoring", "experiments.judging_cost"),
+    ],
+)
+def test_a_deprecated_path_runs_the_module_that_has_moved(old: str, new: str) -> None:
+    pytest.importorskip("scipy")
+    words = [sys.executable, "-m", f"stepspec.evals.{old}", "--help"]
+    run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
+    assert f"Usage: python -m stepspec.evals.{new}" in run.stdout
+    assert run.stderr == f"python -m stepspec.evals.{old} is deprecated: use python -m stepspec.evals.{new}\n"
 
 
 @pytest.mark.parametrize("name", ["math500", "gsm8k"])

@@ -19,10 +19,10 @@ from stepspec.evals import provenance
 from stepspec.evals.benchmarks import find
 from stepspec.evals.cli import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
-from stepspec.evals.experiments.arms import LARGE, Arm
+from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
-from stepspec.evals.sample import Task
-from stepspec.evals.workers import LocalWorker, Post
+from stepspec.evals.runner import LocalWorker, Post
+from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.trace import read, replay

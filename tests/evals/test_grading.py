@@ -13,7 +13,7 @@ import pytest
 
 from stepspec.evals.benchmarks import find, load
 from stepspec.evals.grading import graders as graders_module
-from stepspec.evals.grading.agreement import agreement
+from stepspec.evals.grading.__main__ import agreement
 from stepspec.evals.grading.answers import Metric
 from stepspec.evals.grading.graders import LIBRARY, SCRIPT, Graders, Mark, require
 from stepspec.orchestrator.errors import ConfigurationError

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from stepspec.evals import cli
-from stepspec.evals.workers import WorkerLost
+from stepspec.evals.runner import WorkerLost
 from stepspec.orchestrator.errors import ConfigurationError, WorkersLost
 
 from ..fakes import run

@@ -111,8 +111,8 @@ def test_a_worker_does_without_what_only_the_command_needs() -> None:
 
 def test_an_actor_says_so_where_stepspec_is_missing() -> None:
     pytest.importorskip("ray")
-    sent = "from ray import cloudpickle; from stepspec.evals import sharding; import sys; " + (
-        "sys.stdout.buffer.write(cloudpickle.dumps(sharding._kind()))"
+    sent = "from ray import cloudpickle; from stepspec.evals import ray_pool; import sys; " + (
+        "sys.stdout.buffer.write(cloudpickle.dumps(ray_pool._kind()))"
     )
     actor = subprocess.run([sys.executable, "-c", sent], capture_output=True, check=True, timeout=120).stdout
     there = """if True:

@@ -15,8 +15,8 @@ from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan, Trial
 from stepspec.evals.ray_pool import PATIENCE, PAUSE, STARTS, RemoteWorker, WorkerPool
 from stepspec.evals.ray_worker import about
+from stepspec.evals.runner import Worker, WorkerLost
 from stepspec.evals.sample import SolvedTask, Task
-from stepspec.evals.workers import Worker, WorkerLost
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import (

@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
-from stepspec.evals.results import ORACLE, complete, oracle, stand, table
-from stepspec.evals.sample import NOTHING, Sample
-from stepspec.evals.significance import difference
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
+from stepspec.evals.results import ORACLE, complete, difference, oracle, stand, table
+from stepspec.evals.sample import NOTHING, Arm, Sample
 from stepspec.evals.store import Place
 
 from .experiments.test_arms import sample

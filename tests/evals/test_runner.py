@@ -13,10 +13,9 @@ from stepspec.evals.cli import arms
 from stepspec.evals.experiments.arms import LARGE, SMALL
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import Plan, identity, trials
-from stepspec.evals.runner import run
+from stepspec.evals.runner import LocalWorker, here, run
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
-from stepspec.evals.workers import LocalWorker, here
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 from stepspec.settings import Settings

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.evals.significance import _statistic, difference, mcnemar  # pyright: ignore[reportPrivateUsage]
+from stepspec.evals.results import _statistic, difference, mcnemar  # pyright: ignore[reportPrivateUsage]
 from stepspec.orchestrator.stats import Z
 
 

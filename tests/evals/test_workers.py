@@ -15,10 +15,9 @@ from stepspec import Solution
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import Plan, Trial, identity
-from stepspec.evals.runner import run
+from stepspec.evals.runner import LocalWorker, Post, WorkerLost, run
 from stepspec.evals.sample import SolvedTask
 from stepspec.evals.store import SampleStore
-from stepspec.evals.workers import LocalWorker, Post, WorkerLost
 from stepspec.orchestrator.errors import WorkersLost
 
 from .scripted import Asked, ScriptedSolver, solution

@@ -9,9 +9,9 @@ from typing import Any, Literal
 import pytest
 
 from stepspec import Solution, Solver
-from stepspec.evals.cue_profile import profile, training_problems
-from stepspec.evals.experiments.arms import Task
+from stepspec.evals.calibration.cue_profile import profile, training_problems
 from stepspec.evals.experiments.reflection_control import READINGS, cases, rates
+from stepspec.evals.sample import Task
 from stepspec.evals.testbed.problems import generate
 from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.chain import THINK_END

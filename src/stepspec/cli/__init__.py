@@ -9,8 +9,8 @@ import typer
 
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.calibration import command as calibration
+from stepspec.evals.command_line import run
 from stepspec.evals.report import command as report
-from stepspec.evals.script import run
 
 from . import inspect, serve, solve, tune, up
 from .terminal import stdout

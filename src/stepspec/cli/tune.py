@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from stepspec.evals import cue_profile as profiling
-from stepspec.evals.preflight import only_without_testbed, writable
+from stepspec.evals.calibration import cue_profile as profiling
+from stepspec.evals.command_line import only_without_testbed, writable
 from stepspec.evals.testbed.servers import counting
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError

@@ -19,8 +19,9 @@ from stepspec import Sampling, Solver, settings
 from stepspec.evals.benchmarks import find
 from stepspec.evals.calibration.policy_file import attempts, served
 from stepspec.evals.cli import arm
-from stepspec.evals.experiments.arms import LARGE, Arm, Task
+from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.grading.graders import Graders
+from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Rollback, Step
 from stepspec.orchestrator.events import Judged, Started
 from stepspec.policies.thresholds import KNOBS

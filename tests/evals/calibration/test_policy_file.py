@@ -10,13 +10,12 @@ import orjson
 import pytest
 
 from stepspec import settings
-from stepspec.evals.benchmarks import find, load, own
+from stepspec.evals.benchmarks import find, half, load, own
 from stepspec.evals.calibration import risk_bound
 from stepspec.evals.calibration.command import problems
 from stepspec.evals.calibration.policy_file import CalibrationSettings, knob
 from stepspec.evals.calibration.search import CalibrationResult
-from stepspec.evals.experiments.arms import Task
-from stepspec.evals.halves import half
+from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.drift import Histogram
 from stepspec.policies.thresholds import KNOBS

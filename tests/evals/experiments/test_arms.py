@@ -6,19 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.experiments.arms import (
-    LARGE,
-    SHIPPED,
-    SMALL,
-    THINKING,
-    THINKING_SEQUENTIAL,
-    Sample,
-    bootstrap_ratio,
-    summarise,
-    wilson,
-)
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL
 from stepspec.evals.experiments.bench import missed
 from stepspec.evals.experiments.tables import COLUMNS, markdown, table
+from stepspec.evals.results import bootstrap_ratio, summarise, wilson
+from stepspec.evals.sample import Sample
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.ledger import Account, Ledger
 

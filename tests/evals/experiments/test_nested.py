@@ -6,8 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from stepspec import NestedPair, policies
 from stepspec.evals.experiments import bench
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Sample, Task, measure, summarise
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, measure
 from stepspec.evals.experiments.bench import NESTED, THREE
+from stepspec.evals.results import summarise
+from stepspec.evals.sample import Sample, Task
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.ledger import Account, Ledger
 

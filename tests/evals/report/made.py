@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge, read
 from stepspec.evals.report.section import Section, section
-from stepspec.evals.sample import Sample, Written
+from stepspec.evals.sample import Arm, Sample, Written
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.ledger import Account, Ledger
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.figures import Figures, figures, numbered
 from stepspec.evals.results import ORACLE, stand
+from stepspec.evals.sample import Arm
 
 from .made import ARMS, mixed, samples
 

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from stepspec.evals.experiments.arms import wilson
 from stepspec.evals.report.judging import Graded, area, judge, scored, separate
+from stepspec.evals.results import wilson
 from stepspec.evals.sample import Written
 
 from .made import KEPT, REJECTED, REPAIR, mixed

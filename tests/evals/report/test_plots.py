@@ -10,12 +10,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import plots
 from stepspec.evals.report.figures import Figures, figures
 from stepspec.evals.report.judging import Graded, Judge, separate
 from stepspec.evals.report.plots import Box, front, labels, scatter
 from stepspec.evals.report.svg import NARROW, WIDE, Markup, Scale, element
+from stepspec.evals.sample import Arm
 
 from .made import ARMS, large, mixed, samples, small
 

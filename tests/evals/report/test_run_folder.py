@@ -9,10 +9,11 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge, read
 from stepspec.evals.report.section import section
+from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .made import folder, large, mixed, samples, told

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL, Arm
+from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
 from stepspec.evals.report.layout import blocks
 from stepspec.evals.report.markdown import markdown
@@ -16,7 +16,7 @@ from stepspec.evals.report.prices import Prices, Rented
 from stepspec.evals.report.run_folder import Run
 from stepspec.evals.report.section import Section, origin
 from stepspec.evals.report.tables import Row, Table
-from stepspec.evals.sample import Written
+from stepspec.evals.sample import Arm, Written
 
 from .made import ARMS, folder, mixed, samples, told
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec import Solver, settings
-from stepspec.evals.cue_profile import (
+from stepspec.evals.calibration.cue_profile import (
     Cue,
     Sentence,
     caption,
@@ -31,7 +31,7 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import Relay, make
 
-from ..fakes import ScriptedModel, counting, run, tokenise
+from ...fakes import ScriptedModel, counting, run, tokenise
 
 ROLES: tuple[Role, ...] = ("small", "large")
 

@@ -1,15 +1,17 @@
 """
-AIME 2024: both papers of the American Invitational Mathematics Examination; every answer is a number from 0 to 999.
+AIME 2024 and 2025: both papers of each year's American Invitational Mathematics Examination.
 
-Dataset: HuggingFaceH4/aime_2024, train, 30 problems.
-Licence: none stated; the problems are the Mathematical Association of America's.
+Every answer is a number from 0 to 999.
+
+Dataset: HuggingFaceH4/aime_2024, train, and math-ai/aime25, test; 30 problems each.
+Licence: 2024: none stated; the problems are the Mathematical Association of America's. 2025: Apache-2.0.
 Metric: the same number; what is no plain number goes to math-verify.
 Prompt: eval.boxed.
 """
 
 from __future__ import annotations
 
-from ..experiments.arms import Task
+from ..sample import Task
 from .benchmark import Benchmark, Row
 
 
@@ -27,3 +29,4 @@ AIME24 = Benchmark(
     source="HuggingFaceH4/aime_2024",
     split="train",
 )
+AIME25 = Benchmark("aime25", "Apache-2.0", "number", ("problem", "answer"), read, source="math-ai/aime25")

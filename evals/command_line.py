@@ -1,40 +1,52 @@
-"""What can be found wrong before anything is started: nobody should wait for servers, or for hours, to be told."""
+"""Helpers that the command-line programs share: run a command, and refuse wrong options before anything starts."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
+import runpy
+import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+import typer
 from pydantic import BaseModel, ValidationError
+from rich.console import Console
+from rich.text import Text
 
-from stepspec import settings as configuration
-from stepspec.models import check
-from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import Choices
-from stepspec.settings import Settings
-
-from .sample import Arm
+from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 M = TypeVar("M", bound=BaseModel)
-TOLD = Choices.__annotations__.keys() & Arm.__dataclass_fields__.keys()
 
 
-def of_pair() -> Settings:
-    """The settings of the solver over the miniature pair, but for where its models are."""
-    return configuration.load(sampling=GREEDY)
+def script(command: Callable[..., None], examples: str | None = None) -> None:
+    """Run *command* with the words of the command line, with *examples* in its help."""
+    app = typer.Typer(
+        add_completion=False,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    verbatim = examples and examples.replace("\n\n", "\n\n\b\n")  # Click wraps no paragraph that begins with \b.
+    app.command(epilog=verbatim)(command)
+    run(app)
 
 
-def possible(arm: Arm, settings: Settings) -> None:
-    """Raise `ConfigurationError` if no solver with these *settings* could run *arm*."""
-    own: Any = {name: getattr(arm, name) for name in TOLD}
+def run(app: Callable[[], object]) -> None:
+    """Run *app*; print the project's own errors as one line, without a traceback."""
     try:
-        check(settings.told(own))
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{arm.name!r}: {exc}") from exc
+        app()
+    except StepspecError as exc:
+        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
+        sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+
+
+def run_moved(old: str, new: str) -> None:
+    """Run the module *new* of this package as a script under its deprecated path *old*, with a note on stderr."""
+    package = __package__
+    print(f"python -m {package}.{old} is deprecated: use python -m {package}.{new}", file=sys.stderr)
+    runpy.run_module(f"{package}.{new}", run_name="__main__", alter_sys=True)
 
 
 def changed(settings: M, flags: Mapping[str, tuple[str, object]]) -> M:

@@ -19,9 +19,8 @@ from rich.console import Console
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..benchmarks import find, load
-from ..preflight import finite
+from ..command_line import finite, script
 from ..sample import Task
-from ..script import script
 from ..testbed.servers import counting
 from .answers import Metric, given, plainly
 from .graders import SECONDS, Graders, Mark, require
@@ -29,11 +28,11 @@ from .graders import SECONDS, Graders, Mark, require
 EXAMPLES = """
 Examples:
 
-  python -m stepspec.evals.grading.graders math500
+  python -m stepspec.evals.grading math500
 
-  python -m stepspec.evals.grading.graders gsm8k --data gsm8k.parquet --workers 4
+  python -m stepspec.evals.grading gsm8k --data gsm8k.parquet --workers 4
 
-  python -m stepspec.evals.grading.graders math500 --limit 50 --seconds 2
+  python -m stepspec.evals.grading math500 --limit 50 --seconds 2
 """
 
 stdout, stderr = Console(), Console(stderr=True)
@@ -157,6 +156,5 @@ def check(
         raise typer.Exit(1)
 
 
-def main() -> None:
-    """Run `check`; print our own errors as one line."""
+if __name__ == "__main__":
     script(check, EXAMPLES)

@@ -33,8 +33,8 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.policies.relay import CLOSERS, WIDE_MARKS
 
-from .experiments.arms import wilson
-from .testbed.problems import generate
+from ..results import wilson
+from ..testbed.problems import generate
 
 AT_ONCE = 8
 LEAST = 12  # sentences, below which a share says little
