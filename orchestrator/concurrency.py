@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ async def background(*coroutines: Coroutine[Any, Any, T]) -> AsyncGenerator[tupl
     Run *coroutines* as tasks for as long as the block lasts; leaving the block cancels them and waits for their end.
 
     A task that fails does not end the block, and its error is only logged unless the block reads the task's result.
-    Where a failure must end the block, use ``asyncio.TaskGroup``.
+    Where a failure must end the block, use `supervised`.
     """
     tasks = tuple(asyncio.create_task(coroutine) for coroutine in coroutines)
     try:
@@ -28,28 +28,54 @@ async def background(*coroutines: Coroutine[Any, Any, T]) -> AsyncGenerator[tupl
             await asyncio.wait(tasks)
 
 
-async def to_the_end(work: Coroutine[object, object, None]) -> None:
-    """Wait until *work* is done, even if cancelled meanwhile: a deadline may pass while requests are being closed."""
-    working, cancelled = asyncio.create_task(work), None
-    while not working.done():
+@asynccontextmanager
+async def supervised(*coroutines: Coroutine[Any, Any, object]) -> AsyncGenerator[None]:
+    """
+    Run *coroutines* in a task group for as long as the block lasts; the first failure cancels the block.
+
+    That failure, or else the block's own error, is raised as it is: not in an exception group.
+    """
+    block = asyncio.current_task()
+    cancelling = block.cancelling() if block else 0
+    errors: Sequence[BaseException] = ()
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(coroutine) for coroutine in coroutines]
+            yield
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await to_the_end(asyncio.wait(tasks))  # A task group that is cancelled here cancels its tasks again.
+    except BaseExceptionGroup as exc:
+        errors = exc.exceptions
+    if block and block.cancelling() > cancelling and errors:
+        raise asyncio.CancelledError  # The caller of the block was cancelled at the same time: that comes first.
+    if errors:
+        raise errors[0]
+
+
+async def to_the_end(coroutine: Coroutine[Any, Any, object]) -> None:
+    """Wait until *coroutine* has ended, even if cancelled: a deadline may pass while requests are being closed."""
+    task, cancelled = asyncio.create_task(coroutine), None
+    while not task.done():
         try:
-            await asyncio.wait([working])
+            await asyncio.wait([task])
         except asyncio.CancelledError as exc:
             cancelled = exc
-    working.result()
+    task.result()
     if cancelled:
         raise cancelled
 
 
 async def all_entered(stack: AsyncExitStack, contexts: Iterable[AbstractAsyncContextManager[Any]]) -> None:
-    """Enter *contexts* at the same time, for *stack* to leave. Raise the first failure once all have come so far."""
-    entering = [stack.enter_async_context(context) for context in contexts]
-    for entered in await asyncio.gather(*entering, return_exceptions=True):
-        if isinstance(entered, BaseException):
-            raise entered
+    """Enter *contexts* at the same time; *stack* leaves them. Raise the first failure once every attempt has ended."""
+    attempts = [stack.enter_async_context(context) for context in contexts]
+    for result in await asyncio.gather(*attempts, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
-async def at_once(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run *works* at the same time and return their results in order. The first failure cancels the others."""
-    async with background(*works) as tasks:
+async def at_once(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run *coroutines* at the same time and return their results in order. The first failure cancels the others."""
+    async with background(*coroutines) as tasks:
         return await asyncio.gather(*tasks)  # If this is cancelled, gather has already cancelled the tasks.

@@ -21,8 +21,8 @@ from typing import Literal, TypeAlias
 
 import aiohttp
 
+from ..concurrency import supervised
 from ..errors import ConfigurationError, ServerDied, ServerError, ServerNotReady
-from .beside import Beside
 from .process import Child, child, port_taken, reasons, reserve
 
 State: TypeAlias = Literal["starting", "ready"]
@@ -252,7 +252,7 @@ async def launch(
         async with aiohttp.ClientSession(timeout=LOOK) as http:
             terms = StartTerms(folder, time.monotonic(), ready_timeout, grace, on_progress, http)
             keepers = [ServerProcess(server, terms) for server in servers]
-            async with Beside([keeper.keep() for keeper in keepers]):
+            async with supervised(*(keeper.keep() for keeper in keepers)):
                 yield {keeper.server.name: await keeper.served for keeper in keepers}
 
 
