@@ -18,7 +18,7 @@ from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
 from .lookahead_reasoning import LookaheadReasoning
-from .option_types import meaning, said
+from .option_types import describe, meaning
 from .random_control import RandomControl
 from .reflective import Reflective
 from .relay import Relay
@@ -224,7 +224,7 @@ def explained(name: str) -> Mapping[str, Option]:
     """The options of the policy called *name*, for the eye."""
     method, kinds = _find(name), _kinds(name)
     return {
-        key: Option(option.default, said(kinds[key]), meaning(method.documentation, key))
+        key: Option(option.default, describe(kinds[key]), meaning(method.documentation, key))
         for key, option in options(name).items()
     }
 
@@ -239,7 +239,7 @@ def _checked(policy: str, option: str, kind: TypeAdapter[Any], value: object) ->
     try:
         return kind.validate_python(value)
     except ValidationError as exc:
-        raise ConfigurationError(f"policy {policy!r}, option {option!r}: {said(kind)} (got {value!r})") from exc
+        raise ConfigurationError(f"policy {policy!r}, option {option!r}: {describe(kind)} (got {value!r})") from exc
 
 
 def _find(name: str) -> Method:

@@ -7,13 +7,13 @@ Kim et al. 2023, arXiv:2302.07863.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp
 from typing import ClassVar, Literal
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy
 
 from .option_types import Amount, AtLeast1, Share
-from .scores import surest
 
 CHARACTER = 4  # tokens, of a byte each, make any character
 
@@ -80,3 +80,8 @@ class BiLD:
         if token.text or token.stop == "end":
             return token
         return await self.large.write(chain, stop=(), limit=CHARACTER)
+
+
+def surest(token: Token) -> float:
+    """The highest probability, 0 to 1, of any token known at the position of *token*."""
+    return exp(max(other.logprob for other in (token, *token.top)))

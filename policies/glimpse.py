@@ -6,12 +6,13 @@ Zeng et al. 2026, arXiv:2601.05110.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import exp, log
 
-from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
+from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Token, Verdict
 
 from .option_types import Amount, Several
-from .scores import entropy
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +47,9 @@ class Glimpse:
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
+
+
+def entropy(tokens: Sequence[Token]) -> float:
+    """The entropy, in nats, of the choice between *tokens*, whose probabilities are scaled to sum to 1; 0 for none."""
+    chances = [exp(token.logprob) for token in tokens]
+    return sum(-p / sum(chances) * log(p / sum(chances)) for p in chances if p)

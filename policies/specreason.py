@@ -13,9 +13,8 @@ from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.prompts import load
 
+from .grading import DIGITS, draft_several, expected, judge_several, likeliest
 from .option_types import Few, Grade, Share
-from .scores import DIGITS, expected, likeliest
-from .several import drafted, judged
 
 GRADE = load("specreason.grade")
 
@@ -53,7 +52,7 @@ class SpecReason:
         return self.large
 
     async def draft(self, chain: Chain) -> Step:
-        return await drafted(self.small, chain, self.judge_every)
+        return await draft_several(self.small, chain, self.judge_every)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
         if self.judge_every > 1 and (verdict := await self.judge_several(chain, draft)):
@@ -71,4 +70,4 @@ class SpecReason:
     async def judge_several(self, chain: Chain, draft: Step) -> Verdict | None:
         """Judge all steps of *draft* at once; None if it is a single one."""
         greedy = self.read == "greedy"
-        return await judged(self.large, chain, draft, threshold=self.threshold, greedy=greedy, sure=self.sure)
+        return await judge_several(self.large, chain, draft, threshold=self.threshold, greedy=greedy, sure=self.sure)

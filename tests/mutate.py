@@ -31,9 +31,13 @@ def about(name: str) -> str:
 POLICIES = {
     path.stem: (f"policies/{path.name}", about(path.stem)) for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
 }
-POLICIES["rivals"] = ("policies/rivals.py", "tests/policies/test_rivals.py tests/policies/test_choose.py")
-POLICIES["knobs"] = ("policies/thresholds.py", "tests/policies/test_thresholds.py")
-LOOP = " ".join(f"tests/orchestrator/test_{name}.py" for name in ("lookahead", "steps", "deadline", "kept_open", "run"))
+POLICIES["wrappers"] = (
+    "policies/wrappers.py",
+    "tests/policies/test_wrappers.py tests/fidelity/test_08_who_ends_the_thinking.py",
+)
+LOOP = " ".join(
+    f"tests/orchestrator/test_{name}.py" for name in ("lookahead", "steps", "deadline", "sticky_stream", "run")
+)
 NESTED = " ".join(f"tests/orchestrator/nesting/test_{name}.py" for name in ("course", "nested", "promises"))
 CORE = {
     "budget": ("orchestrator/budget.py", "tests/orchestrator/test_budget.py tests/orchestrator/test_run.py"),
@@ -43,9 +47,9 @@ CORE = {
     "repetition": ("orchestrator/repetition.py", "tests/orchestrator/test_repetition.py"),
     "chain": ("orchestrator/chain.py", "tests/orchestrator/test_chain.py"),
     "floor": ("orchestrator/floor.py", "tests/orchestrator/test_floor.py"),
-    "hooks": ("orchestrator/early_stopping.py", "tests/orchestrator/test_early_stopping.py"),
+    "early_stopping": ("orchestrator/early_stopping.py", "tests/orchestrator/test_early_stopping.py"),
     "load": ("orchestrator/feedback/load.py", "tests/orchestrator/feedback/test_load.py"),
-    "course": ("orchestrator/nesting/model.py", NESTED),
+    "nested": ("orchestrator/nesting/model.py", NESTED),
     "adaptation": (
         "orchestrator/feedback/adaptation.py",
         "tests/orchestrator/test_deciding.py tests/orchestrator/feedback/test_adaptation.py",

@@ -27,7 +27,7 @@ from ..testbed.servers import counting, weights
 from ..testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # what brings scipy is imported where it is used: `stepspec` has to start without it
-    from stepspec.policies.thresholds import Threshold
+    from stepspec.policies.option_types import Threshold
 
     from .policy_file import CalibrationSettings
     from .risk_bound import LossTest

@@ -17,7 +17,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
 from stepspec.orchestrator.feedback.drift import grades
 from stepspec.orchestrator.toml import document
-from stepspec.policies.thresholds import KNOBS, Threshold
+from stepspec.policies.option_types import THRESHOLDS, Threshold
 from stepspec.settings import Settings
 
 from ..benchmarks import Benchmark
@@ -37,12 +37,12 @@ def knob(policy: str, option: str | None = None, values: Sequence[float] | None 
     Raise `ConfigurationError` where there is none.
     """
     policies.options(policy)  # raises for a name that is none
-    known = KNOBS.get(policy)
+    known = THRESHOLDS.get(policy)
     if option is None or (known is not None and option == known.option):
         if known is None:
             raise ConfigurationError(
                 f"what makes {policy!r} looser is not known: name an option and its values, the strictest first, as in "
-                f"--option threshold --values 9,8,7 (known: {', '.join(KNOBS)})"
+                f"--option threshold --values 9,8,7 (known: {', '.join(THRESHOLDS)})"
             )
         return Threshold(known.option, tuple(values), known.compared) if values else known
     if not values:

@@ -14,7 +14,7 @@ from pydantic import TypeAdapter
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.drift import Histogram
-from stepspec.policies.thresholds import Threshold
+from stepspec.policies.option_types import Threshold
 
 from ..store import JsonlStore
 from .risk_bound import LossTest, Paired, ThresholdTest, chosen, fixed_sequence

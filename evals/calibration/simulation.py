@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies.thresholds import Threshold
+from stepspec.policies.option_types import Threshold
 
 from ..command_line import script
 from ..results import wilson

@@ -13,7 +13,7 @@ from stepspec.orchestrator.events import Adapted, Started
 from stepspec.orchestrator.feedback.adaptation import Adaptation, Choice
 from stepspec.orchestrator.toml import document
 from stepspec.orchestrator.trace import Moment
-from stepspec.policies.thresholds import KNOBS
+from stepspec.policies.option_types import THRESHOLDS
 
 from . import policies
 from .settings import Settings
@@ -90,7 +90,7 @@ class Learnings:
         if not told.adapt or policy in policies.BASELINES:
             return None
         own = self._settings.options if policy == self._settings.policy else {}
-        knob = KNOBS.get(policy)
+        knob = THRESHOLDS.get(policy)
         pinned = knob is None or (not limited and options.get(knob.option) != own.get(knob.option))
         key = repr((policy, sorted(options.items()), told.ahead, told.adapt, pinned))
         if key not in self._known:
@@ -122,7 +122,7 @@ def learning(
     If the option that makes it looser is *pinned*, or if it is not one that scores are compared with, the depth alone
     moves: what another value would have let pass cannot be read off the scores. Nothing is looser than *promised*.
     """
-    knob = KNOBS.get(policy)
+    knob = THRESHOLDS.get(policy)
     if knob is None or not knob.compared or pinned:
         return Learning(policy, options, "", Adaptation(limit, most, Choice(None, most)))
     start = float(options.get(knob.option, policies.options(policy)[knob.option].default))

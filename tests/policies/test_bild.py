@@ -21,6 +21,7 @@ from stepspec.orchestrator import (
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Role
 from stepspec.policies import BiLD
+from stepspec.policies.bild import surest
 
 from ..fakes import Said, ScriptedModel, counting, run
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm
@@ -278,3 +279,13 @@ def test_the_large_model_answers_and_the_defaults_are_the_papers() -> None:
     policy = BiLD(small, large)
     assert policy.answerer is large
     assert policy == BiLD(small, large, fallback=0.6, rollback=5.0, run=10, scale="token")
+
+
+def place(*chances: float) -> tuple[Token, ...]:
+    return tuple(Token("", log(chance) if chance else -9999.0) for chance in chances)
+
+
+def test_the_surest_of_a_place_may_be_another_token_than_the_written_one() -> None:
+    assert surest(Token("a", log(0.25))) == pytest.approx(0.25)
+    assert surest(Token("a", log(0.25), top=place(0.5, 0.25))) == pytest.approx(0.5)
+    assert surest(Token("a", log(0.25), top=place(0.125))) == pytest.approx(0.25)

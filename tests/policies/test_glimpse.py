@@ -10,7 +10,7 @@ from stepspec.orchestrator import Accept, Rollback, Step, Token, reason
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import Glimpse
-from stepspec.policies.scores import entropy
+from stepspec.policies.glimpse import entropy
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
@@ -101,3 +101,23 @@ def test_the_large_model_answers_and_the_defaults_are_those_of_the_papers_code()
     small, large = pair([])
     assert Glimpse(small, large).answerer is large
     assert Glimpse(small, large) == Glimpse(small, large, threshold=1.0, top=20)
+
+
+def place(*chances: float) -> tuple[Token, ...]:
+    return tuple(Token("", log(chance) if chance else -9999.0) for chance in chances)
+
+
+@pytest.mark.parametrize(
+    ("chances", "nats"),
+    [
+        ((), 0),
+        ((0.3,), 0),
+        ((0.5, 0.5), log(2)),
+        ((0.1, 0.1, 0.1, 0.1), log(4)),  # Of the rest of the probability nothing is known.
+        ((0.25, 0.75), 0.562335),
+        ((0.5, 0.5, 0.0), log(2)),
+        ((0.0,), 0),
+    ],
+)
+def test_entropy_is_that_of_the_known_rivals_in_nats(chances: Sequence[float], nats: float) -> None:
+    assert entropy(place(*chances)) == pytest.approx(nats)

@@ -24,14 +24,14 @@ from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Rollback, Step
 from stepspec.orchestrator.events import Judged, Started
-from stepspec.policies.thresholds import KNOBS
+from stepspec.policies.option_types import THRESHOLDS
 from stepspec.promise import CalibrationMonitor
 from stepspec.settings import Settings
 
 from ...orchestrator.endpoints.server import FakeVllm
 from ..scripted import solution
 
-KNOB = KNOBS["specreason"]
+KNOB = THRESHOLDS["specreason"]
 TOLD = Settings.model_validate(
     {
         "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2,
@@ -72,7 +72,7 @@ def test_what_is_calibrated_is_what_the_settings_say_but_for_the_knob() -> None:
         "specreason", "specreason", {"threshold": 8, "read": "greedy"}, 1, 0.5, 2, early_exit=True,
         sure_bets=True,
     )  # fmt: skip
-    assert served(TOLD, "bild", KNOBS["bild"], 1).options == {"rollback": 1}
+    assert served(TOLD, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
 
 
 async def test_the_method_is_told_so_and_the_large_model_stays_alone() -> None:

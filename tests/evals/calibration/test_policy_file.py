@@ -18,7 +18,7 @@ from stepspec.evals.calibration.search import CalibrationResult
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.drift import Histogram
-from stepspec.policies.thresholds import KNOBS
+from stepspec.policies.option_types import THRESHOLDS
 
 
 def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationResult:
@@ -30,7 +30,7 @@ def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationR
 
 
 def promise(calibrated: CalibrationResult, **more: Any) -> CalibrationSettings:
-    return CalibrationSettings("specreason", KNOBS["specreason"], "gsm8k, calibration half", calibrated, more)
+    return CalibrationSettings("specreason", THRESHOLDS["specreason"], "gsm8k, calibration half", calibrated, more)
 
 
 def test_the_settings_file_is_one_that_a_solver_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +108,7 @@ def test_made_problems_are_others_than_those_reported_on() -> None:
 
 
 def test_what_is_turned_can_be_named() -> None:
-    assert knob("specreason") == KNOBS["specreason"]
+    assert knob("specreason") == THRESHOLDS["specreason"]
     with pytest.raises(ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"):
         knob("specreasn")
     assert knob("specreason", values=[8, 7]).values == (8, 7)

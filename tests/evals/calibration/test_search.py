@@ -18,7 +18,7 @@ from stepspec.evals.calibration.search import (
 )
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import options
-from stepspec.policies.thresholds import KNOBS, Threshold
+from stepspec.policies.option_types import THRESHOLDS, Threshold
 
 from ...fakes import run
 
@@ -137,9 +137,9 @@ async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
     assert len(asyncio.all_tasks()) == 1
 
 
-@pytest.mark.parametrize("policy", KNOBS)
+@pytest.mark.parametrize("policy", THRESHOLDS)
 def test_every_knob_is_an_option_of_its_policy(policy: str) -> None:
-    knob = KNOBS[policy]
+    knob = THRESHOLDS[policy]
     assert knob.option in options(policy)
     assert len(set(knob.values)) == len(knob.values)
     assert list(knob.values) in (sorted(knob.values), sorted(knob.values, reverse=True))

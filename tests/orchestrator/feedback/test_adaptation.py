@@ -27,12 +27,12 @@ from stepspec.orchestrator.feedback.run_stats import RunStats, ShadowCheck
 from stepspec.orchestrator.stats import wilson
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, read, write
 from stepspec.policies import SpecReason
-from stepspec.policies.thresholds import KNOBS
+from stepspec.policies.option_types import THRESHOLDS
 
 from ...fakes import ScriptedModel, counting, run
 from ..arms import BOUNDED, PROBLEM, taste
 
-GRID = KNOBS["specreason"].values
+GRID = THRESHOLDS["specreason"].values
 GRADES = "9" * 10 + "8" * 4 + "7" * 2 + "4" * 2 + "1" * 2
 SECONDS = st.floats(0.01, 100)
 SHARES = st.floats(0, 1)

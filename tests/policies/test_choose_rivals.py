@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Rival, Rollback, Step, Token
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.policies.rivals import decided, drawn, forks
+from stepspec.policies.choose import decided, drawn, forks
 
 from ..orchestrator.arms import BOUNDED, PROBLEM
 

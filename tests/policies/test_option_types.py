@@ -8,14 +8,14 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import Field, TypeAdapter
 
-from stepspec.orchestrator import Budget
+from stepspec.orchestrator import Accept, Budget
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Judged
 from stepspec.policies import METHODS, check, explained, make, options
-from stepspec.policies.option_types import Above0, Amount, Grade, Top, meaning, said
-from stepspec.policies.thresholds import KNOBS
+from stepspec.policies.option_types import THRESHOLDS, Above0, Amount, Grade, Top, describe, meaning
 
 from ..fakes import ScriptedModel, counting, run
-from ..orchestrator.arms import ScriptedCritic, arm
+from ..orchestrator.arms import ScriptedCritic, arm, taste
 
 SMALL, LARGE = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
 OPTIONS = [(name, option) for name in METHODS for option in options(name)]
@@ -87,10 +87,10 @@ def test_every_default_is_a_value_that_may_be_given(name: str, option: str) -> N
     assert check(name, {option: default}) == {option: default}
 
 
-@pytest.mark.parametrize("name", KNOBS)
+@pytest.mark.parametrize("name", THRESHOLDS)
 def test_the_values_of_a_knob_are_in_its_range(name: str) -> None:
-    for value in KNOBS[name].values:
-        assert check(name, {KNOBS[name].option: value}) == {KNOBS[name].option: value}
+    for value in THRESHOLDS[name].values:
+        assert check(name, {THRESHOLDS[name].option: value}) == {THRESHOLDS[name].option: value}
 
 
 def test_a_check_needs_no_models_and_finds_what_making_would() -> None:
@@ -121,7 +121,7 @@ def test_a_check_needs_no_models_and_finds_what_making_would() -> None:
     ],
 )
 def test_kinds_are_told_in_words(kind: Any, words: str) -> None:
-    assert said(TypeAdapter(kind)) == words
+    assert describe(TypeAdapter(kind)) == words
 
 
 def test_the_meaning_of_an_option_is_what_its_sentences_say() -> None:
@@ -129,3 +129,39 @@ def test_the_meaning_of_an_option_is_what_its_sentences_say() -> None:
     assert meaning(text, "that") == "Take *this* or *that*. *that* is more."
     assert meaning(text, "this") == "Take *this* or *that*. More on *this*, at last."
     assert meaning(text, "other") == ""
+
+
+@pytest.mark.parametrize("policy", THRESHOLDS)
+def test_a_knob_is_turned_one_way_through_values_that_its_option_may_have(policy: str) -> None:
+    knob = THRESHOLDS[policy]
+    assert options(policy)[knob.option].default in knob.values
+    for value in knob.values:
+        assert check(policy, {knob.option: value}) == {knob.option: value}
+    ordered = sorted(set(knob.values))
+    assert knob.values in (tuple(ordered), tuple(reversed(ordered)))
+
+
+def accepted(policy: str, value: float) -> float:
+    """The share of the drafts that *policy* accepts with that *value* of its knob, over a few seeds."""
+    verdicts: list[bool] = []
+    options: dict[str, Any] = {THRESHOLDS[policy].option: value}
+    for seed in range(12):
+        tried = arm(policy, seed)
+        critic = ScriptedCritic(lambda chain: taste(chain.text))
+        tried.policy = make(policy, tried.small, tried.large, critic=critic, **options)
+        run(tried.run())
+        verdicts += [isinstance(event.verdict, Accept) for event in tried.events if isinstance(event, Judged)]
+    return sum(verdicts) / len(verdicts)
+
+
+@pytest.mark.parametrize("policy", THRESHOLDS)
+def test_the_first_value_is_the_strictest_and_the_last_the_loosest(policy: str) -> None:
+    first, *_, last = THRESHOLDS[policy].values
+    assert accepted(policy, first) < accepted(policy, last)
+
+
+@pytest.mark.parametrize(("policy", "highest"), [("specreason", 9), ("reward", 1)])
+def test_where_a_score_is_compared_the_strictest_value_is_the_highest_score(policy: str, highest: float) -> None:
+    assert THRESHOLDS[policy].compared
+    assert THRESHOLDS[policy].values[0] == highest
+    assert {name for name, knob in THRESHOLDS.items() if knob.compared} == {"specreason", "reward"}

@@ -1,4 +1,4 @@
-"""SpecReason judges several steps at once and cuts the draft before the first wrong one."""
+"""Grades are read off the judge's probabilities; several steps at once are cut before the first wrong one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Judged
 from stepspec.policies import SpecReason, make
-from stepspec.policies.several import FIRST_WRONG
+from stepspec.policies.grading import DIGITS, FIRST_WRONG, expected, likeliest
 from stepspec.prompts import load
 
 from ..fakes import ScriptedModel, counting, run
@@ -163,3 +163,19 @@ def test_a_budget_holds_and_ends_no_draft_with_nothing(tokens: int) -> None:
 def test_only_what_a_digit_can_tell_may_be_judged_at_once(every: object) -> None:
     with pytest.raises(ConfigurationError, match="judge_every"):
         policy(lambda chain, question: {}, judge_every=every)
+
+
+@pytest.mark.parametrize(
+    ("grades", "likely", "mean"),
+    [
+        ({"7": 1.0}, 7, 7),
+        ({"0": 1.0}, 0, 0),
+        ({"3": 0.25, "7": 0.75}, 7, 6),
+        ({"0": 0.5, "9": 0.25, "8": 0.25}, 0, 4.25),
+        ({"3": 0.125, "7": 0.375}, 7, 6),  # half of the probability went to other words
+        (dict.fromkeys(DIGITS, 0.1), 0, 4.5),  # of equals, the lowest
+    ],
+)
+def test_the_likeliest_and_the_mean_grade(grades: dict[str, float], likely: float, mean: float) -> None:
+    assert likeliest(grades) == likely
+    assert expected(grades) == pytest.approx(mean)

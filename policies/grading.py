@@ -1,11 +1,13 @@
 """
-Several steps in one draft and one question about all of them, for judges whose every verdict is dear.
+Grades of steps, from the probabilities that a judge gives to digits.
 
-Ours: no paper has it. The answer is the number of the first wrong step, so that one token judges all.
+One question grades one step, as in SpecReason. Or, where every verdict is expensive, one question judges several steps
+at once: the answer is the number of the first wrong step, a single token. That is ours; no paper has it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
 from itertools import accumulate
@@ -15,14 +17,24 @@ from stepspec.orchestrator.chain import THINK_END
 from stepspec.prompts import load
 
 from .option_types import Grade
-from .scores import DIGITS
 
+DIGITS = "0123456789"
 FIRST_WRONG = load("specreason.first-wrong")
 BEST = 9  # the highest grade
 MOST = 9  # paragraphs that a digit can name
 
 
-async def drafted(model: Model, chain: Chain, count: int) -> Step:
+def likeliest(grades: Mapping[str, float]) -> float:
+    """The digit with the highest probability: the one that a greedy judge writes."""
+    return float(max(grades, key=lambda digit: grades[digit]))
+
+
+def expected(grades: Mapping[str, float]) -> float:
+    """The mean digit under the judge's probabilities, 0 to 9."""
+    return sum(int(digit) * p for digit, p in grades.items()) / sum(grades.values())
+
+
+async def draft_several(model: Model, chain: Chain, count: int) -> Step:
     """Let *model* write *count* steps as one draft: fewer if one is cut or ends the thinking."""
     steps: list[Step] = []
     while len(steps) < count and (not steps or steps[-1].stop == "delimiter"):
@@ -34,30 +46,31 @@ async def drafted(model: Model, chain: Chain, count: int) -> Step:
     return reduce(_joined, steps)
 
 
-async def judged(
+async def judge_several(
     judge: Model, chain: Chain, draft: Step, *, threshold: Grade, greedy: bool, sure: float
 ) -> Verdict | None:
     """
-    Ask *judge* for the first wrong step of *draft*, and cut the draft before it; None for a draft of a single step.
+    Ask *judge* for the first wrong step of *draft*, and cut the draft before it. None if *draft* is a single step.
 
-    A step stands while the probability that nothing up to it is wrong, times 9, reaches *threshold*; if *greedy*, while
-    its number is below the likeliest answer, or that is 0. Probabilities are shares of what is on the possible answers,
-    which has to be *sure* at least.
+    The grade of a step is 9 times the probability that neither it nor a step before it is wrong. Steps are accepted up
+    to the first grade below *threshold*; if *greedy*, up to the step that the likeliest answer names (0: accept all).
+    Probabilities are shares of the total that the judge puts on the possible answers. A total below *sure* rejects the
+    draft.
     """
     ends = _ends(chain, draft.text)
     if len(ends) == 1:
         return None
     answers = DIGITS[: len(ends) + 1]
     question = FIRST_WRONG.text.format(count=len(ends))
-    found = await judge.ask(chain.extend(draft), question, answers, opening=FIRST_WRONG.opening)
-    total = sum(found.values())
+    probabilities = await judge.ask(chain.extend(draft), question, answers, opening=FIRST_WRONG.opening)
+    total = sum(probabilities.values())
     if total == 0 or total < sure:
         return Rollback(reason="no grade")
-    wrong_by = list(accumulate(found[answer] / total for answer in answers[1:]))
+    wrong_by = list(accumulate(probabilities[answer] / total for answer in answers[1:]))
     grades = [BEST * max(0.0, 1 - wrong) for wrong in wrong_by]
     if greedy:
-        first = int(max(answers, key=lambda answer: found[answer]))
-        stands = (first or len(answers)) - 1
+        first_wrong = int(max(answers, key=lambda answer: probabilities[answer]))
+        stands = (first_wrong or len(answers)) - 1
     else:
         stands = next((place for place, grade in enumerate(grades) if grade < threshold), len(ends))
     if stands == len(ends):
@@ -71,7 +84,7 @@ def _joined(draft: Step, step: Step) -> Step:
 
 
 def _ends(chain: Chain, text: str) -> list[int]:
-    """Where the steps of *text* end after *chain*, in characters; the last of `MOST` goes to the end of the text."""
+    """Where the steps of *text*, which follows *chain*, end, in characters; step `MOST` ends with the text."""
     ends: list[int] = []
     at = 0
     for end in (*chain.ends.places(chain.text, text), len(text)):
