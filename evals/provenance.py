@@ -22,6 +22,7 @@ from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.endpoints.vllm_protocol import METRICS, MODELS, VERSION
 from stepspec.orchestrator.errors import EndpointError
 from stepspec.orchestrator.nesting import leaves
 
@@ -102,7 +103,7 @@ async def servers(solver: Solver) -> list[dict[str, Any]]:
 async def _server(settings: Endpoint) -> dict[str, Any]:
     connection = Connection(settings)
     try:
-        version, models, metrics = [await _fetch(connection, path) for path in ("/version", "/v1/models", "/metrics")]
+        version, models, metrics = [await _fetch(connection, path) for path in (VERSION, MODELS, METRICS)]
     finally:
         await connection.close()
     lines = metrics.decode(errors="replace").splitlines()

@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+from typing import NoReturn, TypeVar
 
 import aiohttp
 import httpx2
@@ -19,17 +18,27 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, AsyncStream,
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity import wait_random_exponential as random_exponential
 
-from ..chain import Party
 from ..errors import (
-    ContextTooLong,
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
-    MalformedReply,
 )
 from ..interfaces import REQUEST
 from .priority import RUN, priority
 from .settings import Address, Deadlines
+from .vllm_protocol import (
+    COMPLETIONS,
+    MODELS,
+    PRIORITISED,
+    Body,
+    Call,
+    Reply,
+    http_error,
+    model_names,
+    parse_object,
+    retry_after,
+    retryable,
+)
 
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
 CLOSING = 1.0  # seconds; shutting the socket takes none, and the end of a finished stream comes with its last event
@@ -120,77 +129,10 @@ class Events:
         self._close()
 
 
-E = TypeVar("E", bound=EndpointError)
-
-_TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "context window")
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """Who is asked and for what, so that an error can say it."""
-
-    role: Party
-    url: str
-    verb: str
-
-    def error(self, kind: type[E], message: str) -> E:
-        return kind(message, role=self.role, url=self.url, verb=self.verb)
-
-
-def repeatable(status: int) -> bool:
-    """Say whether a request that was answered with *status* may succeed when it is sent again."""
-    return status in (408, 429) or status >= 500
-
-
-def pause(retry_after: str | None) -> float:
-    """Read a Retry-After header that is given in seconds; 0 if there is none."""
-    try:
-        return max(0.0, float(retry_after or 0))
-    except ValueError:
-        return 0.0
-
-
-def failed(call: Call, status: int, body: bytes) -> EndpointError:
-    """Turn an HTTP *status* of 400 or more into an error."""
-    message = _message(body)
-    if status in (401, 403):
-        return call.error(EndpointRejected, f"the key was refused (HTTP {status}: {message}); set the right api_key")
-    if status == 404:
-        return call.error(EndpointRejected, f"HTTP 404: {message}; is a vLLM server at this URL?")
-    if repeatable(status):
-        return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
-    if any(words in message for words in _TOO_LONG):
-        return call.error(ContextTooLong, message)
-    return call.error(EndpointRejected, f"HTTP {status}: {message}")
-
-
-def failed_stream(call: Call, reply: Mapping[str, Any]) -> EndpointError:
-    """Turn an error that was sent as a piece of a stream, after the status 200, into an exception."""
-    code = reply["error"].get("code")
-    return failed(call, code if isinstance(code, int) else 500, orjson.dumps(reply))
-
-
-def _message(body: bytes) -> str:
-    """Find the server's own words in an error's *body*, whichever of the usual shapes it has."""
-    try:
-        reply: object = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body.decode(errors="replace").strip()[:500] or "no reason given"
-    for key in ("error", "message", "detail"):
-        if isinstance(reply, dict):
-            reply = cast("dict[str, Any]", reply).get(key, reply)
-    return str(reply)[:500]
-
-
 T = TypeVar("T")
 
 CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
 """Headers that every request of a run carries besides, for whoever began the run to set: ``traceparent``, say."""
-
-Body: TypeAlias = dict[str, Any]
-Reply: TypeAlias = Mapping[str, Any]
-GENERATE = "/inference/v1/generate"
-PRIORITISED = frozenset({"/v1/completions", "/pooling", GENERATE})
 
 
 @contextmanager
@@ -244,7 +186,7 @@ class Connection:
 
     async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
         """Send *body* and return the answer."""
-        return _object(call, await self._fetch(call, path, body, retries))
+        return parse_object(call, await self._fetch(call, path, body, retries))
 
     async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
         """Fetch what is at *path*."""
@@ -257,8 +199,7 @@ class Connection:
     async def served(self) -> list[str]:
         """List the names of the models that the server knows, adapters last."""
         call = self.call("connect")
-        listed: list[Reply] = _object(call, await self.get(call, "/v1/models")).get("data") or []
-        return [model["id"] for model in sorted(listed, key=lambda model: bool(model.get("parent")))]
+        return model_names(parse_object(call, await self.get(call, MODELS)))
 
     async def chosen(self) -> str:
         """Return the model to talk to: the one that the settings name, or the first. Raise `EndpointRejected`."""
@@ -286,7 +227,7 @@ class Connection:
                 await events.close()
 
     async def _begin(self, call: Call, body: Body, ends: float) -> Events:
-        events = Events(call, await self._send(call, "/v1/completions", body), self.endpoint.deadlines, ends)
+        events = Events(call, await self._send(call, COMPLETIONS, body), self.endpoint.deadlines, ends)
         try:
             await events.prime()
         except BaseException as exc:
@@ -376,9 +317,9 @@ class _Repeatable(Exception):
 
 def _failure(call: Call, exc: OpenAIError) -> Exception:
     if isinstance(exc, APIStatusError):
-        error = failed(call, exc.status_code, exc.response.content)
-        again = repeatable(exc.status_code)
-        return _Repeatable(error, pause(exc.response.headers.get("retry-after"))) if again else error
+        error = http_error(call, exc.status_code, exc.response.content)
+        again = retryable(exc.status_code)
+        return _Repeatable(error, retry_after(exc.response.headers.get("retry-after"))) if again else error
     if isinstance(exc, APIConnectionError):
         cause = exc.__cause__ or exc
         message = f"no connection ({str(cause) or type(cause).__name__}); is the server running, and is the URL right?"
@@ -416,13 +357,3 @@ async def _within(call: Call, seconds: float, complaint: str) -> AsyncGenerator[
             yield
     except TimeoutError:
         raise call.error(EndpointUnavailable, complaint.format(seconds)) from None
-
-
-def _object(call: Call, body: bytes) -> Reply:
-    try:
-        reply = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        reply = None
-    if not isinstance(reply, dict):
-        raise call.error(MalformedReply, f"not a JSON object: {body[:200]!r}")
-    return cast("Reply", reply)

@@ -13,14 +13,13 @@ from dataclasses import dataclass, replace
 from random import choices, shuffle
 from typing import Any, Literal, TypeAlias
 
-import orjson
-
 from ..concurrency import at_once
 from ..errors import EndpointError, EndpointRejected, MalformedReply
 from . import vllm_protocol
-from .client import GENERATE, Body, Connection, Reply
+from .client import Connection
 from .metrics import CacheConfig, read_cache_config
 from .tokenizer import PROBE, ModelTokenizer
+from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, VERSION, Body, Reply
 
 Ordering: TypeAlias = Literal["kept", "not seen", "refused"]
 
@@ -74,7 +73,8 @@ class _Race:
         prompts = [self._prompt() for _ in range(crowd)]
         async with self._connection.stream(self._call, self._body(prompts, 1, CROWD)) as events:
             while (event := await events.next()) is not None:
-                self._arrived += vllm_protocol.chunk(self._call, event, vllm_protocol.GREEDY.logprobs).ended is not None
+                chunk = vllm_protocol.parse_chunk(self._call, event, vllm_protocol.GREEDY.logprobs)
+                self._arrived += chunk.ended is not None
                 self._begun.set()
 
     async def _single(self, priority: int) -> int:
@@ -88,7 +88,7 @@ class _Race:
         return choices(self._tokens, k=self._length)
 
     def _body(self, prompt: Sequence[int] | Sequence[Sequence[int]], limit: int, priority: int) -> Body:
-        body = vllm_protocol.writing(self._model, prompt, vllm_protocol.GREEDY, seed=0, limit=limit, stop=())
+        body = vllm_protocol.stream_body(self._model, prompt, vllm_protocol.GREEDY, seed=0, limit=limit, stop=())
         return body | {"priority": priority, "min_tokens": limit}
 
 
@@ -194,11 +194,10 @@ class _Probe:
         return choice.get("token_ids") == others[:1]
 
     async def _chosen_logprobs(self) -> bool:
-        reply = await self._post(vllm_protocol.asking(self._model, self._prompt, self._digits, by_id=True))
+        reply = await self._post(vllm_protocol.choice_body(self._model, self._prompt, self._digits, by_id=True))
         try:
-            return len(vllm_protocol.chances(self._call, reply, {str(at): at for at in self._digits})) == len(
-                self._digits
-            )
+            digits = {str(number): number for number in self._digits}
+            return len(vllm_protocol.choice_probabilities(self._call, reply, digits)) == len(digits)
         except MalformedReply:
             return False
 
@@ -228,7 +227,7 @@ class _Probe:
 
     async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool]:
         """Send *prompt* again and again; look for hits in the usage, or else in the metrics."""
-        body = vllm_protocol.completion(self._model, prompt, vllm_protocol.GREEDY, 1)
+        body = vllm_protocol.completion_body(self._model, prompt, vllm_protocol.GREEDY, 1)
         reply = await self._post(body)
         before = await self._hits()
         for _ in range(SIGHTINGS - 1):
@@ -244,17 +243,16 @@ class _Probe:
 
     async def suffix_scoring(self) -> bool:
         """Score the last token of the long prompt, which is cached by now, alone and within the whole prompt."""
-        prompt = self._long[
-            : len(self._long) // 2 * 2
-        ]  # Even: a whole number of blocks never ends before the last one.
+        even = len(self._long) // 2 * 2  # No whole number of blocks ends before the last token of an even length.
+        prompt = self._long[:even]
         start, last = len(prompt) - 1, str(prompt[-1])
         for _ in range(TRIES):
-            reply = await self._post(vllm_protocol.suffix(self._model, prompt, 0), GENERATE)
+            reply = await self._post(vllm_protocol.suffix_scoring_body(self._model, prompt, 0), GENERATE)
             rows = vllm_protocol.computed_rows(reply, prompt, start)
             if rows is not None:
-                whole = await self._post(vllm_protocol.whole(self._model, prompt, 0))
-                difference = vllm_protocol.rows(self._call, whole, start)[0][last]["logprob"] - rows[0][last]["logprob"]
-                return bool(abs(difference) < NEAR)
+                whole = await self._post(vllm_protocol.scoring_body(self._model, prompt, 0))
+                expected = vllm_protocol.prompt_rows(self._call, whole, start)
+                return bool(abs(expected[0][last]["logprob"] - rows[0][last]["logprob"]) < NEAR)
         return False
 
     async def _hits(self) -> float | None:
@@ -262,23 +260,20 @@ class _Probe:
         return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
 
     async def _metrics(self) -> str:
-        text = await self._get("/metrics")
+        text = await self._get(METRICS)
         return text.decode(errors="replace") if b"vllm:" in text else ""
 
     async def _version(self) -> str | None:
-        try:
-            return str(orjson.loads(await self._get("/version"))["version"])
-        except (orjson.JSONDecodeError, LookupError, TypeError):
-            return None
+        return vllm_protocol.version(await self._get(VERSION))
 
     async def _choice(self, limit: int, **fields: Any) -> dict[str, Any]:
         reply = await self._post(
-            vllm_protocol.completion(self._model, self._prompt, vllm_protocol.GREEDY, limit) | fields
+            vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, limit) | fields
         )
         choices: list[dict[str, Any]] = reply.get("choices") or [{}]
         return choices[0]
 
-    async def _post(self, body: Body, path: str = "/v1/completions") -> Reply:
+    async def _post(self, body: Body, path: str = COMPLETIONS) -> Reply:
         try:
             return await self._connection.post(self._call, path, body, retries=RETRIES)
         except EndpointError:

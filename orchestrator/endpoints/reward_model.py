@@ -1,15 +1,15 @@
 """
-A reward model served by vLLM, over ``/pooling``, the one route that every kind of it has.
+A reward model served by vLLM, over ``/pooling``, the route that every kind of reward model has.
 
-What it reads are token ids, as RSD's authors make them: those of the problem and a line break, and for every step so
-far those of its text and the last one of the delimiter's. Each is encoded by itself, so that the reward is always read
-at the delimiter's own token: in one text a full stop and a blank line may share a token, which the reward model was not
+The prompt is laid out as RSD's authors do it: the token ids of the problem and a line break, then for every step the
+ids of its text and the last id of the delimiter. Each text is encoded by itself, so that the reward is always read at
+the delimiter's own token: in one text a full stop and a blank line may share a token, which the reward model was not
 trained on. There are no thinking tags. With the layout "chat" the problem goes through the model's chat template
 instead, and the steps stand in the assistant's turn, as Qwen2.5-Math-PRM reads them.
 
-The ids end with the last step's delimiter, where a model with one value for a sequence gives it, and so does one with a
-value for every token or for every step. Logits are asked for and squashed here, so that it does not matter what the
-server thinks of its head: one value through a sigmoid, two (wrong, right) through a softmax.
+The ids end with the last step's delimiter. That is where a model with one value per sequence gives its value, and the
+last value of a model with one per token or per step. The request asks for logits, whatever activation the server has
+for the model's head, and this module maps them to 0 to 1: one value by a sigmoid, two (wrong, right) by a softmax.
 """
 
 from __future__ import annotations
@@ -17,16 +17,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import exp
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Self
 
 from ..chain import THINK_END, Chain, Message
-from ..errors import EndpointRejected, MalformedReply
+from ..errors import EndpointRejected
 from ..events import Observer
-from .client import Body, Call, Connection, Reply
+from .client import Connection
 from .settings import CriticEndpoint
 from .token_stream import RequestMeter, or_now
 from .tokenizer import CONVERSATIONS_KEPT, TEXTS, AsyncCache
-from .vllm_protocol import usage
+from .vllm_protocol import (
+    POOLING,
+    TOKENIZE,
+    Body,
+    pooled_values,
+    pooling_body,
+    tokenize_body,
+    tokenize_messages_body,
+    tokenized,
+    usage,
+)
 
 PROBE = Chain.of("What is 1 + 1?")
 
@@ -35,13 +45,13 @@ class RewardModelEndpoint:
     """
     The connection to one served reward model.
 
-    Entering raises an `EndpointError` that names the cure if the server cannot be used or serves something else.
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used or serves no reward model.
     """
 
     def __init__(self, settings: CriticEndpoint) -> None:
         self.settings = settings
         self.name = settings.model or ""
-        self.logits = True  # whether the server returns logits when asked to
+        self.logits = True  # whether the server returns logits when a request asks for them
         self._steps = AsyncCache(self._encode, TEXTS)
         self._problems = AsyncCache(self._problem, CONVERSATIONS_KEPT)
 
@@ -66,70 +76,68 @@ class RewardModelEndpoint:
         """Make the critic of one run. *clock* returns the seconds since the run began; by default it begins now."""
         return VllmRewardModel(self, observe, or_now(clock))
 
-    async def ask(self, chain: Chain, *, logits: bool = True) -> Body:
-        """Make the request that has the last step of *chain* rated."""
+    async def body(self, chain: Chain, *, logits: bool = True) -> Body:
+        """Make the body of the request that rates the last step of *chain*."""
         ids = list(await self._problems(chain.messages))
-        mark = (await self._steps(self.settings.delimiter))[-1:]
+        delimiter = (await self._steps(self.settings.delimiter))[-1:]
         for text in paragraphs(chain):
-            ids += [*await self._steps(text), *mark]
-        return {"model": self.name, "input": ids, "use_activation": not logits, "encoding_format": "float"}
+            ids += [*await self._steps(text), *delimiter]
+        return pooling_body(self.name, ids, logits=logits)
 
     async def _problem(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        """Encode what stands before the first step."""
+        """Encode the text before the first step."""
         settings = self.settings
-        told = [message for message in messages if message.role != "system"]
+        turns = [message for message in messages if message.role != "system"]
         if settings.layout == "plain":
-            text = settings.prefix + "\n".join(message.content for message in told) + "\n"
-            return await self._tokenize({"prompt": text, "add_special_tokens": True})
+            text = settings.prefix + "\n".join(message.content for message in turns) + "\n"
+            return await self._tokenize(tokenize_body(self.name, text, special_tokens=True))
         system = [{"role": "system", "content": settings.prefix}] if settings.prefix else []
-        turns = [{"role": message.role, "content": message.content} for message in told]
-        return await self._tokenize({"messages": [*system, *turns], "add_generation_prompt": True})
+        conversation = [*system, *({"role": message.role, "content": message.content} for message in turns)]
+        return await self._tokenize(tokenize_messages_body(self.name, conversation))
 
     async def _encode(self, text: str) -> tuple[int, ...]:
-        return await self._tokenize({"prompt": text, "add_special_tokens": False})
+        return await self._tokenize(tokenize_body(self.name, text))
 
     async def _tokenize(self, body: Body) -> tuple[int, ...]:
         call = self.connection.call("tokenize")
-        reply = await self.connection.post(call, "/tokenize", {"model": self.name, **body})
-        if not reply.get("tokens"):
-            raise call.error(MalformedReply, f"/tokenize answered {str(reply)[:200]}, which is not vLLM's answer")
-        return tuple(reply["tokens"])
+        ids, _ = tokenized(call, await self.connection.post(call, TOKENIZE, body))
+        return tuple(ids)
 
     async def _learn(self) -> None:
-        """Rate something twice, to see whether the server knows the parameter that gives logits."""
+        """Rate the same text with and without activation, to see whether the server returns logits when asked to."""
         call = self.connection.call("rate")
         try:
-            found = [
-                await self.connection.post(call, "/pooling", await self.ask(PROBE, logits=raw)) for raw in (True, False)
+            logits, activated = [
+                pooled_values(call, await self.connection.post(call, POOLING, await self.body(PROBE, logits=raw)))
+                for raw in (True, False)
             ]
         except EndpointRejected as exc:
             if not exc.cause.startswith("HTTP 404"):
                 raise
             cure = "no /pooling or no /tokenize here; is this a reward model, served by vLLM with --runner pooling?"
             raise call.error(EndpointRejected, cure) from exc
-        logits, squashed = [values(call, reply) for reply in found]
-        self.logits = logits != squashed or not all(0 <= value <= 1 for value in logits)
+        self.logits = logits != activated or not all(0 <= value <= 1 for value in logits)
 
 
 class VllmRewardModel:
-    """A `Critic` of one run: its observer and its clock, on a connection that it shares with other runs."""
+    """The `Critic` of one run: the run's observer and clock on the endpoint's connection, which all runs share."""
 
-    def __init__(self, served: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]) -> None:
-        self._served, self._observe, self._clock = served, observe, clock
+    def __init__(self, endpoint: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]) -> None:
+        self._endpoint, self._observe, self._clock = endpoint, observe, clock
 
     async def rate(self, chain: Chain) -> float:
-        """Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the one before."""
-        connection, body = self._served.connection, await self._served.ask(chain)
+        """Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the step before."""
+        connection, body = self._endpoint.connection, await self._endpoint.body(chain)
         call = connection.call("rate")
         with RequestMeter("critic", "rate", self._observe, self._clock) as tally:
-            reply = await connection.post(call, "/pooling", body)
+            reply = await connection.post(call, POOLING, body)
             prompt, cached, _ = usage(reply)
             tally.add(0, prompt, cached)
-            return reward(values(call, reply), logits=self._served.logits)
+            return reward(pooled_values(call, reply), logits=self._endpoint.logits)
 
 
 def paragraphs(chain: Chain) -> Iterator[str]:
-    """The texts of the steps of *chain*, without blank edges; a step that was cut is one with what follows it."""
+    """Yield the texts of the steps of *chain*, stripped; a step that was cut is joined with the next one."""
     text = ""
     for step in chain.steps:
         text += step.text.replace(THINK_END, "")
@@ -140,21 +148,8 @@ def paragraphs(chain: Chain) -> Iterator[str]:
         yield text.strip()
 
 
-def values(call: Call, reply: Reply) -> list[float]:
-    """Read the values at the end of the text, one or two. Raise `MalformedReply` if they are no reward."""
-    try:
-        found: list[Any] = reply["data"][0]["data"]
-        last = cast("Sequence[Any]", found[-1]) if isinstance(found[-1], list) else found
-        numbers = [float(value) for value in last]
-    except (LookupError, TypeError, ValueError) as exc:
-        raise call.error(MalformedReply, f"not a reward: {str(reply)[:200]}") from exc
-    if len(numbers) not in (1, 2):
-        raise call.error(MalformedReply, f"{len(numbers)} values for a text, where a reward model gives one or two")
-    return numbers
-
-
 def reward(values: Sequence[float], *, logits: bool) -> float:
-    """Squash what a critic said to 0 to 1."""
+    """Map the reward model's one or two *values* to 0 to 1."""
     if not logits:
         return values[-1]
     return sigmoid(values[-1] - values[0]) if len(values) == 2 else sigmoid(values[0])

@@ -15,8 +15,8 @@ from ..errors import EndpointUnavailable, MalformedReply
 from ..events import Called, Fate, Observer, Verb
 from ..interfaces import REQUEST, RequestContext
 from ..step_ends import StepEnds
-from .client import Body, Call, Connection, Events
-from .vllm_protocol import Chunk, chunk
+from .client import Connection, Events
+from .vllm_protocol import Body, Call, Chunk, parse_chunk
 
 
 def or_now(clock: Callable[[], float] | None) -> Callable[[], float]:
@@ -254,7 +254,7 @@ class TokenStream:
         event = await self._events.next()
         if event is None:
             return False
-        piece = chunk(self._call, event, self._logprobs)
+        piece = parse_chunk(self._call, event, self._logprobs)
         self._tally.add(piece.received, piece.prompt, piece.cached)
         self._tokens.extend(piece.tokens)
         self._ended = piece.ended or self._ended
@@ -307,7 +307,7 @@ async def grow_each(
     with tally:
         async with connection.stream(call, body) as events:
             while (event := await events.next()) is not None:
-                piece = chunk(call, event, body.get("logprobs"))
+                piece = parse_chunk(call, event, body.get("logprobs"))
                 tally.add(piece.received, piece.prompt, piece.cached)
                 if not 0 <= piece.place < len(growing):
                     raise call.error(MalformedReply, f"an answer to prompt {piece.place} of {len(growing)}")

@@ -7,15 +7,27 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from ..chain import THINK_END, Chain, Message, Step, Token
 from ..errors import MalformedReply, MissingCapability
 from ..markers import opens_block
 from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
-from .client import Body, Connection
+from .client import Connection
 from .settings import Endpoint
-from .vllm_protocol import GREEDY, completion, spell
+from .vllm_protocol import (
+    COMPLETIONS,
+    DETOKENIZE,
+    GREEDY,
+    TOKENIZE,
+    Body,
+    completion_body,
+    detokenize_body,
+    spell,
+    tokenize_body,
+    tokenize_messages_body,
+    tokenized,
+)
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -72,9 +84,8 @@ class ModelTokenizer:
 
     async def learn(self) -> None:
         """Learn the vocabulary and the chat template. Raise `MissingCapability` if that one cannot be learnt."""
-        probe = await self._tokenize({"prompt": PROBE, "add_special_tokens": False})
-        self.vocabulary = blake2b(repr(probe["tokens"]).encode(), digest_size=8).hexdigest()
-        self.room = probe["max_model_len"]
+        ids, self.room = await self._tokenize(tokenize_body(self._model, PROBE))
+        self.vocabulary = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
         rendered = [await self._render(messages, generate) for messages, generate in CONVERSATIONS]
         texts = [await self.decode(ids) for ids in rendered]
         try:
@@ -116,8 +127,8 @@ class ModelTokenizer:
 
     async def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into text, special tokens included."""
-        body = {"model": self._model, "tokens": ids}
-        return str((await self._connection.post(self._call, "/detokenize", body))["prompt"])
+        reply = await self._connection.post(self._call, DETOKENIZE, detokenize_body(self._model, ids))
+        return str(reply["prompt"])
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
         """Spell every one of *ids* by itself; half a character is spelt as a replacement character."""
@@ -158,7 +169,8 @@ class ModelTokenizer:
     async def _encode(self, text: str) -> tuple[int, ...]:
         if not text:
             return ()
-        return tuple((await self._tokenize({"prompt": text, "add_special_tokens": False}))["tokens"])
+        ids, _ = await self._tokenize(tokenize_body(self._model, text))
+        return tuple(ids)
 
     async def _spell(self, text: str) -> tuple[Token, ...]:
         ids = await self.encode(text)
@@ -173,12 +185,12 @@ class ModelTokenizer:
     async def _first_words(self) -> str:
         """Let the model answer a plain question, greedily, as far as it takes to see how it begins."""
         prompt = await self._render(PLAIN_QUESTION, True)
-        body = completion(self._model, prompt, GREEDY, FIRST_WORDS) | {"skip_special_tokens": False}
-        reply = await self._connection.post(self._call, "/v1/completions", body)
+        body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS) | {"skip_special_tokens": False}
+        reply = await self._connection.post(self._call, COMPLETIONS, body)
         try:
             return str(reply["choices"][0]["text"])
         except (LookupError, TypeError) as exc:
-            raise self._call.error(MalformedReply, f"/v1/completions answered {str(reply)[:200]}") from exc
+            raise self._call.error(MalformedReply, f"{COMPLETIONS} answered {str(reply)[:200]}") from exc
 
     @property
     def _thinks(self) -> bool | None:
@@ -186,14 +198,12 @@ class ModelTokenizer:
         return endpoint.thinks if isinstance(endpoint, Endpoint) else None
 
     async def _render(self, messages: Messages, generate: bool) -> list[int]:
-        body: Body = {"messages": messages, "add_generation_prompt": generate}
         endpoint = self._connection.endpoint
-        if isinstance(endpoint, Endpoint) and endpoint.template:
-            body["chat_template_kwargs"] = endpoint.template
-        return list((await self._tokenize(body))["tokens"])
+        template = endpoint.template if isinstance(endpoint, Endpoint) else None
+        ids, _ = await self._tokenize(
+            tokenize_messages_body(self._model, messages, generate=generate, template=template)
+        )
+        return ids
 
-    async def _tokenize(self, body: Body) -> Any:
-        reply = await self._connection.post(self._call, "/tokenize", {"model": self._model, **body})
-        if "tokens" not in reply or "max_model_len" not in reply:
-            raise self._call.error(MalformedReply, f"/tokenize answered {str(reply)[:200]}, which is not vLLM's answer")
-        return reply
+    async def _tokenize(self, body: Body) -> tuple[list[int], int]:
+        return tokenized(self._call, await self._connection.post(self._call, TOKENIZE, body))

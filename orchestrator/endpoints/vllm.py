@@ -26,7 +26,7 @@ from ..interfaces import KEPT_OPEN
 from ..step_ends import StepEnds
 from . import vllm_protocol
 from .chat_template import Template
-from .client import GENERATE, Body, Call, Connection, Reply
+from .client import Connection
 from .metrics import (
     Acceptance,
     AcceptanceReading,
@@ -42,6 +42,7 @@ from .settings import Endpoint, Sampling
 from .sticky_stream import StickyStream
 from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
 from .tokenizer import ModelTokenizer
+from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, Reply
 
 
 class VllmEndpoint:
@@ -143,7 +144,7 @@ class VllmEndpoint:
     async def _metrics(self, verb: str) -> bytes | None:
         self.asked = asked = asyncio.get_running_loop().time()
         try:
-            metrics = await self.connection.glance(self.connection.call(verb), "/metrics")
+            metrics = await self.connection.glance(self.connection.call(verb), METRICS)
         except EndpointError:
             return None
         self.cache = read_cache_config(metrics) or self.cache
@@ -312,19 +313,19 @@ class VllmModel:
         rows = await self._suffix(prompt, len(before), top) if self._endpoint.settings.suffix_scoring else None
         pieces = None if rows is None else await encoder.pieces(set(prompt[len(before) :]))
         if rows is None:
-            reply = await self._post("score", prompt, vllm_protocol.whole(self._endpoint.name, prompt, top))
-            rows = vllm_protocol.rows(self._call("score"), reply, len(before))
-        return vllm_protocol.scores(self._call("score"), rows, encoded, top, pieces)
+            reply = await self._post("score", prompt, vllm_protocol.scoring_body(self._endpoint.name, prompt, top))
+            rows = vllm_protocol.prompt_rows(self._call("score"), reply, len(before))
+        return vllm_protocol.scored_spans(self._call("score"), rows, encoded, top, pieces)
 
     async def _suffix(self, prompt: Sequence[int], start: int, top: int) -> Sequence[vllm_protocol.Row] | None:
         """Score *prompt* from token *start* on; None if the server did not compute all of it, or could not tell."""
-        body = vllm_protocol.suffix(self._endpoint.name, prompt, top)
+        body = vllm_protocol.suffix_scoring_body(self._endpoint.name, prompt, top)
         try:
             reply = await self._post("score", prompt, body, path=GENERATE, retries=0)
         except EndpointRejected as exc:
             if isinstance(exc, ContextTooLong):
                 raise
-            if vllm_protocol.UNSPEAKABLE in exc.cause:
+            if vllm_protocol.NOT_JSON_COMPLIANT in exc.cause:
                 return None
             raise ConfigurationError(
                 f"suffix_scoring is set, but {exc}; start vLLM with --enable-scale-out --enable-prompt-tokens-details"
@@ -355,7 +356,7 @@ class VllmModel:
             if probabilities is not None:
                 return probabilities
         reply = await self._ask(prompt, checkpoint, numbers, by_id=False)
-        return dict.fromkeys(choices, 0.0) | vllm_protocol.chances(self._call("ask"), reply, numbers)
+        return dict.fromkeys(choices, 0.0) | vllm_protocol.choice_probabilities(self._call("ask"), reply, numbers)
 
     async def _ask_by_id(
         self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
@@ -373,7 +374,7 @@ class VllmModel:
             if exc.cause.startswith("HTTP 500"):  # vLLM's answer while it speculates on tokens
                 endpoint.by_id = False
             return None
-        probabilities = vllm_protocol.chances(self._call("ask"), reply, numbers)
+        probabilities = vllm_protocol.choice_probabilities(self._call("ask"), reply, numbers)
         endpoint.by_id = len(probabilities) == len(numbers)
         return probabilities if endpoint.by_id else None
 
@@ -394,11 +395,11 @@ class VllmModel:
         """
         call, prompts = self._call("ask"), [prompt, checkpoint] if checkpoint else [prompt]
         self._room(call, prompt)
-        body = vllm_protocol.asking(
+        body = vllm_protocol.choice_body(
             self._endpoint.name, prompts if checkpoint else prompt, list(numbers.values()), by_id=by_id
         )
         with self._tally("ask", sum(map(len, prompts))) as tally:
-            reply = await self._endpoint.connection.post(call, "/v1/completions", body, retries=retries)
+            reply = await self._endpoint.connection.post(call, COMPLETIONS, body, retries=retries)
             _, cached, _ = vllm_protocol.usage(reply)
             tally.add(len(prompts), sum(map(len, prompts)), len(prompts) * cached)
         return reply
@@ -417,7 +418,7 @@ class VllmModel:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, self._room(call, prompt))
         seed = sampling.seed_for(self.role, "write", chain, opening)
-        body = vllm_protocol.writing(
+        body = vllm_protocol.stream_body(
             endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop, format=self._format
         )
         return generate(endpoint.connection, call, body, self._tally("write", len(prompt)))
@@ -432,7 +433,7 @@ class VllmModel:
     ) -> tuple[Step | None, ...]:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, *(self._room(call, prompt) for prompt in prompts))
-        body = vllm_protocol.writing(
+        body = vllm_protocol.stream_body(
             endpoint.name, prompts, self._sampling, seed=seed, limit=limit, stop=stop, format=self._format
         )
         return await grow_each(endpoint.connection, call, body, self._tally("write", sum(map(len, prompts))), growing)
@@ -443,7 +444,7 @@ class VllmModel:
         prompt: Sequence[int],
         body: Body,
         *,
-        path: str = "/v1/completions",
+        path: str = COMPLETIONS,
         retries: int | None = None,
     ) -> Reply:
         call = self._call(verb)
@@ -487,9 +488,9 @@ def _certain(ends: StepEnds, text: str) -> tuple[str, ...]:
 
 def _told(top: int) -> int:
     """Return *top* if a server tells of so many tokens of a place. Raise `ConfigurationError`."""
-    if 0 <= top <= vllm_protocol.MOST_LOGPROBS:
+    if 0 <= top <= vllm_protocol.MAX_LOGPROBS:
         return top
     raise ConfigurationError(
-        f"top={top}: a server reports 0 to {vllm_protocol.MOST_LOGPROBS} tokens of a position, unless its "
+        f"top={top}: a server reports 0 to {vllm_protocol.MAX_LOGPROBS} tokens of a position, unless its "
         "--max-logprobs allows more"
     )

@@ -1,35 +1,178 @@
-"""What goes over the wire and what comes back. Pure: values in, values out; no I/O and no clock."""
+"""
+vLLM's HTTP protocol: the paths, the bodies of requests, the replies read as values, and its errors as exceptions.
+
+Pure: no I/O and no clock. A second back end would need another module like this one.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import orjson
 
-from ..chain import THINK_END, Stop, Token
-from ..errors import MalformedReply
-from .client import Body, Call, Reply, failed_stream
+from ..chain import THINK_END, Party, Stop, Token
+from ..errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
 from .settings import Sampling
 
-Format: TypeAlias = Literal["json"] | Mapping[str, Any]  # any JSON object, or what a JSON schema describes
+Body: TypeAlias = dict[str, Any]
+Reply: TypeAlias = Mapping[str, Any]
+Prompt: TypeAlias = Sequence[int]
+Prompts: TypeAlias = Prompt | Sequence[Prompt]  # token ids of one prompt, or of several prompts in one request
+Row: TypeAlias = Mapping[str, Mapping[str, Any]]  # one position of the prompt: log-probability and rank by token id
+Format: TypeAlias = Literal["json"] | Mapping[str, Any]  # any JSON object, or the values that a JSON schema describes
+E = TypeVar("E", bound=EndpointError)
 
-MOST_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); the reader matches the rest.
-MOST_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
-FLOOR = -9999.0  # what vLLM sends for minus infinity, which JSON has no number for
+MODELS, COMPLETIONS, POOLING = "/v1/models", "/v1/completions", "/pooling"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
+METRICS, VERSION = "/metrics", "/version"
+GENERATE = "/inference/v1/generate"  # vLLM's own route, which takes token ids and all sampling parameters
+PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})  # the paths whose requests take a ``priority``
+
+MAX_STOPS = 4  # vLLM refuses more stop strings (VLLM_MAX_STOP_STRINGS); `StepBuilder` matches the others.
+MAX_LOGPROBS = 20  # the most that vLLM returns unless started with --max-logprobs
+FLOOR = -9999.0  # nats; vLLM sends it for minus infinity, which JSON has no number for
 GREEDY = Sampling(temperature=0.0, top_p=1.0)
-REPLACEMENT = "\ufffd"  # what is shown of bytes that are no character
+REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character
+NOT_JSON_COMPLIANT = "not JSON compliant"  # vLLM's complaint if uninitialised memory holds no finite number
+TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "context window")
+
+
+# Errors
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """The model's role, the server's URL and the verb of a request, for its error messages."""
+
+    role: Party
+    url: str
+    verb: str
+
+    def error(self, kind: type[E], message: str) -> E:
+        return kind(message, role=self.role, url=self.url, verb=self.verb)
+
+
+def retryable(status: int) -> bool:
+    """Whether a request that failed with the HTTP *status* may succeed when it is sent again."""
+    return status in (408, 429) or status >= 500
+
+
+def retry_after(header: str | None) -> float:
+    """Read the seconds of a Retry-After header; 0 without one, and for a date."""
+    try:
+        return max(0.0, float(header or 0))
+    except ValueError:
+        return 0.0
+
+
+def http_error(call: Call, status: int, body: bytes) -> EndpointError:
+    """Make the error for a response with an HTTP *status* of 400 or more."""
+    message = _error_message(body)
+    if status in (401, 403):
+        return call.error(EndpointRejected, f"the key was refused (HTTP {status}: {message}); set the right api_key")
+    if status == 404:
+        return call.error(EndpointRejected, f"HTTP 404: {message}; is a vLLM server at this URL?")
+    if retryable(status):
+        return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
+    if any(words in message for words in TOO_LONG):
+        return call.error(ContextTooLong, message)
+    return call.error(EndpointRejected, f"HTTP {status}: {message}")
+
+
+def _stream_error(call: Call, reply: Reply) -> EndpointError:
+    """Make the error for a *reply* that carries one inside a stream, after the status 200."""
+    code = reply["error"].get("code")
+    return http_error(call, code if isinstance(code, int) else 500, orjson.dumps(reply))
+
+
+def _error_message(body: bytes) -> str:
+    """Find the server's message in the *body* of an error, in any of the usual shapes."""
+    try:
+        reply: object = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body.decode(errors="replace").strip()[:500] or "no reason given"
+    for key in ("error", "message", "detail"):
+        if isinstance(reply, dict):
+            reply = cast("dict[str, Any]", reply).get(key, reply)
+    return str(reply)[:500]
+
+
+def parse_object(call: Call, body: bytes) -> Reply:
+    """Parse a JSON object. Raise `MalformedReply` for anything else."""
+    try:
+        reply = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        reply = None
+    if not isinstance(reply, dict):
+        raise call.error(MalformedReply, f"not a JSON object: {body[:200]!r}")
+    return cast("Reply", reply)
+
+
+# The server and its tokenizer
+
+
+def model_names(reply: Reply) -> list[str]:
+    """List the names of the served models, adapters last."""
+    models: list[Reply] = reply.get("data") or []
+    return [model["id"] for model in sorted(models, key=lambda model: bool(model.get("parent")))]
+
+
+def version(body: bytes) -> str | None:
+    """Read vLLM's version; None if the server does not report one."""
+    try:
+        return str(orjson.loads(body)["version"])
+    except (orjson.JSONDecodeError, LookupError, TypeError):
+        return None
+
+
+def tokenize_body(model: str, text: str, *, special_tokens: bool = False) -> Body:
+    """Encode *text*, with the tokenizer's own *special_tokens* around it or without."""
+    return {"model": model, "prompt": text, "add_special_tokens": special_tokens}
+
+
+def tokenize_messages_body(
+    model: str,
+    messages: Sequence[Mapping[str, str]],
+    *,
+    generate: bool = True,
+    template: Mapping[str, Any] | None = None,
+) -> Body:
+    """
+    Render *messages* with the chat template and encode the text; *generate* adds the generation prompt.
+
+    *template* holds variables of the chat template (``chat_template_kwargs``); None sends none.
+    """
+    body: Body = {"model": model, "messages": messages, "add_generation_prompt": generate}
+    return body | {"chat_template_kwargs": template} if template else body
+
+
+def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
+    """Read a reply of ``/tokenize``: the token ids, and the model's context length. Raise `MalformedReply`."""
+    try:
+        return list(reply["tokens"]), int(reply["max_model_len"])
+    except (LookupError, TypeError, ValueError) as exc:
+        message = f"{TOKENIZE} answered {str(reply)[:200]}, which is not vLLM's answer"
+        raise call.error(MalformedReply, message) from exc
+
+
+def detokenize_body(model: str, ids: Sequence[int]) -> Body:
+    """Decode token *ids*, special tokens included."""
+    return {"model": model, "tokens": ids}
+
+
+# Writing
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """
-    One piece of a stream: the tokens that arrived and, with the last of them, how the text ended.
+    One event of a stream: its tokens and, with the last ones, how the text ended.
 
-    *received* also counts the token that ended the turn, which is not among *tokens*. *prompt* and *cached* are numbers
-    of tokens, known once the server has sent its usage. *place* is that of the prompt, where there are several.
+    *received* also counts the token that ended the turn, which is not among *tokens*. *prompt* and *cached* count
+    tokens, and are 0 before the server has sent its usage. *place* is the index of the prompt in the request.
     """
 
     tokens: tuple[Token, ...] = ()
@@ -40,54 +183,8 @@ class Chunk:
     place: int = 0
 
 
-def writing(
-    model: str,
-    prompt: Sequence[int] | Sequence[Sequence[int]],
-    sampling: Sampling,
-    *,
-    seed: int | None,
-    limit: int,
-    stop: Iterable[str],
-    format: Format | None = None,
-) -> Body:
-    """
-    Ask for a stream of at most *limit* tokens that ends after a *stop* string, in a *format* if one is given.
-
-    Without a *seed* the server draws by its own. Equal seeds of several prompts would be equal draws in vLLM.
-
-    Several prompts are answered in one stream, each piece with the place of its prompt.
-    """
-    body = completion(model, prompt, sampling, limit) | {
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "stop": list(stop)[:MOST_STOPS],
-        "include_stop_str_in_output": True,
-        "skip_special_tokens": False,
-        "return_token_ids": True,
-        "return_tokens_as_token_ids": False,
-    }
-    if sampling.temperature and seed is not None:
-        body["seed"] = seed
-    if sampling.logprobs is not None:
-        body["logprobs"] = sampling.logprobs
-    if format is not None:
-        body["structured_outputs"] = {"json_object": True} if format == "json" else {"json": format}
-    return body
-
-
-def asking(model: str, prompt: Sequence[int] | Sequence[Sequence[int]], choices: Sequence[int], *, by_id: bool) -> Body:
-    """
-    Ask for one token out of *choices*, with the log-probabilities of all of them; of several prompts, for one each.
-
-    Without *by_id*, ask for the most probable tokens of the vocabulary instead, which every server understands.
-    """
-    wanted: Body = {"logprobs": 1, "logprob_token_ids": choices} if by_id else {"logprobs": MOST_LOGPROBS}
-    forced = {"allowed_token_ids": choices, "return_tokens_as_token_ids": True}
-    return completion(model, prompt, GREEDY, 1) | forced | wanted
-
-
-def completion(model: str, prompt: Sequence[int] | Sequence[Sequence[int]], sampling: Sampling, limit: int) -> Body:
-    """Ask for *limit* tokens, with every sampling parameter said, so that the server's own defaults do not count."""
+def completion_body(model: str, prompt: Prompts, sampling: Sampling, limit: int) -> Body:
+    """Ask for *limit* tokens, with every sampling parameter set, so that no default of the server applies."""
     return {
         "model": model,
         "prompt": prompt,
@@ -102,12 +199,46 @@ def completion(model: str, prompt: Sequence[int] | Sequence[Sequence[int]], samp
     }
 
 
-def chunk(call: Call, event: bytes, logprobs: int | None) -> Chunk:
-    """Read one event of a stream. Raise the error that it carries, or `MalformedReply`."""
+def stream_body(
+    model: str,
+    prompt: Prompts,
+    sampling: Sampling,
+    *,
+    seed: int | None,
+    limit: int,
+    stop: Iterable[str],
+    format: Format | None = None,
+) -> Body:
+    """
+    Ask for a stream of at most *limit* tokens that ends after a *stop* string, in the *format* unless that is None.
+
+    Without a *seed* the server draws by its own. vLLM uses one seed for all prompts of a request, which then share
+    their draws. Several prompts are answered in one stream, each event with the index of its prompt.
+    """
+    body = completion_body(model, prompt, sampling, limit) | {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "stop": list(stop)[:MAX_STOPS],
+        "include_stop_str_in_output": True,
+        "skip_special_tokens": False,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": False,
+    }
+    if sampling.temperature and seed is not None:
+        body["seed"] = seed
+    if sampling.logprobs is not None:
+        body["logprobs"] = sampling.logprobs
+    if format is not None:
+        body["structured_outputs"] = {"json_object": True} if format == "json" else {"json": format}
+    return body
+
+
+def parse_chunk(call: Call, event: bytes, logprobs: int | None) -> Chunk:
+    """Parse one event of a stream. Raise the error that it carries, or `MalformedReply`."""
     try:
         reply = orjson.loads(event)
         if "error" in reply:
-            raise failed_stream(call, reply)
+            raise _stream_error(call, reply)
         return _chunk(reply, logprobs)
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise call.error(MalformedReply, f"not a piece of a stream as vLLM sends it: {event[:200]!r}") from exc
@@ -123,7 +254,7 @@ def _chunk(reply: Reply, logprobs: int | None) -> Chunk:
     tokens = _tokens(choice, logprobs, matched=matched)
     ended = _ending(finish, reason) if finish else None
     place = choice.get("index", 0)
-    if ended == "end" and not matched:  # The token that ended the turn is no part of the text, though vLLM spells it.
+    if ended == "end" and not matched:  # vLLM spells the token that ended the turn, which is no part of the text.
         return Chunk(tokens[:-1], len(tokens), ended, prompt, place=place)
     return Chunk(tokens, len(tokens), ended, prompt, place=place)
 
@@ -146,14 +277,14 @@ def _tokens(choice: Reply, logprobs: int | None, *, matched: bool) -> tuple[Toke
     spelt = spell(text, ids, known["tokens"], cut=matched)
     return tuple(
         [
-            Token(part, floored(value), _rank(value, top, logprobs), number, _top(top, logprobs))
+            Token(part, finite(value), _rank(value, top, logprobs), number, _top(top, logprobs))
             for (part, number), value, top in zip(spelt, values, tops, strict=True)
         ]
     )
 
 
 def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> int:
-    """Count up to the token among the *known* most probable ones; 0 if it comes after all of them."""
+    """Return the token's rank among the *known* most probable ones; 0 if it is none of them."""
     if value is None or not top:
         return 0
     above = sum(other > value for other in top.values()) if known else 0
@@ -161,25 +292,25 @@ def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> i
 
 
 def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
-    """Sort the *known* most probable ones; vLLM adds the token that was written if it is not among them."""
+    """Sort the *known* most probable tokens; vLLM adds the written token if it is none of them."""
     if not top or not known:
         return ()
     best = sorted(top.items(), key=lambda item: item[1], reverse=True)[:known]
-    return tuple([Token(text, floored(value), rank) for rank, (text, value) in enumerate(best, 1)])
+    return tuple([Token(text, finite(value), rank) for rank, (text, value) in enumerate(best, 1)])
 
 
-def floored(logprob: float | None) -> float:
-    """Replace what is no finite number, which a trace could not hold either; None is a token that vLLM lost."""
+def finite(logprob: float | None) -> float:
+    """Return *logprob*, at least `FLOOR`, because JSON has no infinity; None is a token that vLLM lost."""
     return FLOOR if logprob is None else max(logprob, FLOOR)
 
 
 def spell(text: str, ids: Sequence[int], pieces: Sequence[str], *, cut: bool = False) -> list[tuple[str, int]]:
     """
-    Divide *text* among the tokens *ids*, of which *pieces* are the spellings, one by one.
+    Divide *text* among the tokens *ids*, whose single spellings are *pieces*.
 
-    The parts join to *text*. Where the spellings do not, as where tokens share a character, whole tokens are matched
-    from both ends, and the text between stands on the last token there. If the text was *cut* inside the last token,
-    all that is left stands on that one, whose id becomes -1.
+    The parts join to *text*. Where the spellings do not, because tokens share a character, complete tokens are matched
+    from both ends, and the text between them goes to the last token there. If the text was *cut* inside the last token,
+    the rest of the text goes to that token, whose id becomes -1.
     """
     if text == "".join(pieces) and len(pieces) == len(ids):
         return list(zip(pieces, ids, strict=True))
@@ -203,9 +334,9 @@ def spell(text: str, ids: Sequence[int], pieces: Sequence[str], *, cut: bool = F
 
 def _last_shared(text: str, pieces: Sequence[str], first: int) -> int:
     """
-    Find the last token, from number *first* on, whose spelling *text* does not show: all behind it are in its end.
+    Find the last token, from index *first* on, whose spelling *text* does not contain: it ends in those of the others.
 
-    A spelling of "" is half a character. The next token that has one may show what came of it, besides its own.
+    A spelling of "" is half a character. The text of the next spelt token may begin with that character's other half.
     """
     last = len(pieces) - 1
     while last > first and not pieces[last]:
@@ -217,35 +348,48 @@ def _last_shared(text: str, pieces: Sequence[str], first: int) -> int:
     return last
 
 
-def chances(call: Call, reply: Reply, choices: Mapping[str, int], place: int = 0) -> dict[str, float]:
-    """Read the probability of every one of the *choices* that the server names, given the prompt at *place*."""
+def usage(reply: Reply) -> tuple[int, int, int]:
+    """Read the numbers of prompt, cached and written tokens; 0 where the server does not report one."""
+    counts: Reply = reply.get("usage") or {}
+    details: Reply = counts.get("prompt_tokens_details") or {}
+    return counts.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, counts.get("completion_tokens") or 0
+
+
+# Asking
+
+
+def choice_body(model: str, prompt: Prompts, choices: Sequence[int], *, by_id: bool) -> Body:
+    """
+    Ask for one token out of the ids *choices*, with the log-probabilities of all of them; for each prompt.
+
+    Without *by_id*, ask for the most probable tokens of the vocabulary instead, which every server supports.
+    """
+    logprobs: Body = {"logprobs": 1, "logprob_token_ids": choices} if by_id else {"logprobs": MAX_LOGPROBS}
+    allowed = {"allowed_token_ids": choices, "return_tokens_as_token_ids": True}
+    return completion_body(model, prompt, GREEDY, 1) | allowed | logprobs
+
+
+def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -> dict[str, float]:
+    """Read the probability of every one of the *choices* that the reply contains, for the first prompt."""
     try:
-        top = reply["choices"][place]["logprobs"]["top_logprobs"][0]
+        top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
         keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
         return {choice: exp(top[key]) for choice, key in keys.items() if key in top}
     except (LookupError, TypeError) as exc:
         raise call.error(MalformedReply, "the answer's log-probabilities are missing or are not vLLM's") from exc
 
 
-def usage(reply: Reply) -> tuple[int, int, int]:
-    """Read the numbers of prompt, cached and written tokens; 0 where the server does not say."""
-    counts: Reply = reply.get("usage") or {}
-    details: Reply = counts.get("prompt_tokens_details") or {}
-    return counts.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, counts.get("completion_tokens") or 0
+# Scoring
 
 
-UNSPEAKABLE = "not JSON compliant"  # vLLM's complaint if memory that it has not written to holds no number
-Row: TypeAlias = Mapping[str, Mapping[str, Any]]  # what is known of one token of the prompt and of its rivals, by id
+def scoring_body(model: str, prompt: Prompt, top: int) -> Body:
+    """Ask for the log-probability and rank of every token of *prompt*, and the *top* likeliest of its position."""
+    return completion_body(model, prompt, GREEDY, 1) | {"prompt_logprobs": top}
 
 
-def whole(model: str, prompt: Sequence[int], top: int) -> Body:
-    """Ask for the log-probability and the rank of every token of *prompt*, and for the *top* likeliest of its place."""
-    return completion(model, prompt, GREEDY, 1) | {"prompt_logprobs": top}
-
-
-def suffix(model: str, prompt: Sequence[int], top: int) -> Body:
+def suffix_scoring_body(model: str, prompt: Prompt, top: int) -> Body:
     """
-    Ask `GENERATE` for the same, but let the server leave out what its prefix cache holds.
+    Ask `GENERATE` for what `scoring_body` asks for, but without the part of *prompt* that the prefix cache holds.
 
     Without ``detokenize: false`` this request kills vLLM: it would look up texts for rows that it has never filled.
     """
@@ -259,35 +403,35 @@ def suffix(model: str, prompt: Sequence[int], top: int) -> Body:
     return {"model": model, "token_ids": prompt, "sampling_params": sampling}
 
 
-def rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
-    """Take what a reply to `whole` says of the prompt from token *start* on. Raise `MalformedReply`."""
+def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
+    """Take the rows from token *start* on out of a reply to `scoring_body`. Raise `MalformedReply`."""
     try:
-        found: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
-        return found
+        rows: Sequence[Row] = reply["choices"][0]["prompt_logprobs"][start:]
+        return rows
     except (LookupError, TypeError) as exc:
-        raise _malformed(call) from exc
+        raise _malformed_rows(call) from exc
 
 
-def computed_rows(reply: Reply, prompt: Sequence[int], start: int) -> Sequence[Row] | None:
+def computed_rows(reply: Reply, prompt: Prompt, start: int) -> Sequence[Row] | None:
     """
-    Take what a reply to `suffix` says of *prompt* from token *start* on; None if not all of that was computed.
+    Take the rows of *prompt* from token *start* on out of a reply to `suffix_scoring_body`; None if one is missing.
 
     The token after a cached prefix is predicted by the last one of that prefix: its row was not computed either. vLLM's
-    V1 runner returns such rows, full of whatever was in memory, so that a server that does not tell how much it had
-    cached cannot be believed; the V2 runner leaves them out, which is why rows are counted from the end.
+    V1 runner returns such rows, filled with uninitialised memory, so that a reply without the number of cached tokens
+    cannot be trusted; the V2 runner leaves them out, which is why rows are counted from the end.
     """
     counts: Reply = reply.get("usage") or {}
     details: Reply = counts.get("prompt_tokens_details") or {}
     cached: int | None = details.get("cached_tokens")
-    found: Sequence[Row] = reply.get("prompt_logprobs") or ()
+    rows: Sequence[Row] = reply.get("prompt_logprobs") or ()
     wanted = len(prompt) - start
-    if cached is None or cached >= start or len(found) <= wanted:  # the first row, of the first token, is always empty
+    if cached is None or cached >= start or len(rows) <= wanted:  # the first row, of the first token, is always empty
         return None
-    last = found[len(found) - wanted :]
+    last = rows[len(rows) - wanted :]
     return last if all(str(number) in row for number, row in zip(prompt[start:], last, strict=True)) else None
 
 
-def scores(
+def scored_spans(
     call: Call,
     rows: Sequence[Row],
     spans: Sequence[tuple[str, Sequence[int]]],
@@ -295,39 +439,59 @@ def scores(
     pieces: Mapping[int, str] | None = None,
 ) -> list[tuple[Token, ...]]:
     """
-    Read from *rows*, which begin with the first span, each span's tokens with the *top* likeliest of their place.
+    Read each span's tokens from *rows*, which begin with the first span, with the *top* likeliest of each position.
 
-    *pieces* are the texts of the spans' own tokens, for a reply that has none. The others are not looked up, which
-    would be one more request for every step: they have no text then.
+    *pieces* are the texts of the spans' own tokens; None for a reply that contains them. Other tokens have no text
+    then: looking it up would take one more request for every step.
     """
     try:
-        read: list[tuple[Token, ...]] = []
+        scored: list[tuple[Token, ...]] = []
         start = 0
         for text, ids in spans:
-            found = rows[start : start + len(ids)]
-            own = [row[str(number)] for row, number in zip(found, ids, strict=True)]
-            told = [known["decoded_token"] for known in own] if pieces is None else [pieces[number] for number in ids]
-            spelt = spell(text, ids, told)
-            read.append(
+            span = rows[start : start + len(ids)]
+            own = [row[str(number)] for row, number in zip(span, ids, strict=True)]
+            spellings = [entry["decoded_token"] for entry in own] if pieces is None else [pieces[id] for id in ids]
+            scored.append(
                 tuple(
                     [
-                        Token(part, floored(known["logprob"]), known["rank"], number, _likeliest(row, top))
-                        for (part, number), known, row in zip(spelt, own, found, strict=True)
+                        Token(part, finite(entry["logprob"]), entry["rank"], number, _likeliest(row, top))
+                        for (part, number), entry, row in zip(spell(text, ids, spellings), own, span, strict=True)
                     ]
                 )
             )
             start += len(ids)
-        return read
+        return scored
     except (LookupError, TypeError, ValueError) as exc:
-        raise _malformed(call) from exc
+        raise _malformed_rows(call) from exc
 
 
 def _likeliest(row: Row, top: int) -> tuple[Token, ...]:
-    best = sorted((known["rank"], int(key), known) for key, known in row.items() if known["rank"] <= top)
+    best = sorted((entry["rank"], int(key), entry) for key, entry in row.items() if entry["rank"] <= top)
     return tuple(
-        [Token(known.get("decoded_token") or "", floored(known["logprob"]), rank, id) for rank, id, known in best]
+        [Token(entry.get("decoded_token") or "", finite(entry["logprob"]), rank, id) for rank, id, entry in best]
     )
 
 
-def _malformed(call: Call) -> MalformedReply:
+def _malformed_rows(call: Call) -> MalformedReply:
     return call.error(MalformedReply, "the prompt's log-probabilities are missing or are not vLLM's")
+
+
+# Rating
+
+
+def pooling_body(model: str, prompt: Prompt, *, logits: bool) -> Body:
+    """Have a reward model rate *prompt*, with *logits* or the values of the server's own activation."""
+    return {"model": model, "input": prompt, "use_activation": not logits, "encoding_format": "float"}
+
+
+def pooled_values(call: Call, reply: Reply) -> list[float]:
+    """Read the one or two values at the end of the text. Raise `MalformedReply` if they are no reward."""
+    try:
+        rows: list[Any] = reply["data"][0]["data"]
+        last = cast("Sequence[Any]", rows[-1]) if isinstance(rows[-1], list) else rows
+        values = [float(value) for value in last]
+    except (LookupError, TypeError, ValueError) as exc:
+        raise call.error(MalformedReply, f"not a reward: {str(reply)[:200]}") from exc
+    if len(values) not in (1, 2):
+        raise call.error(MalformedReply, f"{len(values)} values for a text, where a reward model gives one or two")
+    return values

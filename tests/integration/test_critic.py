@@ -17,7 +17,8 @@ from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
 from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, RewardModelEndpoint
-from stepspec.orchestrator.endpoints.reward_model import sigmoid, values
+from stepspec.orchestrator.endpoints.reward_model import sigmoid
+from stepspec.orchestrator.endpoints.vllm_protocol import pooled_values
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.launcher import Served, Server, launch
@@ -85,13 +86,13 @@ async def test_every_kind_of_head_gives_rewards_that_tell_texts_apart(critics: M
 async def test_our_squashing_is_the_servers_own(critics: Mapping[str, Served], head: str) -> None:
     async with connected(critics[head]) as critic:
         call = critic.connection.call("rate")
-        reply = await critic.connection.post(call, "/pooling", await critic.ask(LONGER, logits=False))
-        assert await critic.critic().rate(LONGER) == pytest.approx(values(call, reply)[-1], abs=1e-5)
+        reply = await critic.connection.post(call, "/pooling", await critic.body(LONGER, logits=False))
+        assert await critic.critic().rate(LONGER) == pytest.approx(pooled_values(call, reply)[-1], abs=1e-5)
 
 
 async def test_classify_says_the_same(critics: Mapping[str, Served]) -> None:
     async with connected(critics["one"]) as critic:
-        ids = (await critic.ask(LONGER))["input"]
+        ids = (await critic.body(LONGER))["input"]
         body = {"model": critic.name, "input": ids, "use_activation": False}
         reply = await critic.connection.post(critic.connection.call("rate"), "/classify", body)
         assert await critic.critic().rate(LONGER) == pytest.approx(sigmoid(reply["data"][0]["probs"][0]), abs=1e-5)
@@ -114,7 +115,7 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[s
         step = CHAIN.steps[0].text
         together, apart = await encoded(step), [*await encoded(step.strip()), *await encoded("\n\n")]
         assert together != apart
-        sent = (await critic.ask(CHAIN))["input"]
+        sent = (await critic.body(CHAIN))["input"]
         assert sent[-len(apart) :] == apart
         reward = await critic.critic().rate(CHAIN)
         before = sent[: -len(apart)]
@@ -126,10 +127,10 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[s
 
 async def test_a_critic_may_read_its_chat_template(critics: Mapping[str, Served]) -> None:
     async with RewardModelEndpoint(CriticEndpoint(url=critics["one"].base_url, layout="chat")) as critic:
-        chat = (await critic.ask(CHAIN))["input"]
+        chat = (await critic.body(CHAIN))["input"]
         assert 0 < await critic.critic().rate(CHAIN) < 1
     async with connected(critics["one"]) as critic:
-        plain = (await critic.ask(CHAIN))["input"]
+        plain = (await critic.body(CHAIN))["input"]
     assert chat != plain
     assert chat[-5:] == plain[-5:]
 

@@ -111,7 +111,7 @@ async def test_a_judges_probabilities_are_those_of_the_whole_vocabulary(pair: Pa
         chain = PROBLEM.extend(await step_of(model))
         grades = await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
         question = await endpoint.encoder.encode(endpoint.template.ask(GRADE.text, GRADE.opening))
-        body = vllm_protocol.completion(
+        body = vllm_protocol.completion_body(
             endpoint.name, [*await endpoint.encoder.chain(chain), *question], vllm_protocol.GREEDY, 1
         )
         reply = await endpoint.connection.post(

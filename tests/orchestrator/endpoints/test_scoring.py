@@ -143,10 +143,10 @@ def test_rows_that_are_not_about_the_prompt_are_not_believed() -> None:
 @pytest.mark.parametrize("broken", [{}, {"choices": []}, {"choices": [{"prompt_logprobs": None}]}])
 def test_a_reply_without_rows_is_malformed(broken: dict[str, object]) -> None:
     with pytest.raises(MalformedReply):
-        vllm_protocol.rows(CALL, broken, 0)
+        vllm_protocol.prompt_rows(CALL, broken, 0)
 
 
 @pytest.mark.parametrize("rows", [[], [{}], [{"5": {"logprob": -1.0}}]])
 def test_rows_without_the_tokens_are_malformed(rows: list[dict[str, dict[str, float]]]) -> None:
     with pytest.raises(MalformedReply):
-        vllm_protocol.scores(CALL, rows, [("a", [5])], 0)
+        vllm_protocol.scored_spans(CALL, rows, [("a", [5])], 0)

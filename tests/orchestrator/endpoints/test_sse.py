@@ -6,7 +6,8 @@ import httpx2
 import pytest
 
 from stepspec.orchestrator.endpoints import Deadlines
-from stepspec.orchestrator.endpoints.client import Call, Events
+from stepspec.orchestrator.endpoints.client import Events
+from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.errors import EndpointUnavailable
 
 STREAM = b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\n"

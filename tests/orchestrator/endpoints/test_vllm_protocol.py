@@ -5,7 +5,7 @@ import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Token
 from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.endpoints.client import Call, failed, pause
+from stepspec.orchestrator.endpoints.vllm_protocol import Call, http_error, retry_after
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
@@ -67,7 +67,7 @@ def line(**choice: object) -> bytes:
     ],
 )
 def test_a_chunk_says_how_the_text_ended(choice: dict[str, object], ended: str | None, tokens: int) -> None:
-    chunk = vllm_protocol.chunk(CALL, line(**choice), None)
+    chunk = vllm_protocol.parse_chunk(CALL, line(**choice), None)
     assert (chunk.ended, len(chunk.tokens)) == (ended, tokens)
 
 
@@ -79,7 +79,7 @@ def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text
         "top_logprobs": [{"So": -0.1}, {" it": -0.2}, {"<end>": -0.3}],
     }
     event = line(text="So it<end>", token_ids=[3, 4, 9], finish_reason="stop", stop_reason=None, logprobs=known)
-    chunk = vllm_protocol.chunk(CALL, event, 0)
+    chunk = vllm_protocol.parse_chunk(CALL, event, 0)
     assert [(token.text, token.id) for token in chunk.tokens] == [("So", 3), (" it", 4)]
     assert chunk.received == 3
 
@@ -90,18 +90,18 @@ def test_the_token_that_ends_the_turn_takes_its_spelling_along_and_no_other_text
 )
 def test_a_chunk_that_is_not_vllms_is_refused(event: bytes) -> None:
     with pytest.raises(MalformedReply, match="the large model at http://host"):
-        vllm_protocol.chunk(CALL, event, 0)
+        vllm_protocol.parse_chunk(CALL, event, 0)
 
 
 def test_an_error_in_the_stream_is_raised() -> None:
     with pytest.raises(EndpointUnavailable, match="HTTP 500: EngineCore"):
-        vllm_protocol.chunk(CALL, b'{"error": {"message": "EngineCore encountered an issue", "code": 500}}', 0)
+        vllm_protocol.parse_chunk(CALL, b'{"error": {"message": "EngineCore encountered an issue", "code": 500}}', 0)
 
 
 @pytest.mark.parametrize(("known", "rank"), [(0, 0), (1, 0), (2, 2), (5, 2)])
 def test_a_rank_is_known_as_far_as_the_list_of_the_best_goes(known: int, rank: int) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -0.5, "a": -1.0}]}
-    (token,) = vllm_protocol.chunk(CALL, line(logprobs=logprobs), known).tokens
+    (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
     assert (token.text, token.logprob, token.rank, token.id) == ("a", -1.0, rank, 5)
 
 
@@ -116,20 +116,20 @@ def test_a_rank_is_known_as_far_as_the_list_of_the_best_goes(known: int, rank: i
 )
 def test_the_likeliest_come_best_first(top: dict[str, float], known: int, rivals: tuple[Token, ...]) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [top]}
-    (token,) = vllm_protocol.chunk(CALL, line(logprobs=logprobs), known).tokens
+    (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
     assert token.top == rivals
     assert token.rank == next((rival.rank for rival in rivals if rival.text == "a"), 0)
 
 
 def test_a_log_probability_that_was_lost_is_the_least() -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [None], "top_logprobs": [None]}
-    (token,) = vllm_protocol.chunk(CALL, line(logprobs=logprobs), 2).tokens
+    (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), 2).tokens
     assert token == Token("a", vllm_protocol.FLOOR, 0, 5)
 
 
 def test_the_usage_comes_last() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
-    chunk = vllm_protocol.chunk(CALL, orjson.dumps({"choices": [], "usage": usage}), 0)
+    chunk = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [], "usage": usage}), 0)
     assert (chunk.prompt, chunk.cached, chunk.received) == (9, 8, 0)
     assert vllm_protocol.usage({"usage": usage}) == (9, 8, 3)
     assert vllm_protocol.usage({"usage": {**usage, "prompt_tokens_details": None}}) == (9, 0, 3)
@@ -151,7 +151,7 @@ def test_the_usage_comes_last() -> None:
 def test_a_status_becomes_an_error_that_says_what_to_do(
     status: int, body: bytes, kind: type[EndpointError], words: str
 ) -> None:
-    error = failed(CALL, status, body)
+    error = http_error(CALL, status, body)
     assert type(error) is kind
     with pytest.raises(kind, match=words):
         raise error
@@ -159,4 +159,5 @@ def test_a_status_becomes_an_error_that_says_what_to_do(
 
 
 def test_a_pause_is_read_in_seconds() -> None:
-    assert [pause(value) for value in (None, "", "2.5", "-1", "Wed, 21 Oct 2026 07:28:00 GMT")] == [0, 0, 2.5, 0, 0]
+    headers = (None, "", "2.5", "-1", "Wed, 21 Oct 2026 07:28:00 GMT")
+    assert [retry_after(header) for header in headers] == [0, 0, 2.5, 0, 0]

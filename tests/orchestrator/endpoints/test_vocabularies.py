@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from stepspec.orchestrator.chain import Chain, Step, Token
 from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.endpoints.client import Call
 from stepspec.orchestrator.endpoints.token_stream import StepBuilder
 from stepspec.orchestrator.endpoints.tokenizer import ModelTokenizer
+from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 from tests.vocabularies import FAMILIES, real_tokenizer
@@ -69,7 +69,7 @@ def grown(server: RealVllm, ids: Sequence[int], limit: int) -> Step:
     body = {"prompt": server.encode("So: "), "max_tokens": limit, "stop": [], "logprobs": 0, "return_token_ids": True}
     growing = StepBuilder("small", "v", ends=StepEnds((), blocks=False), limit=limit)
     for choice in server.choices(body):
-        piece = vllm_protocol.chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
+        piece = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [choice]}), 0)
         for token in piece.tokens:
             if stop := growing.add(token):
                 return growing.end(stop)
