@@ -25,7 +25,7 @@ from .results import SMALL_PRINT, ArmSummary, stand
 from .runner import Post, Team, here, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
-from .testbed.servers import counting, weights
+from .testbed.servers import counting, weights_digest
 
 SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = "samples.jsonl", "run.json", "problems.jsonl", "summary.json", "traces"
 
@@ -62,7 +62,7 @@ class Evaluation:
             "profile": self.profile,
             "prompt": template.sha256 if template else None,
             "models": {"small": described(solver.small), "large": solver.large.name},
-            "weights": weights("large", "small") if self.profile else None,
+            "weights": weights_digest("large", "small") if self.profile else None,
             **identity(self.plan),
         }
 

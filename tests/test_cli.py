@@ -76,7 +76,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             "--tiny is for --testbed alone: in pair.toml, describe a pair within, [small.sm",
         ),
         (["up", "pair.toml", "--small-other"], "--small-other is for --testbed alone: in pair.toml, set `model` of"),
-        (["up", "--testbed", "--speculation", "eagle3"], "cannot speculate by 'eagle3'"),
+        (["up", "--testbed", "--speculation", "eagle3"], "no speculation method 'eagle3'"),
         (["profile"], "name a file of problems, or pass --testbed"),
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
         (["profile", "nowhere.txt"], "no problems in nowhere.txt"),

@@ -23,7 +23,7 @@ from ..grading.graders import Graders, require
 from ..plan import of_pair, possible
 from ..provenance import digests
 from ..sample import Task
-from ..testbed.servers import counting, weights
+from ..testbed.servers import counting, weights_digest
 from ..testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # what brings scipy is imported where it is used: `stepspec` has to start without it
@@ -111,7 +111,7 @@ def calibrate(
     require(chosen.metric)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": turned.option, "seed": seed, "testbed": testbed,
-        "weights": weights("large", "small") if testbed else None,
+        "weights": weights_digest("large", "small") if testbed else None,
         "besides": differing(settings), "told": bearing(settings, policy, turned), "format": FORMAT,
     }  # fmt: skip
     solving = ours or pair_solver(profile, stderr, (), seed, problems=0)

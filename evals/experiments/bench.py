@@ -24,7 +24,7 @@ from ..command_line import script
 from ..results import Result, summarise
 from ..sample import Arm, Sample, Task
 from ..store import SampleStore
-from ..testbed.servers import SPECULATIONS, counting, weights
+from ..testbed.servers import SPECULATIONS, counting, weights_digest
 from ..testbed.solving_pair import fresh, pair_solver, solvers
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import markdown, small_print, table
@@ -312,7 +312,7 @@ def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
 
 def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
     """What has to be the same for samples to belong together; which arms there are is not."""
-    about = {"profile": profile, "seed": SEED, "models": weights("large", "small", "tiny")}
+    about = {"profile": profile, "seed": SEED, "models": weights_digest("large", "small", "tiny")}
     return {**about, "stacked": described()} if stacked else about
 
 

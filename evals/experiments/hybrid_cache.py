@@ -31,12 +31,13 @@ from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.events import Called, Observer
 from stepspec.orchestrator.interfaces import Model, Policy
 from stepspec.orchestrator.launcher import Served, launch
+from stepspec.orchestrator.launcher.hybrids import CURE
+from stepspec.orchestrator.launcher.up import starting
 from stepspec.policies import BiLD, SpecReason
 
 from ..command_line import script
-from ..testbed.hybrid import CURE, build, server
 from ..testbed.problems import generate, worked
-from ..testbed.servers import starting
+from ..testbed.random_models import hybrid_server, make_hybrid
 
 EXAMPLES = """
 Examples:
@@ -196,8 +197,8 @@ def _one_at_a_time(method: str) -> str:
 async def run(steps: int, refuse_every: int, console: Console) -> list[Cost]:
     """Build the hybrid, serve it twice, and measure."""
     with TemporaryDirectory(prefix="stepspec-hybrid-") as folder:
-        model = build(Path(folder) / "model")
-        servers = [server(model, "plain"), server(model, "cured", CURE)]
+        model = make_hybrid(Path(folder) / "model")
+        servers = [hybrid_server(model, "plain"), hybrid_server(model, "cured", CURE)]
         async with AsyncExitStack() as stack:
             with starting(console) as tell:
                 served = await stack.enter_async_context(launch(servers, on_progress=tell))

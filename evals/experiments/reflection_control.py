@@ -31,8 +31,7 @@ from stepspec.policies import Reflective
 
 from ..command_line import script
 from ..results import wilson
-from ..testbed.corruptions import corrupt
-from ..testbed.problems import Problem, State, advance, begin, expected, generate
+from ..testbed.problems import Problem, State, advance, begin, corrupt, expected, generate
 from ..testbed.servers import counting, running
 
 Kind: TypeAlias = Literal["right", "wrong result", "wrong step"]

@@ -9,7 +9,7 @@ from rich.table import Table
 from stepspec.orchestrator.chain import Role
 
 from ..results import Result
-from ..testbed.profiles import described
+from ..testbed.servers import describe_pace
 
 ROLES: tuple[Role, ...] = ("large", "small")
 COLUMNS = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste", "judging")
@@ -65,9 +65,9 @@ def small_print(profile: str, *more: str) -> str:
     """What was measured, at which *profile*, and what the columns mean; *more* roles than the two if there are any."""
     return (
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real vLLM "
-        f"on this CPU; {described(profile, 'large', 'small', *more)}. Seconds are the mean of one problem, also as a "
-        "multiple of large alone and of the floor, which is the time to write every kept token on the model that wrote "
-        "it; brackets are 95% intervals. By large: its share of the kept tokens. Accepted: of the drafts judged. "
+        f"on this CPU; {describe_pace(profile, 'large', 'small', *more)}. Seconds are the mean of one problem, also as "
+        "a multiple of large alone and of the floor, which is the time to write every kept token on the model that "
+        "wrote it; brackets are 95% intervals. By large: its share of the kept tokens. Accepted: of the drafts judged. "
         "Waste: written tokens that were not kept. Judging: tokens read or written to judge one problem, beside those "
         "in a prefix cache."
     )

@@ -1,4 +1,4 @@
-"""What the servers counted while a run went on: prefix caches, and speculation token by token. Pure."""
+"""The figures of each arm of a run, and what its servers counted: prefix caches, token-level speculation. Pure."""
 
 from __future__ import annotations
 
@@ -23,8 +23,13 @@ DRAFTS, DRAFTED, ACCEPTED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
-    """What the servers of one role counted in *sessions* sessions of a run, all arms and warm-ups together."""
+class ServerCounters:
+    """
+    Counters of the servers of one role in *sessions* sessions of a run, all arms and warm-ups together.
+
+    *queried* prompt tokens were looked up in the prefix cache, *hit* of them were in it. *speculation* is None for
+    servers that do not speculate.
+    """
 
     role: str
     sessions: int
@@ -37,32 +42,34 @@ class Counted:
         return self.hit / self.queried if self.queried else None
 
 
-def counted(sessions: Iterable[Mapping[str, Any]]) -> list[Counted]:
-    """Add up what was counted in each session. One that was killed did not look at the end, and counts for nothing."""
-    found: dict[str, list[dict[str, float]]] = {}
+def server_counters(sessions: Iterable[Mapping[str, Any]]) -> list[ServerCounters]:
+    """Add up the counters of all sessions, by role. A session that was killed has no final counters and is left out."""
+    increases: dict[str, list[dict[str, float]]] = {}
     for session in sessions:
         afters: list[Mapping[str, float]] = session.get("counters") or []
         for server, after in zip(session["servers"], afters, strict=False):
-            grown: dict[str, float] = {name: after[name] - server["counters"].get(name, 0.0) for name in after}
-            if grown and min(grown.values()) >= 0:  # else the server began anew, and its counters with it
-                found.setdefault(server["role"], []).append(grown)
-    return [_counted(role, each) for role, each in found.items()]
+            increase: dict[str, float] = {name: after[name] - server["counters"].get(name, 0.0) for name in after}
+            if increase and min(increase.values()) >= 0:  # otherwise the server was restarted, which resets them
+                increases.setdefault(server["role"], []).append(increase)
+    return [_add_up(role, sessions) for role, sessions in increases.items()]
 
 
-def _counted(role: str, sessions: list[dict[str, float]]) -> Counted:
+def _add_up(role: str, sessions: list[dict[str, float]]) -> ServerCounters:
     def total(name: str) -> int:
         return int(sum(session.get(name, 0.0) for session in sessions))
 
-    drafted = Acceptance(total(DRAFTS), total(DRAFTED), total(ACCEPTED))
-    return Counted(role, len(sessions), total(QUERIES), total(HITS), drafted if drafted.drafted else None)
+    speculation = Acceptance(total(DRAFTS), total(DRAFTED), total(ACCEPTED))
+    return ServerCounters(
+        role, len(sessions), total(QUERIES), total(HITS), speculation if speculation.drafted else None
+    )
 
 
 PARTIES: tuple[Party, ...] = ("small", "large", "critic")
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """What one party spent on a sample, in the mean; the fields are those of `Account`."""
+class MeanAccount:
+    """The mean, over the samples of an arm, of each field of a party's `Account`."""
 
     kept: float
     discarded: float
@@ -76,13 +83,13 @@ class Spent:
 
     @property
     def hits(self) -> float | None:
-        """The share of the prompt tokens that the server found in its prefix cache."""
+        """The share of the prompt tokens that were in the server's prefix cache."""
         return self.cached / self.prompt if self.prompt else None
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
-    """Steps of a sample, in the mean: kept by author, rejected by a verdict, lost as bets on a rejected one."""
+class MeanSteps:
+    """Mean steps of a sample: kept steps by author, drafts rejected by a verdict, bets lost with a rejected draft."""
 
     small: float
     large: float
@@ -91,18 +98,19 @@ class Steps:
 
     @property
     def share_small(self) -> float | None:
-        """The small model's share of the steps that were kept."""
+        """The share of the kept steps that the small model wrote."""
         kept = self.small + self.large
         return self.small / kept if kept else None
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ArmFigures:
     """
-    One arm. *first* is the median of the seconds to the first step, *tail* the 95th percentile of all.
+    The figures of one arm. *median* and *tail* (95th percentile) are of the seconds of a sample.
 
-    *accept_rate* counts drafts that were judged; None for methods that judge none. *rejections* are rejected drafts by
-    reason, of all samples, and *busy* the seconds that each party was at work for a sample: never more than it took.
+    *first* is the median of the seconds to the first step; None if no sample has it. *accept_rate* is the share of the
+    judged drafts that were accepted; None for methods that judge none. *rejections* counts rejected drafts by reason,
+    over all samples. *busy* is the mean of the seconds of a sample with a request of the party open.
     """
 
     arm: Arm
@@ -110,8 +118,8 @@ class Figures:
     median: float
     tail: float
     first: float | None
-    steps: Steps
-    spent: Mapping[Party, Spent]
+    steps: MeanSteps
+    spent: Mapping[Party, MeanAccount]
     busy: Mapping[Party, float]
     accept_rate: float | None
     rejections: Mapping[str, int]
@@ -119,7 +127,7 @@ class Figures:
 
     @property
     def bound(self) -> bool:
-        """Whether this is the oracle, which is worked out and never ran."""
+        """Whether this is the oracle, which is computed from the samples of both baselines and never ran."""
         return self.arm.name == ORACLE
 
     @property
@@ -128,42 +136,47 @@ class Figures:
 
     @property
     def method(self) -> bool:
-        """Whether this is a method, and no baseline, control or bound."""
+        """Whether this is a method: neither a baseline nor a control nor a bound."""
         return not (self.bound or self.baseline or self.arm.like)
 
     @property
     def kept(self) -> float:
-        return sum(spent.kept for spent in self.spent.values())
+        """Mean kept tokens of a sample, of all parties."""
+        return sum(account.kept for account in self.spent.values())
 
 
-def figures(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1) -> list[Figures]:
-    """Work out the figures of all *arms*, and of the oracle where both models ran alone; none without a problem."""
+def compute_figures(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1) -> list[ArmFigures]:
+    """
+    Compute the figures of all *arms*, and of the oracle if both models ran alone.
+
+    Return an empty list if no problem has all samples of all arms.
+    """
     by_arm = complete(done, arms, repeats)
     if SMALL.name in by_arm:
         by_arm[ORACLE] = oracle(by_arm[SMALL.name], by_arm[LARGE.name])
     known = {arm.name: arm for arm in (*arms, Arm(ORACLE, ""))}
     standings = stand(done, arms, repeats)
-    return [_figures(known[s.result.name], s, by_arm[s.result.name]) for s in standings]
+    return [_arm_figures(known[s.result.name], s, by_arm[s.result.name]) for s in standings]
 
 
-def numbered(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, dict[int, Sample]]:
-    """The samples that figures are made of, by arm and number."""
+def samples_by_number(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, dict[int, Sample]]:
+    """Return the samples that the figures are computed from, by arm and number."""
     numbers = {id(sample): number for (number, _), sample in done.items()}
     by_arm = complete(done, arms, repeats)
     return {name: {numbers[id(sample)]: sample for sample in samples} for name, samples in by_arm.items()}
 
 
-def _figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> Figures:
+def _arm_figures(arm: Arm, standing: ArmSummary, samples: Sequence[Sample]) -> ArmFigures:
     seconds = sorted(sample.seconds for sample in samples)
     firsts = [sample.first for sample in samples if sample.first is not None]
-    return Figures(
+    return ArmFigures(
         arm=arm,
         standing=standing,
         median=median(seconds),
         tail=seconds[min(len(seconds) - 1, int(0.95 * len(seconds)))],
         first=median(firsts) if firsts else None,
-        steps=_steps(samples),
-        spent={party: _spent(party, samples) for party in PARTIES if _called(party, samples)},
+        steps=_mean_steps(samples),
+        spent={party: _mean_account(party, samples) for party in PARTIES if _has_requests(party, samples)},
         busy={party: fmean(_busy(party, sample) for sample in samples) for party in PARTIES},
         accept_rate=_accept_rate(samples),
         rejections=_rejections(samples),
@@ -180,31 +193,31 @@ def account(party: Party, sample: Sample) -> Account:
     return accounts[party]
 
 
-def _called(party: Party, samples: Sequence[Sample]) -> bool:
+def _has_requests(party: Party, samples: Sequence[Sample]) -> bool:
     return any(account(party, sample).requests for sample in samples)
 
 
-def _spent(party: Party, samples: Sequence[Sample]) -> Spent:
-    return Spent(**{name: fmean(getattr(account(party, sample), name) for sample in samples) for name in COUNTED})
+def _mean_account(party: Party, samples: Sequence[Sample]) -> MeanAccount:
+    return MeanAccount(**{name: fmean(getattr(account(party, s), name) for s in samples) for name in COUNTED})
 
 
 def _busy(party: Party, sample: Sample) -> float:
-    """Seconds with a request open; requests of one party overlap, hence at most what the sample took."""
+    """Seconds with a request open, at most the seconds of the sample: requests of one party may overlap."""
     spent = account(party, sample)
     return min(sample.seconds, spent.writing + spent.judged)
 
 
-def _steps(samples: Sequence[Sample]) -> Steps:
+def _mean_steps(samples: Sequence[Sample]) -> MeanSteps:
     def mean(fate: str, author: str | None = None) -> float:
         return fmean(
             sum(step.fate == fate and author in (None, step.author) for step in sample.steps) for sample in samples
         )
 
-    return Steps(mean("kept", "small"), mean("kept", "large"), mean("rejected"), mean("lost"))
+    return MeanSteps(mean("kept", "small"), mean("kept", "large"), mean("rejected"), mean("lost"))
 
 
 def _accept_rate(samples: Sequence[Sample]) -> float | None:
-    """Accepted over judged drafts; where nothing was ever read to judge, nor rejected, nobody judged."""
+    """Accepted over judged drafts; None if the arm judges none: no tokens read to judge and no rejections."""
     judging = any(account(party, sample).judging for sample in samples for party in PARTIES)
     drafts = sum(sample.ledger.drafts for sample in samples)
     if not drafts or not (judging or _rejections(samples)):
@@ -213,12 +226,13 @@ def _accept_rate(samples: Sequence[Sample]) -> float | None:
 
 
 def _rejections(samples: Sequence[Sample]) -> dict[str, int]:
-    """Repairs by the reason of the rollback; a rejected bet on a step that fell itself was never repaired."""
-    found: dict[str, int] = {}
-    for step in (step for sample in samples for step in sample.steps if repairs(step)):
-        found[step.reason] = found.get(step.reason, 0) + 1
-    return found
+    """Count the repairs by the reason of the rollback. A rejected bet on a rejected draft is never repaired."""
+    counts: dict[str, int] = {}
+    for step in (step for sample in samples for step in sample.steps if is_repair(step)):
+        counts[step.reason] = counts.get(step.reason, 0) + 1
+    return counts
 
 
-def repairs(step: Written) -> bool:
+def is_repair(step: Written) -> bool:
+    """Whether *step* replaces the rejected part of a draft."""
     return step.fate == "kept" and bool(step.reason)

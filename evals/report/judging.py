@@ -1,4 +1,9 @@
-"""Which steps are right, where that can be known: in the miniature pair's own arithmetic, from the traces of a run."""
+"""
+How far the scores of a judge separate right from wrong: ROC curves of the scored verdicts of a run.
+
+Whether a step is right is known only for the miniature pair's arithmetic, from the traces of a run. For other
+benchmarks, the correctness of the answer stands for that of its steps.
+"""
 
 from __future__ import annotations
 
@@ -27,93 +32,103 @@ from ..testbed.problems import (
     paragraphs,
     right,
 )
-from .figures import repairs
+from .figures import is_repair
 from .run_folder import Run
 
-SEARCHED = 20_000  # problems of a seed, the longest that one is looked for
+SEARCH_LIMIT = 20_000  # generated problems among which those of a run are searched
 
 
-def verdicts(run: Run, numbered: Mapping[int, Sample]) -> list[Graded] | None:
-    """The verdicts on steps that are known to be right or wrong, of samples of one arm; None where nobody knows."""
+def known_verdicts(run: Run, samples: Mapping[int, Sample]) -> list[ScoredVerdict] | None:
+    """
+    Return the verdicts on steps that are known to be right or wrong, from the traces of one arm's *samples*.
+
+    None if the benchmark is another one than arithmetic, or if there are no traces.
+    """
     if run.about["benchmark"] != ARITHMETIC.name:
         return None
-    traces = {number: run.trace(number, sample) for number, sample in numbered.items()}
+    traces = {number: run.trace(number, sample) for number, sample in samples.items()}
     problems = _problems(run) if any(traces.values()) else {}
-    found: list[Graded] = []
+    verdicts: list[ScoredVerdict] = []
     for number, path in traces.items():
-        at = number // run.repeats
-        problem = problems.get(run.tasks[at].problem)
+        index = number // run.repeats
+        problem = problems.get(run.tasks[index].problem)
         if path is not None and problem is not None:
-            found += graded((moment.event for moment in read(path)), problem, at)
-    return found or None
+            verdicts += checked_verdicts((moment.event for moment in read(path)), problem, index)
+    return verdicts or None
 
 
 def _problems(run: Run) -> dict[str, Problem]:
-    wanted, found = {task.problem for task in run.tasks}, dict[str, Problem]()
-    for problem in islice(generate(int(run.about["seed"]), "test"), SEARCHED):
+    """Generate the problems of *run* again, by their text."""
+    wanted, problems = {task.problem for task in run.tasks}, dict[str, Problem]()
+    for problem in islice(generate(int(run.about["seed"]), "test"), SEARCH_LIMIT):
         if problem.text in wanted:
-            found[problem.text] = problem
-        if len(found) == len(wanted):
+            problems[problem.text] = problem
+        if len(problems) == len(wanted):
             break
-    return found
+    return problems
 
 
-def graded(events: Iterable[Event], problem: Problem, number: int) -> list[Graded]:
-    """The scored verdicts of one run, on drafts that follow nothing wrong; after a mistake, right has no meaning."""
-    found: list[Graded] = []
+def checked_verdicts(events: Iterable[Event], problem: Problem, index: int) -> list[ScoredVerdict]:
+    """
+    Return the scored verdicts of one run of *problem*, which has the number *index*, with whether the draft is right.
+
+    Drafts that follow a mistake are left out: neither right nor wrong is defined for them.
+    """
+    verdicts: list[ScoredVerdict] = []
     committed: list[str] = []
-    drafts: dict[int, str] = {}  # the latest of each index: those before a draft were drafted after the last repair
+    drafts: dict[int, str] = {}  # the latest draft by step index
     for event in events:
         match event:
-            case Drafted(index, draft):
-                drafts[index] = draft.text
-            case Judged(index, draft, verdict) if verdict.score is not None and math.isfinite(verdict.score):
-                before = [*committed, *(drafts[place] for place in range(len(committed), index))]
-                known = _right(problem, "".join(before), draft.text)
+            case Drafted(step, draft):
+                drafts[step] = draft.text
+            case Judged(step, draft, verdict) if verdict.score is not None and math.isfinite(verdict.score):
+                before = [*committed, *(drafts[earlier] for earlier in range(len(committed), step))]
+                known = _is_right(problem, "".join(before), draft.text)
                 if known is not None:
-                    decided = isinstance(verdict, Accept) or verdict.reason not in ELSEWHERE
-                    found.append(Graded(verdict.score, isinstance(verdict, Accept), known, number, decided))
+                    decided = isinstance(verdict, Accept) or verdict.reason not in UNSCORED_REASONS
+                    verdicts.append(ScoredVerdict(verdict.score, isinstance(verdict, Accept), known, index, decided))
             case Committed(_, step):
                 committed.append(step.text)
             case _:
                 pass
-    return found
+    return verdicts
 
 
-def _right(problem: Problem, before: str, draft: str) -> bool | None:
-    """Whether *draft* goes on rightly from *before*; None if that is wrong already, or the draft is empty."""
-    return follows(problem, before + draft) if draft and follows(problem, before) else None
+def _is_right(problem: Problem, before: str, draft: str) -> bool | None:
+    """Whether *draft* is a right continuation of *before*; None if *before* is wrong already or *draft* is empty."""
+    return is_right_prefix(problem, before + draft) if draft and is_right_prefix(problem, before) else None
 
 
-def follows(problem: Problem, text: str) -> bool:
-    """Whether *text* is how right reasoning begins. Its last paragraph may be unfinished."""
+def is_right_prefix(problem: Problem, text: str) -> bool:
+    """Whether *text* is the beginning of right reasoning. Its last paragraph may be unfinished."""
     state = begin(problem)
-    *whole, last = paragraphs(text) or [""]
-    for paragraph in whole:
+    *complete, last = paragraphs(text) or [""]
+    for paragraph in complete:
         if not right(problem, state, paragraph):
             return False
         state = advance(problem, state, paragraph)
-    if state.index > len(problem.deeds):  # the thinking was closed
+    if state.index > len(problem.deeds):  # the end of the thinking was written
         return not last.strip()
-    without = State(state.index, state.value)  # the check of the last deed left out
-    return any(expected(problem, one).startswith(last) for one in (state, without))
+    unchecked = State(state.index, state.value)  # the check of the last deed is optional
+    return any(expected(problem, option).startswith(last) for option in (state, unchecked))
 
 
-DOUBTS = frozenset({"bild", "glimpse"})  # methods whose score is a doubt: the higher, the worse
+DOUBT_POLICIES = frozenset({"bild", "glimpse"})  # their scores measure doubt: lower is better
 RESAMPLES = 200
-ELSEWHERE = frozenset({"fallback"})  # reasons of rollbacks that no score decided, though they tell one
-LEAST = 3  # wrong ones, and right ones, before anything is said of how they are told apart
+UNSCORED_REASONS = frozenset({"fallback"})  # rollbacks that were not decided by the score that they carry
+MIN_EACH = 3  # right and wrong verdicts that a separation needs at least
 
 Level: TypeAlias = Literal["step", "answer"]
 Point: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Graded:
+class ScoredVerdict:
     """
-    A *score*, whether what it is about stood, whether that is *right* if known, and the problem it belongs to.
+    The *score* of a draft or an answer, and whether it was *accepted*.
 
-    *decided* is whether it was the score that decided: a draft may fall for something else.
+    *right* is None where it is unknown. *problem* is the number of the problem. *decided* is whether the verdict
+    depended on the score: a draft may be rejected for another reason.
     """
 
     score: float
@@ -126,11 +141,11 @@ class Graded:
 @dataclass(frozen=True, slots=True)
 class Separation:
     """
-    How far scores tell right from wrong, of so many *right* and *wrong* ones.
+    How far scores separate *right* from *wrong* verdicts, whose numbers these are.
 
-    *area* is the AUROC, its interval by a bootstrap over the problems. *curve* goes through (share of the wrong ones
-    that pass, share of the right ones that pass) as the threshold gets looser, and *passed* is where the method was
-    working; None where nothing is accepted or rejected by itself.
+    *area* is the AUROC, its interval a bootstrap over the problems. Each point of *curve* is (share of the wrong ones
+    accepted, share of the right ones accepted) at a threshold, from strict to loose. *passed* is the point of the
+    method's own verdicts; None for answers, which are not accepted or rejected one by one.
     """
 
     level: Level
@@ -142,106 +157,108 @@ class Separation:
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
-    """The scored verdicts of one arm, and how far they tell right from wrong where enough of both are known."""
+class JudgeReport:
+    """The scored verdicts of one arm, and their separation; None if too few are known to be right or wrong."""
 
     arm: str
     policy: str
-    graded: tuple[Graded, ...]
+    verdicts: tuple[ScoredVerdict, ...]
     separation: Separation | None
 
     @property
     def doubt(self) -> bool:
-        """Whether a high score is a bad one."""
-        return self.policy in DOUBTS
+        """Whether lower scores are better."""
+        return self.policy in DOUBT_POLICIES
 
 
-def judge(
-    arm: str, policy: str, numbered: Mapping[int, Sample], known: Sequence[Graded] | None, repeats: int
-) -> Judge | None:
+def assess_judge(
+    arm: str, policy: str, samples: Mapping[int, Sample], known: Sequence[ScoredVerdict] | None, repeats: int
+) -> JudgeReport | None:
     """
-    Judge the judge of an *arm* by its samples; *known* are verdicts on steps that are known to be right or wrong.
+    Assess the judge of an *arm* from its samples; *known* are verdicts on steps that are known to be right or wrong.
 
-    Without these, an answer stands for its steps: is the worst score that was accepted lower where it is wrong? None
-    for an arm without scores.
+    Without *known*, the answer stands for its steps: the worst accepted score of a sample is compared with whether its
+    answer is right. Return None for an arm without scores.
     """
-    verdicts = [one for number, sample in numbered.items() for one in scored(sample, number // repeats)]
+    verdicts = [verdict for number, sample in samples.items() for verdict in scored_verdicts(sample, number // repeats)]
     if not verdicts:
         return None
-    doubt = policy in DOUBTS
+    doubt = policy in DOUBT_POLICIES
     if known:
-        return Judge(arm, policy, tuple(known), separate(known, "step", doubt=doubt))
-    worst = [_worst(sample, number // repeats, doubt=doubt) for number, sample in numbered.items()]
-    answers = [one for one in worst if one is not None]
-    return Judge(arm, policy, tuple(verdicts), separate(answers, "answer", doubt=doubt))
+        return JudgeReport(arm, policy, tuple(known), separate(known, "step", doubt=doubt))
+    worst = [_worst(sample, number // repeats, doubt=doubt) for number, sample in samples.items()]
+    answers = [verdict for verdict in worst if verdict is not None]
+    return JudgeReport(arm, policy, tuple(verdicts), separate(answers, "answer", doubt=doubt))
 
 
-def scored(sample: Sample, problem: int) -> list[Graded]:
-    """The verdicts of *sample* that have a score; what was kept of a rejected draft is no verdict of its own."""
-    found: list[Graded] = []
+def scored_verdicts(sample: Sample, problem: int) -> list[ScoredVerdict]:
+    """Return the verdicts of *sample* that have a score, without those of the kept parts of rejected drafts."""
+    verdicts: list[ScoredVerdict] = []
     rejected: set[float] = set()
     for step in sample.steps:
-        if repairs(step):
+        if is_repair(step):
             rejected.clear()
-        if step.grade is None or not math.isfinite(step.grade) or _part(step, rejected):
+        if step.grade is None or not math.isfinite(step.grade) or _is_remainder(step, rejected):
             continue
         if step.fate == "rejected":
             rejected.add(step.grade)
-        decided = step.reason not in ELSEWHERE
-        found.append(Graded(step.grade, step.fate == "kept", None, problem, decided))
-    return found
+        decided = step.reason not in UNSCORED_REASONS
+        verdicts.append(ScoredVerdict(step.grade, step.fate == "kept", None, problem, decided))
+    return verdicts
 
 
-def _part(step: Written, rejected: set[float]) -> bool:
-    """Whether *step* is what stood of a draft that fell: it carries the score for which that fell."""
+def _is_remainder(step: Written, rejected: set[float]) -> bool:
+    """Whether *step* is the kept part of a rejected draft, which carries the score of that draft."""
     return step.fate == "kept" and step.grade in rejected
 
 
-def _worst(sample: Sample, problem: int, *, doubt: bool) -> Graded | None:
-    scores = [one.score for one in scored(sample, problem) if one.accepted]
-    return Graded((max if doubt else min)(scores), True, sample.correct, problem) if scores else None
+def _worst(sample: Sample, problem: int, *, doubt: bool) -> ScoredVerdict | None:
+    scores = [verdict.score for verdict in scored_verdicts(sample, problem) if verdict.accepted]
+    return ScoredVerdict((max if doubt else min)(scores), True, sample.correct, problem) if scores else None
 
 
-def separate(graded: Sequence[Graded], level: Level, *, doubt: bool) -> Separation | None:
-    """How far the scores tell right from wrong; None where there are too few of either."""
-    right, wrong = ([one for one in graded if one.right is kind] for kind in (True, False))
-    ranked = sorted((one for one in (*right, *wrong) if one.decided), key=lambda one: one.score, reverse=not doubt)
-    fewer = min(sum(one.right is kind for one in ranked) for kind in (True, False))
-    if fewer < LEAST:
+def separate(verdicts: Sequence[ScoredVerdict], level: Level, *, doubt: bool) -> Separation | None:
+    """Compute how far the scores separate right from wrong; None if there are too few of either."""
+    right, wrong = ([v for v in verdicts if v.right is value] for value in (True, False))
+    ranked = sorted((v for v in (*right, *wrong) if v.decided), key=lambda v: v.score, reverse=not doubt)
+    fewer = min(sum(v.right is value for v in ranked) for value in (True, False))
+    if fewer < MIN_EACH:
         return None
     passed = None
     if level == "step":
-        passed = sum(one.accepted for one in wrong) / len(wrong), sum(one.accepted for one in right) / len(right)
+        passed = sum(v.accepted for v in wrong) / len(wrong), sum(v.accepted for v in right) / len(right)
     return Separation(level, len(right), len(wrong), _area(ranked, fewer), _curve(ranked), passed)
 
 
-def _curve(ranked: Sequence[Graded], drawn: Mapping[int, int] | None = None) -> tuple[Point, ...]:
-    """The curve of those *ranked* best first; of a resample, *drawn* says how often each problem is in it."""
+def _curve(ranked: Sequence[ScoredVerdict], weights: Mapping[int, int] | None = None) -> tuple[Point, ...]:
+    """Return the curve of verdicts that are *ranked* best first; *weights* are by problem, 1 if None."""
     points = [(0.0, 0.0)]
-    for _, ties in groupby(ranked, key=lambda one: one.score):
+    for _, ties in groupby(ranked, key=lambda verdict: verdict.score):
         wrong, right = points[-1]
-        for one in ties:
-            weight = 1 if drawn is None else drawn.get(one.problem, 0)
-            wrong, right = wrong + weight * (not one.right), right + weight * bool(one.right)
+        for verdict in ties:
+            weight = 1 if weights is None else weights.get(verdict.problem, 0)
+            wrong, right = wrong + weight * (not verdict.right), right + weight * bool(verdict.right)
         points.append((wrong, right))
     wrong, right = points[-1]
     return tuple((x / wrong, y / right) for x, y in points) if wrong and right else ()
 
 
-def area(curve: Sequence[Point]) -> float:
-    """The area under *curve*: the chance that a right one is scored above a wrong one, ties counting half."""
+def area_under(curve: Sequence[Point]) -> float:
+    """Return the area: the probability that a right one is scored above a wrong one, ties counting half."""
     return sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(curve))
 
 
-def _area(ranked: Sequence[Graded], fewer: int) -> Interval:
+def _area(ranked: Sequence[ScoredVerdict], fewer: int) -> Interval:
     """
-    The area with its interval. Where all resamples are alike, as of scores that never err, that would have no width:
-    then Wilson's, as if each of the *fewer* kind had been one try.
+    Return the area with a bootstrap interval.
+
+    If all resamples have the same area, as for scores that never err, the bootstrap interval has no width. Then it is
+    Wilson's interval of *fewer* trials, the number of verdicts of the rarer kind.
     """
-    value = area(_curve(ranked))
-    rng, problems = random.Random(0), sorted({one.problem for one in ranked})
-    drawn = (Counter(rng.choices(problems, k=len(problems))) for _ in range(RESAMPLES))
-    areas = sorted(area(curve) for curve in (_curve(ranked, each) for each in drawn) if curve)
+    value = area_under(_curve(ranked))
+    rng, problems = random.Random(0), sorted({verdict.problem for verdict in ranked})
+    resamples = (Counter(rng.choices(problems, k=len(problems))) for _ in range(RESAMPLES))
+    areas = sorted(area_under(curve) for curve in (_curve(ranked, weights) for weights in resamples) if curve)
     if not areas or math.isclose(areas[0], areas[-1]):
         return wilson(value * fewer, fewer)
     return Interval(value, areas[int(0.025 * len(areas))], areas[int(0.975 * len(areas))])

@@ -1,4 +1,4 @@
-"""What a report shows of a section, in order, whatever it is written as: blocks of plots and tables."""
+"""The layout of a section in every format: blocks of plots and tables, in their order."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from . import paper_tables, plots, tables
-from .cases import Case
-from .figures import Figures
-from .judging import Judge
+from .figures import ArmFigures
+from .judging import JudgeReport
 from .plots import front, scatter
-from .section import Section
+from .section import Case, Section
 from .svg import Drawing, Markup
 from .tables import Cell, Link, Row, Table, number
 
-Links: TypeAlias = Mapping[tuple[int, str], str]  # pages of traces, by the number of the sample and its arm
-LONGEST = 220  # letters of a problem
+Links: TypeAlias = Mapping[tuple[int, str], str]  # paths of the pages of traces, by the sample's number and arm
+MAX_PROBLEM = 220  # characters of a problem that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A picture for the page; *keys* explain its colours, each as a name, whose colour it is, and if it is hatched."""
+    """A plot of the page. *keys* are its legend: a name, the author that gives the colour, whether it is hatched."""
 
     title: str
     note: str
@@ -30,125 +29,124 @@ class Plot:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """Two small pictures of the same thing, one of which may be missing."""
+class PlotPair:
+    """Two small plots side by side; *right* may be missing."""
 
     title: str
     note: str
-    first: Markup
-    second: Markup | None
+    left: Markup
+    right: Markup | None
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
     title: str
-    plots: tuple[Plot | Beside, ...] = ()
+    plots: tuple[Plot | PlotPair, ...] = ()
     tables: tuple[Table, ...] = ()
 
 
 def blocks(section: Section, links: Links) -> Iterator[Block]:
     ran = [f for f in section.figures if not f.bound]
-    against = [f for f in ran if f.arm.policy != "large"]
+    compared = [f for f in ran if f.arm.policy != "large"]
     yield Block(
         "Accuracy and time",
         (
             Plot(
                 "Accuracy against latency",
-                f"Nothing measured is both faster and more accurate than {_and(front(section.figures))}: the grey "
-                "line. Bars are 95% intervals.",
+                f"No measured arm is both faster and more accurate than {_join_names(front(section.figures))} (grey "
+                "line). Bars are 95% intervals.",
                 lambda width: scatter(section.figures, width),
             ),
             Plot(
                 "Points of accuracy against large alone",
-                "The same problems, with 95% intervals. An interval across the line is no proof of a difference, "
-                "nor of none.",
-                lambda width: plots.differences(against, width),
+                "On the same problems, with 95% intervals. An interval that includes 0 proves neither a difference nor "
+                "its absence.",
+                lambda width: plots.differences(compared, width),
             ),
         )
-        if against
+        if compared
         else (),
-        (tables.accuracy(section), tables.time(section)),
+        (tables.accuracy_table(section), tables.time_table(section)),
     )
     yield Block(
-        "Who writes, and what becomes of it",
+        "Steps and tokens by author",
         (
-            _stacked("Steps", ran, plots.steps, lambda f: ""),
-            _stacked("Tokens", ran, plots.tokens, _judging),
+            _stacked("Steps", ran, plots.step_parts, lambda f: ""),
+            _stacked("Tokens", ran, plots.token_parts, _judging_tokens),
         ),
-        (tables.steps(section), tables.tokens(section)),
+        (tables.steps_table(section), tables.tokens_table(section)),
     )
     if section.judges:
-        yield Block("The judge", tuple(map(_judged, section.judges)), (tables.judges(section),))
-    counted = (tables.servers(section),) if section.counted else ()
-    yield Block("Servers and cost", (), (*counted, tables.cost(section)))
-    yield Block("In the papers' layout", (), tuple(paper_tables.tables(section)))
-    found = section.cases
-    chosen = (
-        ("Slowest", found.slowest),
-        ("Most disputed: drafts rejected", found.disputed),
-        ("Lost: large alone was right", found.lost),
-        ("Gained: large alone was not", found.gained),
+        yield Block("The judge", tuple(map(_judge_plots, section.judges)), (tables.judges_table(section),))
+    counters = (tables.servers_table(section),) if section.counters else ()
+    yield Block("Servers and cost", (), (*counters, tables.cost_table(section)))
+    yield Block("In the papers' layout", (), tuple(paper_tables.paper_tables(section)))
+    cases = section.cases
+    lists = (
+        ("Slowest", cases.slowest),
+        ("Most disputed: most drafts rejected", cases.disputed),
+        ("Lost: only large alone was right", cases.lost),
+        ("Gained: large alone was wrong", cases.gained),
     )
     yield Block(
-        "Problems to look at", (), tuple(_listed(title, each, section, links) for title, each in chosen if each)
+        "Problems to look at", (), tuple(_case_table(title, cases, section, links) for title, cases in lists if cases)
     )
 
 
-def _and(arms: list[Figures]) -> str:
+def _join_names(arms: list[ArmFigures]) -> str:
     *others, last = [f.arm.name for f in arms]
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def _judging(f: Figures) -> str:
-    judging = sum(spent.judging for spent in f.spent.values())
+def _judging_tokens(f: ArmFigures) -> str:
+    judging = sum(account.judging for account in f.spent.values())
     return f", judging {judging:.0f}" if judging else ""
 
 
-def _stacked(title: str, ran: list[Figures], parts: plots.Parts, more: Callable[[Figures], str]) -> Plot:
-    rows = [(f.arm.name, parts(f), more(f)) for f in ran]
+def _stacked(title: str, ran: list[ArmFigures], parts: plots.Parts, suffix: Callable[[ArmFigures], str]) -> Plot:
+    rows = [(f.arm.name, parts(f), suffix(f)) for f in ran]
     unit = title.split()[0].lower()
     keys = tuple(
         (part.name, part.author, part.wasted)
-        for place, part in enumerate(rows[0][1])
-        if any(each[place].amount for _, each, _ in rows)
+        for index, part in enumerate(rows[0][1])
+        if any(row_parts[index].amount for _, row_parts, _ in rows)
     )
     return Plot(
         f"{title} of a problem",
-        f"Means over all samples. Hatched {unit} were written for nothing."
-        + (" Judging: tokens read to judge, which cost far less." if unit == "tokens" else ""),
+        f"Means over all samples. Hatched {unit} were discarded."
+        + (" Judging: tokens read to judge, which cost far less than written ones." if unit == "tokens" else ""),
         lambda width: plots.stacked(rows, unit, width),
         keys,
     )
 
 
-def _judged(judge: Judge) -> Beside:
-    found = judge.separation
+def _judge_plots(judge: JudgeReport) -> PlotPair:
+    separation = judge.separation
     better = "lower is better" if judge.doubt else "higher is better"
-    level = (
-        "" if found is None else {"step": ", steps known to be right or wrong", "answer": ", by answer"}[found.level]
-    )
-    return Beside(
+    levels = {"step": ", steps known to be right or wrong", "answer": ", by answer"}
+    level = levels[separation.level] if separation else ""
+    return PlotPair(
         f"Scores of {judge.arm}",
-        f"Both sides have a scale of their own; {better}{level}.",
+        f"The upper and the lower half have different scales; {better}{level}.",
         plots.histogram(judge),
-        plots.curve(judge, found) if found else None,
+        plots.curve(judge, separation) if separation else None,
     )
 
 
-def _listed(title: str, chosen: tuple[Case, ...], section: Section, links: Links) -> Table:
-    linked = any((case.number, case.arm) in links for case in chosen)
+def _case_table(title: str, cases: tuple[Case, ...], section: Section, links: Links) -> Table:
+    linked = any((case.number, case.arm) in links for case in cases)
     return Table(
         title,
-        ("problem", "", "arm", "outcome", "seconds", "large alone", "rejected", *(("trace",) if linked else ())),
-        tuple((*_case(case, section), *((_link(case, links),) if linked else ())) for case in chosen),
-        "" if linked else "No traces: `stepspec eval --traces` keeps them, and then this table leads to them.",
+        ("problem", "", "arm", "outcome", "seconds", "large alone, s", "rejected", *(("trace",) if linked else ())),
+        tuple((*_case_row(case, section), *((_link(case, links),) if linked else ())) for case in cases),
+        "" if linked else "No traces: `stepspec eval --traces` keeps them; this table then links to them.",
         words=4,
     )
 
 
-def _case(case: Case, section: Section) -> Row:
+def _case_row(case: Case, section: Section) -> Row:
     problem = " ".join(section.run.tasks[case.problem].problem.split())
-    shown = problem if len(problem) <= LONGEST else f"{problem[: LONGEST - 1]}…"
+    shown = problem if len(problem) <= MAX_PROBLEM else f"{problem[: MAX_PROBLEM - 1]}…"
     return (
         str(case.problem + 1),
         shown,

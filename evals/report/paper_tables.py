@@ -1,17 +1,17 @@
-"""The figures in the papers' own columns, by their own definitions, to be laid side by side with theirs. Pure."""
+"""The figures in the columns of the papers' tables, by the papers' definitions, for comparison with them. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from ..experiments.arms import LARGE, SMALL
-from .figures import Figures
+from .figures import ArmFigures
 from .section import Section
 from .tables import Row, Table, number, percent
 
 
-def tables(section: Section) -> Iterator[Table]:
-    """One table for each paper, of all arms that ran: what its columns show is worth seeing of every method."""
+def paper_tables(section: Section) -> Iterator[Table]:
+    """Yield a table per paper, with all arms that ran."""
     ran = [f for f in section.figures if not f.bound]
     large = next(f for f in ran if f.arm.name == LARGE.name)
     small = next((f for f in ran if f.arm.name == SMALL.name), None)
@@ -22,7 +22,7 @@ def tables(section: Section) -> Iterator[Table]:
     yield _reward_guided(section, ran)
 
 
-def _specreason(ran: list[Figures], large: Figures) -> Table:
+def _specreason(ran: list[ArmFigures], large: ArmFigures) -> Table:
     rows: list[Row] = [
         (
             f.arm.name,
@@ -39,13 +39,13 @@ def _specreason(ran: list[Figures], large: Figures) -> Table:
         "SpecReason (arXiv:2504.07891, section 5.2)",
         ("", "pass@1", "latency, s", "speed-up", "accuracy delta", "steps by small", "fewer tokens"),
         tuple(rows),
-        "Speed-up: mean end-to-end seconds of the large model alone over those of the method, so shorter chains "
-        "count as speed. Steps by small is what the paper calls acceptance. Its gains in accuracy are those of a "
-        "budget of 8,192 tokens.",
+        "Speed-up: mean end-to-end seconds of the large model alone divided by those of the method, so shorter chains "
+        "count as speed. Steps by small: acceptance in the paper. The paper's gains in accuracy are those of a budget "
+        "of 8,192 tokens.",
     )
 
 
-def _speculative_thinking(ran: list[Figures]) -> Table:
+def _speculative_thinking(ran: list[ArmFigures]) -> Table:
     rows: list[Row] = [
         (
             f.arm.name,
@@ -58,14 +58,14 @@ def _speculative_thinking(ran: list[Figures]) -> Table:
     ]
     return Table(
         "Speculative Thinking (arXiv:2504.12329, table 2)",
-        ("", "accuracy", "length", "modify ratio", "tokens a second"),
+        ("", "accuracy", "length", "modify ratio", "tokens per second"),
         tuple(rows),
-        "Length: kept tokens, the answer included. Modify ratio: the large model's share of them. The paper's speed is "
-        "estimated from FLOPs; this one is measured, and not comparable with it.",
+        "Length: kept tokens, the answer included. Modify ratio: the large model's share of them. The paper estimates "
+        "its speed from FLOPs; this speed is measured and not comparable with it.",
     )
 
 
-def _bild(ran: list[Figures], large: Figures) -> Table:
+def _bild(ran: list[ArmFigures], large: ArmFigures) -> Table:
     rows: list[Row] = [
         (
             f.arm.name,
@@ -81,29 +81,29 @@ def _bild(ran: list[Figures], large: Figures) -> Table:
         "Big Little Decoder (arXiv:2302.07863, table 1)",
         ("", "score", "speed-up", "fallbacks", "rollbacks"),
         tuple(rows),
-        "Fallbacks and rollbacks are percent of the kept tokens. Speed-up: over the large model alone, one problem "
-        "at a time unless it says otherwise above.",
+        "Fallbacks and rollbacks: in percent of the kept tokens. Speed-up: over the large model alone, one problem "
+        "at a time unless a remark above states otherwise.",
     )
 
 
-def _lookahead_reasoning(section: Section, ran: list[Figures], small: Figures | None, large: Figures) -> Table:
+def _lookahead_reasoning(section: Section, ran: list[ArmFigures], small: ArmFigures | None, large: ArmFigures) -> Table:
     methods = [f for f in ran if f.method]
-    rows: list[Row] = [("small accuracy", _accurate(small))] if small else []
-    rows.append(("large accuracy", _accurate(large)))
+    rows: list[Row] = [("small accuracy", _accuracy(small))] if small else []
+    rows.append(("large accuracy", _accuracy(large)))
     for f in methods:
-        rows.append((f"{f.arm.name} accuracy", _accurate(f)))
+        rows.append((f"{f.arm.name} accuracy", _accuracy(f)))
         rows.append((f"{f.arm.name} accept", number(f.accept_rate)))
         rows.append((f"{f.arm.name} speed-up", f"{_pace(f) / _pace(large):.2f}" if _pace(large) else ""))
     return Table(
         "Lookahead Reasoning (arXiv:2506.19830, table 1)",
         ("", section.title),
         tuple(rows),
-        "Speed-up: tokens a second over those of the large model alone, so shorter chains do not count. Accept: "
-        "accepted over judged drafts. ± is half of the 95% interval.",
+        "Speed-up: tokens per second divided by those of the large model alone, so shorter chains do not count as "
+        "speed. Accept: accepted divided by judged drafts. ±: half of the 95% interval.",
     )
 
 
-def _reward_guided(section: Section, ran: list[Figures]) -> Table:
+def _reward_guided(section: Section, ran: list[ArmFigures]) -> Table:
     rows: list[Row] = [
         (
             f.arm.name,
@@ -114,29 +114,28 @@ def _reward_guided(section: Section, ran: list[Figures]) -> Table:
     ]
     return Table(
         "Reward-guided Speculative Decoding (arXiv:2501.19324, table 2)",
-        ("", section.title, "kept of small"),
+        ("", section.title, "small kept"),
         tuple(rows),
-        "Kept of small: the small model's tokens that were kept over all that it wrote, which is what the paper calls "
-        "acceptance.",
+        "Small kept: the share of the small model's written tokens that were kept; acceptance in the paper.",
     )
 
 
-def _accurate(f: Figures) -> str:
+def _accuracy(f: ArmFigures) -> str:
     low, high = f.standing.result.accuracy_interval
     return f"{100 * f.standing.result.accuracy:.1f}±{50 * (high - low):.1f}"
 
 
-def _pace(f: Figures) -> float:
-    """Kept tokens a second."""
+def _pace(f: ArmFigures) -> float:
+    """Kept tokens per second."""
     return f.kept / f.standing.result.seconds if f.standing.result.seconds else 0.0
 
 
-def _per_token(f: Figures, reason: str) -> str:
+def _per_token(f: ArmFigures, reason: str) -> str:
     kept = f.kept * f.standing.result.n
     return percent(f.rejections.get(reason, 0) / kept, 2) if kept and f.method else ""
 
 
-def _kept_small(f: Figures) -> float | None:
+def _kept_small(f: ArmFigures) -> float | None:
     small = f.spent.get("small")
     written = small.kept + small.discarded if small else 0.0
     return small.kept / written if small and written else None

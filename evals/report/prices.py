@@ -1,4 +1,4 @@
-"""What a problem costs: GPU-seconds, and money by a price file."""
+"""The cost of a problem: GPU-seconds, and money according to a price file."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..experiments.arms import LARGE
-from .figures import PARTIES, Figures
+from .figures import PARTIES, ArmFigures
 
 HOUR = 3600.0
 
 
-class Rented(BaseModel):
-    """The GPUs that serve one model: how many, what one costs an hour, and what they are, for the reader."""
+class GpuRental(BaseModel):
+    """The GPUs that serve one model: their number, the price of one per hour (None: unknown), and their name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    gpus: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # half a GPU is one that is shared
+    gpus: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # a shared GPU may count as a fraction
     per_gpu_hour: float | None = Field(default=None, ge=0, allow_inf_nan=False)
     gpu: str = ""
 
 
 class Prices(BaseModel):
-    """What each role is served on; without a price file one GPU each, and no money."""
+    """The GPUs of each party, and the currency. Without a price file: one GPU each, no prices."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     currency: str = ""
-    small: Rented = Rented()
-    large: Rented = Rented()
-    critic: Rented = Rented()
+    small: GpuRental = GpuRental()
+    large: GpuRental = GpuRental()
+    critic: GpuRental = GpuRental()
 
-    def of(self, party: Party) -> Rented:
-        found: dict[Party, Rented] = {"small": self.small, "large": self.large, "critic": self.critic}
-        return found[party]
+    def of(self, party: Party) -> GpuRental:
+        rentals: dict[Party, GpuRental] = {"small": self.small, "large": self.large, "critic": self.critic}
+        return rentals[party]
 
     @property
-    def said(self) -> str:
-        """One line that says what was assumed."""
-        told = (f"{party}: {_said(self.of(party), self.currency)}" for party in PARTIES if self.of(party) != Rented())
-        return "; ".join(told) or "one GPU for each model, no prices"
+    def summary(self) -> str:
+        """The assumed GPUs and prices in one line."""
+        rentals = {party: self.of(party) for party in PARTIES}
+        parts = (f"{party}: {_describe(r, self.currency)}" for party, r in rentals.items() if r != GpuRental())
+        return "; ".join(parts) or "one GPU for each model, no prices"
 
 
-def _said(rented: Rented, currency: str) -> str:
-    cards = f"{rented.gpus:g} x {rented.gpu or 'GPU'}"
-    return cards if rented.per_gpu_hour is None else f"{cards} at {rented.per_gpu_hour:g} {currency} an hour".rstrip()
+def _describe(rental: GpuRental, currency: str) -> str:
+    gpus = f"{rental.gpus:g} x {rental.gpu or 'GPU'}"
+    return gpus if rental.per_gpu_hour is None else f"{gpus} at {rental.per_gpu_hour:g} {currency} an hour".rstrip()
 
 
-def load(path: Path | None) -> Prices:
-    """Read a price file. Raise `ConfigurationError` if it is none."""
+def load_prices(path: Path | None) -> Prices:
+    """Read the price file at *path*; None: return the defaults. Raise `ConfigurationError` for an invalid file."""
     if path is None:
         return Prices()
     try:
@@ -63,9 +64,9 @@ def load(path: Path | None) -> Prices:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as exc:
         raise ConfigurationError(f"no price file at {path}: {exc}; docs/reports.md shows one") from exc
     except ValidationError as exc:
-        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        raise ConfigurationError(f"{path}: {wrong}; docs/reports.md shows a price file") from exc
-    priced = [rented for rented in (prices.small, prices.large) if rented.per_gpu_hour is not None]
+        errors = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
+        raise ConfigurationError(f"{path}: {errors}; docs/reports.md shows a price file") from exc
+    priced = [rental for rental in (prices.small, prices.large) if rental.per_gpu_hour is not None]
     if priced and (len(priced) == 1 or not prices.currency):
         raise ConfigurationError(f"{path}: prices need a currency, and per_gpu_hour for both small and large")
     return prices
@@ -74,8 +75,10 @@ def load(path: Path | None) -> Prices:
 @dataclass(frozen=True, slots=True)
 class Cost:
     """
-    What an arm costs a problem. GPU-seconds *held* are those of all GPUs that it needs, for as long as it takes; *busy*
-    are those with a request of its own open, which is what is left to pay for if others use the GPUs in between.
+    The mean cost of a problem for an arm. *held* are the GPU-seconds of all its GPUs for the duration of its runs.
+
+    *busy* are the GPU-seconds with a request of the arm open, which is the cost if others use the GPUs in between.
+    Amounts of money are None without prices.
     """
 
     name: str
@@ -83,18 +86,18 @@ class Cost:
     busy: float
     money_held: float | None = field(default=None)
     money_busy: float | None = field(default=None)
-    money_right: float | None = field(default=None)  # held, for each problem that is answered rightly
-    of_large: float | None = field(default=None)  # held, by money where there are prices
+    money_right: float | None = field(default=None)  # held, for each correct answer
+    of_large: float | None = field(default=None)  # held, over the large model alone; in money if there are prices
 
 
-def costs(arms: Sequence[Figures], prices: Prices) -> list[Cost]:
-    """What each arm costs; nothing is said of the oracle, whose choices nobody can make."""
-    found = [_cost(figures, prices) for figures in arms if not figures.bound]
-    large = next(cost for cost in found if cost.name == LARGE.name)
-    return [_compared(cost, large) for cost in found]
+def compute_costs(arms: Sequence[ArmFigures], prices: Prices) -> list[Cost]:
+    """Compute the cost of every arm but the oracle, which cannot be run."""
+    costs = [_cost(figures, prices) for figures in arms if not figures.bound]
+    large = next(cost for cost in costs if cost.name == LARGE.name)
+    return [_relative(cost, large) for cost in costs]
 
 
-def _cost(figures: Figures, prices: Prices) -> Cost:
+def _cost(figures: ArmFigures, prices: Prices) -> Cost:
     result = figures.standing.result
     held: dict[Party, float] = {party: prices.of(party).gpus * result.seconds for party in figures.spent}
     busy: dict[Party, float] = {party: prices.of(party).gpus * figures.busy[party] for party in figures.spent}
@@ -104,18 +107,19 @@ def _cost(figures: Figures, prices: Prices) -> Cost:
 
 
 def _money(seconds: dict[Party, float], prices: Prices) -> float | None:
-    each = [(spent, prices.of(party).per_gpu_hour) for party, spent in seconds.items()]
-    if any(price is None for _, price in each):
+    priced = [(spent, prices.of(party).per_gpu_hour) for party, spent in seconds.items()]
+    if any(price is None for _, price in priced):
         return None
-    return sum(spent * (price or 0.0) / HOUR for spent, price in each)
+    return sum(spent * (price or 0.0) / HOUR for spent, price in priced)
 
 
-def _compared(cost: Cost, large: Cost) -> Cost:
-    ours, theirs = (
+def _relative(cost: Cost, large: Cost) -> Cost:
+    """Add the ratio of *cost* to that of the large model alone."""
+    numerator, denominator = (
         (cost.held, large.held) if cost.money_held is None or not large.money_held
         else (cost.money_held, large.money_held)
     )  # fmt: skip
     return Cost(
         cost.name, cost.held, cost.busy, cost.money_held, cost.money_busy, cost.money_right,
-        ours / theirs if theirs else None,
+        numerator / denominator if denominator else None,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Run folders, read back, and those of the same measurement put together."""
+"""Read run folders, and merge those of the same measurement into one run."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _ARMS: TypeAdapter[tuple[Arm, ...]] = TypeAdapter(tuple[Arm, ...])
 
 
 @dataclass(frozen=True, slots=True)
-class Folder:
-    """One run folder: what it is *about*, its *record* of provenance, and the samples it has."""
+class RunFolder:
+    """One run folder: *about* is the header of its samples file, *record* its provenance, *done* its samples."""
 
     path: Path
     about: Record
@@ -36,12 +36,12 @@ class Folder:
 @dataclass(frozen=True, slots=True)
 class Run:
     """
-    One measurement: folders of the same problems, models, sampling and budget, whose arms may differ.
+    One measurement: folders with the same problems, models, sampling and budget, and possibly different arms.
 
-    Where two folders have the same sample, it is the first one's.
+    If two folders have the same sample, that of the first folder counts.
     """
 
-    folders: tuple[Folder, ...]
+    folders: tuple[RunFolder, ...]
 
     @property
     def about(self) -> Record:
@@ -68,35 +68,39 @@ class Run:
         return {place: sample for folder in reversed(self.folders) for place, sample in folder.done.items()}
 
     def trace(self, number: int, sample: Sample) -> Path | None:
-        """The trace of *sample*, the one with this *number*; None if it was not kept."""
+        """Return the path of the trace of *sample*, whose number is *number*; None if the trace was not kept."""
         home = next(folder for folder in self.folders if (number, sample.arm) in folder.done)
         path = home.path / TRACES / trace_name(number, sample.arm)
         return path if path.is_file() else None
 
 
-def read(path: Path) -> Folder:
-    """Read the run folder at *path*. Raise `ConfigurationError` if it is none."""
-    found = JsonlStore.about(path / SAMPLES)
-    about: Record = cast("Record", found) if isinstance(found, dict) else {}
+def read_folder(path: Path) -> RunFolder:
+    """Read the run folder at *path*. Raise `ConfigurationError` if *path* is not a run folder."""
+    header = JsonlStore.about(path / SAMPLES)
+    about: Record = cast("Record", header) if isinstance(header, dict) else {}
     if "arms" not in about:
-        raise ConfigurationError(f"no run in {path}: name a folder that `stepspec eval` wrote, which holds {SAMPLES}")
+        raise ConfigurationError(
+            f"no run in {path}: expected a folder that `stepspec eval` wrote, with a file {SAMPLES}"
+        )
     try:
         arms = _ARMS.validate_python(about["arms"])
         record = orjson.loads((path / RUN).read_bytes())
         lines = map(orjson.loads, (path / PROBLEMS).read_bytes().splitlines())
         tasks = tuple(Task(line["problem"], line["answer"], line["name"]) for line in lines)
     except OSError as exc:
-        raise ConfigurationError(f"{exc.filename}: {exc.strerror}; the same `stepspec eval` writes it again") from exc
+        raise ConfigurationError(
+            f"{exc.filename}: {exc.strerror}; run the same `stepspec eval` to write it again"
+        ) from exc
     except (KeyError, TypeError, ValueError, ValidationError) as exc:
-        raise ConfigurationError(f"{path} is no run folder of this version: {exc}") from exc
-    return Folder(path, about, record, tasks, arms, SampleStore(path / SAMPLES, about).done)
+        raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc
+    return RunFolder(path, about, record, tasks, arms, SampleStore(path / SAMPLES, about).done)
 
 
-def merge(folders: Sequence[Folder]) -> list[Run]:
-    """Put together what belongs together, in the order given. Arms of one name have to be the same arm."""
-    runs: list[list[Folder]] = []
+def merge_folders(folders: Sequence[RunFolder]) -> list[Run]:
+    """Merge the folders of the same measurement into one run, in the order of *folders*; see `_mergeable`."""
+    runs: list[list[RunFolder]] = []
     for folder in folders:
-        home = next((run for run in runs if all(_alike(folder, other) for other in run)), None)
+        home = next((run for run in runs if all(_mergeable(folder, other) for other in run)), None)
         if home is None:
             runs.append([folder])
         else:
@@ -104,9 +108,9 @@ def merge(folders: Sequence[Folder]) -> list[Run]:
     return [Run(tuple(run)) for run in runs]
 
 
-def _alike(one: Folder, other: Folder) -> bool:
-    """Whether samples of both may stand side by side."""
-    keys = (one.about.keys() | other.about.keys()) - {"arms"}
-    arms = {arm.name: arm for arm in other.arms}
-    same = all(one.about.get(key) == other.about.get(key) for key in keys)
-    return same and all(arms.get(arm.name, arm) == arm for arm in one.arms)
+def _mergeable(a: RunFolder, b: RunFolder) -> bool:
+    """Whether both folders measured the same problems in the same way, and arms of the same name are equal."""
+    keys = (a.about.keys() | b.about.keys()) - {"arms"}
+    arms = {arm.name: arm for arm in b.arms}
+    same = all(a.about.get(key) == b.about.get(key) for key in keys)
+    return same and all(arms.get(arm.name, arm) == arm for arm in a.arms)

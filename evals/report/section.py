@@ -1,31 +1,58 @@
-"""One run as a report shows it: every figure, the remarks that belong to them, and where they come from."""
+"""One section of a report: the figures of one run, remarks on their limits, provenance, and cases to look at."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .cases import Cases, cases
-from .figures import Counted, Figures, counted, figures, numbered
-from .judging import Judge, judge, verdicts
-from .prices import Cost, Prices, costs
+from ..experiments.arms import LARGE
+from ..sample import Sample
+from .figures import ArmFigures, ServerCounters, compute_figures, samples_by_number, server_counters
+from .judging import JudgeReport, assess_judge, known_verdicts
+from .prices import Cost, Prices, compute_costs
 from .run_folder import Run
 
-MINIATURE = "testbed-"  # how the names of the miniature pair's models begin
+MINIATURE = "testbed-"  # the prefix of the names of the miniature pair's models
+SHOWN = 5  # cases that are slowest or most disputed
+SHOWN_APART = 12  # cases that only one of the method and the large model got right
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A sample of a method, and the seconds of the large model alone; *rejected* of *drafts* were repaired."""
+
+    number: int
+    problem: int
+    arm: str
+    outcome: str
+    seconds: float
+    large_seconds: float
+    drafts: int
+    rejected: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """The samples of the methods that are *slowest*, most *disputed*, and *lost* or *gained* against large alone."""
+
+    slowest: tuple[Case, ...]
+    disputed: tuple[Case, ...]
+    lost: tuple[Case, ...]
+    gained: tuple[Case, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The figures of one *run*, priced by *prices*."""
+    """The figures of one *run*, with its costs by *prices*."""
 
     run: Run
-    figures: tuple[Figures, ...]
-    judges: tuple[Judge, ...]
-    counted: tuple[Counted, ...]
+    figures: tuple[ArmFigures, ...]
+    judges: tuple[JudgeReport, ...]
+    counters: tuple[ServerCounters, ...]
     prices: Prices
     costs: tuple[Cost, ...]
     cases: Cases
@@ -36,7 +63,7 @@ class Section:
 
     @property
     def problems(self) -> int:
-        """How many problems all arms have solved as often as wanted: those that figures are about."""
+        """The number of problems for which every arm has all its samples; all figures are about these."""
         return self.figures[0].standing.result.n // self.run.repeats
 
     @property
@@ -50,7 +77,7 @@ class Section:
 
     @property
     def commands(self) -> list[str]:
-        """What was typed, each command once."""
+        """The commands that measured the run, without repetitions."""
         return list(dict.fromkeys(shlex.join(session["command"]) for session in self.run.sessions))
 
     @property
@@ -59,103 +86,137 @@ class Section:
 
     @property
     def stamp(self) -> str:
-        """What no figure may stand without."""
-        each = "" if self.run.repeats == 1 else f" x {self.run.repeats} samples"
+        """The line below every plot and table: benchmark, number of problems, models, dates."""
+        repeats = "" if self.run.repeats == 1 else f" x {self.run.repeats} samples"
         pair = " (the miniature pair)" if self.miniature else ""
         models = f"{self.models['large']} with {self.models['small']}{pair}"
-        return f"{self.title}, n = {self.problems}{each}; {models}; {self.dates}"
+        return f"{self.title}, n = {self.problems}{repeats}; {models}; {self.dates}"
 
     @property
     def remarks(self) -> list[str]:
-        """What limits the figures of this run."""
-        said = [_miniature(self.commands)] if self.miniature else []
+        """Sentences about the limits of the figures of this run."""
+        remarks = [_miniature(self.commands)] if self.miniature else []
         wanted, concurrency = len(self.run.tasks), int(self.run.about["concurrency"])
         if self.problems < wanted:
-            said.append(
+            remarks.append(
                 f"Unfinished: {self.problems} of {wanted} problems were solved by all arms, and only these count. "
-                "The same `stepspec eval` goes on from here."
+                "The same `stepspec eval` continues the run."
             )
         if concurrency > 1:
-            said.append(
-                f"{concurrency} runs went on at the same time: seconds are those under that load, and GPU-seconds an "
-                "upper bound, for requests of different runs shared the servers."
+            remarks.append(
+                f"{concurrency} runs were executed at the same time: seconds are measured under that load, and "
+                "GPU-seconds are an upper bound, because requests of different runs shared the servers."
             )
         if len(self.run.folders) > 1:
-            said.append(
-                f"Put together from {len(self.run.folders)} run folders: arms that were not measured in the same one "
-                "are not interleaved, and drift between the runs is in their ratios."
+            remarks.append(
+                f"Merged from {len(self.run.folders)} run folders: arms of different folders were not interleaved, and "
+                "drift between the runs affects their ratios."
             )
         if half := self.run.about.get("half"):
-            said.append(f"Only the half of the benchmark that is kept for the {half} was used.")
-        beside = [remark for session in self.run.sessions for remark in session.get("remarks", ())]
-        return [*said, *dict.fromkeys(beside)]
+            remarks.append(f"Only the half of the benchmark that is reserved for the {half} was used.")
+        recorded = [remark for session in self.run.sessions for remark in session.get("remarks", ())]
+        return [*remarks, *dict.fromkeys(recorded)]
 
 
 def _miniature(commands: list[str]) -> str:
     words = [word for command in commands for word in shlex.split(command)]
-    told = words[words.index("--profile") + 1] if "--profile" in words[:-1] else "paced"
-    profile = f" (profile `{told}`)" if "--testbed" in words else ""
+    name = words[words.index("--profile") + 1] if "--profile" in words[:-1] else "paced"
+    profile = f" (profile `{name}`)" if "--testbed" in words else ""
     return (
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real "
-        f"vLLM on a CPU; only the cost of a forward pass is set{profile}, to have the shape of a GPU's. Figures say "
-        "what the machinery costs and how methods compare where the judge is good, and nothing about any real pair of "
-        "models."
+        f"vLLM on a CPU; only the cost of a forward pass is set{profile}, to have the shape of a GPU's. The figures "
+        "show the overhead of stepspec and how methods compare where the judge is good. They predict nothing about "
+        "real models."
     )
 
 
-def section(run: Run, prices: Prices) -> Section:
-    """Work out everything about *run*. Raise `ConfigurationError` if no problem was solved by all of its arms."""
-    found = figures(run.done, run.arms, run.repeats)
-    if not found:
+def build_section(run: Run, prices: Prices) -> Section:
+    """Compute everything about *run*. Raise `ConfigurationError` if no problem was solved by all of its arms."""
+    figures = compute_figures(run.done, run.arms, run.repeats)
+    if not figures:
         names = ", ".join(str(folder.path) for folder in run.folders)
-        raise ConfigurationError(f"{names}: no problem was solved by all arms yet; go on with the same `stepspec eval`")
-    samples = numbered(run.done, run.arms, run.repeats)
+        raise ConfigurationError(
+            f"{names}: no problem was solved by all arms yet; continue with the same `stepspec eval`"
+        )
+    samples = samples_by_number(run.done, run.arms, run.repeats)
     judges = (
-        judge(arm.name, arm.policy, samples[arm.name], verdicts(run, samples[arm.name]), run.repeats)
+        assess_judge(arm.name, arm.policy, samples[arm.name], known_verdicts(run, samples[arm.name]), run.repeats)
         for arm in run.arms
     )
     return Section(
         run,
-        tuple(found),
-        tuple(one for one in judges if one is not None),
-        tuple(counted(run.sessions)),
+        tuple(figures),
+        tuple(judge for judge in judges if judge is not None),
+        tuple(server_counters(run.sessions)),
         prices,
-        tuple(costs(found, prices)),
-        cases(found, samples, run.repeats),
+        tuple(compute_costs(figures, prices)),
+        choose_cases(figures, samples, run.repeats),
     )
 
 
-def origin(section: Section) -> Iterator[tuple[str, str]]:
+def choose_cases(arms: Sequence[ArmFigures], samples: Mapping[str, Mapping[int, Sample]], repeats: int) -> Cases:
+    """Choose cases from the samples of the methods; *samples* has those of every arm, by their number."""
+    large = samples[LARGE.name]
+    compared = [
+        (_case(number, repeats, sample, large[number]), sample.correct - large[number].correct)
+        for figures in arms
+        if figures.method
+        for number, sample in samples[figures.arm.name].items()
+    ]
+    cases = [case for case, _ in compared]
+    return Cases(
+        tuple(sorted(cases, key=lambda case: -case.seconds)[:SHOWN]),
+        tuple(sorted((case for case in cases if case.rejected), key=lambda c: (-c.rejected, -c.seconds))[:SHOWN]),
+        tuple(case for case, difference in compared if difference < 0)[:SHOWN_APART],
+        tuple(case for case, difference in compared if difference > 0)[:SHOWN_APART],
+    )
+
+
+def _case(number: int, repeats: int, sample: Sample, large: Sample) -> Case:
+    ledger = sample.ledger
+    return Case(
+        number,
+        number // repeats,
+        sample.arm,
+        sample.outcome,
+        sample.seconds,
+        large.seconds,
+        ledger.drafts,
+        ledger.drafts - ledger.accepted,
+    )
+
+
+def provenance(section: Section) -> Iterator[tuple[str, str]]:
+    """Yield the rows, name and value, of the list "How it was measured"."""
     about, (first, *_) = section.run.about, section.run.sessions
     benchmark = section.run.folders[0].record["benchmark"]
     for folder in section.run.folders:
         yield "run folder", str(folder.path)
     for command in section.commands:
         yield "command", command
-    yield "measured", _when(section)
+    yield "measured", _times(section)
     yield (
         "problems",
         f"{section.problems}, {_source(benchmark)}; licence: {benchmark['licence']}; hash {about['problems']}",
     )
     yield "graded as", str(about["metric"])
-    yield "sampling", _values(about["sampling"])
-    yield "budget", _values(about["budget"])
+    yield "sampling", _join(about["sampling"])
+    yield "budget", _join(about["budget"])
     yield "samples", f"{about['repeats']} a problem, seed {about['seed']}, {about['concurrency']} at a time"
     for server in first["servers"]:
         yield f"{server['role']} server", _server(server)
-    yield "code", f"commit {first['commit'] or 'unknown'}; {_values(first['versions'])}"
+    yield "code", f"commit {first['commit'] or 'unknown'}; {_join(first['versions'])}"
     yield "machine", f"{first['platform']}, {first['cpus']} CPUs, Python {first['python']}"
-    yield "prices", section.prices.said
+    yield "prices", section.prices.summary
 
 
-def _when(section: Section) -> str:
-    sessions = section.run.sessions
-    return "; ".join(f"{each['date']} to {each.get('ended', 'interrupted')}" for each in sessions)
+def _times(section: Section) -> str:
+    return "; ".join(f"{s['date']} to {s.get('ended', 'interrupted')}" for s in section.run.sessions)
 
 
 def _source(benchmark: Mapping[str, Any]) -> str:
-    named = [benchmark["source"], benchmark["subset"], benchmark["split"]]
-    return " ".join(str(name) for name in named if name) if benchmark["source"] else str(benchmark["name"])
+    parts = [benchmark["source"], benchmark["subset"], benchmark["split"]]
+    return " ".join(str(part) for part in parts if part) if benchmark["source"] else str(benchmark["name"])
 
 
 def _server(server: Mapping[str, Any]) -> str:
@@ -163,5 +224,5 @@ def _server(server: Mapping[str, Any]) -> str:
     return f"vLLM {server['version'] or 'unknown'} at {server['url']}: {'; '.join(models) or 'unknown'}"
 
 
-def _values(named: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in named.items() if value is not None)
+def _join(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)

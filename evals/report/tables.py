@@ -1,4 +1,4 @@
-"""A table before it is written in any format."""
+"""The tables of a report, independent of the format in which they are written."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TypeAlias
 
 from ..experiments.arms import LARGE
 from ..results import TOLD
-from .figures import Figures
+from .figures import ArmFigures
 from .section import Section
 
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """Text that leads to the page of a trace."""
+    """Text with a link to the page of a trace."""
 
     text: str
     target: str
@@ -25,13 +25,13 @@ Row: TypeAlias = tuple[Cell, ...]
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """*columns*, the first of which names the rows, and a *note* that says what they mean."""
+    """A table: the first of its *columns* names the rows, and a *note* below explains the others."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     note: str = ""
-    words: int = 1  # so many columns, from the first, are words; the rest are numbers
+    words: int = 1  # the number of columns, from the first, with words; the others have numbers
 
 
 def percent(value: float | None, digits: int = 0) -> str:
@@ -46,34 +46,34 @@ def interval(value: str, low: str, high: str) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def accuracy(section: Section) -> Table:
+def accuracy_table(section: Section) -> Table:
     shown = [name for name in TOLD if any(f.standing.outcomes.get(name) for f in section.figures)]
     return Table(
         "Accuracy",
-        ("", "right", "accuracy", "against large, points", "p", *shown),
-        tuple((*_accurate(f, section.run.repeats), *(_count(f, name) for name in shown)) for f in section.figures),
-        "Brackets are 95% intervals: of accuracy Wilson's, of the difference on the same problems Tango's score "
-        "interval (of several samples a problem, both by a bootstrap over the problems). p: McNemar's exact test. "
-        "The oracle gives the small model what it gets right and the large one the rest: no choice of a model per "
-        "problem is better."
+        ("", "right", "accuracy", "difference from large, points", "p", *shown),
+        tuple((*_accuracy_row(f, section.run.repeats), *(_count(f, name) for name in shown)) for f in section.figures),
+        "Brackets are 95% intervals: Wilson's for accuracy, Tango's score interval for the difference on the same "
+        "problems (with several samples per problem, a bootstrap over the problems for both). p: McNemar's exact test. "
+        "The oracle takes the small model's sample where it is right and the large model's elsewhere: no choice of a "
+        "model per problem is more accurate."
         + (
-            " Truncated runs ran out of tokens, time or context, and count as right if their answer is."
+            " Truncated runs ran out of tokens, time or context; they count as right if their answer is right."
             if shown
             else ""
         ),
     )
 
 
-def _accurate(f: Figures, repeats: int) -> Row:
+def _accuracy_row(f: ArmFigures, repeats: int) -> Row:
     r, d = f.standing.result, f.standing.difference
     low, high = r.accuracy_interval
-    itself = r.name == LARGE.name
+    is_large = r.name == LARGE.name
     return (
         r.name,
         f"{round(r.accuracy * r.n)} of {r.n}",
         interval(percent(r.accuracy, 1), percent(low, 1), percent(high, 1)),
-        "" if itself else interval(_points(d.value), _points(d.low), _points(d.high)),
-        "" if itself or repeats > 1 else number(f.standing.p, 3),
+        "" if is_large else interval(_points(d.value), _points(d.low), _points(d.high)),
+        "" if is_large or repeats > 1 else number(f.standing.p, 3),
     )
 
 
@@ -81,28 +81,28 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
-def _count(f: Figures, name: str) -> str:
-    count = {str(outcome): found for outcome, found in f.standing.outcomes.items()}.get(name, 0)
+def _count(f: ArmFigures, name: str) -> str:
+    count = {str(outcome): count for outcome, count in f.standing.outcomes.items()}.get(name, 0)
     right = f.standing.cut_right if name == "truncated" else 0
     return f"{count} ({right} right)" if right else str(count)
 
 
-def time(section: Section) -> Table:
+def time_table(section: Section) -> Table:
     return Table(
         "Time of a problem, seconds",
-        ("", "mean", "median", "p95", "of large", "of floor", "first step", "large busy", "judging"),
-        tuple(_timed(f) for f in section.figures),
-        "Of large: the sum over all problems, over that of the large model alone, with a 95% bootstrap interval "
-        "over the problems. Of floor: over the time to write every kept token on the model that wrote it. First "
-        "step: the median time until a step was committed. Large busy, judging: mean seconds that a request to the "
-        "large model, or to judge, was open; both overlap with drafting.",
+        ("", "mean", "median", "p95", "vs large", "vs floor", "first step", "large busy", "judging"),
+        tuple(_time_row(f) for f in section.figures),
+        "Vs large: total time divided by that of the large model alone, with a 95% bootstrap interval over the "
+        "problems. Vs floor: divided by the time to write every kept token on the model that wrote it. First step: "
+        "the median time until a step was committed. Large busy, judging: mean seconds with a request open to the "
+        "large model, or to judge; both overlap with drafting.",
     )
 
 
-def _timed(f: Figures) -> Row:
+def _time_row(f: ArmFigures) -> Row:
     r = f.standing.result
     low, high = r.ratio_to_large_interval
-    judged = sum(spent.judged for spent in f.spent.values())
+    judged = sum(account.judged for account in f.spent.values())
     return (
         r.name,
         number(r.seconds),
@@ -116,24 +116,24 @@ def _timed(f: Figures) -> Row:
     )
 
 
-def tokens(section: Section) -> Table:
+def tokens_table(section: Section) -> Table:
     return Table(
         "Tokens of a problem, by model and fate",
         (
             "", "small kept", "large kept", "small discarded", "large discarded", "waste", "judging", "by large",
             "requests", "small cached", "large cached",
         ),
-        tuple(_told(f) for f in section.figures),
-        "Means. Kept: in the chain or the answer. Discarded: written for nothing, in rejected drafts and lost bets; "
-        "waste is their share of all written tokens. Judging: read or written to judge, beside those in a prefix "
-        "cache. By large: its share of the kept tokens. Cached: the share of its prompt tokens that a server found "
-        "in its prefix cache, from the ledgers.",
+        tuple(_token_row(f) for f in section.figures),
+        "Means. Kept: in the chain or the answer. Discarded: in rejected drafts and lost bets; waste is their share of "
+        "all written tokens. Judging: read or written to judge, without those in a prefix cache. By large: the large "
+        "model's share of the kept tokens. Cached: the share of a model's prompt tokens that its server had in the "
+        "prefix cache, from the ledgers.",
     )  # fmt: skip
 
 
-def _told(f: Figures) -> Row:
+def _token_row(f: ArmFigures) -> Row:
     small, large = f.spent.get("small"), f.spent.get("large")
-    judging = sum(spent.judging for spent in f.spent.values())
+    judging = sum(account.judging for account in f.spent.values())
     return (
         f.arm.name,
         number(small.kept if small else None, 1),
@@ -143,25 +143,27 @@ def _told(f: Figures) -> Row:
         percent(f.standing.result.waste),
         number(judging, 0) if judging else "",
         percent(f.standing.result.share_large_tokens),
-        number(sum(spent.requests for spent in f.spent.values()), 1),
+        number(sum(account.requests for account in f.spent.values()), 1),
         percent(small.hits if small else None),
         percent(large.hits if large else None),
     )
 
 
-def steps(section: Section) -> Table:
+def steps_table(section: Section) -> Table:
     return Table(
         "Steps of a problem, by author and fate",
-        ("", "by small", "by large", "share by small", "rejected", "lost", "drafts accepted", "repaired because of"),
-        tuple(_stepped(f) for f in section.figures if not f.bound),
-        "Means. By small, by large: steps of the chain. Rejected: drafts that a verdict threw away, wholly or from "
-        "some point on. Lost: drafts made as bets on a rejected one. Drafts accepted: of those judged that were no "
-        "such bets.",
+        ("", "by small", "by large", "share by small", "rejected", "lost", "drafts accepted", "reasons of repairs"),
+        tuple(_step_row(f) for f in section.figures if not f.bound),
+        "Means. By small, by large: steps of the chain. Rejected: drafts that a verdict discarded, entirely or from "
+        "some point on. Lost: drafts that were bets on a rejected one. Drafts accepted: the share of the judged "
+        "drafts, without lost bets.",
     )
 
 
-def _stepped(f: Figures) -> Row:
-    reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(f.rejections.items(), key=lambda one: -one[1]))
+def _step_row(f: ArmFigures) -> Row:
+    reasons = ", ".join(
+        f"{reason} {count}" for reason, count in sorted(f.rejections.items(), key=lambda item: -item[1])
+    )
     return (
         f.arm.name,
         number(f.steps.small, 1),
@@ -174,71 +176,71 @@ def _stepped(f: Figures) -> Row:
     )
 
 
-def judges(section: Section) -> Table:
+def judges_table(section: Section) -> Table:
     note = (
-        "AUROC: the chance that a right one is scored better than a wrong one, with a 95% bootstrap interval over the "
-        "problems (Wilson's where no resample differs). By step: every judged step that follows nothing wrong is "
-        "known to be right or wrong; passed is what the verdicts let through. By answer: steps are not known, so "
-        "the worst accepted score of a problem stands for it; that says less, for the judge has acted already. What "
-        "a score did not decide, as the fallbacks of BiLD, is counted, but not on the curve."
+        "AUROC: the probability that a right one is scored better than a wrong one, with a 95% bootstrap interval over "
+        "the problems (Wilson's if all resamples agree). Known by step: every judged step that follows no mistake is "
+        "known to be right or wrong; passed is the share that was accepted. Known by answer: the steps are not known, "
+        "so the worst accepted score of a problem is compared with its answer; this is weaker evidence, because the "
+        "judge's verdicts have changed the answer. Verdicts that no score decided, such as BiLD's fallbacks, are "
+        "counted, but not on the curve."
     )
-    if section.title == "arithmetic" and not any(_level(judge.separation) == "step" for judge in section.judges):
-        note += " Steps of this benchmark can be known: `stepspec eval --traces` keeps what it takes."
+    if section.title == "arithmetic" and not any(
+        judge.separation is not None and judge.separation.level == "step" for judge in section.judges
+    ):
+        note += " For this benchmark, `stepspec eval --traces` makes the steps known."
     rows: list[Row] = []
     for judge in section.judges:
-        found = judge.separation
-        if found is None:
-            rows.append((judge.arm, "", str(len(judge.graded)), "", "", "too few to say", "", ""))
+        separation, scores = judge.separation, str(len(judge.verdicts))
+        if separation is None:
+            rows.append((judge.arm, "", scores, "", "", "too few", "", ""))
             continue
-        wrong, right = found.passed or (None, None)
-        value, low, high = (number(x, 3) for x in (found.area.value, found.area.low, found.area.high))
+        wrong, right = separation.passed or (None, None)
+        area = separation.area
         rows.append(
             (
-                judge.arm, found.level, str(len(judge.graded)), str(found.right), str(found.wrong),
-                interval(value, low, high), percent(right, 1), percent(wrong, 1),
+                judge.arm, separation.level, scores, str(separation.right), str(separation.wrong),
+                interval(number(area.value, 3), number(area.low, 3), number(area.high, 3)),
+                percent(right, 1), percent(wrong, 1),
             )
         )  # fmt: skip
     columns = ("", "known by", "scores", "right", "wrong", "AUROC", "right passed", "wrong passed")
-    return Table("How far the judge tells right from wrong", columns, tuple(rows), note, words=2)
+    return Table("How well the judge separates right from wrong", columns, tuple(rows), note, words=2)
 
 
-def _level(separation: object) -> str:
-    return str(getattr(separation, "level", ""))
-
-
-def servers(section: Section) -> Table:
+def servers_table(section: Section) -> Table:
     return Table(
         "What the servers counted",
-        ("", "prompt tokens", "prefix-cache hits", "drafted tokens", "accepted", "tokens a pass"),
+        ("", "prompt tokens", "prefix-cache hits", "drafted tokens", "accepted", "tokens per pass"),
         tuple(
             (
-                one.role,
-                number(one.queried, 0),
-                percent(one.hits, 1),
-                number(one.speculation.drafted, 0) if one.speculation else "none",
-                percent(one.speculation.rate, 1) if one.speculation else "",
-                number(one.speculation.length) if one.speculation else "",
+                counters.role,
+                number(counters.queried, 0),
+                percent(counters.hits, 1),
+                number(counters.speculation.drafted, 0) if counters.speculation else "none",
+                percent(counters.speculation.rate, 1) if counters.speculation else "",
+                number(counters.speculation.length) if counters.speculation else "",
             )
-            for one in section.counted
+            for counters in section.counters
         ),
-        f"Counters of /metrics after the run less those before it{_seen(section)}: all arms and the warm-up, and "
-        "whoever else used the servers. Drafted, accepted: by the servers' own token-level speculation.",
+        f"The increase of the counters of /metrics during the run{_counted_sessions(section)}: all arms, the warm-up, "
+        "and any other client of the servers. Drafted, accepted: tokens of the servers' own token-level speculation.",
     )
 
 
-def _seen(section: Section) -> str:
-    """Which sessions are missing, if any: one that was killed did not look at the end."""
-    seen, held = min(one.sessions for one in section.counted), len(section.run.sessions)
-    return "" if seen == held else f", of {seen} of {held} sessions"
+def _counted_sessions(section: Section) -> str:
+    """Return how many sessions have counters, if some have not: a session that was killed has no final counters."""
+    counted, sessions = min(counters.sessions for counters in section.counters), len(section.run.sessions)
+    return "" if counted == sessions else f", of {counted} of {sessions} sessions"
 
 
-def cost(section: Section) -> Table:
+def cost_table(section: Section) -> Table:
     money = section.prices.currency
     thousand = f"{money} for 1,000"
-    priced = ("held", thousand, "busy", f"{thousand}, busy", f"{money} for 1,000 right", "of large")
+    priced = ("held", thousand, "busy", f"{thousand}, busy", f"{money} for 1,000 right", "vs large")
     return Table(
-        "What a problem costs, in GPU-seconds" + (f" and {money}" if money else ""),
-        ("", *(priced if money else ("held", "busy", "of large"))),
+        "Cost of a problem in GPU-seconds" + (f" and {money}" if money else ""),
+        ("", *(priced if money else ("held", "busy", "vs large"))),
         tuple(
             (
                 c.name, number(c.held), number(1000 * c.money_held), number(c.busy), number(1000 * c.money_busy),
@@ -248,7 +250,7 @@ def cost(section: Section) -> Table:
             else (c.name, number(c.held), number(c.busy), number(c.of_large))
             for c in section.costs
         ),
-        f"{section.prices.said[0].upper()}{section.prices.said[1:]}. Held: all GPUs that the arm needs, for as long "
-        "as it takes, as on servers of its own. Busy: only while a request of its own was open, as where others use "
-        "the servers in between. Of large: held, over the large model alone" + (", in money." if money else "."),
+        f"{section.prices.summary[0].upper()}{section.prices.summary[1:]}. Held: all GPUs of the arm for the duration "
+        "of its runs, as on dedicated servers. Busy: only while a request of the arm was open, as on shared servers. "
+        "Vs large: held, divided by that of the large model alone" + (", in money." if money else "."),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from stepspec.orchestrator.launcher.up import STOPPING, as_json, as_text, until_
 from ..experiments.arms import LARGE, SHIPPED, SMALL, measure
 from ..results import Result, summarise
 from ..sample import Sample, Task
-from .servers import MODELS, NOTHING, PAIR, SCORERS, running
+from .servers import MODELS, NO_SPECULATION, PAIR, SCORERS, running
 from .solving_pair import fresh, pair_solver
 
 __all__ = ["STOPPING", "up"]
@@ -31,7 +31,7 @@ async def up(
     json_output: bool = False,
     models: Path = MODELS,
     log_dir: Path | None = None,
-    speculation: Mapping[str, TokenSpeculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> None:
     """
     Start the servers of *roles*, print where they are once all are ready, and return when a signal has stopped them.

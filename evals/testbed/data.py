@@ -22,7 +22,6 @@ from stepspec.orchestrator.endpoints.chat_template import Messages, Template, le
 from stepspec.prompts import load
 
 from . import tokenizer as vocabulary
-from .corruptions import corrupt, stumbling
 from .problems import (
     DEFAULT,
     Difficulty,
@@ -30,12 +29,14 @@ from .problems import (
     State,
     advance,
     begin,
+    corrupt,
     draw,
     expected,
     final_answer,
     generate,
     paragraphs,
     right,
+    stumbling,
 )
 
 IGNORED = -100

@@ -17,7 +17,6 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ..results import Interval, wilson
-from .corruptions import corrupt
 from .data import Writer
 from .inference import Judged, Solved, grades, solve
 from .problems import (
@@ -25,6 +24,7 @@ from .problems import (
     State,
     advance,
     begin,
+    corrupt,
     generate,
     paragraphs,
     right,

@@ -1,9 +1,12 @@
 """
-Models of random weights with a real family's vocabulary: they say nothing, and write what trained models rarely do.
+Models with random weights, small enough for a CPU: a tiny Qwen3 with a real vocabulary, and a hybrid like Qwen3-Next.
 
-The architecture is Qwen3's, made tiny. One coordinate of the hidden state is nearly constant, so that its weights in
-the output layer are biases: they give delimiters, ends, grades and parts of characters a set share of the probability.
-All other tokens have what is left, each about as much as any other.
+The tiny Qwen3 writes what trained models rarely write. One coordinate of its hidden state is nearly constant, so that
+the weights of this coordinate in the output layer are biases: they give delimiters, ends of text, grades and parts of
+characters a fixed share of the probability. All other tokens share the rest about equally.
+
+The hybrid has three layers of linear attention and one of full attention, and the miniature pair's tokenizer. Its text
+is noise; it exists to test how vLLM's server caches the prefixes of hybrids: its blocks of 640 tokens and saved states.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer
 
 from stepspec.orchestrator.chain import DELIMITER, THINK_END
+from stepspec.orchestrator.launcher import Server
+from stepspec.orchestrator.launcher.commands import ZEROS, arguments
+
+from .servers import ENVIRONMENT, FLAGS, MODELS
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 HALF = "\ufffd"  # what is shown of a part of a character
@@ -56,7 +63,7 @@ GROUPS: Sequence[Group] = (
 """A token belongs to the first group that holds it."""
 
 
-def make(folder: Path, vocabulary: Path, seed: int, *, labels: int = 0) -> Path:
+def make_model(folder: Path, vocabulary: Path, seed: int, *, labels: int = 0) -> Path:
     """
     Write a model to *folder* that vLLM can serve: random weights of *seed*, and the ``tokenizer.json`` *vocabulary*.
 
@@ -160,3 +167,63 @@ def _config(size: int, end: int | None, labels: int) -> Mapping[str, Any]:
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+HYBRID = "hybrid"
+HYBRID_CONTEXT = 4096  # tokens
+HYBRID_SHAPE: Mapping[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"],
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "linear_num_key_heads": 1,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 128,  # vLLM's CPU build refuses smaller heads
+    "linear_value_head_dim": 128,
+    "num_experts": 4,  # vLLM wants at least one layer with a mixture of experts
+    "num_experts_per_tok": 2,
+    "mlp_only_layers": [0, 1, 2],
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 64,
+    "max_position_embeddings": HYBRID_CONTEXT,
+    "tie_word_embeddings": True,
+}
+
+
+def make_hybrid(folder: Path, *, seed: int = 0) -> Path:
+    """Write the model's files to *folder*, the same for the same *seed*; return the folder."""
+    import torch
+    from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    own = json.loads((MODELS / "large" / "config.json").read_text(encoding="utf-8"))
+    shape = {
+        **HYBRID_SHAPE,
+        **{key: own[key] for key in ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")},
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = Qwen3NextForCausalLM(Qwen3NextConfig.from_dict(shape))
+        model.bfloat16().save_pretrained(folder)
+    for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(MODELS / "large" / file, folder / file)
+    return folder
+
+
+def hybrid_server(model: Path, name: str = HYBRID, flags: Mapping[str, Any] | None = None) -> Server:
+    """
+    Describe the server of the hybrid in *model*, called *name*; *flags*, such as `CURE`, are added to its command.
+
+    It opens vLLM's own route for suffix scoring, as the large model of the miniature pair does.
+    """
+    own: dict[str, Any] = {**FLAGS, "dtype": "bfloat16", "max-model-len": HYBRID_CONTEXT, "enable-scale-out": True}
+    del own["block-size"]  # vLLM chooses it, so that a block holds the recurrent state
+    return Server(
+        name=name,
+        model=model,
+        served_name=f"testbed-{name}",
+        args=tuple(arguments({**own, **(flags or {})})),
+        env={**ENVIRONMENT, **ZEROS},
+    )

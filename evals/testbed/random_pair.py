@@ -34,11 +34,12 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Committed, Event, Started
 from stepspec.orchestrator.launcher import Served, Server, launch
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
+from stepspec.orchestrator.launcher.up import starting
 from stepspec.policies import METHODS
 
 from ..command_line import script
-from .random_models import HALF, make
-from .servers import ENVIRONMENT, FLAGS, counting, starting
+from .random_models import HALF, make_model
+from .servers import ENVIRONMENT, FLAGS, counting
 from .vocabularies import CACHE, VOCABULARIES, file
 
 FOR_WRITING = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
@@ -115,9 +116,9 @@ def servers(folder: Path, small: str = "qwen", cache: Path = CACHE) -> tuple[Ser
     """
     large = file("qwen", cache)
     paths = {
-        "large": make(folder / "large", large, 1),
-        "small": make(folder / "small", file(small, cache), 2),
-        "critic": make(folder / "critic", large, 3, labels=1),
+        "large": make_model(folder / "large", large, 1),
+        "small": make_model(folder / "small", file(small, cache), 2),
+        "critic": make_model(folder / "critic", large, 3, labels=1),
     }
     own: Mapping[str, Mapping[str, Any]] = {
         "large": {"enable-scale-out": True},

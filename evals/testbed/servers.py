@@ -1,12 +1,20 @@
-"""What the terminal shows while servers start and while problems are gone through."""
+"""
+The servers of the miniature models: their flags, their pace by profile, their token-level speculation, their start.
+
+A profile of ``profiles.toml`` sets the duration of a forward pass of each model, so that latency on a CPU has the shape
+of a GPU's; ``paced_qwen3`` implements the pace inside vLLM.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+import tomllib
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
@@ -18,44 +26,35 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import Served, Server, TokenSpeculation, launch
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
-from stepspec.orchestrator.launcher.up import line, starting
-
-from .profiles import pace, paced_drafter
-
-__all__ = ["counting", "line", "starting"]
-
-
-def counting(console: Console) -> Bars:
-    """Bars that count, with the time left."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Bars(*columns, console=console)
-
+from stepspec.orchestrator.launcher.up import starting
 
 MODELS = Path(__file__).parent / "models"
+PROFILES = Path(__file__).with_name("profiles.toml")
+ARCHITECTURE = "PacedQwen3ForCausalLM"
 PAIR = ("large", "small")
-TINY = "tiny"  # drafts for the small one in a nested pair
-SCORERS = frozenset({"large"})  # their servers open /inference/v1/generate, which scoring only a suffix needs
-CONTEXT = 2048  # tokens, the most that the models were made for
-DRAFTER = "small"  # drafts tokens for the large model, where that is asked for
-NOTHING: Mapping[str, TokenSpeculation] = {}
+TINY = "tiny"  # drafts for the small model in a nested pair
+SCORERS = frozenset({"large"})  # roles whose servers open /inference/v1/generate, which suffix scoring needs
+CONTEXT = 2048  # tokens, the longest context of the models
+DRAFTER = "small"  # drafts tokens for the large model where `draft_model` speculation is on
+NO_SPECULATION: Mapping[str, TokenSpeculation] = {}
 
 FLAGS: Mapping[str, Any] = {
     "dtype": "float32",
-    "enforce-eager": True,  # nothing to compile that would be worth the wait
-    # Else a third process for each server: eight seconds of imports, and 2 ms more for every token.
+    "enforce-eager": True,  # compilation takes longer than it saves
+    # Otherwise a third process for each server: eight seconds of imports, and 2 ms more for every token.
     "distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
     "kv-cache-memory-bytes": 256 * 2**20,
-    "block-size": 32,  # of the prefix cache; 128 by default on a CPU, 16 on a GPU
+    "block-size": 32,  # tokens, of the prefix cache; vLLM's default is 128 on a CPU, 16 on a GPU
     "max-num-seqs": 16,
-    # All that 16 prompts can hold, so that none is read in parts: on a CPU, vLLM 0.32 dies ("CPU Generator does not use
-    # offset") when it reads a part of a prompt whose request samples by a seed.
+    # The tokens of 16 prompts of the longest context, so that no prompt is read in parts: on a CPU, vLLM 0.32 crashes
+    # ("CPU Generator does not use offset") when it reads a part of a prompt whose request samples with a seed.
     "max-num-batched-tokens": 16 * CONTEXT,
-    "generation-config": "vllm",  # what a request leaves out is vLLM's default, not the model's
-    "enable-prompt-tokens-details": True,  # tells how much of a prompt was cached
+    "generation-config": "vllm",  # sampling defaults are vLLM's, not the model's
+    "enable-prompt-tokens-details": True,  # responses report how many prompt tokens were cached
     "disable-uvicorn-access-log": True,
-    "scheduling-policy": "priority",  # verdicts before drafts, and both before bets, where requests have to wait
-    # Between the brackets of JSON a model that was never shown any writes white space until its room is used up. vLLM
-    # reads this from its own configuration only, not from a request, and only where the backend is named.
+    "scheduling-policy": "priority",  # verdicts before drafts, and both before bets, when requests have to wait
+    # A model that was not trained on JSON writes white space between its brackets until the context is full. vLLM reads
+    # this option only from its own configuration, not from a request, and only if the backend is named.
     "structured-outputs-config": {"backend": "xgrammar", "disable_any_whitespace": True},
 }
 
@@ -70,18 +69,87 @@ ENVIRONMENT: Mapping[str, str] = {
 }
 
 SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
-    "none": NOTHING,
+    "none": NO_SPECULATION,
     "ngram": {role: TokenSpeculation(method="ngram") for role in PAIR},
     "draft_model": {"large": TokenSpeculation(method="draft_model")},
 }
 
 
-def weights(*names: str, models: Path = MODELS) -> str:
-    """A digest of the weights of the models called *names*, so that figures of others are not taken for theirs."""
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """The least duration of a forward pass, in seconds: a constant, plus a duration for each token of the pass."""
+
+    seconds_per_pass: float
+    seconds_per_token: float
+
+    def overrides(self) -> dict[str, Any]:
+        """Return the overrides of a Qwen3's Hugging Face configuration with which vLLM serves it at this pace."""
+        return {"architectures": [ARCHITECTURE], **{f"paced_{name}": value for name, value in asdict(self).items()}}
+
+
+def read_pace(profile: str, role: str) -> Pace | None:
+    """
+    Return the pace of *role* in *profile*; None if the profile is without paces.
+
+    Raise ConfigurationError for an unknown profile, and for a role that is missing in a profile with paces.
+    """
+    profiles = tomllib.loads(PROFILES.read_text(encoding="utf-8"))
+    if profile not in profiles:
+        raise ConfigurationError(f"there is no pacing profile {profile!r}; there are: {', '.join(sorted(profiles))}")
+    paces = profiles[profile]
+    if paces and role not in paces:
+        raise ConfigurationError(f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}")
+    return Pace(**paces[role]) if paces else None
+
+
+def describe_pace(profile: str, *roles: str) -> str:
+    """Describe the pace of each of *roles* in words, for the small print of tables."""
+    paces = [(role, pace) for role in roles if (pace := read_pace(profile, role)) is not None]
+    if not paces:
+        return "passes are not paced"
+    parts = (f"{role} {p.seconds_per_pass * 1e3:g} ms + {p.seconds_per_token * 1e6:g} us a token" for role, p in paces)
+    return f"only the cost of a forward pass is set ({', '.join(parts)}), to have the shape of a GPU's"
+
+
+@contextmanager
+def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
+    """
+    Yield a copy of the folder *model* whose configuration has the *pace*; without a pace, *model* itself.
+
+    vLLM applies the overrides of its command line to the model that it serves, and not to the model that drafts for it.
+    """
+    if pace is None or not model.is_dir():
+        yield model
+        return
+    with TemporaryDirectory(prefix="stepspec-drafter-") as name:
+        folder = Path(name)
+        for file in model.iterdir():
+            if file.name != "config.json":
+                (folder / file.name).symlink_to(file.resolve())
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        (folder / "config.json").write_text(json.dumps({**config, **pace.overrides()}), encoding="utf-8")
+        yield folder
+
+
+def weights_digest(*names: str, models: Path = MODELS) -> str:
+    """Return a digest of the weights of the models *names*, which tells figures of different weights apart."""
     digest = blake2b(digest_size=8)
     for name in names:
         digest.update((models / name / "model.safetensors").read_bytes())
     return digest.hexdigest()
+
+
+def speculations(method: str) -> Mapping[str, TokenSpeculation]:
+    """
+    Return the token-level speculation of the pair, by role: *method* for both, ``draft_model`` for the large one only.
+
+    Raise ConfigurationError for a method for which the miniature pair has no drafter.
+    """
+    if method not in SPECULATIONS:
+        raise ConfigurationError(
+            f"the miniature pair has no speculation method {method!r}; it has: {', '.join(SPECULATIONS)}"
+        )
+    return SPECULATIONS[method]
 
 
 def miniature_servers(
@@ -90,37 +158,41 @@ def miniature_servers(
     *,
     models: Path = MODELS,
     context: int = CONTEXT,
-    speculation: Mapping[str, TokenSpeculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     drafter: Path | None = None,
 ) -> tuple[Server, ...]:
     """
     Describe the servers of *roles*: "large", "small", "small-other", "tiny"; each serves ``testbed-<role>``.
 
-    *context* is in tokens. *speculation* is by role; the *drafter* of ``draft_model`` is the small model if none is
-    given. Raise ConfigurationError for an unknown profile and for a model that is not there.
+    *context* is in tokens. *speculation* is by role. *drafter* is the model of ``draft_model``; None: the small model.
+    Raise ConfigurationError for an unknown profile and for a missing model.
     """
     drafting = {role: one.configuration(str(drafter or models / DRAFTER)) for role, one in speculation.items()}
-    return tuple(
-        _server(profile, role, models / role, {**_own(role, context), **_speculating(drafting.get(role))})
-        for role in roles
+    return tuple(_server(profile, role, models / role, context, drafting.get(role)) for role in roles)
+
+
+def _server(profile: str, role: str, model: Path, context: int, speculation: Mapping[str, Any] | None) -> Server:
+    if not (model / "config.json").is_file():
+        raise ConfigurationError(f"no miniature model at {model}; python -m stepspec.evals.testbed train makes it")
+    pace = read_pace(profile, role)
+    flags: dict[str, Any] = {**FLAGS, "max-model-len": context, "enable-scale-out": role in SCORERS}
+    if speculation:
+        flags["speculative-config"] = speculation
+    if pace:
+        flags["hf-overrides"] = json.dumps(pace.overrides())
+    plugins = {"VLLM_PLUGINS": "stepspec_paced" if pace else ""}
+    zeros: Mapping[str, str] = ZEROS if role in SCORERS else {}
+    return Server(
+        name=role,
+        model=model,
+        served_name=f"testbed-{role}",
+        args=tuple(arguments(flags)),
+        env={**ENVIRONMENT, **plugins, **zeros},
     )
 
 
-def speculating(method: str) -> Mapping[str, TokenSpeculation]:
-    """
-    By role, what to run under the pair: *method* under both, but ``draft_model`` under the large model only.
-
-    Raise ConfigurationError for a method that the miniature pair has no drafter for.
-    """
-    if method not in SPECULATIONS:
-        raise ConfigurationError(
-            f"the miniature pair cannot speculate by {method!r}; it can by: {', '.join(SPECULATIONS)}"
-        )
-    return SPECULATIONS[method]
-
-
 def endpoint(served: Served, role: Role) -> Endpoint:
-    """Return the settings of the endpoint that a server of the pair is, for *role*."""
+    """Return the settings of the endpoint of a running server of the pair, for *role*."""
     suffix_scoring = served.name in SCORERS
     return Endpoint(role=role, url=served.base_url, model=served.served_name, suffix_scoring=suffix_scoring)
 
@@ -134,37 +206,19 @@ async def running(
     models: Path = MODELS,
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
-    speculation: Mapping[str, TokenSpeculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left."""
     async with AsyncExitStack() as stack:
-        drafter = stack.enter_context(paced_drafter(models / DRAFTER, pace(profile, DRAFTER)))
+        drafter = stack.enter_context(paced_drafter(models / DRAFTER, read_pace(profile, DRAFTER)))
         servers = miniature_servers(profile, roles, models=models, speculation=speculation, drafter=drafter)
-        with starting(console) as tell:
-            launching = launch(servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=tell)
+        with starting(console) as on_progress:
+            launching = launch(servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=on_progress)
             served = await stack.enter_async_context(launching)
         yield served
 
 
-def _server(profile: str, role: str, model: Path, extra: Mapping[str, Any]) -> Server:
-    if not (model / "config.json").is_file():
-        raise ConfigurationError(f"no miniature model at {model}; python -m stepspec.evals.testbed makes them")
-    at = pace(profile, role)
-    paced = {"hf-overrides": json.dumps(at.overrides())} if at else {}
-    plugins = {"VLLM_PLUGINS": "stepspec_paced" if at else ""}
-    zeros: Mapping[str, str] = ZEROS if role in SCORERS else {}
-    return Server(
-        name=role,
-        model=model,
-        served_name=f"testbed-{role}",
-        args=tuple(arguments({**FLAGS, **extra, **paced})),
-        env={**ENVIRONMENT, **plugins, **zeros},
-    )
-
-
-def _own(role: str, context: int) -> dict[str, Any]:
-    return {"max-model-len": context, "enable-scale-out": role in SCORERS}
-
-
-def _speculating(configuration: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {"speculative-config": configuration} if configuration else {}
+def counting(console: Console) -> Bars:
+    """Return progress bars that count, with the remaining time."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Bars(*columns, console=console)

@@ -16,7 +16,7 @@ from stepspec.orchestrator.launcher import TokenSpeculation
 from ..experiments.arms import measure
 from ..sample import Arm, Task
 from .problems import DEFAULT, Difficulty, generate
-from .servers import NOTHING, PAIR, TINY, endpoint, running
+from .servers import NO_SPECULATION, PAIR, TINY, endpoint, running
 
 
 def fresh(count: int, seed: int, difficulty: Difficulty = DEFAULT) -> list[Task]:
@@ -34,7 +34,7 @@ async def pair_solver(
     warm_up: tuple[Arm, ...],
     seed: int,
     problems: int,
-    speculation: Mapping[str, TokenSpeculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> AsyncGenerator[Solver]:
     """
     Start the pair and yield a greedy solver over it, warmed up by each arm on some *problems* of *seed*.
@@ -52,7 +52,7 @@ async def solvers(
     warm_up: tuple[Arm, ...],
     seed: int,
     problems: int,
-    speculation: Mapping[str, TokenSpeculation] = NOTHING,
+    speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     nested: Mapping[str, Mapping[str, Any]] = ALONE,
 ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
     """

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint
-from stepspec.evals.testbed.profiles import pace
 from stepspec.evals.testbed.serve_one import ROLES
+from stepspec.evals.testbed.servers import read_pace
 from stepspec.settings import load
 
 from .files import (
@@ -140,7 +140,7 @@ def test_the_miniature_models_are_there() -> None:
         assert asked == role
         assert asked in ROLES
         assert flag == "--profile"
-        assert pace(profile, role) is not None
+        assert read_pace(profile, role) is not None
         assert one["build"]["target"] == "testbed"
 
 

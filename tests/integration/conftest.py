@@ -11,7 +11,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 from rich.console import Console
 
-from stepspec.evals.testbed.servers import NOTHING, running
+from stepspec.evals.testbed.servers import NO_SPECULATION, running
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.launcher import Served, TokenSpeculation
 
@@ -54,7 +54,7 @@ def paced_pair() -> Generator[Pair]:
 
 @contextmanager
 def serving(
-    profile: str, *roles: str, speculation: Mapping[str, TokenSpeculation] = NOTHING
+    profile: str, *roles: str, speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION
 ) -> Generator[Mapping[str, Served]]:
     """Start servers in an event loop of their own, so that tests in any loop can use them."""
     starting = running(profile, roles, console=Console(stderr=True), speculation=speculation)

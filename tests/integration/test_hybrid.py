@@ -10,11 +10,12 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from stepspec.evals.experiments.hybrid_cache import measure
-from stepspec.evals.testbed.hybrid import CURE, build, server
+from stepspec.evals.testbed.random_models import hybrid_server, make_hybrid
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.launcher import Served, launch
+from stepspec.orchestrator.launcher.hybrids import CURE
 from stepspec.policies import SpecReason
 
 from .conftest import Pair
@@ -27,8 +28,8 @@ UNIT = CURE["prefix-match-unit"]
 @pytest.fixture(scope="module")
 def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Generator[Pair]:
     """The same hybrid twice: with the cure in the place of the small model, without in that of the large one."""
-    model = build(tmp_path_factory.mktemp("hybrid") / "model")
-    starting = launch([server(model, "plain"), server(model, "cured", CURE)])
+    model = make_hybrid(tmp_path_factory.mktemp("hybrid") / "model")
+    starting = launch([hybrid_server(model, "plain"), hybrid_server(model, "cured", CURE)])
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as served:
         yield Pair(large=served["plain"], small=served["cured"])
 

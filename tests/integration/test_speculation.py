@@ -11,7 +11,7 @@ import pytest
 
 from stepspec import Solution, Solver
 from stepspec.evals.sample import between, drafted
-from stepspec.evals.testbed.servers import endpoint, speculating
+from stepspec.evals.testbed.servers import endpoint, speculations
 from stepspec.evals.testbed.solving_pair import fresh
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import GREEDY
@@ -48,7 +48,7 @@ class Speculating:
 def speculated(request: pytest.FixtureRequest) -> Generator[Speculating]:
     """Two starts in all: every test is done with one method before the next one's servers are started."""
     method = str(request.param)
-    with serving("off", "large", "small", speculation=speculating(method)) as served:
+    with serving("off", "large", "small", speculation=speculations(method)) as served:
         yield Speculating(method, served)
 
 

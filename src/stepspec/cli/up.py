@@ -10,7 +10,7 @@ import typer
 
 from stepspec.evals.experiments.tables import small_print, table
 from stepspec.evals.testbed import commands as testbed
-from stepspec.evals.testbed.servers import miniature_servers, speculating
+from stepspec.evals.testbed.servers import miniature_servers, speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 from stepspec.orchestrator.launcher.commands import shown
@@ -84,7 +84,7 @@ def up(
             wait(launcher.up(described, stderr, json_output=json, log_dir=log_dir))
         return
     roles = ("large", "small", *(("small-other",) if other else ()), *(("tiny",) if tiny else ()))
-    chosen = speculating(speculation)
+    chosen = speculations(speculation)
     if dry_run:
         commands = map(shown, miniature_servers(profile, roles, speculation=chosen))
         stdout.print("\n".join(commands), markup=False, highlight=False, soft_wrap=True)

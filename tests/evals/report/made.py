@@ -11,8 +11,8 @@ import orjson
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.prices import Prices
-from stepspec.evals.report.run_folder import merge, read
-from stepspec.evals.report.section import Section, section
+from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.section import Section, build_section
 from stepspec.evals.sample import Arm, Sample, Written
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.ledger import Account, Ledger
@@ -99,7 +99,7 @@ def record(about: Mapping[str, Any]) -> dict[str, Any]:
     return {"about": about, "benchmark": benchmark, "sessions": [session]}
 
 
-def told(path: Path, prices: Prices | None = None, **changed: Any) -> Section:
+def make_section(path: Path, prices: Prices | None = None, **changed: Any) -> Section:
     """The section of a report about a folder that is made at *path*."""
-    (run,) = merge([read(folder(path, **changed))])
-    return section(run, prices or Prices())
+    (run,) = merge_folders([read_folder(folder(path, **changed))])
+    return build_section(run, prices or Prices())

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from stepspec.evals.report.html import page as written
-from stepspec.evals.report.prices import load
-from stepspec.evals.report.run_folder import merge, read
-from stepspec.evals.report.section import section
+from stepspec.evals.report.formats import to_html
+from stepspec.evals.report.prices import load_prices
+from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.section import build_section
 
 from ...browser import browsing, find
 from .made import RECORDED
@@ -29,8 +29,8 @@ async def main() -> None:
     executable = find()
     if executable is None:
         raise SystemExit("no browser: run `make browser`")
-    (run,) = merge([read(RECORDED)])
-    document = written([(section(run, load(DOCS / "prices.toml")), {})], "Made for docs/reports.md")
+    (run,) = merge_folders([read_folder(RECORDED)])
+    document = to_html([(build_section(run, load_prices(DOCS / "prices.toml")), {})], "Made for docs/reports.md")
     async with browsing(executable) as browser:
         for name, options in PICTURES.items():
             page = await browser.new_page(**options, reduced_motion="reduce")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.cases import cases
-from stepspec.evals.report.figures import counted, figures, numbered
-from stepspec.evals.report.prices import Prices, Rented, costs, load
+from stepspec.evals.report.figures import compute_figures, samples_by_number, server_counters
+from stepspec.evals.report.prices import GpuRental, Prices, compute_costs, load_prices
+from stepspec.evals.report.section import choose_cases
 from stepspec.orchestrator.errors import ConfigurationError
 
 from .made import ARMS, mixed, samples
@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[3] / "docs"
 
 
 def test_gpus_are_held_for_as_long_as_it_takes_by_those_who_need_them() -> None:
-    found = {cost.name: cost for cost in costs(figures(samples(), ARMS), Prices())}
+    found = {cost.name: cost for cost in compute_costs(compute_figures(samples(), ARMS), Prices())}
     assert set(found) == {arm.name for arm in ARMS}  # and no oracle
     assert (found[LARGE.name].held, found[LARGE.name].busy, found[LARGE.name].of_large) == (4.0, 4.0, 1.0)
     assert (found[SMALL.name].held, found[SMALL.name].of_large) == (1.0, 0.25)
@@ -31,9 +31,11 @@ def test_gpus_are_held_for_as_long_as_it_takes_by_those_who_need_them() -> None:
 
 def test_money_is_gpu_seconds_times_prices() -> None:
     prices = Prices(
-        currency="EUR", large=Rented(gpus=2, per_gpu_hour=3.6), small=Rented(gpus=0.5, per_gpu_hour=7.2, gpu="A10")
+        currency="EUR",
+        large=GpuRental(gpus=2, per_gpu_hour=3.6),
+        small=GpuRental(gpus=0.5, per_gpu_hour=7.2, gpu="A10"),
     )
-    found = {cost.name: cost for cost in costs(figures(samples(), ARMS), prices)}
+    found = {cost.name: cost for cost in compute_costs(compute_figures(samples(), ARMS), prices)}
     large, shipped = found[LARGE.name], found[SHIPPED.name]
     assert large.money_held == pytest.approx(4.0 * 2 * 0.001)
     assert large.money_right == pytest.approx(0.008 / 0.75)
@@ -41,11 +43,11 @@ def test_money_is_gpu_seconds_times_prices() -> None:
     assert shipped.money_held == pytest.approx(3.5 * (2 * 0.001 + 0.5 * 0.002))
     assert shipped.money_busy == pytest.approx(1.0 * 2 * 0.001 + 0.5 * 0.5 * 0.002)
     assert shipped.of_large == pytest.approx(0.0105 / 0.008)
-    assert prices.said == "small: 0.5 x A10 at 7.2 EUR an hour; large: 2 x GPU at 3.6 EUR an hour"
+    assert prices.summary == "small: 0.5 x A10 at 7.2 EUR an hour; large: 2 x GPU at 3.6 EUR an hour"
 
 
 def test_the_documented_price_file_is_one() -> None:
-    prices = load(DOCS / "prices.toml")
+    prices = load_prices(DOCS / "prices.toml")
     assert (prices.currency, prices.large.gpus, prices.small.gpus) == ("USD", 2, 0.25)
     assert "prices.toml" in (DOCS / "reports.md").read_text(encoding="utf-8")
 
@@ -64,9 +66,9 @@ def test_what_is_no_price_file_is_refused(text: str, complaint: str, tmp_path: P
     path = tmp_path / "prices.toml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=complaint):
-        load(path)
+        load_prices(path)
     with pytest.raises(ConfigurationError, match="no price file"):
-        load(tmp_path / "none.toml")
+        load_prices(tmp_path / "none.toml")
 
 
 def session(before: dict[str, float], after: dict[str, float] | None) -> dict[str, Any]:
@@ -93,20 +95,20 @@ def test_counters_are_what_was_counted_in_between() -> None:
         session({}, counters(100, 100, 10, 40, 10)),  # a server that had counted nothing yet
         session(counters(900, 900), counters(5, 5)),  # a server that was started again meanwhile
     ]
-    (found,) = counted(sessions)
+    (found,) = server_counters(sessions)
     assert (found.role, found.sessions, found.queried, found.hit, found.hits) == ("large", 2, 300, 150, 0.5)
     assert found.speculation is not None
     assert (found.speculation.rate, found.speculation.length) == (0.5, 3.0)
-    assert counted([session({}, None)]) == []
+    assert server_counters([session({}, None)]) == []
 
 
 def test_servers_that_do_not_speculate_have_no_acceptance() -> None:
-    (found,) = counted([session(counters(0, 0), counters(0, 0))])
+    (found,) = server_counters([session(counters(0, 0), counters(0, 0))])
     assert (found.hits, found.speculation) == (None, None)
 
 
 def test_problems_are_chosen_by_what_went_wrong_or_slowly() -> None:
-    chosen = cases(figures(samples(), ARMS), numbered(samples(), ARMS, 1), 1)
+    chosen = choose_cases(compute_figures(samples(), ARMS), samples_by_number(samples(), ARMS, 1), 1)
     assert [case.seconds for case in chosen.slowest] == [5.0, 4.0, 3.0, 2.0]
     assert {case.arm for case in chosen.slowest} == {SHIPPED.name}
     assert [(case.problem, case.outcome) for case in chosen.lost] == [(2, "wrong")]
@@ -119,5 +121,5 @@ def test_the_most_disputed_are_those_with_the_most_rejected_drafts() -> None:
     done = {**samples(), (1, SHIPPED.name): replace(quick, ledger=replace(quick.ledger, accepted=1))}
     sure = mixed(9.0)
     done[2, SHIPPED.name] = replace(sure, ledger=replace(sure.ledger, accepted=4))
-    chosen = cases(figures(done, ARMS), numbered(done, ARMS, 1), 1)
+    chosen = choose_cases(compute_figures(done, ARMS), samples_by_number(done, ARMS, 1), 1)
     assert [(case.problem, case.rejected) for case in chosen.disputed] == [(1, 3), (3, 1), (0, 1)]

@@ -7,21 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from stepspec.evals.report.html import page
+from stepspec.evals.report.formats import to_html
 from stepspec.evals.report.prices import Prices
-from stepspec.evals.report.run_folder import merge, read
-from stepspec.evals.report.section import section
+from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.section import build_section
 
-from .made import RECORDED, told
+from .made import RECORDED, make_section
 
 
 @pytest.fixture
 def document(tmp_path: Path) -> str:
-    (run,) = merge([read(RECORDED)])
-    recorded = section(run, Prices())
+    (run,) = merge_folders([read_folder(RECORDED)])
+    recorded = build_section(run, Prices())
     case = recorded.cases.slowest[0]
     links = {(case.number, case.arm): "traces/one.html"}
-    return page([(recorded, links), (told(tmp_path), {})], "Made for a test")
+    return to_html([(recorded, links), (make_section(tmp_path), {})], "Made for a test")
 
 
 def test_the_document_needs_nothing_else(document: str) -> None:

@@ -1,4 +1,4 @@
-"""Figures of arms, worked out on paper."""
+"""ArmFigures of arms, worked out on paper."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.report.figures import Figures, figures, numbered
+from stepspec.evals.report.figures import ArmFigures, compute_figures, samples_by_number
 from stepspec.evals.results import ORACLE, stand
 from stepspec.evals.sample import Arm
 
@@ -15,16 +15,16 @@ from .made import ARMS, mixed, samples
 
 
 @pytest.fixture
-def found() -> dict[str, Figures]:
-    return {f.arm.name: f for f in figures(samples(), ARMS)}
+def found() -> dict[str, ArmFigures]:
+    return {f.arm.name: f for f in compute_figures(samples(), ARMS)}
 
 
-def test_the_standings_are_those_of_the_run(found: dict[str, Figures]) -> None:
+def test_the_standings_are_those_of_the_run(found: dict[str, ArmFigures]) -> None:
     assert [f.standing for f in found.values()] == stand(samples(), ARMS)
     assert list(found) == [LARGE.name, SMALL.name, SHIPPED.name, ORACLE]
 
 
-def test_times(found: dict[str, Figures]) -> None:
+def test_times(found: dict[str, ArmFigures]) -> None:
     shipped = found[SHIPPED.name]
     assert (shipped.median, shipped.tail, shipped.first) == (3.5, 5.0, 0.4)
     assert shipped.busy == {"small": 0.5, "large": 1.0, "critic": 0.0}
@@ -33,11 +33,11 @@ def test_times(found: dict[str, Figures]) -> None:
 
 def test_nobody_is_busy_for_longer_than_it_took() -> None:
     done = {**samples(), **{(n, SHIPPED.name): mixed(0.9) for n in range(4)}}
-    shipped = next(f for f in figures(done, ARMS) if f.arm is SHIPPED)
+    shipped = next(f for f in compute_figures(done, ARMS) if f.arm is SHIPPED)
     assert shipped.busy["large"] == 0.9  # its requests were open for a second, beside each other
 
 
-def test_steps_and_tokens(found: dict[str, Figures]) -> None:
+def test_steps_and_tokens(found: dict[str, ArmFigures]) -> None:
     shipped = found[SHIPPED.name]
     steps = shipped.steps
     assert (steps.small, steps.large, steps.rejected, steps.lost, steps.share_small) == (3, 1, 1, 1, 0.75)
@@ -47,24 +47,24 @@ def test_steps_and_tokens(found: dict[str, Figures]) -> None:
     assert set(found[LARGE.name].spent) == {"large"}
 
 
-def test_only_drafts_that_were_judged_are_accepted(found: dict[str, Figures]) -> None:
+def test_only_drafts_that_were_judged_are_accepted(found: dict[str, ArmFigures]) -> None:
     assert found[SHIPPED.name].accept_rate == 0.75
     assert found[LARGE.name].accept_rate is None
     assert found[SMALL.name].accept_rate is None
 
 
-def test_what_is_a_method(found: dict[str, Figures]) -> None:
+def test_what_is_a_method(found: dict[str, ArmFigures]) -> None:
     assert [f.method for f in found.values()] == [False, False, True, False]
     assert [f.bound for f in found.values()] == [False, False, False, True]
     control = Arm("random like SpecReason", "random", like=SHIPPED.name)
     drawn = mixed(2.0, arm=control)
     drawn = replace(drawn, ledger=replace(drawn.ledger, large=replace(drawn.ledger.large, judging=0)))  # nobody judges
     done = {**samples(), **{(n, control.name): drawn for n in range(4)}}
-    last = figures(done, (*ARMS, control))[-2]
+    last = compute_figures(done, (*ARMS, control))[-2]
     assert (last.arm, last.method, last.accept_rate) == (control, False, 0.75)
 
 
 def test_samples_keep_their_numbers() -> None:
-    found = numbered({place: s for place, s in samples().items() if place != (0, SMALL.name)}, ARMS, 1)
+    found = samples_by_number({place: s for place, s in samples().items() if place != (0, SMALL.name)}, ARMS, 1)
     assert {name: list(each) for name, each in found.items()} == {arm.name: [1, 2, 3] for arm in ARMS}
     assert found[SHIPPED.name][2].seconds == 4.0

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from stepspec.evals.report.judging import Graded, area, judge, scored, separate
+from stepspec.evals.report.judging import ScoredVerdict, area_under, assess_judge, scored_verdicts, separate
 from stepspec.evals.results import wilson
 from stepspec.evals.sample import Written
 
@@ -17,13 +17,15 @@ RIGHT = (9.0, 8.0, 8.0, 6.0)
 WRONG = (8.0, 5.0, 2.0)
 
 
-def graded(right: tuple[float, ...] = RIGHT, wrong: tuple[float, ...] = WRONG, threshold: float = 7.0) -> list[Graded]:
+def checked_verdicts(
+    right: tuple[float, ...] = RIGHT, wrong: tuple[float, ...] = WRONG, threshold: float = 7.0
+) -> list[ScoredVerdict]:
     pairs = [(score, True) for score in right] + [(score, False) for score in wrong]
-    return [Graded(score, score >= threshold, kind, at) for at, (score, kind) in enumerate(pairs)]
+    return [ScoredVerdict(score, score >= threshold, kind, at) for at, (score, kind) in enumerate(pairs)]
 
 
 def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
-    found = separate(graded(), "step", doubt=False)
+    found = separate(checked_verdicts(), "step", doubt=False)
     assert found is not None
     pairs = [1.0 if r > w else 0.5 if r == w else 0.0 for r in RIGHT for w in WRONG]
     assert found.area.value == pytest.approx(sum(pairs) / len(pairs))
@@ -33,18 +35,18 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
     assert found.passed == (1 / 3, 3 / 4)
     assert found.curve[0] == (0.0, 0.0)
     assert found.curve[-1] == (1.0, 1.0)
-    assert area(found.curve) == found.area.value
+    assert area_under(found.curve) == found.area.value
 
 
 def test_a_doubt_is_the_better_the_lower_it_is() -> None:
-    plain, doubt = (separate(graded(), "step", doubt=kind) for kind in (False, True))
+    plain, doubt = (separate(checked_verdicts(), "step", doubt=kind) for kind in (False, True))
     assert plain is not None
     assert doubt is not None
     assert plain.area.value + doubt.area.value == pytest.approx(1.0)
 
 
 def test_scores_that_never_err_are_no_proof() -> None:
-    found = separate(graded((9.0,) * 30, (1.0,) * 4), "step", doubt=False)
+    found = separate(checked_verdicts((9.0,) * 30, (1.0,) * 4), "step", doubt=False)
     assert found is not None
     assert (found.area.value, found.area.high) == (1.0, 1.0)
     assert found.area.low == wilson(4, 4).low
@@ -53,7 +55,7 @@ def test_scores_that_never_err_are_no_proof() -> None:
 def test_the_interval_is_as_wide_as_theory_has_it() -> None:
     rng = random.Random(1)
     right, wrong = (tuple(rng.gauss(mean, 1) for _ in range(80)) for mean in (1, 0))
-    found = separate(graded(right, wrong), "step", doubt=False)
+    found = separate(checked_verdicts(right, wrong), "step", doubt=False)
     assert found is not None
     a = found.area.value
     q1, q2 = a / (2 - a), 2 * a * a / (1 + a)  # Hanley and McNeil 1982
@@ -62,13 +64,13 @@ def test_the_interval_is_as_wide_as_theory_has_it() -> None:
 
 
 def test_too_few_of_either_kind_say_nothing() -> None:
-    assert separate(graded(wrong=(1.0, 2.0)), "step", doubt=False) is None
-    assert separate(graded(right=()), "step", doubt=False) is None
+    assert separate(checked_verdicts(wrong=(1.0, 2.0)), "step", doubt=False) is None
+    assert separate(checked_verdicts(right=()), "step", doubt=False) is None
 
 
 def test_what_the_score_did_not_decide_counts_for_what_passed_and_not_for_the_curve() -> None:
-    elsewhere = [Graded(9.0, False, False, 20 + at, decided=False) for at in range(3)]
-    found, without = (separate([*graded(), *more], "step", doubt=False) for more in (elsewhere, []))
+    elsewhere = [ScoredVerdict(9.0, False, False, 20 + at, decided=False) for at in range(3)]
+    found, without = (separate([*checked_verdicts(), *more], "step", doubt=False) for more in (elsewhere, []))
     assert found is not None
     assert without is not None
     assert found.curve == without.curve
@@ -79,7 +81,7 @@ def test_what_stood_of_a_rejected_draft_is_no_verdict_of_its_own() -> None:
     part = Written("small", "kept", 2.0, "", 0.6)
     sample = mixed(1.0)
     steps = (KEPT, REJECTED, part, REPAIR, Written("small", "kept", 2.0, "", 1.2))
-    found = scored(type(sample)(sample.arm, True, 1.0, sample.ledger, {}, steps=steps), 7)
+    found = scored_verdicts(type(sample)(sample.arm, True, 1.0, sample.ledger, {}, steps=steps), 7)
     assert [(one.score, one.accepted) for one in found] == [(8.0, True), (2.0, False), (2.0, True)]
     assert {one.problem for one in found} == {7}
 
@@ -87,17 +89,19 @@ def test_what_stood_of_a_rejected_draft_is_no_verdict_of_its_own() -> None:
 def test_where_steps_are_not_known_the_worst_accepted_score_stands_for_the_answer() -> None:
     grades = {0: 9.0, 1: 8.5, 2: 8.2, 3: 7.5, 4: 7.2, 5: 7.1}
     samples = {n: mixed(1.0, correct=n < 3, grade=grade) for n, grade in grades.items()}
-    found = judge("SpecReason", "specreason", samples, None, 1)
+    found = assess_judge("SpecReason", "specreason", samples, None, 1)
     assert found is not None
     assert found.separation is not None
     assert (found.separation.level, found.separation.passed) == ("answer", None)
     assert found.separation.area.value == 1.0  # 8, 8, 8 against 7.5, 7.2, 7.1
-    assert len(found.graded) == 6 * 4
+    assert len(found.verdicts) == 6 * 4
 
 
 def test_the_worst_doubt_is_the_highest() -> None:
     grades = {0: 8.3, 1: 8.2, 2: 8.1, 3: 8.03, 4: 8.02, 5: 8.01}
-    found = judge("bild", "bild", {n: mixed(1.0, correct=n < 3, grade=each) for n, each in grades.items()}, None, 1)
+    found = assess_judge(
+        "bild", "bild", {n: mixed(1.0, correct=n < 3, grade=each) for n, each in grades.items()}, None, 1
+    )
     assert found is not None
     assert found.doubt
     assert found.separation is not None
@@ -107,4 +111,4 @@ def test_the_worst_doubt_is_the_highest() -> None:
 def test_an_arm_without_scores_has_no_judge() -> None:
     sample = mixed(1.0)
     plain = type(sample)(sample.arm, True, 1.0, sample.ledger, {}, steps=(REPAIR,))
-    assert judge("relay", "relay", {0: plain}, None, 1) is None
+    assert assess_judge("relay", "relay", {0: plain}, None, 1) is None

@@ -9,22 +9,22 @@ from typing import Literal
 import pytest
 from playwright.async_api import Page, expect
 
-from stepspec.evals.report.html import page as written
-from stepspec.evals.report.prices import Prices, load
-from stepspec.evals.report.run_folder import merge, read
-from stepspec.evals.report.section import section
+from stepspec.evals.report.formats import to_html
+from stepspec.evals.report.prices import Prices, load_prices
+from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.section import build_section
 
 from ...orchestrator.service.page.conftest import Open
 from ...orchestrator.service.page.test_accessible import violations
-from .made import RECORDED, told
+from .made import RECORDED, make_section
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 HOSTILE = '</title></script><script>document.title = "owned"</script><img src=x onerror="document.title=1">{{style}}'
 PRICES = Path(__file__).parents[3] / "docs" / "prices.toml"
-(RUN,) = merge([read(RECORDED)])
-LINKS = {(case.number, case.arm): "traces/one.html" for case in section(RUN, Prices()).cases.slowest}
-DOCUMENT = written([(section(RUN, load(PRICES)), LINKS)], "Made for a test")
+(RUN,) = merge_folders([read_folder(RECORDED)])
+LINKS = {(case.number, case.arm): "traces/one.html" for case in build_section(RUN, Prices()).cases.slowest}
+DOCUMENT = to_html([(build_section(RUN, load_prices(PRICES)), LINKS)], "Made for a test")
 Scheme = Literal["light", "dark"]
 EACH = """
 elements => elements.map((element) => {
@@ -131,7 +131,7 @@ async def test_nothing_in_a_run_becomes_part_of_the_page(
     opened: Open, saved: Callable[[str], str], tmp_path: Path
 ) -> None:
     models = {"small": HOSTILE, "large": "huge"}
-    document = written([(told(tmp_path / "run", texts=[HOSTILE] * 4, models=models), {})], HOSTILE)
+    document = to_html([(make_section(tmp_path / "run", texts=[HOSTILE] * 4, models=models), {})], HOSTILE)
     page = await opened(saved(document))
     await expect(page.locator(".made")).to_have_text(HOSTILE)
     await expect(page.locator("td.long").first).to_contain_text(HOSTILE[:40])

@@ -85,7 +85,7 @@ def test_prices_come_from_a_file(recorded: Path) -> None:
 
 def test_what_cannot_be_reported_on_is_said_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("report", "nowhere") == 2
-    assert "name a folder that `stepspec eval` wrote" in " ".join(capfd.readouterr().err.split())
+    assert "expected a folder that `stepspec eval` wrote" in " ".join(capfd.readouterr().err.split())
     Path("file").write_text("")
     assert call("report", "run", "--output", "file") == 2
     assert "file" in capfd.readouterr().err

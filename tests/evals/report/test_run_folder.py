@@ -11,47 +11,49 @@ import pytest
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.prices import Prices
-from stepspec.evals.report.run_folder import merge, read
-from stepspec.evals.report.section import section
+from stepspec.evals.report.run_folder import merge_folders, read_folder
+from stepspec.evals.report.section import build_section
 from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .made import folder, large, mixed, samples, told
+from .made import folder, large, make_section, mixed, samples
 
 
 def test_what_was_written_is_read(tmp_path: Path) -> None:
-    found = read(folder(tmp_path))
+    found = read_folder(folder(tmp_path))
     assert found.done == samples()
     assert [arm.name for arm in found.arms] == [LARGE.name, SMALL.name, SHIPPED.name]
     assert [task.problem for task in found.tasks][:2] == ["What is 1 + 1?", "What is 1 + 2?"]
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"no run in .*: name a folder that `stepspec eval` wrote"):
-        read(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"no run in .*: expected a folder that `stepspec eval` wrote"):
+        read_folder(tmp_path)
     (folder(tmp_path / "a") / "run.json").unlink()
     with pytest.raises(ConfigurationError, match=r"run\.json: No such file"):
-        read(tmp_path / "a")
+        read_folder(tmp_path / "a")
     (folder(tmp_path / "b") / "problems.jsonl").write_text('{"number": 0}\n')
-    with pytest.raises(ConfigurationError, match="no run folder of this version"):
-        read(tmp_path / "b")
+    with pytest.raises(ConfigurationError, match="not a run folder of this version"):
+        read_folder(tmp_path / "b")
 
 
 def test_arms_of_the_same_measurement_are_put_together(tmp_path: Path) -> None:
     other = Arm("loose", "specreason", {"threshold": 3})
     more = {(n, LARGE.name): large(9.0) for n in range(4)} | {(n, other.name): mixed(3.0, arm=other) for n in range(4)}
-    (run,) = merge([read(folder(tmp_path / "a")), read(folder(tmp_path / "b", more, (LARGE, other)))])
+    (run,) = merge_folders(
+        [read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", more, (LARGE, other)))]
+    )
     assert [arm.name for arm in run.arms] == [LARGE.name, SMALL.name, SHIPPED.name, "loose"]
     assert run.done[0, LARGE.name].seconds == 4.0  # the first one's
     assert run.done[0, "loose"].seconds == 3.0
-    told = section(run, Prices())
-    assert any("Put together from 2 run folders" in remark for remark in told.remarks)
+    section = build_section(run, Prices())
+    assert any("Merged from 2 run folders" in remark for remark in section.remarks)
 
 
 def test_a_run_that_was_made_longer_has_all_of_its_problems(tmp_path: Path) -> None:
-    more = read(folder(tmp_path / "b", {}, texts=["one", "two", "three", "four", "five"]))
-    for folders in ([read(folder(tmp_path / "a")), more], [more, read(folder(tmp_path / "c"))]):
-        (run,) = merge(folders)
+    more = read_folder(folder(tmp_path / "b", {}, texts=["one", "two", "three", "four", "five"]))
+    for folders in ([read_folder(folder(tmp_path / "a")), more], [more, read_folder(folder(tmp_path / "c"))]):
+        (run,) = merge_folders(folders)
         assert (len(run.tasks), len(run.done)) == (5, 12)
 
 
@@ -66,24 +68,24 @@ def test_a_run_that_was_made_longer_has_all_of_its_problems(tmp_path: Path) -> N
     ],
 )
 def test_other_measurements_are_kept_apart(changed: dict[str, Any], tmp_path: Path) -> None:
-    one, other = read(folder(tmp_path / "a")), read(folder(tmp_path / "b", **changed))
-    assert [len(run.folders) for run in merge([one, other, one])] == [2, 1]
+    one, other = read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", **changed))
+    assert [len(run.folders) for run in merge_folders([one, other, one])] == [2, 1]
 
 
 def test_arms_of_one_name_that_differ_are_kept_apart(tmp_path: Path) -> None:
     arms = (LARGE, replace(SHIPPED, options={"threshold": 3}))
     done = {place: sample for place, sample in samples().items() if place[1] != SMALL.name}
-    runs = merge([read(folder(tmp_path / "a")), read(folder(tmp_path / "b", done, arms))])
+    runs = merge_folders([read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", done, arms))])
     assert len(runs) == 2
 
 
 def test_an_unfinished_run_says_so_and_counts_what_is_complete(tmp_path: Path) -> None:
     done = {place: sample for place, sample in samples().items() if place != (3, SHIPPED.name)}
-    found = told(tmp_path, done=done)
+    found = make_section(tmp_path, done=done)
     assert found.problems == 3
     assert any(remark.startswith("Unfinished: 3 of 4 problems") for remark in found.remarks)
     with pytest.raises(ConfigurationError, match="no problem was solved by all arms yet"):
-        told(tmp_path / "none", done={})
+        make_section(tmp_path / "none", done={})
 
 
 def test_what_the_evaluation_said_beside_its_figures_is_said_once(tmp_path: Path) -> None:
@@ -91,14 +93,16 @@ def test_what_the_evaluation_said_beside_its_figures_is_said_once(tmp_path: Path
     record = orjson.loads(path.read_bytes())
     record["sessions"] = [{**record["sessions"][0], "remarks": ["Beware."]}] * 2
     path.write_bytes(orjson.dumps(record))
-    assert section(merge([read(path.parent)])[0], Prices()).remarks == ["Beware."]
+    assert build_section(merge_folders([read_folder(path.parent)])[0], Prices()).remarks == ["Beware."]
 
 
 def test_what_limits_the_figures_is_said(tmp_path: Path) -> None:
-    assert told(tmp_path / "a").remarks == []
-    assert any("5 runs went on at the same time" in r for r in told(tmp_path / "b", concurrency=5).remarks)
-    assert any("half" in r and "report" in r for r in told(tmp_path / "c", half="report").remarks)
+    assert make_section(tmp_path / "a").remarks == []
+    assert any(
+        "5 runs were executed at the same time" in r for r in make_section(tmp_path / "b", concurrency=5).remarks
+    )
+    assert any("half" in r and "report" in r for r in make_section(tmp_path / "c", half="report").remarks)
     testbed = {"small": "testbed-small", "large": "testbed-large"}
-    assert told(tmp_path / "d", models=testbed).remarks[0].startswith("The miniature pair")
-    assert "miniature" in told(tmp_path / "d2", models=testbed).stamp
-    assert "n = 4; huge with tiny; 2026-11-21" in told(tmp_path / "e").stamp
+    assert make_section(tmp_path / "d", models=testbed).remarks[0].startswith("The miniature pair")
+    assert "miniature" in make_section(tmp_path / "d2", models=testbed).stamp
+    assert "n = 4; huge with tiny; 2026-11-21" in make_section(tmp_path / "e").stamp

@@ -9,23 +9,23 @@ import pytest
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import tables
+from stepspec.evals.report.formats import to_markdown
 from stepspec.evals.report.layout import blocks
-from stepspec.evals.report.markdown import markdown
-from stepspec.evals.report.paper_tables import tables as papers
-from stepspec.evals.report.prices import Prices, Rented
+from stepspec.evals.report.paper_tables import paper_tables
+from stepspec.evals.report.prices import GpuRental, Prices
 from stepspec.evals.report.run_folder import Run
-from stepspec.evals.report.section import Section, origin
+from stepspec.evals.report.section import Section, provenance
 from stepspec.evals.report.tables import Row, Table
 from stepspec.evals.sample import Arm, Written
 
-from .made import ARMS, folder, mixed, samples, told
+from .made import ARMS, folder, make_section, mixed, samples
 
-PRICED = Prices(currency="EUR", large=Rented(per_gpu_hour=3.6), small=Rented(per_gpu_hour=3.6))
+PRICED = Prices(currency="EUR", large=GpuRental(per_gpu_hour=3.6), small=GpuRental(per_gpu_hour=3.6))
 
 
 @pytest.fixture
 def section(tmp_path: Path) -> Section:
-    return told(tmp_path)
+    return make_section(tmp_path)
 
 
 def row(table: Table, name: str) -> dict[str, object]:
@@ -35,91 +35,91 @@ def row(table: Table, name: str) -> dict[str, object]:
 
 def test_every_row_has_a_cell_for_every_column(tmp_path: Path) -> None:
     for at, prices in enumerate((Prices(), PRICED)):
-        for block in blocks(told(tmp_path / str(at), prices), {}):
+        for block in blocks(make_section(tmp_path / str(at), prices), {}):
             for table in block.tables:
                 assert {len(row) for row in table.rows} == {len(table.columns)}, table.title
 
 
 def test_accuracy(section: Section) -> None:
-    shipped = row(tables.accuracy(section), SHIPPED.name)
+    shipped = row(tables.accuracy_table(section), SHIPPED.name)
     assert shipped == {
         "": SHIPPED.name,
         "right": "3 of 4",
         "accuracy": "75.0% [30.1%, 95.4%]",
-        "against large, points": "+0.0 [-60.4, +60.4]",
+        "difference from large, points": "+0.0 [-60.4, +60.4]",
         "p": "1.000",
     }
-    assert row(tables.accuracy(section), LARGE.name)["p"] == ""
+    assert row(tables.accuracy_table(section), LARGE.name)["p"] == ""
 
 
 def test_runs_that_were_cut_are_told(tmp_path: Path) -> None:
     cut = {(n, SHIPPED.name): replace(samples()[n, SHIPPED.name], finish="length") for n in (0, 2)}
-    table = tables.accuracy(told(tmp_path, done={**samples(), **cut}))
+    table = tables.accuracy_table(make_section(tmp_path, done={**samples(), **cut}))
     assert row(table, SHIPPED.name)["truncated"] == "2 (1 right)"
     assert row(table, LARGE.name)["truncated"] == "0"
     assert "Truncated runs ran out" in table.note
 
 
 def test_of_several_samples_a_problem_there_is_no_exact_test(tmp_path: Path) -> None:
-    section = told(tmp_path, repeats=2, texts=["one", "two"])
-    assert row(tables.accuracy(section), SHIPPED.name)["p"] == ""
+    section = make_section(tmp_path, repeats=2, texts=["one", "two"])
+    assert row(tables.accuracy_table(section), SHIPPED.name)["p"] == ""
     assert "n = 2 x 2 samples" in section.stamp
     assert [case.problem for case in section.cases.lost] == [1]
 
 
 def test_too_few_wrong_steps_are_no_judge_of_the_judge(section: Section) -> None:
-    assert row(tables.judges(section), SHIPPED.name)["AUROC"] == "too few to say"
+    assert row(tables.judges_table(section), SHIPPED.name)["AUROC"] == "too few"
 
 
 def test_sessions_that_were_killed_are_missed(tmp_path: Path) -> None:
-    section = told(tmp_path)
+    section = make_section(tmp_path)
     session = {key: value for key, value in section.run.sessions[0].items() if key != "counters"}
     open_ = {key: value for key, value in session.items() if key != "ended"}
     home = section.run.folders[0]
     again = replace(home, record={**home.record, "sessions": [session, *home.record["sessions"]]})
-    assert ", of 1 of 2 sessions:" in tables.servers(replace(section, run=Run((again,)))).note
-    assert "sessions" not in tables.servers(section).note
-    ended = dict(origin(replace(section, run=Run((replace(again, record={**again.record, "sessions": [open_]}),)))))
+    assert ", of 1 of 2 sessions:" in tables.servers_table(replace(section, run=Run((again,)))).note
+    assert "sessions" not in tables.servers_table(section).note
+    ended = dict(provenance(replace(section, run=Run((replace(again, record={**again.record, "sessions": [open_]}),)))))
     assert ended["measured"] == "2026-11-21T20:00:00+00:00 to interrupted"
-    assert dict(origin(section))["measured"].endswith("to 2026-11-21T20:05:00+00:00")
+    assert dict(provenance(section))["measured"].endswith("to 2026-11-21T20:05:00+00:00")
 
 
 def test_time_tokens_and_steps(section: Section) -> None:
-    shipped = row(tables.time(section), SHIPPED.name)
+    shipped = row(tables.time_table(section), SHIPPED.name)
     assert (shipped["mean"], shipped["median"], shipped["first step"]) == ("3.50", "3.50", "0.40")
     assert (shipped["large busy"], shipped["judging"]) == ("1.00", "0.40")
-    assert shipped["of large"] == "0.88 [0.62, 1.12]"
-    shipped = row(tables.tokens(section), SHIPPED.name)
+    assert shipped["vs large"] == "0.88 [0.62, 1.12]"
+    shipped = row(tables.tokens_table(section), SHIPPED.name)
     assert (shipped["small kept"], shipped["small discarded"], shipped["large kept"]) == ("60.0", "20.0", "20.0")
     assert (shipped["waste"], shipped["judging"], shipped["by large"]) == ("20%", "200", "25%")
     assert (shipped["small cached"], shipped["large cached"]) == ("50%", "75%")
-    shipped = row(tables.steps(section), SHIPPED.name)
+    shipped = row(tables.steps_table(section), SHIPPED.name)
     assert (shipped["share by small"], shipped["drafts accepted"]) == ("75%", "75%")
-    assert shipped["repaired because of"] == "grade 4"
+    assert shipped["reasons of repairs"] == "grade 4"
 
 
 def test_servers_and_cost(tmp_path: Path) -> None:
-    section = told(tmp_path, PRICED)
-    assert row(tables.servers(section), "large") == {
+    section = make_section(tmp_path, PRICED)
+    assert row(tables.servers_table(section), "large") == {
         "": "large", "prompt tokens": "200", "prefix-cache hits": "10.0%", "drafted tokens": "none", "accepted": "",
-        "tokens a pass": "",
+        "tokens per pass": "",
     }  # fmt: skip
-    shipped = row(tables.cost(section), SHIPPED.name)
-    assert (shipped["held"], shipped["EUR for 1,000"], shipped["of large"]) == ("7.00", "7.00", "1.75")
+    shipped = row(tables.cost_table(section), SHIPPED.name)
+    assert (shipped["held"], shipped["EUR for 1,000"], shipped["vs large"]) == ("7.00", "7.00", "1.75")
     assert shipped["EUR for 1,000 right"] == "9.33"
 
 
 def test_the_papers_definitions_are_not_the_same(section: Section) -> None:
-    specreason, thinking, bild, lookahead, guided = papers(section)
+    specreason, thinking, bild, lookahead, guided = paper_tables(section)
     ours = row(specreason, SHIPPED.name)
     assert (ours["speed-up"], ours["steps by small"], ours["fewer tokens"]) == ("1.14x", "75.0%", "1.25x")
     ours = row(thinking, SHIPPED.name)
-    assert (ours["length"], ours["modify ratio"], ours["tokens a second"]) == ("80", "25.0%", "22.9")
+    assert (ours["length"], ours["modify ratio"], ours["tokens per second"]) == ("80", "25.0%", "22.9")
     assert [found[0] for found in bild.rows] == [LARGE.name]
     speed = row(lookahead, f"{SHIPPED.name} speed-up")["sums"]
-    assert speed == f"{(80 / 3.5) / (100 / 4):.2f}"  # slower, by tokens a second
+    assert speed == f"{(80 / 3.5) / (100 / 4):.2f}"  # slower, by tokens per second
     assert row(lookahead, f"{SHIPPED.name} accept")["sums"] == "0.75"
-    assert row(guided, SHIPPED.name)["kept of small"] == "75.0%"
+    assert row(guided, SHIPPED.name)["small kept"] == "75.0%"
     assert row(lookahead, "large accuracy")["sums"] == "75.0±32.7"
     assert row(guided, SMALL.name)["sums"] == "50.0"
 
@@ -129,13 +129,13 @@ def test_fallbacks_and_rollbacks_are_of_tokens(tmp_path: Path) -> None:
     repair = Written("large", "kept", None, "fallback", 0.9)
     sample = replace(mixed(2.0, arm=bild), steps=(repair, repair, replace(repair, reason="rollback")))
     done = {**samples(), **{(n, bild.name): sample for n in range(4)}}
-    table = list(papers(told(tmp_path, done=done, arms=(*ARMS, bild))))[2]
+    table = list(paper_tables(make_section(tmp_path, done=done, arms=(*ARMS, bild))))[2]
     assert [found[0] for found in table.rows] == [LARGE.name, "bild"]
     assert (row(table, "bild")["fallbacks"], row(table, "bild")["rollbacks"]) == ("2.50%", "1.25%")  # of 80 tokens
 
 
 def test_markdown_has_every_table_and_its_stamp(section: Section) -> None:
-    written = markdown([(section, {})], "Made by hand")
+    written = to_markdown([(section, {})], "Made by hand")
     for block in blocks(section, {}):
         assert f"### {block.title}" in written
         for table in block.tables:
@@ -148,8 +148,8 @@ def test_markdown_has_every_table_and_its_stamp(section: Section) -> None:
 
 def test_markdown_leaves_no_sign_of_a_problem_to_be_read_as_its_own(tmp_path: Path) -> None:
     hostile = "a | b\n\n# c <img src=x> [d](e) *f* `g` $h$"
-    section = told(tmp_path, texts=[hostile] * 4)
-    (line, *_) = [line for line in markdown([(section, {})], "").splitlines() if "img" in line]
+    section = make_section(tmp_path, texts=[hostile] * 4)
+    (line, *_) = [line for line in to_markdown([(section, {})], "").splitlines() if "img" in line]
     assert r"a \| b # c \<img src=x\> \[d\](e) \*f\* \`g\` \$h\$" in line
     assert line.replace(r"\|", "").count("|") == 8
 
@@ -157,14 +157,14 @@ def test_markdown_leaves_no_sign_of_a_problem_to_be_read_as_its_own(tmp_path: Pa
 def test_links_lead_from_the_problems_to_their_traces(section: Section) -> None:
     case = section.cases.lost[0]
     links = {(case.number, case.arm): "traces/2.html"}
-    assert "[look](traces/2.html)" in markdown([(section, links)], "")
-    assert "| 3 | What is 1 + 3? | SpecReason | wrong |" in markdown([(section, links)], "")
-    assert "keeps them" in markdown([(section, {})], "")
+    assert "[look](traces/2.html)" in to_markdown([(section, links)], "")
+    assert "| 3 | What is 1 + 3? | SpecReason | wrong |" in to_markdown([(section, links)], "")
+    assert "keeps them" in to_markdown([(section, {})], "")
 
 
 def test_a_folder_without_the_small_model_alone_has_no_oracle(tmp_path: Path) -> None:
     done = {place: sample for place, sample in samples().items() if place[1] != SMALL.name}
-    section = told(tmp_path, done=done, arms=(LARGE, SHIPPED))
+    section = make_section(tmp_path, done=done, arms=(LARGE, SHIPPED))
     assert [f.arm.name for f in section.figures] == [LARGE.name, SHIPPED.name]
     assert all(block.tables for block in blocks(section, {}))
     assert folder(tmp_path / "again").is_dir()

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from stepspec.evals.report.judging import Graded, follows, graded
+from stepspec.evals.report.judging import ScoredVerdict, checked_verdicts, is_right_prefix
 from stepspec.evals.testbed.problems import Problem, generate, worked
 from stepspec.orchestrator.chain import Accept, Rollback, Step, Verdict
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
@@ -19,20 +19,20 @@ STEPS = worked(PROBLEM)
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_every_beginning_of_the_worked_reasoning_is_right_and_a_wrong_digit_is_not(problem: Problem) -> None:
     text = "".join(worked(problem))
-    assert all(follows(problem, text[:end]) for end in range(len(text) + 1))
+    assert all(is_right_prefix(problem, text[:end]) for end in range(len(text) + 1))
     result = text.index("= ") + 2
     wrong = text[:result] + ("1" if text[result] != "1" else "2") + text[result + 1 :]
-    assert follows(problem, wrong[:result])
-    assert not follows(problem, wrong[: result + 1])
-    assert not follows(problem, wrong)
-    assert not follows(problem, text + "More.\n\n")
+    assert is_right_prefix(problem, wrong[:result])
+    assert not is_right_prefix(problem, wrong[: result + 1])
+    assert not is_right_prefix(problem, wrong)
+    assert not is_right_prefix(problem, text + "More.\n\n")
 
 
 def test_a_check_may_be_left_out() -> None:
     problem = next(one for one in PROBLEMS if any(deed.kind == "double" for deed in one.deeds))
     text = "".join(part for part in worked(problem) if not part.startswith(("Alternatively", "Let me check")))
     assert text != "".join(worked(problem))
-    assert all(follows(problem, text[:end]) for end in range(len(text) + 1))
+    assert all(is_right_prefix(problem, text[:end]) for end in range(len(text) + 1))
 
 
 def step(text: str) -> Step:
@@ -59,17 +59,17 @@ def test_verdicts_are_known_where_nothing_before_them_is_wrong() -> None:
         Committed(1, Step(STEPS[1], "large")),
         *draft(2, STEPS[2], Accept(8.0)),
     ]
-    assert graded(events, PROBLEM, 4) == [
-        Graded(9.0, True, True, 4),
-        Graded(2.0, False, False, 4),
-        Graded(8.0, True, True, 4),
+    assert checked_verdicts(events, PROBLEM, 4) == [
+        ScoredVerdict(9.0, True, True, 4),
+        ScoredVerdict(2.0, False, False, 4),
+        ScoredVerdict(8.0, True, True, 4),
     ]
 
 
 def test_a_bet_is_read_after_the_drafts_that_it_bets_on() -> None:
     events: list[Event] = [Drafted(at, step(text)) for at, text in enumerate(STEPS[:2])]
     events += [Judged(1, step(STEPS[1]), Accept(6.0)), Judged(0, step(STEPS[0]), Accept(5.0))]
-    assert [(one.score, one.right) for one in graded(events, PROBLEM, 0)] == [(6.0, True), (5.0, True)]
+    assert [(one.score, one.right) for one in checked_verdicts(events, PROBLEM, 0)] == [(6.0, True), (5.0, True)]
 
 
 def test_drafts_need_not_be_whole_paragraphs() -> None:
@@ -80,7 +80,7 @@ def test_drafts_need_not_be_whole_paragraphs() -> None:
         *draft(1, "nonsense", Rollback(0, "rollback", 7.0)),
         *draft(1, STEPS[0][half:], Rollback(3, "fallback", 0.2)),
     ]
-    found = graded(events, PROBLEM, 0)
+    found = checked_verdicts(events, PROBLEM, 0)
     assert [(one.score, one.accepted, one.right, one.decided) for one in found] == [
         (0.1, True, True, True),
         (7.0, False, False, True),
@@ -90,4 +90,4 @@ def test_drafts_need_not_be_whole_paragraphs() -> None:
 
 def test_verdicts_without_a_finite_score_are_left_out() -> None:
     events = [*draft(0, STEPS[0], Accept()), *draft(0, STEPS[0], Rollback(score=float("inf")))]
-    assert graded(events, PROBLEM, 0) == []
+    assert checked_verdicts(events, PROBLEM, 0) == []

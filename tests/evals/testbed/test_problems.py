@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.evals.testbed.corruptions import corrupt, stumbling
 from stepspec.evals.testbed.problems import (
     DAYS,
     DEEDS,
@@ -26,6 +25,7 @@ from stepspec.evals.testbed.problems import (
     advance,
     begin,
     check,
+    corrupt,
     draw,
     equation,
     expected,
@@ -33,6 +33,7 @@ from stepspec.evals.testbed.problems import (
     generate,
     paragraphs,
     right,
+    stumbling,
     worked,
 )
 from stepspec.orchestrator import chain

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from stepspec.evals.testbed.random_models import CONSTANT, GROUPS, SPREAD, WIDTH, biases, make
+from stepspec.evals.testbed.random_models import CONSTANT, GROUPS, SPREAD, WIDTH, biases, make_model
 from stepspec.evals.testbed.servers import MODELS
 
 VOCABULARY = MODELS / "small" / "tokenizer.json"
@@ -33,7 +33,7 @@ def test_every_group_of_tokens_has_its_share_of_the_probability() -> None:
 
 
 def test_a_model_has_its_vocabularys_size_and_the_biases_in_its_output_layer(tmp_path: Path) -> None:
-    make(tmp_path, VOCABULARY, 1)
+    make_model(tmp_path, VOCABULARY, 1)
     config = json.loads((tmp_path / "config.json").read_text())
     tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert config["vocab_size"] == 640  # rounded up: there are ids without a meaning
@@ -50,13 +50,15 @@ def test_a_model_has_its_vocabularys_size_and_the_biases_in_its_output_layer(tmp
 
 
 def test_the_same_seed_makes_the_same_model_and_another_one_another(tmp_path: Path) -> None:
-    first, again, other = (make(tmp_path / name, VOCABULARY, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    first, again, other = (
+        make_model(tmp_path / name, VOCABULARY, seed) for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
     weights = [(folder / "model.safetensors").read_bytes() for folder in (first, again, other)]
     assert weights[0] == weights[1] != weights[2]
 
 
 def test_a_reward_model_gives_values_and_writes_nothing(tmp_path: Path) -> None:
-    make(tmp_path, VOCABULARY, 3, labels=1)
+    make_model(tmp_path, VOCABULARY, 3, labels=1)
     weights = load_file(tmp_path / "model.safetensors")
     assert weights["score.weight"].shape == (1, WIDTH)
     assert "lm_head.weight" not in weights

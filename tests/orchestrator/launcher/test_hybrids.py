@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepspec.evals.testbed.hybrid import SHAPE
+from stepspec.evals.testbed.random_models import HYBRID_SHAPE
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import machine, vllm_flags
@@ -23,7 +23,7 @@ from stepspec.orchestrator.launcher.up import checked, commands
 
 from .configs import CONFIGS
 
-QWEN = {**SHAPE, "model_type": "qwen3_next", "vocab_size": 704}
+QWEN = {**HYBRID_SHAPE, "model_type": "qwen3_next", "vocab_size": 704}
 SPELLED = "--mamba-cache-mode align --prefix-match-unit 16"
 PARSER = """
 import json, sys

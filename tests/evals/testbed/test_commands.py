@@ -12,9 +12,9 @@ import pytest
 from rich.console import Console
 
 from stepspec.evals.testbed import commands as module
-from stepspec.evals.testbed.servers import line, starting
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.launcher import Progress, Served, launch
+from stepspec.orchestrator.launcher.up import line, starting
 
 from ...orchestrator.launcher.running import die, members, scripted
 

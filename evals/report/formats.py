@@ -1,0 +1,243 @@
+"""A report as HTML (one document that loads nothing), Markdown and JSON."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from stepspec.orchestrator.service.page import allowed, script, style
+
+from .layout import Block, Links, Plot, PlotPair, blocks
+from .section import Section, provenance
+from .svg import Markup, both, element, join
+from .tables import Cell, Link, Table
+
+FOLDER = Path(__file__).parent
+HALF_PAGE = 76  # characters of a table row that fit into half of the page's width
+LONG_CELL = 40  # a cell with more characters gets a wider column
+CODE = re.compile(r"`([^`]+)`")
+
+
+def to_html(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
+    """Render the document; *origin* is a line with the program's version, the date and the command."""
+    styles = f"{style()}{_read('page.css')}"
+    code = f"{script(('element', 'theme'))}\nconnectTheme();\n"
+    security = (
+        f"default-src 'none'; script-src {allowed(code)}; style-src {allowed(styles)}; img-src data:; base-uri 'none'; "
+        "form-action 'none'; require-trusted-types-for 'script'"
+    )
+    values = {
+        "security": security,
+        "title": join("stepspec report: ", ", ".join(section.title for section, _ in sections)),
+        "style": styles,
+        "script": code,
+        "sections": join(*(_section(number, *pair) for number, pair in enumerate(sections, 1))),
+        "made": join(origin),
+    }
+    return re.sub(r"{{(\w+)}}", lambda match: values[match[1]], _read("page.html"))
+
+
+def _section(number: int, section: Section, links: Links) -> Markup:
+    shown = list(blocks(section, links))
+    name = f"section-{number}"
+    return element(
+        "section",
+        element("div", element("h2", section.title, id=name), _models(section), class_="title"),
+        element("p", section.stamp, class_="status"),
+        _remarks(section),
+        element("nav", *_contents(number, shown), class_="contents", aria_label=f"Contents of {section.title}"),
+        *(_block(f"{number}-{index}", block, section.stamp) for index, block in enumerate(shown)),
+        _provenance(f"{number}-origin", section),
+        class_="section",
+        aria_labelledby=name,
+    )
+
+
+def _models(section: Section) -> Markup:
+    letters = {"small": "S", "large": "L"}
+    return element(
+        "ul",
+        *(
+            element("li", element("span", letters[role], class_="badge", data_author=role, aria_hidden="true"),
+                    f"{role}: {section.models[role]}")
+            for role in letters
+        ),
+        class_="models",
+        aria_label="Models",
+    )  # fmt: skip
+
+
+def _remarks(section: Section) -> Markup:
+    remarks = [element("p", _with_code(remark)) for remark in section.remarks]
+    return element("div", *remarks, class_="notice") if remarks else Markup()
+
+
+def _with_code(text: str) -> Markup:
+    """Mark the words between backticks as code."""
+    return join(*(element("code", part) if index % 2 else part for index, part in enumerate(CODE.split(text))))
+
+
+def _contents(number: int, shown: Sequence[Block]) -> Iterator[Markup]:
+    for index, block in enumerate(shown):
+        yield element("a", block.title, href=f"#block-{number}-{index}")
+    yield element("a", "How it was measured", href=f"#block-{number}-origin")
+
+
+def _block(name: str, block: Block, stamp: str) -> Markup:
+    figures = [_figure(plot, stamp) for plot in block.plots]
+    paired = element("div", *figures, class_="pair") if figures else Markup()
+    halves = _half_width(block.tables)
+    tables = [_table(table, stamp, half=index in halves) for index, table in enumerate(block.tables)]
+    return element(
+        "section",
+        element("h3", block.title, id=f"block-{name}"),
+        paired,
+        element("div", *tables, class_="pair"),
+        class_="block",
+        aria_labelledby=f"block-{name}",
+    )
+
+
+def _figure(plot: Plot | PlotPair, stamp: str) -> Markup:
+    if isinstance(plot, PlotPair):
+        drawn = element(
+            "div",
+            *(element("div", drawing, class_="drawing") for drawing in (plot.left, plot.right) if drawing is not None),
+            class_="beside",
+        )
+        keys = Markup()
+    else:
+        drawn, keys = both(plot.draw), element("ul", *map(_key, plot.keys), class_="legend") if plot.keys else Markup()
+    caption = element("figcaption", element("p", plot.note, class_="note"), element("p", stamp, class_="stamp"))
+    return element("figure", element("h4", plot.title), drawn, keys, caption, class_="card")
+
+
+def _key(key: tuple[str, str, bool]) -> Markup:
+    name, author, wasted = key
+    return element("li", element("span", class_="swatch", data_author=author, data_wasted=wasted), name)
+
+
+def _half_width(tables: Sequence[Table]) -> set[int]:
+    """Return the indices of the *tables* that take half of the page's width: pairs of neighbours that are narrow."""
+    indices: set[int] = set()
+    for index in range(1, len(tables)):
+        if index - 1 not in indices and all(_width(table) <= HALF_PAGE for table in tables[index - 1 : index + 1]):
+            indices |= {index - 1, index}
+    return indices
+
+
+def _width(table: Table) -> int:
+    """Estimate the width of *table*, in characters."""
+    rows = (table.columns, *table.rows)
+    columns = zip(*(((cell.text if isinstance(cell, Link) else cell) for cell in row) for row in rows), strict=True)
+    return sum(max(map(len, column)) + 2 for column in columns)
+
+
+def _table(table: Table, stamp: str, *, half: bool) -> Markup:
+    head = element("tr", *(_head(name, words=index < table.words) for index, name in enumerate(table.columns)))
+    rows = [element("tr", *(_cell(table, index, cell) for index, cell in enumerate(row))) for row in table.rows]
+    content = element("table", element("thead", head), element("tbody", *rows))
+    return element(
+        "section",
+        element("h4", table.title),
+        element("div", content, class_="scroll", tabindex="0", role="region", aria_label=table.title),
+        element("p", _with_code(table.note), class_="note") if table.note else Markup(),
+        element("p", stamp, class_="stamp"),
+        class_="card" if half else "card across",
+    )
+
+
+def _head(name: str, *, words: bool) -> Markup:
+    kind = "words" if words else None
+    return element("th", name, scope="col", class_=kind) if name else element("td", class_=kind)
+
+
+def _cell(table: Table, index: int, cell: Cell) -> Markup:
+    if isinstance(cell, Link):
+        return element("td", element("a", cell.text, href=cell.target))
+    words = index < table.words
+    if index == 0:
+        return element("th", cell, scope="row", class_="words")
+    return element("td", cell, class_=("words long" if len(cell) > LONG_CELL else "words") if words else None)
+
+
+def _provenance(name: str, section: Section) -> Markup:
+    rows = (join(element("dt", key), element("dd", value)) for key, value in provenance(section))
+    return element(
+        "section",
+        element("h3", "How it was measured", id=f"block-{name}"),
+        element("div", element("dl", *rows, class_="origin"), class_="card"),
+        class_="block",
+        aria_labelledby=f"block-{name}",
+    )
+
+
+def _read(name: str) -> str:
+    return (FOLDER / name).read_text(encoding="utf-8")
+
+
+def to_markdown(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
+    """Render the tables of the report, without plots; *origin* is as for `to_html`."""
+    lines = ["# Report", "", origin, "The plots are in report.html.", ""]
+    for section, links in sections:
+        lines += _section_lines(section, links)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section_lines(section: Section, links: Links) -> Iterator[str]:
+    yield from (f"## {_escape(section.title)}", "", _escape(section.stamp), "")
+    for remark in section.remarks:
+        yield from (f"> {remark}", "")
+    for block in blocks(section, links):
+        yield from (f"### {block.title}", "")
+        for table in block.tables:
+            yield from _table_lines(table, section.stamp)
+    yield from ("### How it was measured", "")
+    yield from (f"- **{name}**: {_escape(value)}" for name, value in provenance(section))
+    yield ""
+
+
+def _table_lines(table: Table, stamp: str) -> Iterator[str]:
+    yield from (f"**{_escape(table.title)}**", "")
+    rule = ["---" if index < table.words else "--:" for index in range(len(table.columns))]
+    for cells in (table.columns, rule, *table.rows):
+        yield f"| {' | '.join(map(_cell_text, cells))} |"
+    yield from ("", f"{table.note} *{_escape(stamp)}*".strip(), "")
+
+
+def _cell_text(cell: Cell) -> str:
+    return f"[{_escape(cell.text)}]({cell.target})" if isinstance(cell, Link) else _escape(cell)
+
+
+def _escape(text: str) -> str:
+    """Join *text* to one line and escape the characters that have a meaning in Markdown, of which problems are full."""
+    return "".join(f"\\{char}" if char in "\\|*_<>`$[]" else char for char in " ".join(text.split()))
+
+
+def to_json(sections: Sequence[Section], origin: str) -> bytes:
+    """Encode every figure of the report, with full precision; *origin* is as for `to_html`."""
+    content = {"made": origin, "sections": [_values(section) for section in sections]}
+    return orjson.dumps(content, option=orjson.OPT_INDENT_2)
+
+
+def _values(section: Section) -> dict[str, Any]:
+    judges = section.judges
+    return {
+        "benchmark": section.title,
+        "about": section.stamp,
+        "remarks": section.remarks,
+        "problems": section.problems,
+        "origin": [{"name": name, "value": value} for name, value in provenance(section)],
+        "arms": [asdict(figures) for figures in section.figures],
+        "judges": [{"arm": j.arm, "scores": len(j.verdicts), "separation": j.separation} for j in judges],
+        "servers": section.counters,
+        "prices": section.prices.model_dump(),
+        "costs": section.costs,
+        "cases": section.cases,
+        "measured": section.run.about,
+    }
