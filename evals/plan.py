@@ -11,14 +11,14 @@ from stepspec.models import check
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import Choices
+from stepspec.orchestrator.run_options import RunOverrides
 from stepspec.settings import Settings
 
 from .grading.answers import Metric
 from .sample import Arm, Task, seed
 from .store import Place
 
-TOLD = Choices.__annotations__.keys() & Arm.__dataclass_fields__.keys()
+TOLD = RunOverrides.__annotations__.keys() & Arm.__dataclass_fields__.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +97,6 @@ def possible(arm: Arm, settings: Settings) -> None:
     """Raise `ConfigurationError` if no solver with these *settings* could run *arm*."""
     own: Any = {name: getattr(arm, name) for name in TOLD}
     try:
-        check(settings.told(own))
+        check(settings.with_overrides(own))
     except ConfigurationError as exc:
         raise ConfigurationError(f"{arm.name!r}: {exc}") from exc

@@ -71,7 +71,7 @@ class Room:
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
         """Connect to the servers, and warm up; return what went wrong."""
         try:
-            solver = await self._open.enter_async_context(Solver.of(settings))
+            solver = await self._open.enter_async_context(Solver(settings))
             self._worker = await self._open.enter_async_context(here(solver, plan))
         except StepspecError as exc:
             return exc

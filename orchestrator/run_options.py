@@ -1,49 +1,282 @@
-"""What one run may be told otherwise than the settings of its solver."""
+"""
+The options of one run. Each is declared once, as a field of `RunOptions`, and appears everywhere by that alone.
+
+From the fields follow the settings and their variables, the keyword arguments of `Solver` and `Solver.solve`, the flags
+of the command line, the object ``stepspec`` of a request to the service, the options of an evaluation's arms, the
+conditions of a calibration, and the table in ``docs/run-options.md``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, ConfigDict, Field, with_config
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
+from .budget import Budget
+from .endpoints.settings import Sampling
+from .errors import ConfigurationError, near
 from .interfaces import AnsweredBy, EndedBy
-from .step_ends import StepEnds
+from .step_ends import BLANK_LINE, StepEnds
 
-Adapting: TypeAlias = Literal["adapt", "ignore"]
+LoadMode: TypeAlias = Literal["adapt", "ignore"]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-Below1: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+ShareBelow1: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000)]
 
 
-def _delimiter(value: str | list[str]) -> str | list[str]:
+def _check_delimiter(value: str | list[str]) -> str | list[str]:
     StepEnds.of(value)
     return value
 
 
-Delimiter: TypeAlias = Annotated[str | list[str], AfterValidator(_delimiter)]
+Delimiter: TypeAlias = Annotated[str | list[str], AfterValidator(_check_delimiter)]
 
 
-@with_config(ConfigDict(extra="forbid"))
-class Choices(TypedDict, total=False):
+class Limits(BaseModel):
+    """The budget of every run; see `Budget`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: PositiveInt = 8192
+    steps: PositiveInt | None = None
+    seconds: float | None = Field(default=None, gt=0)
+    answer: PositiveInt | None = None
+
+    def budget(self) -> Budget:
+        return Budget(self.tokens, self.steps, self.seconds, self.answer)
+
+
+@dataclass(frozen=True, slots=True)
+class RunOption:
     """
-    Which policy runs with which options, and how; each is told of in `Settings`.
+    What the program knows about an option of a run, besides its name, its type and its default.
 
-    What is absent, or None, is as the settings say. The *options* of another policy than theirs are its defaults.
+    *help* is one sentence for ``--help`` and the table of options. The *commands* have a flag for it, called
+    ``--NAME`` unless *flags* says otherwise. With *service* a request to the service may set it, with *arms* an arm of
+    an evaluation. With *calibrated* a calibration holds only for runs with the same value.
+    """
+
+    help: str
+    commands: tuple[str, ...] = ("solve",)
+    flags: tuple[str, ...] = ()
+    service: bool = True
+    arms: bool = True
+    calibrated: bool = True
+
+
+class RunOptions(BaseModel):
+    """
+    Everything that a run may be configured with, besides the problem. Frozen.
+
+    The value of every field is valid on its own; whether the *policy* has the *options* is checked by
+    `stepspec.policies.check`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    policy: Annotated[
+        str,
+        RunOption(
+            "The method; `stepspec policies` lists them.",
+            commands=("solve", "serve"),
+            flags=("--policy", "-p"),
+            service=False,  # which names it as its `model`
+            arms=False,  # which have a field for it
+            calibrated=False,  # the calibration names it
+        ),
+    ] = "specreason"
+    options: Annotated[
+        dict[str, Any],
+        RunOption(
+            "An option of the method.",
+            commands=("solve", "serve"),
+            flags=("--option", "-o"),
+            arms=False,  # which have a field for them
+            calibrated=False,  # the calibration compares them with their defaults filled in
+        ),
+    ] = {}
+    ahead: Annotated[
+        Count,
+        RunOption(
+            "Drafts made beyond the one to be committed next; 0: one after the other.",
+            commands=("solve", "serve"),
+            calibrated=False,
+        ),
+    ] = 2
+    hedge: Annotated[
+        Share,
+        RunOption("Repair drafts of at most this confidence while they are judged; 1: all.", calibrated=False),
+    ] = 0.0
+    load: Annotated[
+        LoadMode,
+        RunOption(
+            "adapt: work less ahead while the large model is busy; ignore: do not.",
+            arms=False,  # an arm must not be slowed down by another one
+            calibrated=False,
+        ),
+    ] = "adapt"
+    lead: Annotated[Count, RunOption("First steps that the large model writes.")] = 0
+    ending: Annotated[
+        EndedBy | None,
+        RunOption("Who may end the thinking: large, judge (it is asked) or small; by default as in the paper."),
+    ] = None
+    answer: Annotated[
+        AnsweredBy | None,
+        RunOption(
+            "Who writes the answer: large, small or method (drafts and verdicts go on); by default as in the paper."
+        ),
+    ] = None
+    early_exit: Annotated[bool, RunOption("End the thinking once a trial answer is sure.")] = False
+    sure_bets: Annotated[
+        bool, RunOption("Work ahead only of drafts that are likely to be accepted.", calibrated=False)
+    ] = False
+    adapt: Annotated[
+        ShareBelow1,
+        RunOption(
+            "Let threshold and depth follow earlier runs; at most this share of accepted steps may be bad. 0: off.",
+            commands=("serve",),
+            service=False,
+            arms=False,  # the runs of an arm are alike
+            calibrated=False,
+        ),
+    ] = 0.0
+    delimiter: Annotated[
+        Delimiter,
+        RunOption(
+            r"What ends a step, by default \n\n; may be repeated. regex:EXPRESSION is looked for in complete lines."
+        ),
+    ] = BLANK_LINE
+    priority: Annotated[
+        Priority,
+        RunOption(
+            "Priority among runs at a server that schedules by priority, -1000 to 1000; lower is first.",
+            arms=False,
+            calibrated=False,
+        ),
+    ] = 0
+    sampling: Annotated[
+        Sampling,
+        RunOption(
+            "How the models sample when they write; judging is always greedy.",
+            commands=(),  # which have --temperature and --seed
+            service=False,  # which has OpenAI's fields
+            arms=False,  # which have a field for it
+        ),
+    ] = Sampling()
+    budget: Annotated[
+        Limits,
+        RunOption(
+            "Limits of the run: tokens, steps, seconds, and tokens kept for the answer.",
+            commands=(),  # which have --max-tokens, --max-steps and --max-seconds
+            service=False,  # which has a field of its own
+            arms=False,  # all arms have the same
+        ),
+    ] = Limits()
+
+    def with_overrides(self, overrides: RunOverrides) -> Self:
+        """
+        Copy these options with *overrides*; those that are None change nothing.
+
+        Another policy without options of its own has its defaults. Raise `ConfigurationError` for a wrong value.
+        """
+        changed = {name: value for name, value in overrides.items() if value is not None}
+        try:
+            checked = RunOptions.model_validate(changed)
+        except ValidationError as exc:
+            raise explain(exc, RunOptions) from exc
+        update = {name: getattr(checked, name) for name in checked.model_fields_set}
+        if checked.policy != self.policy and "policy" in update:
+            update.setdefault("options", {})
+        return self.model_copy(update=update)
+
+    def calibrated(self) -> dict[str, Any]:
+        """The values that a calibration depends on, as values of TOML; the seed is not among them."""
+        names = {name for name, option in run_options().items() if option.calibrated}
+        values = self.model_dump(mode="json", include=names, exclude_none=True)
+        values["sampling"].pop("seed", None)
+        return values
+
+
+class RunOverrides(TypedDict, total=False):
+    """
+    The fields of `RunOptions` as keyword arguments, for type checkers; a test compares both.
+
+    An option that is absent, or None, keeps its value.
     """
 
     policy: str | None
     options: Mapping[str, Any] | None
-    ahead: Count | None
-    hedge: Share | None
-    load: Adapting | None
-    lead: Count | None
+    ahead: int | None
+    hedge: float | None
+    load: LoadMode | None
+    lead: int | None
     ending: EndedBy | None
     answer: AnsweredBy | None
     early_exit: bool | None
     sure_bets: bool | None
-    adapt: Below1 | None
+    adapt: float | None
     delimiter: Delimiter | None
-    priority: Priority | None
+    priority: int | None
+
+
+@cache
+def run_options() -> Mapping[str, RunOption]:
+    """What is declared about each option, by its name."""
+    return {
+        name: next(entry for entry in field.metadata if isinstance(entry, RunOption))
+        for name, field in RunOptions.model_fields.items()
+    }
+
+
+def arm_options() -> tuple[str, ...]:
+    """The options that an arm of an evaluation, and so a policy file, may set."""
+    return tuple(name for name, option in run_options().items() if option.arms)
+
+
+def service_options() -> tuple[str, ...]:
+    """The options that a request to the service may set."""
+    return tuple(name for name, option in run_options().items() if option.service)
+
+
+def explain(exc: ValidationError, model: type[BaseModel], hidden: Collection[str] = ()) -> ConfigurationError:
+    """Say in one line what is wrong with which field of *model*; parts of a place that are *hidden* are left out."""
+    return ConfigurationError(
+        "; ".join(_explain(model, error["type"], error["loc"], error["msg"], hidden) for error in exc.errors())
+    )
+
+
+def _explain(
+    model: type[BaseModel], kind: str, place: tuple[int | str, ...], message: str, hidden: Collection[str]
+) -> str:
+    name = ".".join(str(part) for part in place if part not in hidden)
+    if kind == "extra_forbidden":
+        return f"unknown setting {name!r}{near(str(place[-1]), _model_at(model, place).model_fields)}"
+    return f"{name}: {message.removeprefix('Value error, ')}"
+
+
+def _model_at(root: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
+    """Return the model within *root* that the field at *place* would be part of; *root* where there may be several."""
+    model = root
+    for name in place[:-1]:
+        field = model.model_fields.get(str(name))
+        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+            return root
+        model = field.annotation
+    return model
+
+
+def markdown_table() -> Iterable[str]:
+    """The table of all options, line by line, as ``docs/run-options.md`` has it."""
+    yield "| option | default | flag of | service | arms | calibration | |"
+    yield "|---|---|---|---|---|---|---|"
+    for name, option in run_options().items():
+        default = RunOptions.model_fields[name].default
+        shown = "see its fields" if isinstance(default, BaseModel) else "none" if default is None else repr(default)
+        commands = ", ".join(f"`{command}`" for command in option.commands)
+        marks = ("yes" if mark else "" for mark in (option.service, option.arms, option.calibrated))
+        yield f"| `{name}` | {shown} | {commands} | {' | '.join(marks)} | {option.help} |"

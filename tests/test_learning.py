@@ -117,10 +117,10 @@ async def test_what_shadows_find_is_told_by_the_next_run() -> None:
 
 async def test_the_load_still_shrinks_what_was_learnt() -> None:
     async with serving() as servers, servers.solver(adapt=0.1, ahead=4) as solver:
-        solver.load.share = 0.5
+        solver.large_load.share = 0.5
         given = await solved(solver)
         assert given is not None
-        told = solver.settings.told({"ahead": given.ahead})
+        told = solver.settings.with_overrides({"ahead": given.ahead})
         assert solver._ahead(told).depth() == 2  # pyright: ignore[reportPrivateUsage]
 
 
@@ -173,12 +173,12 @@ def test_what_a_run_names_itself_is_left_alone() -> None:
     """As a client of the service may; what it repeats of the settings is not of its own."""
     chosen = settings.load(options={"threshold": 8, "read": "greedy"}, adapt=0.1)
     known = Learnings(chosen)
-    same = known.of(chosen.told({"options": {"threshold": 8, "read": "greedy"}}))
+    same = known.of(chosen.with_overrides({"options": {"threshold": 8, "read": "greedy"}}))
     assert same is known.of(chosen)
     own, without, asked = (
-        known.of(chosen.told({"options": {"threshold": 9}})),
-        known.of(chosen.told({"options": {}})),
-        known.of(chosen.told({"options": {"threshold": 9}}), limited=True),
+        known.of(chosen.with_overrides({"options": {"threshold": 9}})),
+        known.of(chosen.with_overrides({"options": {}})),
+        known.of(chosen.with_overrides({"options": {"threshold": 9}}), limited=True),
     )
     assert [one.option if one else None for one in (same, own, without, asked)] == ["threshold", "", "", "threshold"]
     assert own is not None
@@ -189,7 +189,7 @@ def test_what_was_learnt_long_ago_is_forgotten() -> None:
     chosen = settings.load(adapt=0.1)
     known = Learnings(chosen)
     first = known.of(chosen)
-    told = [chosen.told({"ahead": ahead}) for ahead in range(100, 164)]
+    told = [chosen.with_overrides({"ahead": ahead}) for ahead in range(100, 164)]
     for each in told:
         known.of(each)
     assert known.of(told[-1]) is known.of(told[-1])

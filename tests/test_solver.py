@@ -21,7 +21,7 @@ from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Event, Judged, Moved
 from stepspec.orchestrator.feedback.drift import LEAST
 from stepspec.orchestrator.feedback.load import Load
-from stepspec.orchestrator.run_options import Choices
+from stepspec.orchestrator.run_options import RunOverrides
 from stepspec.settings import load
 
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
@@ -115,10 +115,10 @@ async def test_when_every_large_replica_is_gone_the_error_names_them() -> None:
 )
 @pytest.mark.parametrize("where", ["the solver", "the run"])
 async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
-    where: str, chosen: Choices, authors: list[str]
+    where: str, chosen: RunOverrides, authors: list[str]
 ) -> None:
-    async with serving() as servers, servers.solver(**chosen if where == "the solver" else Choices()) as solver:
-        solution = await solver.solve(PROBLEM, **chosen if where == "the run" else Choices())
+    async with serving() as servers, servers.solver(**chosen if where == "the solver" else RunOverrides()) as solver:
+        solution = await solver.solve(PROBLEM, **chosen if where == "the run" else RunOverrides())
     assert [step.author for step in solution.steps if step.fate == "kept"] == authors
 
 
@@ -127,7 +127,7 @@ async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
     [({}, {}, [2, 0]), ({}, {"load": "ignore"}, [2, 2]), ({"load": "ignore"}, {}, [2, 2]), ({}, {"ahead": 8}, [8, 0])],
 )
 async def test_all_runs_of_a_solver_share_the_load_unless_told_to_ignore_it(
-    settings: dict[str, Any], chosen: Choices, depths: list[int], monkeypatch: pytest.MonkeyPatch
+    settings: dict[str, Any], chosen: RunOverrides, depths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
@@ -137,9 +137,9 @@ async def test_all_runs_of_a_solver_share_the_load_unless_told_to_ignore_it(
 
     monkeypatch.setattr(Load, "depth", depth)
     async with serving() as servers, servers.solver(**settings) as solver:
-        begun = solver._ahead(solver.settings.told(chosen))  # pyright: ignore[reportPrivateUsage]
+        begun = solver._ahead(solver.settings.with_overrides(chosen))  # pyright: ignore[reportPrivateUsage]
         assert (begun.depth(), begun.calm()) == (depths[0], True)
-        solver.load.share = 0.1
+        solver.large_load.share = 0.1
         assert (begun.depth(), begun.calm()) == (depths[1], depths[1] > 0)
         await solver.solve(PROBLEM, **chosen)
     assert bool(asked) == (depths[1] == 0)
@@ -258,7 +258,7 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
     async with serving() as servers:
         chosen: dict[str, Any] = {"policy": "specreason", "options": {"threshold": 6.0}}
         if "told" in made:
-            bearing = servers.solver(**chosen).settings.bearing()
+            bearing = servers.solver(**chosen).settings.conditions()
             del bearing["options"]["threshold"]
             made = {**made, "told": bearing}
         small, large = servers.endpoints
@@ -268,9 +268,9 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
             calibration={**CALIBRATION, **made},
             **{**USUAL, **chosen, **settings},
         )
-        async with Solver.of(before) as solver:
+        async with Solver(before) as solver:
             assert solver.promise is not None
-            assert solver.promise.covers(solver.settings, solver.models) == (not differs)
+            assert solver.promise.covers(solver.conditions(solver.settings)) == (not differs)
             seen = solver.promise.drift.live.n
             await solver.solve(PROBLEM)
             assert (solver.promise.drift.live.n > seen) == (not differs)

@@ -135,7 +135,7 @@ def calibrate(
                 calibrated = dataclasses.replace(calibrated, attempt=trials.attempt(end), counts=not too_few)
                 if not too_few:  # what can promise nothing, whatever comes of it, is no attempt
                     trials.conclude(end)
-            fixed = solver.settings.told({"policy": policy}).options
+            fixed = solver.settings.with_overrides({"policy": policy}).options
             return CalibrationSettings(
                 policy, turned, f"{chosen.name}, {CALIBRATED_ON}", calibrated, fixed, differing(solver.settings),
                 dict(solver.models), bearing(solver.settings, policy, turned),

@@ -52,14 +52,14 @@ def knob(policy: str, option: str | None = None, values: Sequence[float] | None 
 
 def served(settings: Settings, policy: str, knob: Threshold, value: float) -> Arm:
     """What a solver with these *settings* does by *policy*, once the *knob* is at *value*."""
-    told = settings.told({"policy": policy})
+    told = settings.with_overrides({"policy": policy})
     own = {name: getattr(told, name) for name in SERVED}
     return Arm(policy, policy, {**told.options, knob.option: value}, **own)
 
 
 def bearing(settings: Settings, policy: str, knob: Threshold) -> dict[str, Any]:
-    """What else the promise is about; see `Settings.bearing`."""
-    found = settings.told({"policy": policy}).bearing()
+    """What else the promise is about; see `Settings.conditions`."""
+    found = settings.with_overrides({"policy": policy}).conditions()
     found["options"].pop(knob.option, None)
     return found
 

@@ -14,7 +14,7 @@ from ..endpoints.vllm_protocol import Format
 from ..events import Observer
 from ..feedback.drift import LEAST, Drift
 from ..feedback.shadow import ShadowRecord
-from ..run_options import Choices
+from ..run_options import RunOverrides
 from ..solution import Solution
 from ..stats import Acceptance, wilson
 
@@ -40,7 +40,7 @@ class Engine(Protocol):
         observe: Observer = ...,
         trace_to: Path | None = None,
         session: str | None = None,
-        **choices: Unpack[Choices],
+        **overrides: Unpack[RunOverrides],
     ) -> Solution:
         """Solve one *problem*; cancelling the call closes every request of it."""
         ...

@@ -16,7 +16,7 @@ from ..endpoints import ModelEndpoint, Sampling
 from ..endpoints.settings import NO_PENALTY
 from ..endpoints.vllm_protocol import Format
 from ..errors import ConfigurationError, near
-from ..run_options import Choices
+from ..run_options import RunOverrides
 from .errors import ApiError, bad
 from .interfaces import Offer
 from .schemas import (
@@ -120,7 +120,7 @@ class RunRequest:
     method: str
     sampling: Sampling
     budget: Budget
-    choices: Choices
+    overrides: RunOverrides
     stop: tuple[str, ...] = ()
     format: Format | None = None
 
@@ -214,7 +214,7 @@ def _order(
         method,
         sampling,
         budget,
-        cast("Choices", {**choices, "policy": method, "options": {**configured, **wished}}),
+        cast("RunOverrides", {**choices, "policy": method, "options": {**configured, **wished}}),
         stop,
         format,
     )

@@ -86,7 +86,7 @@ class RunQueue:
                 stop=order.stop,
                 format=order.format,
                 observe=observe,
-                **order.choices,
+                **order.overrides,
             )
         except Exception as exc:
             self._failure = exc

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from ..interfaces import AnsweredBy, EndedBy
-from ..run_options import Adapting, Count, Delimiter, Priority, Share
+from ..run_options import Count, Delimiter, LoadMode, Priority, Share
 from ..step_ends import REGEX
 from .settings import Thinking
 
@@ -157,7 +157,7 @@ class StepspecOptions(Part):
     options: dict[str, Any] | None = None
     ahead: Annotated[Count, Field(le=64)] | None = None
     hedge: Share | None = None
-    load: Adapting | None = None
+    load: LoadMode | None = None
     lead: Count | None = None
     ending: EndedBy | None = None
     answer: AnsweredBy | None = None

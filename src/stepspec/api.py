@@ -22,6 +22,7 @@ from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, Acceptanc
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
 from stepspec.orchestrator.events import Event, Observer, Started
+from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.feedback.shadow import Shadowing, Shadows
 from stepspec.orchestrator.floor import Floor
@@ -29,7 +30,7 @@ from stepspec.orchestrator.interfaces import Policy
 from stepspec.orchestrator.lookahead import LookaheadControl, confidence
 from stepspec.orchestrator.nesting import NestedPair, described, named, servers
 from stepspec.orchestrator.run import run
-from stepspec.orchestrator.run_options import Choices
+from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
 
@@ -39,8 +40,7 @@ from .checking import ShadowJudge, require_json
 from .event_stream import Stream
 from .learning import Learning, Learnings
 from .models import Models, check, connected
-from .promise import CalibrationMonitor
-from .settings import Given, Settings, Small
+from .settings import Settings, SettingsOverrides, Small
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
@@ -50,7 +50,7 @@ class Solver:
     """
     Keeps connections to both models and solves many problems, at the same time if asked to.
 
-    Settings that are not given come from ``STEPSPEC_*`` variables and the TOML file (see `stepspec.settings`)::
+    Made of complete `Settings`, or as `load` does of both models and other settings as keyword arguments::
 
         async with Solver(small="http://localhost:8001/v1", large="http://localhost:8002/v1") as solver:
             solutions = await asyncio.gather(*map(solver.solve, problems))
@@ -60,32 +60,37 @@ class Solver:
 
     def __init__(
         self,
-        small: Small | None = None,
+        small: Settings | Small | None = None,
         large: str | Endpoint | None = None,
-        **given: Unpack[Given],
+        **overrides: Unpack[SettingsOverrides],
     ) -> None:
-        self._take(configuration.load(small=small, large=large, **given))
-
-    @classmethod
-    def of(cls, settings: Settings) -> Self:
-        """Make a solver with *settings* that are complete: neither variables nor a file are read."""
-        solver = cls.__new__(cls)
-        solver._take(settings)
-        return solver
-
-    def _take(self, settings: Settings) -> None:
-        self.settings = settings
+        if not isinstance(small, Settings):
+            small = configuration.load(small=small, large=large, **overrides)
+        elif large is not None or overrides:
+            raise TypeError("settings are complete: use settings.with_overrides(...), or leave them out")
+        self.settings = settings = small
         self._exit = AsyncExitStack()
         check(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
         self.critic = RewardModelEndpoint(settings.critic) if settings.critic else None
-        self.load = Load()
+        self.large_load = Load()
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
         self.shadows = Shadows(settings.shadow)
         self.floor = Floor(confidence)
         self.underneath = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
         self._learnings = Learnings(settings)
         self._check = ShadowJudge(self.large, settings.sampling, self.shadows.observe, self.underneath.company)
+
+    @classmethod
+    def load(
+        cls, small: Small | None = None, large: str | Endpoint | None = None, **overrides: Unpack[SettingsOverrides]
+    ) -> Self:
+        """
+        Make a solver of settings that are loaded: *overrides* first, then variables, the TOML file, and the defaults.
+
+        See `stepspec.settings`. ``Solver(small, large, ...)`` does the same.
+        """
+        return cls(configuration.load(small=small, large=large, **overrides))
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -103,9 +108,9 @@ class Solver:
                 raise ConfigurationError(f"{described(self.small)} and {self.large.name} cannot be a pair: {why}")
             stack.push_async_callback(self.shadows.close)
             if self.promise:
-                self.promise.warn_of_differences(self.settings, self.models)
+                self.promise.warn_of_differences(self.conditions(self.settings))
             if self.settings.load == "adapt":
-                await stack.enter_async_context(polled(self.large, self.load.queue))
+                await stack.enter_async_context(polled(self.large, self.large_load.queue))
             await stack.enter_async_context(self.underneath.watched())
             self._exit = stack.pop_all()
         return self
@@ -121,9 +126,9 @@ class Solver:
         budget: Budget | None = None,
         observe: Observer = lambda event: None,
     ) -> Policy:
-        """Build a policy over both models, for one run that begins now; what is not given comes from the settings."""
-        told = self.settings.told({"policy": name, "options": options})
-        return self._policy(self._models(budget or told.budget.budget(), None, observe, trace.Stopwatch()), told)
+        """Build a policy over both models, for one run that begins now; what is None comes from the settings."""
+        run = self.settings.with_overrides({"policy": name, "options": options})
+        return self._policy(self._models(budget or run.budget.budget(), None, observe, trace.Stopwatch()), run)
 
     async def solve(
         self,
@@ -137,14 +142,14 @@ class Solver:
         observe: Observer = lambda event: None,
         trace_to: Path | None = None,
         session: str | None = None,
-        **choices: Unpack[Choices],
+        **overrides: Unpack[RunOverrides],
     ) -> Solution:
         """
         Solve one *problem*: a text, or a conversation whose last turn poses it.
 
         The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON schema, the large
-        model writes it so; raise `MalformedReply` if its server does not see to that. What is not given, of the
-        *choices* as well, comes from the settings.
+        model writes it so; raise `MalformedReply` if its server does not see to that. What is None or
+        absent, of the *overrides* as well, comes from the settings.
 
         *seed* is that of the *sampling*. Without one, each run draws its own, which the solution tells. With the same
         seed a run writes the same chain, however far it works ahead and whatever else the servers do, as far as these
@@ -155,24 +160,24 @@ class Solver:
         large one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
         `ConfigurationError` for what is wrong.
         """
-        told = self.settings.told(choices)
-        chain = Chain.of(problem, StepEnds.of(told.delimiter))
-        policies.check(told.policy, told.options, has_critic=self.critic is not None)
+        settings = self.settings.with_overrides(overrides)
+        chain = Chain.of(problem, StepEnds.of(settings.delimiter))
+        policies.check(settings.policy, settings.options, has_critic=self.critic is not None)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        budget = (budget or told.budget.budget()).fit(await context_room(chain, (self.small, self.large)))
-        learning = self._learnings.of(told, limited=choices.get("adapt") is not None)
-        sampling = (sampling or told.sampling).with_seed(seed)
-        effective = told.model_copy(update={"sampling": sampling})
+        budget = (budget or settings.budget.budget()).fit(await context_room(chain, (self.small, self.large)))
+        learning = self._learnings.of(settings, limited=overrides.get("adapt") is not None)
+        sampling = (sampling or settings.sampling).with_seed(seed)
+        sampled = settings.model_copy(update={"sampling": sampling})
         sampling = sampling.seeded()
-        promise = self.promise if self.promise and self.promise.covers(effective, self.models) else None
+        promise = self.promise if self.promise and self.promise.covers(self.conditions(sampled)) else None
         recorder = trace.Recorder(clock := trace.Stopwatch())
         windows = AcceptanceWindows(self.underneath, clock)
         observers: list[Observer] = [
             recorder,
-            Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.load),
-            self.load.observe,
-            *([self.floor.observe] if told.sure_bets else []),
+            Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.large_load),
+            self.large_load.observe,
+            *([self.floor.observe] if settings.sure_bets else []),
             *([promise] if promise else []),
             observe,
         ]
@@ -184,24 +189,24 @@ class Solver:
 
         models = self._models(budget, sampling, watch, clock, format)
         names, known = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
-        watch(Started(chain.messages, told.policy, names, known))
+        watch(Started(chain.messages, settings.policy, names, known))
         if learning is not None:
             given = learning.begin()
-            told = told.told({"options": learning.options(given), "ahead": given.ahead})
+            settings = settings.with_overrides({"options": learning.options(given), "ahead": given.ahead})
             watch(given)
         try:
             windows.begin()
-            with carrying(self._session(session), told.priority):
+            with carrying(self._session(session), settings.priority):
                 outcome = await run(
-                    self._policy(models, told),
+                    self._policy(models, settings),
                     chain,
                     budget=budget,
-                    ahead=self._ahead(told),
+                    ahead=self._ahead(settings),
                     observe=watch,
-                    fallback=models.policy("large", {}) if told.policy != "small" else None,
+                    fallback=models.policy("large", {}) if settings.policy != "small" else None,
                     thinks=self.thinks,
-                    stop_rule=self._stop_rule(models, told),
-                    answerer=(answerer := models.answerer(told.policy, told.answer)),
+                    stop_rule=self._stop_rule(models, settings),
+                    answerer=(answerer := models.answerer(settings.policy, settings.answer)),
                     stop=stop,
                     by_method=answerer is None,
                 )
@@ -237,17 +242,17 @@ class Solver:
         critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
         return Models(small, large, critic, budget, formatting, sampling.temperature > 0)
 
-    def _policy(self, models: Models, told: Settings) -> Policy:
-        return models.policy(told.policy, told.options, lead=told.lead, ending=told.ending)
+    def _policy(self, models: Models, options: RunOptions) -> Policy:
+        return models.policy(options.policy, options.options, lead=options.lead, ending=options.ending)
 
-    def _ahead(self, told: Settings) -> LookaheadControl:
-        carries = self.floor.carries if told.sure_bets else _always
-        if told.load == "ignore":
-            return LookaheadControl(lambda: told.ahead, told.hedge, carries=carries)
-        return LookaheadControl(lambda: self.load.depth(told.ahead), told.hedge, lambda: self.load.calm, carries)
+    def _ahead(self, options: RunOptions) -> LookaheadControl:
+        load, carries = self.large_load, self.floor.carries if options.sure_bets else _always
+        if options.load == "ignore":
+            return LookaheadControl(lambda: options.ahead, options.hedge, carries=carries)
+        return LookaheadControl(lambda: load.depth(options.ahead), options.hedge, lambda: load.calm, carries)
 
-    def _stop_rule(self, models: Models, settings: Settings) -> StopRule | None:
-        return TrialAnswer(models.large) if settings.early_exit and self.thinks else None
+    def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
+        return TrialAnswer(models.large) if options.early_exit and self.thinks else None
 
     @property
     def adaptation(self) -> Learning | None:
@@ -263,6 +268,10 @@ class Solver:
         """
         return self.large.template.thinks
 
+    def conditions(self, settings: Settings) -> RunConditions:
+        """What a calibration compares of a run with *settings*; known once entered."""
+        return RunConditions(settings.policy, self.models, settings.conditions())
+
     @property
     def models(self) -> Mapping[str, str]:
         """What the models call themselves, by role; known once entered."""
@@ -273,9 +282,9 @@ class Solver:
         return (*models, ("critic", self.critic.name)) if self.critic else models
 
     @asynccontextmanager
-    async def stream(self, problem: str | Sequence[Message], **choices: Any) -> AsyncGenerator[Stream]:
+    async def stream(self, problem: str | Sequence[Message], **arguments: Any) -> AsyncGenerator[Stream]:
         """
-        Solve one problem while its events are iterated over; *choices* are those of `solve`.
+        Solve one problem while its events are iterated over; the *arguments* are those of `solve`.
 
         ::
 
@@ -286,7 +295,7 @@ class Solver:
         Leaving the block early cancels the run and every request of it.
         """
         stream = Stream()
-        solving = asyncio.create_task(self.solve(problem, observe=stream.put, **choices))
+        solving = asyncio.create_task(self.solve(problem, observe=stream.put, **arguments))
         solving.add_done_callback(stream.end)
         try:
             yield stream
@@ -299,10 +308,10 @@ async def asolve(
     problem: str | Sequence[Message],
     small: Small | None = None,
     large: str | Endpoint | None = None,
-    **given: Unpack[Given],
+    **overrides: Unpack[SettingsOverrides],
 ) -> Solution:
-    """Solve one *problem*; what else is given is as for `Solver`. For more than one, keep a `Solver`."""
-    async with Solver(small, large, **given) as solver:
+    """Solve one *problem*; *overrides* are the settings that `Solver` takes. For more than one, keep a `Solver`."""
+    async with Solver(small, large, **overrides) as solver:
         return await solver.solve(problem)
 
 
@@ -310,10 +319,10 @@ def solve(
     problem: str | Sequence[Message],
     small: Small | None = None,
     large: str | Endpoint | None = None,
-    **given: Unpack[Given],
+    **overrides: Unpack[SettingsOverrides],
 ) -> Solution:
     """
-    Solve one *problem* and wait for it; what else is given is as for `Solver`.
+    Solve one *problem* and wait for it; *overrides* are the settings that `Solver` takes.
 
     ::
 
@@ -322,7 +331,7 @@ def solve(
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(asolve(problem, small, large, **given))
+        return asyncio.run(asolve(problem, small, large, **overrides))
     raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
 
 

@@ -11,6 +11,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Adapted, Started
 from stepspec.orchestrator.feedback.adaptation import Adaptation, Choice
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.toml import document
 from stepspec.orchestrator.trace import Moment
 from stepspec.policies.option_types import THRESHOLDS
@@ -80,24 +81,24 @@ class Learnings:
         self._settings = settings
         self._known: dict[str, Learning] = {}
 
-    def of(self, told: Settings, *, limited: bool = False) -> Learning | None:
+    def of(self, run: RunOptions, *, limited: bool = False) -> Learning | None:
         """
-        What is known about the policy of a run that is *told* so much. None if nothing is to be adapted.
+        What is known about the policy of a run that with the options *run*. None if nothing is to be adapted.
 
         A run that is given a value for the option that would move, and is not *limited* on its own, keeps its value.
         """
-        policy, options = told.policy, told.options
-        if not told.adapt or policy in policies.BASELINES:
+        policy, options = run.policy, run.options
+        if not run.adapt or policy in policies.BASELINES:
             return None
         own = self._settings.options if policy == self._settings.policy else {}
         knob = THRESHOLDS.get(policy)
         pinned = knob is None or (not limited and options.get(knob.option) != own.get(knob.option))
-        key = repr((policy, sorted(options.items()), told.ahead, told.adapt, pinned))
+        key = repr((policy, sorted(options.items()), run.ahead, run.adapt, pinned))
         if key not in self._known:
             if len(self._known) >= MOST:
                 del self._known[next(iter(self._known))]
             promised = None if pinned else self._promised(policy, options)
-            self._known[key] = learning(policy, options, told.ahead, told.adapt, pinned=pinned, promised=promised)
+            self._known[key] = learning(policy, options, run.ahead, run.adapt, pinned=pinned, promised=promised)
         return self._known[key]
 
     def _promised(self, policy: str, options: Mapping[str, Any]) -> float | None:

@@ -54,14 +54,14 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
 def read(arguments: Mapping[str, Any]) -> Settings:
     """Read all settings, *arguments* first. Raise `ConfigurationError` for wrong ones, and if a model is missing."""
     settings = configuration.load(**arguments)
-    Solver.of(settings)
+    Solver(settings)
     return settings
 
 
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncGenerator[Service]:
     """Hold a service that works, for a program that brings its own server."""
-    async with built(Solver.of(settings), settings.service) as (service, _), service.parts.open():
+    async with built(Solver(settings), settings.service) as (service, _), service.parts.open():
         yield service
 
 
@@ -118,7 +118,7 @@ def trust(solver: Solver) -> JudgeStatus:
     """What *solver* knows by now about its judge."""
     chosen, watched = solver.settings, solver.promise
     shadows = solver.shadows.record if chosen.shadow else None
-    if watched is None or not watched.covers(chosen, solver.models):
+    if watched is None or not watched.covers(solver.conditions(chosen)):
         return JudgeStatus(shadows=shadows)
     made = watched.calibration
     promise = CalibrationStatus(made.policy, made.option, made.value, made.max_loss, made.confidence)

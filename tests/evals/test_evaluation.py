@@ -188,7 +188,7 @@ class Others:
 
     @asynccontextmanager
     async def _hired(self, settings: Settings, plan: Plan, name: str) -> AsyncGenerator[LocalWorker]:
-        async with Solver.of(settings) as solver:
+        async with Solver(settings) as solver:
             yield LocalWorker(solver, plan, name)
 
     def record(self) -> dict[str, Any]:

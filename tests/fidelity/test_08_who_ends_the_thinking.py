@@ -217,8 +217,8 @@ def test_a_run_may_say_otherwise_but_a_baseline_is_alone() -> None:
 
 def test_ending_is_a_setting_that_bears_on_a_calibration() -> None:
     assert load().ending is None
-    assert load().bearing()["ending"] == "large"
-    assert load(policy="bild").bearing()["ending"] == "small"
-    assert load(ending="judge").told({"ending": "small"}).bearing()["ending"] == "small"
+    assert load().conditions()["ending"] == "large"
+    assert load(policy="bild").conditions()["ending"] == "small"
+    assert load(ending="judge").with_overrides({"ending": "small"}).conditions()["ending"] == "small"
     with pytest.raises(ConfigurationError, match=r"ending: .*'large', 'judge' or 'small'"):
         load(ending="nobody")

@@ -346,9 +346,9 @@ def test_a_run_may_say_otherwise_but_a_baseline_is_alone() -> None:
 
 def test_answer_is_a_setting_that_bears_on_a_calibration() -> None:
     assert load().answer is None
-    assert load().bearing()["answer"] == "method"
-    assert load(policy="relay", options={"cues": ["So"]}).bearing()["answer"] == "small"
-    assert load(answer="large").bearing()["answer"] == "large"
+    assert load().conditions()["answer"] == "method"
+    assert load(policy="relay", options={"cues": ["So"]}).conditions()["answer"] == "small"
+    assert load(answer="large").conditions()["answer"] == "large"
     with pytest.raises(ConfigurationError, match=r"answer: .*'large', 'method' or 'small'"):
         load(answer="nobody")
 

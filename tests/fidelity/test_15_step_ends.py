@@ -213,7 +213,7 @@ def test_settings_requests_and_arms_take_it(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert load().delimiter == "\n\n"
     assert load(delimiter=["\n", "regex:^#"]).delimiter == ["\n", "regex:^#"]
-    assert load().bearing()["delimiter"] == "\n\n"
+    assert load().conditions()["delimiter"] == "\n\n"
     (tmp_path / "stepspec.toml").write_text('delimiter = ["\\n\\n", "\\n"]\n')
     assert load().delimiter == ["\n\n", "\n"]
     monkeypatch.setenv("STEPSPEC_DELIMITER", "regex:^Step")
@@ -237,6 +237,6 @@ def test_a_delimiter_that_ends_nothing_is_refused(
     with pytest.raises(ConfigurationError, match="delimiter"):
         load(delimiter=delimiter)
     with pytest.raises(ConfigurationError, match="delimiter"):
-        Solver(Endpoint(role="small", url="http://a"), Endpoint(role="large", url="http://b")).settings.told(
+        Solver(Endpoint(role="small", url="http://a"), Endpoint(role="large", url="http://b")).settings.with_overrides(
             {"delimiter": delimiter}
         )

@@ -24,8 +24,8 @@ from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Rollback, Step
 from stepspec.orchestrator.events import Judged, Started
+from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.policies.option_types import THRESHOLDS
-from stepspec.promise import CalibrationMonitor
 from stepspec.settings import Settings
 
 from ...orchestrator.endpoints.server import FakeVllm
@@ -153,19 +153,21 @@ async def test_the_file_serves_what_was_calibrated_and_says_what_the_promise_is_
         async with Solver(servers[1], servers[3]) as solver:
             promise = solver.promise
             assert promise is not None
-            assert promise.differs(solver.settings, solver.models) == ()
+            assert promise.differences(solver.conditions(solver.settings)) == ()
             assert solver.models == promise.calibration.models == {"small": "fake", "large": "fake"}
     loaded = settings.load()
     assert loaded.options == {"read": "greedy", "threshold": 0.5}
     assert (loaded.lead, loaded.early_exit, loaded.ahead, loaded.sure_bets) == (1, True, 1, False)
     assert (loaded.sampling, loaded.budget.tokens) == (Sampling(temperature=0.7, top_p=0.95), 200)
     assert loaded.calibration is not None
-    bearing = loaded.bearing()
+    bearing = loaded.conditions()
     assert bearing["options"].pop("threshold") == 0.5
-    assert loaded.calibration.told == bearing
+    assert loaded.calibration.conditions == bearing
     watch, models = CalibrationMonitor(loaded.calibration), loaded.calibration.models
-    assert watch.differs(loaded.told({"lead": 0}), models) == ("lead",)
-    assert watch.differs(loaded, {"small": "fake", "large": "other"}) == ("models.large",)
+    unled = loaded.with_overrides({"lead": 0}).conditions()
+    assert watch.differences(RunConditions("specreason", models, unled)) == ("lead",)
+    other = RunConditions("specreason", {"small": "fake", "large": "other"}, loaded.conditions())
+    assert watch.differences(other) == ("models.large",)
     assert arm(str(path)) == replace(served(loaded, "specreason", KNOB, 0.5), name="policy")
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
 

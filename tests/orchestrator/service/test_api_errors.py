@@ -202,10 +202,10 @@ def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
 def test_what_the_request_leaves_open_is_as_configured() -> None:
     (order,) = ordered(seed=4)
     assert order.sampling == Sampling(temperature=0.6, seed=4)
-    assert order.choices == {"policy": "specreason", "options": {"threshold": 5}}
+    assert order.overrides == {"policy": "specreason", "options": {"threshold": 5}}
     assert (order.stop, order.format) == ((), None)
     (other,) = ordered(stepspec={"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "load": "ignore", "lead": 1})
-    assert other.choices == {
+    assert other.overrides == {
         "policy": "specreason",
         "options": {"threshold": 8},
         "ahead": 1,
@@ -215,7 +215,7 @@ def test_what_the_request_leaves_open_is_as_configured() -> None:
     }
     request = run_requests.read(ChatRequest, {"model": "large", "messages": [TURN]})
     (large,) = run_requests.of_chat(request, "large", OFFER, SETTINGS)
-    assert large.choices == {"policy": "large", "options": {}}
+    assert large.overrides == {"policy": "large", "options": {}}
 
 
 def test_deadlines_only_shorten() -> None:
