@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Unpack
 
 from .chain import Chain, Role, Step, Token
 from .errors import ConfigurationError
-from .interfaces import Model
+from .interfaces import DEFAULT_LIMIT, Model, WriteOptions
 
 ANSWER_TOKENS = 512
 ANSWER_SHARE = 0.25
@@ -80,23 +81,14 @@ class Budgeted:
     def role(self) -> Role:
         return self.model.role
 
-    async def write(
-        self,
-        chain: Chain,
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = 512,
-        until: Callable[[Step], bool] | None = None,
-        opening: str = "",
-        top: int = 0,
-    ) -> Step:
-        limit = self._most(chain, limit)
-        if limit < 1 and not opening:
+    async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+        options["limit"] = self._most(chain, options.get("limit", DEFAULT_LIMIT))
+        if options["limit"] < 1 and not options.get("opening"):
             return Step("", self.role, "length")
-        return await self.model.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
+        return await self.model.write(chain, **options)
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
         return await self.model.branch(chain, begun, stop=stop, limit=self._most(chain, limit))
 

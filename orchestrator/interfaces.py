@@ -6,13 +6,26 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 from .chain import Chain, Role, Rollback, Step, Token, Verdict
 from .events import Purpose
 
 EndedBy: TypeAlias = Literal["large", "judge", "small"]
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
+
+
+DEFAULT_LIMIT = 512  # tokens, of a write without a limit of its own
+
+
+class WriteOptions(TypedDict, total=False):
+    """The options of `Model.write`, as a wrapper passes them on; `Model.write` has the default of an absent one."""
+
+    stop: Sequence[str] | None
+    limit: int
+    until: Callable[[Step], bool] | None
+    opening: str
+    top: int
 
 
 class Model(Protocol):
@@ -26,7 +39,7 @@ class Model(Protocol):
         chain: Chain,
         *,
         stop: Sequence[str] | None = None,
-        limit: int = 512,
+        limit: int = DEFAULT_LIMIT,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
         top: int = 0,
@@ -45,7 +58,7 @@ class Model(Protocol):
         ...
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
         """
         Write the next step several times at once: one for each of *begun*, the beginnings, in their order.

@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from ..chain import Chain, Message, Role, Step, Token
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, StepspecError
 from ..events import Moved, Observer
-from ..interfaces import Model
+from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from .chat_template import Template
 from .interfaces import ModelEndpoint
 from .metrics import Acceptance, QueueGauges, total
@@ -144,22 +144,11 @@ class ReplicatedModel:
         """Give the place up: the run is over."""
         self._seat.leave()
 
-    async def write(
-        self,
-        chain: Chain,
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = 512,
-        until: Callable[[Step], bool] | None = None,
-        opening: str = "",
-        top: int = 0,
-    ) -> Step:
-        return await self._seat.call(
-            lambda at: self._model(at).write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
-        )
+    async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+        return await self._seat.call(lambda at: self._model(at).write(chain, **options))
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
         return await self._seat.call(lambda at: self._model(at).branch(chain, begun, stop=stop, limit=limit))
 

@@ -22,7 +22,7 @@ from ..errors import (
     EndpointUnavailable,
 )
 from ..events import Observer, Verb
-from ..interfaces import KEPT_OPEN
+from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from ..step_ends import StepEnds
 from . import vllm_protocol
 from .chat_template import Template
@@ -178,7 +178,7 @@ class VllmModel:
         chain: Chain,
         *,
         stop: Sequence[str] | None = None,
-        limit: int = 512,
+        limit: int = DEFAULT_LIMIT,
         until: Callable[[Step], bool] | None = None,
         opening: str = "",
         top: int = 0,
@@ -244,7 +244,7 @@ class VllmModel:
         return step or growing.end("delimiter")
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
         """
         Write the next step from several beginnings as `Model.branch` says, in one stream for all of them.

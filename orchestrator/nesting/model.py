@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Unpack
 from weakref import WeakKeyDictionary
 
 from ..budget import Budgeted
@@ -16,7 +17,7 @@ from ..endpoints.replicas import ReplicatedModel
 from ..endpoints.token_stream import StepBuilder, grow, step_ends
 from ..errors import EndpointError, EndpointUnavailable
 from ..events import Called, Degraded, Event, JudgedWithin, Moved, Observer
-from ..interfaces import KEPT_OPEN, Model, Policy
+from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN, Model, Policy, WriteOptions
 from ..lookahead import Lookahead, LookaheadControl
 
 
@@ -46,18 +47,10 @@ class Bound(Budgeted):
 
     terms: Terms
 
-    async def write(
-        self,
-        chain: Chain,
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = 512,
-        until: Callable[[Step], bool] | None = None,
-        opening: str = "",
-        top: int = 0,
-    ) -> Step:
-        opening, top = self.terms.rest(chain) + opening, max(top, self.terms.top)
-        return await Budgeted.write(self, chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
+    async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+        options["opening"] = self.terms.rest(chain) + options.get("opening", "")
+        options["top"] = max(options.get("top", 0), self.terms.top)
+        return await Budgeted.write(self, chain, **options)
 
     def _most(self, chain: Chain, limit: int) -> int:
         return Budgeted._most(self, chain, limit if self.terms.cap is None else min(limit, self.terms.cap))
@@ -170,9 +163,6 @@ def _ignore(event: Event) -> None:
     pass
 
 
-USUAL = 512  # tokens, the limit of a write that asks for no other
-
-
 def _nobody(event: Event) -> None:
     pass
 
@@ -216,32 +206,23 @@ class Nested:
             if isinstance(model, ReplicatedModel | Nested):
                 model.leave()
 
-    async def write(
-        self,
-        chain: Chain,
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = 512,
-        until: Callable[[Step], bool] | None = None,
-        opening: str = "",
-        top: int = 0,
-    ) -> Step:
-        """Write the next step as `Model.write` says, or the answer, as whoever the pair's policy lets answer."""
-        terms = self._terms(chain, limit, opening, top)
+    async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+        """Write the next step as `Model.write` says, or the answer, by the model that the pair's policy lets answer."""
+        terms = self._terms(chain, options)
         with self._failing():
             try:
                 if not (self._alone or chain.finished or chain.closed):
-                    return await self._verified(chain, terms, stop, limit, until)
+                    return await self._verified(chain, terms, options)
                 author = self.large if self._alone else self._policy(terms).answerer
-                return await self._by(author, chain, stop, limit, until, opening, top)
+                return await self._by(author, chain, options)
             except EndpointUnavailable as exc:
                 if self._alone or exc.role != self.small.role:
                     raise
                 self._go_on_alone(exc)
-            return await self._by(self.large, chain, stop, limit, until, opening, top)
+            return await self._by(self.large, chain, options)
 
     async def branch(
-        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
         with self._failing():
             steps = await self.large.branch(self._inside(chain), begun, stop=stop, limit=limit)
@@ -257,10 +238,8 @@ class Nested:
         with self._failing():
             return await self.large.ask(self._inside(chain), question, choices, opening=opening)
 
-    async def _verified(
-        self, chain: Chain, terms: Terms, stop: Sequence[str] | None, limit: int, until: Callable[[Step], bool] | None
-    ) -> Step:
-        stack = KEPT_OPEN.get()
+    async def _verified(self, chain: Chain, terms: Terms, options: WriteOptions) -> Step:
+        limit, stack = options.get("limit", DEFAULT_LIMIT), KEPT_OPEN.get()
         course = await self._course(chain, terms, stack)
         course.place = len(chain.steps)
         try:
@@ -268,13 +247,13 @@ class Nested:
             growing = StepBuilder(
                 self.role,
                 "",
-                ends=step_ends(chain, stop),
+                ends=step_ends(chain, options.get("stop")),
                 before=chain.text,
                 limit=limit,
                 opening=begun,
                 top=terms.top,
             )
-            step = None if len(begun) >= limit else await grow(growing, course.take, until)
+            step = None if len(begun) >= limit else await grow(growing, course.take, options.get("until"))
             step = step or growing.end("length")
         except BaseException:
             await course.close()
@@ -302,23 +281,14 @@ class Nested:
             stack.push_async_callback(course.close)
         return course
 
-    async def _by(
-        self,
-        author: Model,
-        chain: Chain,
-        stop: Sequence[str] | None,
-        limit: int,
-        until: Callable[[Step], bool] | None,
-        opening: str,
-        top: int,
-    ) -> Step:
-        """Let one of the two write by itself."""
-        inside = self._inside(chain)
-        return self._ours(await author.write(inside, stop=stop, limit=limit, until=until, opening=opening, top=top))
+    async def _by(self, author: Model, chain: Chain, options: WriteOptions) -> Step:
+        """Let *author*, one of the two models, write without the other."""
+        return self._ours(await author.write(self._inside(chain), **options))
 
-    def _terms(self, chain: Chain, limit: int, opening: str, top: int) -> Terms:
-        cap = limit if limit < min(USUAL, self.left(chain)) else None  # None: the budget's limit, and no wish of anyone
-        return Terms(cap, top, opening, len(chain.text) if opening else 0)
+    def _terms(self, chain: Chain, options: WriteOptions) -> Terms:
+        limit, opening = options.get("limit", DEFAULT_LIMIT), options.get("opening", "")
+        cap = limit if limit < min(DEFAULT_LIMIT, self.left(chain)) else None  # None: the limit is the budget's
+        return Terms(cap, options.get("top", 0), opening, len(chain.text) if opening else 0)
 
     def _policy(self, terms: Terms) -> Policy:
         return self.policy(Bound(self.small, self.left, terms), Bound(self.large, self.left, terms))

@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping
+from typing import get_type_hints
 
 import pytest
 
@@ -11,6 +12,7 @@ from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import Stop
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called, Event
+from stepspec.orchestrator.interfaces import WriteOptions
 
 from ..fakes import ScriptedModel, counting, run, tokenise
 from .arms import PROBLEM
@@ -102,9 +104,18 @@ def test_a_budgeted_model_writes_no_more_than_is_left_or_asked_for() -> None:
     assert len(run(model.write(PROBLEM.extend(step.cut(9)), limit=4))[0].tokens) == 2  # after "The", " small"
 
 
-@pytest.mark.parametrize("verb", ["write", "score", "ask"])
+@pytest.mark.parametrize("verb", ["branch", "score", "ask"])
 def test_a_budgeted_model_is_called_as_any_model_is(verb: str) -> None:
     assert inspect.signature(getattr(Budgeted, verb)) == inspect.signature(getattr(Model, verb))
+
+
+def test_a_budgeted_model_takes_the_options_of_every_write() -> None:
+    hints = get_type_hints(Model.write)
+    parameters = inspect.signature(Model.write).parameters.values()
+    options = {p.name: hints[p.name] for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert options == get_type_hints(WriteOptions)
+    *_, accepted = inspect.signature(Budgeted.write).parameters.values()
+    assert (accepted.kind, accepted.annotation) == (inspect.Parameter.VAR_KEYWORD, "Unpack[WriteOptions]")
 
 
 def test_a_budgeted_model_passes_everything_else_on() -> None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
@@ -15,6 +15,7 @@ from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Event, Observer
+from stepspec.orchestrator.interfaces import WriteOptions
 
 from ...fakes import ScriptedModel
 
@@ -139,19 +140,9 @@ class MortalModel:
     def role(self) -> Role:
         return self.server.scripted.role
 
-    async def write(
-        self,
-        chain: Chain,
-        *,
-        stop: Sequence[str] | None = None,
-        limit: int = 512,
-        until: Callable[[Step], bool] | None = None,
-        opening: str = "",
-        top: int = 0,
-    ) -> Step:
+    async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         self.server.asked += 1
-        writing = self.server.scripted.write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
-        return await self.server.living(writing)
+        return await self.server.living(self.server.scripted.write(chain, **options))
 
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
