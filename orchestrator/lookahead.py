@@ -1,4 +1,9 @@
-"""Draft, judge and repair ahead of what is committed, as if every draft were going to be accepted."""
+"""
+Draft, judge and repair ahead of the committed chain, as if every draft were going to be accepted.
+
+A draft or verdict that assumes the acceptance of an earlier draft is a bet. A rollback loses every bet that was made on
+the rejected draft: their requests are cancelled, and the loop starts anew from the repaired chain.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +12,14 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
-from math import exp
+from math import exp, log
 from typing import Any, TypeVar
 
 from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
-from .errors import EndpointUnavailable
-from .events import Drafted, Judged, Lost, Observer, Purpose
+from .errors import ConfigurationError, EndpointUnavailable
+from .events import Drafted, Event, Judged, Lost, Observer, Purpose
+from .feedback.load import Load
 from .interfaces import (
     KEPT_OPEN,
     REQUEST,
@@ -31,28 +37,73 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class LookaheadControl:
     """
-    How far to work ahead of what is committed.
+    Decides how far one run works ahead: how many drafts, beyond which drafts, and which repairs start early.
 
-    *depth* returns how many drafts may be made beyond the one to be committed next; 0 works on demand: one draft, then
-    its verdict. What a policy can `prepare` for a verdict begins with the draft, whatever the depth. A repair is begun
-    before the verdict (a hedge) where the draft's tokens had a mean probability of *hedge* at most: 0 never, 1 always.
-    *calm* says whether hedges are welcome at the moment. No bet is made beyond a draft that does not *carry* one.
+    *ahead* is the number of drafts that may be made beyond the next one to be committed. With 0 the run is sequential:
+    one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
+    A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
+    none, 1: every draft). Both shrink with *load*, that of the large model's server; None ignores the load. With
+    *sure_bets* no draft is made beyond one that is not sure enough; None bets on every draft.
     """
 
-    depth: Callable[[], int] = lambda: 0
+    ahead: int = 0
     hedge: float = 0.0
-    calm: Callable[[], bool] = lambda: True
-    carries: Callable[[Step], bool] = lambda draft: True
+    load: Load | None = None
+    sure_bets: SureBets | None = None
 
     @classmethod
     def of(cls, ahead: int | LookaheadControl) -> LookaheadControl:
-        """Make a plain number of drafts the constant depth, without hedges."""
-        return cls(lambda: ahead) if isinstance(ahead, int) else ahead
+        """Turn a number of drafts into a control without hedges."""
+        return cls(ahead) if isinstance(ahead, int) else ahead
 
-    def doubts(self, draft: Step) -> bool:
-        """Whether *draft* is worth a hedge."""
-        hedged = self.hedge > 0 and draft.author == "small" and bool(draft.tokens)
-        return hedged and confidence(draft) <= self.hedge and self.calm()
+    def depth(self) -> int:
+        """How many drafts may be made ahead at the moment."""
+        return self.ahead if self.load is None else self.load.depth(self.ahead)
+
+    def hedges(self, draft: Step) -> bool:
+        """Whether the repair of *draft* starts before its verdict."""
+        unsure = self.hedge > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= self.hedge
+        return unsure and (self.load is None or self.load.calm)
+
+    def bets_on(self, draft: Step) -> bool:
+        """Whether a next draft may be made before the verdict on *draft*."""
+        return self.sure_bets is None or self.sure_bets.allows(draft)
+
+
+@dataclass(eq=False)
+class SureBets:
+    """
+    The least confidence of a draft to bet on, adapted so that a share of *target* of these drafts is accepted.
+
+    The idea is Kangaroo's (Liu et al. 2024, arXiv:2404.18911), which ends drafting at a token of low confidence; here
+    the unit is a step, and the threshold adapts (Robbins and Monro, 1951). *doubt* is the highest negative
+    log-confidence, in nats, that is still bet on. A rejected bet divides it by *factor*; an accepted one multiplies it,
+    by as much less as accepted bets should be more frequent.
+    """
+
+    target: float = 0.8
+    factor: float = 1.1
+    doubt: float = 1.0
+
+    LEAST, MOST = 1e-4, 10.0  # nats, the bounds of *doubt*
+
+    def __post_init__(self) -> None:
+        if not (0 < self.target < 1 and self.factor > 1):
+            raise ConfigurationError(
+                f"sure bets: target={self.target} has to be between 0 and 1, factor={self.factor} above 1"
+            )
+
+    def allows(self, draft: Step) -> bool:
+        """Whether *draft* is sure enough to bet on; a step that is not judged always is."""
+        return draft.author != "small" or not draft.tokens or confidence(draft) >= exp(-self.doubt)
+
+    def observe(self, event: Event) -> None:
+        """Learn from a verdict on a draft that was sure enough to bet on."""
+        if not isinstance(event, Judged) or event.draft.author != "small" or not self.allows(event.draft):
+            return
+        accepted = isinstance(event.verdict, Accept)
+        change = log(self.factor) * ((1 - self.target) / self.target if accepted else -1)
+        self.doubt = min(self.MOST, max(self.LEAST, self.doubt * exp(change)))
 
 
 def confidence(step: Step) -> float:
@@ -61,7 +112,7 @@ def confidence(step: Step) -> float:
 
 
 def thought(chain: Chain) -> bool:
-    """Whether the thinking of *chain* is over, and with it the chain of those that do not answer."""
+    """Whether the thinking of *chain* is over, which ends the chain of a policy that does not write the answer."""
     return chain.finished
 
 
@@ -70,20 +121,22 @@ async def run_ahead(
     policy: Policy,
     chain: Chain,
     *,
-    ahead: LookaheadControl,
+    control: LookaheadControl,
     spent: Callable[[Chain], bool],
     observe: Observer,
     over: Callable[[Chain], bool] = thought,
 ) -> AsyncGenerator[Lookahead]:
     """
-    Work ahead of *chain*, until one is *over*. Leaving the block cancels everything that was not taken, closes the
-    requests that were kept open, and waits until they are gone.
+    Work ahead of *chain* until it is *over* or its budget *spent*.
+
+    Leaving the block cancels every draft and verdict that was not taken, closes the requests that were kept open, and
+    waits until all of them are gone.
     """
-    working = Lookahead(policy, chain, ahead, spent, observe, over)
+    lookahead = Lookahead(policy, chain, control, spent, observe, over)
     try:
-        yield working
+        yield lookahead
     finally:
-        await to_the_end(working.leave())
+        await to_the_end(lookahead.close())
 
 
 class Lookahead:
@@ -93,37 +146,37 @@ class Lookahead:
         self,
         policy: Policy,
         chain: Chain,
-        ahead: LookaheadControl,
+        control: LookaheadControl,
         spent: Callable[[Chain], bool],
         observe: Observer,
         over: Callable[[Chain], bool] = thought,
     ) -> None:
-        self._policy, self._ahead, self._observe = policy, ahead, observe
+        self._policy, self._control, self._observe = policy, control, observe
         self._spent, self._over = spent, over
         self._pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
-        self._first, self._asked = len(chain.steps), 0
+        self._first, self._awaited = len(chain.steps), 0  # index of the first draft; number of calls of next()
         self._wanted = asyncio.Event()
         self._outside, self._outer = copy_context(), REQUEST.get()
         self._kept_open = AsyncExitStack()
         self._tasks: list[asyncio.Task[Any]] = []
-        self._hedged: dict[int, asyncio.Task[Step]] = {}
+        self._hedges: dict[int, asyncio.Task[Step]] = {}
         self._closing: asyncio.Task[None] | None = None
-        self._betting = self._start(self._bet(chain), self._context("draft", self._first))
+        self._drafting = self._start(self._draft_ahead(chain), self._context("draft", self._first))
 
     async def next(self) -> tuple[Step, Verdict]:
         """Return the next draft and its verdict."""
-        self._asked += 1
+        self._awaited += 1
         self._outer = REQUEST.get()
         self._wanted.set()
         item = await self._pending.get()
         if isinstance(item, BaseException):
             raise item
-        _, draft, judge = item
-        return draft, await judge
+        _, draft, judging = item
+        return draft, await judging
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
-        hedge = None if rollback.keep or rollback.instead else self._hedged.pop(len(chain.steps), None)
+        hedge = None if rollback.keep or rollback.instead else self._hedges.pop(len(chain.steps), None)
         self._outer = REQUEST.get()
         request = replace(self._context("repair", len(chain.steps)), bet=self._outer.bet)
         repair = hedge or self._start(self._policy.repair(chain, draft, rollback), request)
@@ -131,14 +184,14 @@ class Lookahead:
         self._closing = asyncio.create_task(self._kept_open.aclose())
         return await repair
 
-    async def leave(self) -> None:
-        """Cancel what is still going on, and wait until it is gone."""
+    async def close(self) -> None:
+        """Cancel all tasks, wait until they are gone, and tell the observer about every lost bet."""
         self._cancel()
         await asyncio.wait(self._tasks)
         await (self._closing or self._kept_open.aclose())
         for task in self._tasks:
             if not task.cancelled():
-                task.exception()  # A lost bet's failure is nobody's: read it, so that nobody warns of it.
+                task.exception()  # The failure of a lost bet does not matter: reading it silences asyncio's warning.
         while not self._pending.empty():
             item = self._pending.get_nowait()
             if not isinstance(item, BaseException):
@@ -151,8 +204,8 @@ class Lookahead:
                 task.cancel()
 
     def _context(self, purpose: Purpose, index: int) -> RequestContext:
-        """Why a model is called about step *index*: a bet, unless the loop waits for that step and is in no bet."""
-        bet = self._outer.bet or index - self._first >= self._asked
+        """The context of a request about step *index*: a bet, unless the loop awaits that step and is in no bet."""
+        bet = self._outer.bet or index - self._first >= self._awaited
         return RequestContext(purpose, self._outer.step if self._outer.purpose else index, bet)
 
     def _start(self, work: Coroutine[Any, Any, T], request: RequestContext) -> asyncio.Task[T]:
@@ -162,53 +215,54 @@ class Lookahead:
         self._tasks.append(task)
         return task
 
-    async def _bet(self, chain: Chain) -> None:
-        carried = True
+    async def _draft_ahead(self, chain: Chain) -> None:
+        """Make one draft after the other, as far ahead as the control allows, and start the verdict on each."""
+        bet_on = True
         try:
             while not (self._over(chain) or self._spent(chain)):
                 index = len(chain.steps)
-                await self._turn(index - self._first, carried=carried)
+                await self._turn(index - self._first, bet_on=bet_on)
                 if (preparing := prepare(self._policy, chain)) is not None:
-                    self._hedged[index] = self._start(preparing, self._context("verify", index))
+                    self._hedges[index] = self._start(preparing, self._context("verify", index))
                 REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
-                verifying = self._verify(index, chain, draft, self._hedged.get(index))
-                judge = self._start(verifying, self._context("verify", index))
-                self._pending.put_nowait((index, draft, judge))
-                chain, carried = chain.extend(draft), self._ahead.carries(draft)
+                verifying = self._verify(index, chain, draft, self._hedges.get(index))
+                judging = self._start(verifying, self._context("verify", index))
+                self._pending.put_nowait((index, draft, judging))
+                chain, bet_on = chain.extend(draft), self._control.bets_on(draft)
             raise EOFError("nothing is left to draft: the chain is over or its budget spent")
         except (Exception, asyncio.CancelledError) as exc:
-            self._pending.put_nowait(exc)  # A lost bet's failure is nobody's; a won one's raises in next().
+            self._pending.put_nowait(exc)  # next() raises it if the bet is won; of a lost bet it does not matter.
 
-    async def _turn(self, number: int, *, carried: bool) -> None:
-        """Wait until draft *number* may be made; if the one before does not carry it, until that one is committed."""
-        depth = self._ahead.depth()
+    async def _turn(self, number: int, *, bet_on: bool) -> None:
+        """Wait until draft *number* may be made; unless the draft before is *bet_on*, until that one is committed."""
+        depth = self._control.depth()
         KEPT_OPEN.set(self._kept_open if depth else None)
-        while number >= self._asked + depth * carried:
+        while number >= self._awaited + depth * bet_on:
             self._wanted.clear()
             await self._wanted.wait()
-            depth = self._ahead.depth()
+            depth = self._control.depth()
+
+    async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
+        reason = obstacle(chain, draft)
+        if not (reason or prepared) and foreseeable(self._policy) and self._control.hedges(draft):
+            request = replace(self._context("hedge", index), bet=True)
+            self._hedges[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")), request)
+        if chain.finished and not draft.text.strip() and draft.stop == "delimiter":
+            verdict: Verdict = Accept()  # the blank line before an answer
+        else:
+            verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
+        if isinstance(verdict, Accept) and index in self._hedges:
+            self._hedges.pop(index).cancel()
+        self._observe(Judged(index, draft, verdict))
+        return verdict
 
     async def _judge(self, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-        """Ask the policy; a judge that fails for good approves of nothing."""
+        """Ask the policy. A judge that is unavailable approves of nothing."""
         try:
             return await verify(self._policy, chain, draft, prepared)
         except EndpointUnavailable as exc:
             if exc.verb == "write":
                 raise
             return Rollback(reason="no verdict")
-
-    async def _verify(self, index: int, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-        reason = obstacle(chain, draft)
-        if not (reason or prepared) and foreseeable(self._policy) and self._ahead.doubts(draft):
-            hedge = replace(self._context("hedge", index), bet=True)
-            self._hedged[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")), hedge)
-        if chain.finished and not draft.text.strip() and draft.stop == "delimiter":
-            verdict: Verdict = Accept()  # the blank line before an answer
-        else:
-            verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
-        if isinstance(verdict, Accept) and index in self._hedged:
-            self._hedged.pop(index).cancel()
-        self._observe(Judged(index, draft, verdict))
-        return verdict

@@ -52,13 +52,13 @@ async def reason(
         chain = chain.extend(step)
         rule.start(chain)
 
-    working_ahead = LookaheadControl.of(ahead)
+    control = LookaheadControl.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
         async with timeout, running_stop_rule(stop_rule) as rule:
             while not (over(chain) or spent(chain)):
-                working = run_ahead(policy, chain, ahead=working_ahead, spent=spent, observe=observe, over=over)
-                async with working as lookahead:
+                drafts = run_ahead(policy, chain, control=control, spent=spent, observe=observe, over=over)
+                async with drafts as lookahead:
                     while True:
                         draft, verdict = await lookahead.next()
                         if await rule.stops():

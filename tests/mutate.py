@@ -42,11 +42,13 @@ NESTED = " ".join(f"tests/orchestrator/nesting/test_{name}.py" for name in ("cou
 CORE = {
     "budget": ("orchestrator/budget.py", "tests/orchestrator/test_budget.py tests/orchestrator/test_run.py"),
     "reason": ("orchestrator/reason.py", f"{LOOP} tests/orchestrator/test_reason.py"),
-    "lookahead": ("orchestrator/lookahead.py", f"{LOOP} tests/orchestrator/test_reason.py"),
+    "lookahead": (
+        "orchestrator/lookahead.py",
+        f"{LOOP} tests/orchestrator/test_reason.py tests/orchestrator/test_sure_bets.py",
+    ),
     "run": ("orchestrator/run.py", "tests/orchestrator/test_run.py tests/test_public_api.py"),
     "repetition": ("orchestrator/repetition.py", "tests/orchestrator/test_repetition.py"),
     "chain": ("orchestrator/chain.py", "tests/orchestrator/test_chain.py"),
-    "floor": ("orchestrator/floor.py", "tests/orchestrator/test_floor.py"),
     "early_stopping": ("orchestrator/early_stopping.py", "tests/orchestrator/test_early_stopping.py"),
     "load": ("orchestrator/feedback/load.py", "tests/orchestrator/feedback/test_load.py"),
     "nested": ("orchestrator/nesting/model.py", NESTED),

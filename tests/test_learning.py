@@ -126,11 +126,11 @@ async def test_the_load_still_shrinks_what_was_learnt() -> None:
 
 async def test_bets_are_sure_in_the_runs_that_ask_for_it() -> None:
     async with serving() as servers, servers.solver() as solver:
-        doubt = solver.floor.doubt
+        doubt = solver.sure_bets.doubt
         await solver.solve(PROBLEM)
-        assert solver.floor.doubt == doubt
+        assert solver.sure_bets.doubt == doubt
         await solver.solve(PROBLEM, sure_bets=True)
-        assert solver.floor.doubt > doubt
+        assert solver.sure_bets.doubt > doubt
 
 
 async def test_an_arm_of_an_evaluation_does_not_adapt_whatever_its_solver_does() -> None:
@@ -140,7 +140,7 @@ async def test_an_arm_of_an_evaluation_does_not_adapt_whatever_its_solver_does()
         doubts: list[float] = []
         for arm in (plain, sure):
             await solve_once(solver, arm, PROBLEM, observe=events.append)
-            doubts.append(solver.floor.doubt)
+            doubts.append(solver.sure_bets.doubt)
     assert not any(isinstance(event, Adapted) for event in events)
     assert doubts[0] < doubts[1]
 

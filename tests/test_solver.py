@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, Sampling, Solver, Step
-from stepspec.orchestrator.chain import Accept
+from stepspec.orchestrator.chain import Accept, Token
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Event, Judged, Moved
@@ -122,6 +122,9 @@ async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
     assert [step.author for step in solution.steps if step.fate == "kept"] == authors
 
 
+UNSURE = Step("So.", "small", tokens=(Token("So.", -1.0),))
+
+
 @pytest.mark.parametrize(
     ("settings", "chosen", "depths"),
     [({}, {}, [2, 0]), ({}, {"load": "ignore"}, [2, 2]), ({"load": "ignore"}, {}, [2, 2]), ({}, {"ahead": 8}, [8, 0])],
@@ -137,10 +140,11 @@ async def test_all_runs_of_a_solver_share_the_load_unless_told_to_ignore_it(
 
     monkeypatch.setattr(Load, "depth", depth)
     async with serving() as servers, servers.solver(**settings) as solver:
-        begun = solver._ahead(solver.settings.with_overrides(chosen))  # pyright: ignore[reportPrivateUsage]
-        assert (begun.depth(), begun.calm()) == (depths[0], True)
+        options = solver.settings.with_overrides({"hedge": 1.0, **chosen})
+        begun = solver._ahead(options)  # pyright: ignore[reportPrivateUsage]
+        assert (begun.depth(), begun.hedges(UNSURE)) == (depths[0], True)
         solver.large_load.share = 0.1
-        assert (begun.depth(), begun.calm()) == (depths[1], depths[1] > 0)
+        assert (begun.depth(), begun.hedges(UNSURE)) == (depths[1], depths[1] > 0)
         await solver.solve(PROBLEM, **chosen)
     assert bool(asked) == (depths[1] == 0)
 

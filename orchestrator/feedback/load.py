@@ -1,9 +1,9 @@
 """
 How much speculation the large model's server can bear: additive increase, multiplicative decrease.
 
-Bets and hedges cost the other users of a server that is busy. Every process sees its own requests only, and one that
-halves what it takes when things get slow and adds a little when they are not shares fairly with others of its kind
-(Chiu and Jain 1989, the argument for TCP's congestion control). Pure: the same observations, the same decisions.
+Bets and hedges cost the other users of a busy server. Every process sees its own requests only. A process that halves
+its share when requests get slow, and raises it a little when they do not, shares fairly with others of its kind (Chiu
+and Jain 1989, the argument for TCP's congestion control). Pure: the same observations give the same decisions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Load:
     """
     What one process may add to the large model's load, for all of its runs together.
 
-    *share* is the part of the wanted lookahead that is granted, from 0 to 1. It is halved when the large model's
-    requests take *heavy* times as long as the best of their kind, or wait in a queue, and grows by an eighth when they
-    take at most *light* times as long. A decision is made on the median of *batch* requests, so that the more there are
-    the sooner it comes. The best is that of the last *window* requests of the kind: the same verb, and as many tokens
-    to read to within a factor of two. A failed request took for ever.
+    *share* is the part of the wanted lookahead that is granted, 0 to 1. It is halved when the large model's requests
+    take *heavy* times as long as the fastest of their kind, or wait in a queue, and grows by an eighth when they take
+    at most *light* times as long. Each decision uses the median of *batch* requests, so that decisions come faster the
+    more requests there are. The fastest is that of the last *window* requests of the kind: the same verb, and as many
+    tokens to read to within a factor of two. A failed request counts as infinitely slow.
     """
 
     heavy: float = 3.0
@@ -35,39 +35,39 @@ class Load:
     batch: int = 4
     window: int = 1024
     share: float = 1.0
-    _seen: dict[tuple[Verb, int], deque[float]] = field(default_factory=dict[tuple[Verb, int], deque[float]])
+    _recent: dict[tuple[Verb, int], deque[float]] = field(default_factory=dict[tuple[Verb, int], deque[float]])
     _ratios: list[float] = field(default_factory=list[float])
 
     def depth(self, most: int) -> int:
-        """How many drafts may now be made ahead, where a user wants *most*."""
+        """How many drafts may be made ahead now, for a user who wants *most*."""
         return int(most * self.share)
 
     @property
     def calm(self) -> bool:
-        """Whether there is room for hedges, too: they cost the large model's own tokens."""
+        """Whether there is room for hedges as well: they cost the large model's own tokens."""
         return self.share == 1
 
     def observe(self, event: Event) -> None:
-        """Learn from a request that is over; every other event, and a request that was cancelled, tells nothing."""
+        """Learn from a request of the large model that ended, unless it was cancelled. Other events are ignored."""
         if not isinstance(event, Called) or event.role != "large" or event.fate == "cancelled":
             return
         waited = event.first if event.verb == "write" else event.seconds
         if event.fate == "failed":
-            self._note(inf)
+            self._add(inf)
         elif waited is not None and waited > 0:
-            self._note(waited / self._best(event.verb, event.prompt - event.cached, waited))
+            self._add(waited / self._fastest(event.verb, event.prompt - event.cached, waited))
 
     def queue(self, running: int, waiting: int) -> None:
-        """Learn from the server's gauges; a request that has only just come waits for a moment on an idle one, too."""
+        """Learn from the server's gauges. Even on an idle server, a request that has just arrived waits briefly."""
         if waiting > max(1, running // 4):
             self._shrink()
 
-    def _best(self, verb: Verb, tokens: int, waited: float) -> float:
-        seen = self._seen.setdefault((verb, tokens.bit_length()), deque(maxlen=self.window))
-        seen.append(waited)
-        return min(seen)
+    def _fastest(self, verb: Verb, tokens: int, waited: float) -> float:
+        recent = self._recent.setdefault((verb, tokens.bit_length()), deque(maxlen=self.window))
+        recent.append(waited)
+        return min(recent)
 
-    def _note(self, ratio: float) -> None:
+    def _add(self, ratio: float) -> None:
         self._ratios.append(ratio)
         if len(self._ratios) < self.batch:
             return

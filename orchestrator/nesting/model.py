@@ -120,7 +120,7 @@ class Course:
         self.expected = None
         lookahead, self._lookahead = self._lookahead, None
         if lookahead is not None:
-            await to_the_end(lookahead.leave())
+            await to_the_end(lookahead.close())
 
     def _begin(self) -> Lookahead:
         outer = KEPT_OPEN.set(None)  # The pair's own requests are kept open by its own lookahead, if at all.

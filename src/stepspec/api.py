@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack
 
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Chain, Message, Party, Role, Step
+from stepspec.orchestrator.chain import Chain, Message, Party, Role
 from stepspec.orchestrator.concurrency import all_entered, at_once
 from stepspec.orchestrator.early_stopping import StopRule, TrialAnswer
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, RewardModelEndpoint, Sampling
@@ -25,9 +25,8 @@ from stepspec.orchestrator.events import Event, Observer, Started
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.feedback.shadow import Shadowing, Shadows
-from stepspec.orchestrator.floor import Floor
 from stepspec.orchestrator.interfaces import Policy
-from stepspec.orchestrator.lookahead import LookaheadControl, confidence
+from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import NestedPair, described, named, servers
 from stepspec.orchestrator.run import run
 from stepspec.orchestrator.run_options import RunOptions, RunOverrides
@@ -76,7 +75,7 @@ class Solver:
         self.large_load = Load()
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
         self.shadows = Shadows(settings.shadow)
-        self.floor = Floor(confidence)
+        self.sure_bets = SureBets()
         self.underneath = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
         self._learnings = Learnings(settings)
         self._check = ShadowJudge(self.large, settings.sampling, self.shadows.observe, self.underneath.company)
@@ -177,7 +176,7 @@ class Solver:
             recorder,
             Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.large_load),
             self.large_load.observe,
-            *([self.floor.observe] if settings.sure_bets else []),
+            *([self.sure_bets.observe] if settings.sure_bets else []),
             *([promise] if promise else []),
             observe,
         ]
@@ -246,10 +245,8 @@ class Solver:
         return models.policy(options.policy, options.options, lead=options.lead, ending=options.ending)
 
     def _ahead(self, options: RunOptions) -> LookaheadControl:
-        load, carries = self.large_load, self.floor.carries if options.sure_bets else _always
-        if options.load == "ignore":
-            return LookaheadControl(lambda: options.ahead, options.hedge, carries=carries)
-        return LookaheadControl(lambda: load.depth(options.ahead), options.hedge, lambda: load.calm, carries)
+        load = self.large_load if options.load == "adapt" else None
+        return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
 
     def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
         return TrialAnswer(models.large) if options.early_exit and self.thinks else None
@@ -333,10 +330,6 @@ def solve(
     except RuntimeError:
         return asyncio.run(asolve(problem, small, large, **overrides))
     raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
-
-
-def _always(draft: Step) -> bool:
-    return True
 
 
 async def context_room(chain: Chain, endpoints: Sequence[ModelEndpoint]) -> int:

@@ -108,7 +108,7 @@ def test_on_the_virtual_clock_no_latency_hedge_or_depth_changes_a_seeded_chain(m
             for role in ROLES
         )
         policy = policies.make(method, small, large)
-        (chain, _), _ = run(reason(policy, CHAIN, ahead=LookaheadControl(lambda: ahead, hedge)))
+        (chain, _), _ = run(reason(policy, CHAIN, ahead=LookaheadControl(ahead, hedge)))
         return tuple((step.author, step.text) for step in chain.steps)
 
     ways = ((0, 0.0), (1, 0.0), (3, 0.0), (3, 1.0))

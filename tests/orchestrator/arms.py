@@ -152,7 +152,7 @@ class Arm:
 
 
 def working(depth: int, hedge: float = 0.0) -> LookaheadControl:
-    return LookaheadControl(lambda: depth, hedge)
+    return LookaheadControl(depth, hedge)
 
 
 def taste(*key: object) -> float:

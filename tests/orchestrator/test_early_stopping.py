@@ -53,8 +53,10 @@ async def watched(rule: StopRule | None, *, ahead: int = 1, wrong: tuple[int, ..
     policy = SpecReason(small, large)
     async with running_stop_rule(rule) as asked:
         while not chain.finished:
-            depth = LookaheadControl.of(ahead)
-            async with run_ahead(policy, chain, ahead=depth, spent=lambda c: False, observe=lambda e: None) as looking:
+            control = LookaheadControl(ahead)
+            async with run_ahead(
+                policy, chain, control=control, spent=lambda c: False, observe=lambda e: None
+            ) as looking:
                 while not chain.finished:
                     draft, verdict = await looking.next()
                     if await asked.stops():

@@ -12,7 +12,8 @@ from stepspec.orchestrator import Budget, Chain, Ledger, Step, Token, reason
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
-from stepspec.orchestrator.lookahead import LookaheadControl, confidence
+from stepspec.orchestrator.feedback.load import Load
+from stepspec.orchestrator.lookahead import LookaheadControl, SureBets, confidence
 from stepspec.policies import LookaheadReasoning, SpecReason
 
 from ..fakes import ScriptedModel, run
@@ -62,9 +63,14 @@ def test_what_is_committed_already_is_not_counted_as_drafted_ahead() -> None:
     assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
 
 
-def test_no_bet_is_made_beyond_a_draft_that_does_not_carry_one() -> None:
+def test_no_bet_is_made_beyond_a_draft_that_is_not_sure() -> None:
     small, large = pair(length=3)
-    ahead = LookaheadControl(lambda: 2, carries=lambda draft: "says 1" in draft.text)
+
+    class Bets(SureBets):
+        def allows(self, draft: Step) -> bool:
+            return "says 1" in draft.text
+
+    ahead = LookaheadControl(2, sure_bets=Bets())
     assert run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))[1] == 5.0
     # Nothing beyond the first draft until it is judged; then two drafts, and the judges one draft behind.
     assert [line for line in small.log if "write" in line or "ask 1" in line][:5] == [
@@ -74,16 +80,16 @@ def test_no_bet_is_made_beyond_a_draft_that_does_not_carry_one() -> None:
 
 def test_without_more_said_nothing_is_worked_ahead_nor_hedged() -> None:
     assert (LookaheadControl().depth(), LookaheadControl().hedge) == (0, 0.0)
-    assert not LookaheadControl().doubts(Step("So.", "small", tokens=(Token("So.", -inf),)))
+    assert not LookaheadControl().hedges(Step("So.", "small", tokens=(Token("So.", -inf),)))
 
 
 def test_a_hedge_of_one_doubts_every_draft_of_the_small_model_and_no_step_of_the_large() -> None:
     certain = Step("So.", "small", tokens=(Token("So.", 0.0),))
     ahead = LookaheadControl(hedge=1.0)
     assert (confidence(certain), confidence(replace(certain, tokens=()))) == (1.0, 0.0)
-    assert ahead.doubts(certain)
-    assert not ahead.doubts(replace(certain, tokens=()))
-    assert not ahead.doubts(replace(certain, author="large"))
+    assert ahead.hedges(certain)
+    assert not ahead.hedges(replace(certain, tokens=()))
+    assert not ahead.hedges(replace(certain, author="large"))
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -172,7 +178,7 @@ def test_a_confident_draft_is_not_hedged(hedge: float) -> None:
 
 def test_no_hedge_when_it_is_not_calm() -> None:
     small, large = pair(length=3)
-    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(hedge=1.0, calm=lambda: False)))
+    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(hedge=1.0, load=Load(share=0.5))))
     assert not [line for line in small.log if line.startswith("large write")]
 
 
@@ -181,7 +187,12 @@ def test_the_depth_may_change_on_the_way(then: int) -> None:
     small, large = pair()
     large.reading = lambda chain: 100.0
     depths = iter([4, 4, then, then])
-    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(lambda: next(depths, then)), deadline=50.0))
+
+    class Changing(Load):
+        def depth(self, most: int) -> int:
+            return next(depths, then)
+
+    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(4, load=Changing()), deadline=50.0))
     assert sum(line.startswith("small write") and "done" in line for line in small.log) == 2
 
 

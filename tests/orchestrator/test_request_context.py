@@ -88,7 +88,7 @@ def test_a_verdict_is_a_bet_while_an_earlier_one_is_awaited() -> None:
 
 
 def test_a_hedge_is_a_bet_whichever_step_it_is_about() -> None:
-    seen = spied(LookaheadControl(lambda: 0, hedge=1.0))
+    seen = spied(LookaheadControl(hedge=1.0))
     assert RequestContext("hedge", 1, bet=True) in seen
     assert RequestContext("repair", 1) not in seen
 
