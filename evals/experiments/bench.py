@@ -25,7 +25,7 @@ from ..results import Result, summarise
 from ..sample import Arm, Sample, Task
 from ..store import SampleStore
 from ..testbed.servers import SPECULATIONS, counting, weights_digest
-from ..testbed.solving_pair import fresh, pair_solver, solvers
+from ..testbed.solving_pair import fresh_tasks, pair_solver, solvers
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import markdown, small_print, table
 
@@ -70,7 +70,7 @@ async def measure_stacked(
     problems: int, profile: str, seed: int, samples: SampleStore, console: Console
 ) -> list[Result]:
     """Measure every method's arms on the same fresh problems; what *samples* have is not run again."""
-    tasks, chosen = fresh(problems, seed), {method: arms(method) for method in SPECULATIONS}
+    tasks, chosen = fresh_tasks(problems, seed), {method: arms(method) for method in SPECULATIONS}
     with samples:
         for method, over in chosen.items():
             if left := missing(over, tasks, samples):
@@ -192,7 +192,7 @@ async def bench(
 
     What *samples* have is not run again. Return the results by sampling; the arms have their own names in them.
     """
-    tasks, nested = fresh(problems, SEED), {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
+    tasks, nested = fresh_tasks(problems, SEED), {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     every = [arm for sampling in samplings for arm in sampled(arms, sampling)]
     solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested)
     async with solving as (solver, others):

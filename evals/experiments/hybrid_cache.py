@@ -36,7 +36,7 @@ from stepspec.orchestrator.launcher.up import starting
 from stepspec.policies import BiLD, SpecReason
 
 from ..command_line import script
-from ..testbed.problems import generate, worked
+from ..testbed.problems import generate
 from ..testbed.random_models import hybrid_server, make_hybrid
 
 EXAMPLES = """
@@ -129,7 +129,7 @@ class Arm:
 
 async def measure(plain: Served, cured: Served, steps: int = STEPS, refuse_every: int = REFUSE_EVERY) -> list[Cost]:
     """Judge the same *steps* steps in every arm, in turns, on a server with the default cache and on a *cured* one."""
-    texts = [*islice(joined.from_iterable(map(worked, generate(SEED, "test"))), steps)]
+    texts = [*islice(joined.from_iterable(map(worked_steps, generate(SEED, "test"))), steps)]
     async with AsyncExitStack() as stack:
         arms: list[Arm] = []
         for name, served in ((DEFAULT, plain), (FLAGS, cured), (CURED, cured)):

@@ -32,7 +32,7 @@ from stepspec.policies import Reflective
 from stepspec.prompts import load
 
 from ..command_line import script
-from ..testbed.problems import generate, worked
+from ..testbed.problems import generate, worked_steps
 from ..testbed.servers import endpoint, running
 
 GRADE = load("specreason.grade")
@@ -95,7 +95,7 @@ def fresh_steps(seed: int) -> Iterator[Step]:
     """Yield steps of worked problems, every text once: the server has not read what comes after the chain."""
     seen: set[str] = set()
     for problem in generate(seed, "test"):
-        for text in worked(problem)[:-1]:
+        for text in worked_steps(problem)[:-1]:
             if text not in seen:
                 seen.add(text)
                 yield Step(text, "small")

@@ -102,7 +102,7 @@ def cases(problems: Iterable[Problem], seed: int) -> list[Case]:
 
 def _states(problem: Problem) -> Iterable[tuple[Chain, State]]:
     chain, state = Chain.of(problem.text), begin(problem)
-    while state.index <= len(problem.deeds):
+    while state.index <= len(problem.operations):
         yield chain, state
         step = expected(problem, state)
         chain, state = chain.extend(Step(step, "large")), advance(problem, state, step)

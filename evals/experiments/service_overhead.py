@@ -32,7 +32,7 @@ from stepspec.service_factory import offer
 
 from ..command_line import script
 from ..testbed.servers import counting
-from ..testbed.solving_pair import fresh, pair_solver
+from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .mock_engine import InstantEngine
 
 BAR = 1.3
@@ -115,7 +115,7 @@ async def arrivals(problems: int, console: Console, serving: Serving) -> list[Ar
     ):
         with counting(console) as progress:
             bar = progress.add_task("arrivals", total=problems)
-            for number, task in enumerate(fresh(problems + 2, SEED)):
+            for number, task in enumerate(fresh_tasks(problems + 2, SEED)):
                 arrival = await _stream(http, task.problem, watch)
                 if number >= 2:  # The first two warm up.
                     found.append(arrival)

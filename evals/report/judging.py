@@ -29,8 +29,8 @@ from ..testbed.problems import (
     begin,
     expected,
     generate,
+    is_right,
     paragraphs,
-    right,
 )
 from .figures import is_repair
 from .run_folder import Run
@@ -104,12 +104,12 @@ def is_right_prefix(problem: Problem, text: str) -> bool:
     state = begin(problem)
     *complete, last = paragraphs(text) or [""]
     for paragraph in complete:
-        if not right(problem, state, paragraph):
+        if not is_right(problem, state, paragraph):
             return False
         state = advance(problem, state, paragraph)
-    if state.index > len(problem.deeds):  # the end of the thinking was written
+    if state.index > len(problem.operations):  # the end of the thinking was written
         return not last.strip()
-    unchecked = State(state.index, state.value)  # the check of the last deed is optional
+    unchecked = State(state.index, state.value)  # the check of the last operation is optional
     return any(expected(problem, option).startswith(last) for option in (state, unchecked))
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .problems import DEFAULT, Difficulty, final_answer, generate, worked
+from .problems import DEFAULT, Difficulty, final_answer, generate, worked_steps
 from .servers import MODELS
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -22,12 +22,12 @@ console = Console()
 def problems(
     count: Annotated[int, typer.Option(min=1)] = 3,
     seed: int = 0,
-    least: Annotated[int, typer.Option(help="Least number of deeds.", min=1, max=7)] = DEFAULT.steps[0],
-    most: Annotated[int, typer.Option(help="Greatest number of deeds.", min=1, max=7)] = DEFAULT.steps[1],
+    least: Annotated[int, typer.Option(help="Least number of operations.", min=1, max=7)] = DEFAULT.steps[0],
+    most: Annotated[int, typer.Option(help="Greatest number of operations.", min=1, max=7)] = DEFAULT.steps[1],
 ) -> None:
     """Print fresh problems with their worked reasoning."""
     for problem in islice(generate(seed, "test", Difficulty(steps=(least, most))), count):
-        reasoning = "".join(worked(problem)) + final_answer(problem.answer)
+        reasoning = "".join(worked_steps(problem)) + final_answer(problem.answer)
         console.print(f"{problem.text}\n\n{reasoning}\n", markup=False, highlight=False)
 
 

@@ -19,7 +19,7 @@ from ..experiments.arms import LARGE, SHIPPED, SMALL, measure
 from ..results import Result, summarise
 from ..sample import Sample, Task
 from .servers import MODELS, NO_SPECULATION, PAIR, SCORERS, running
-from .solving_pair import fresh, pair_solver
+from .solving_pair import fresh_tasks, pair_solver
 
 __all__ = ["STOPPING", "up"]
 
@@ -74,7 +74,7 @@ async def demo(problems: int, seed: int, profile: str, console: Console) -> list
         samples = await measure(
             solver,
             ARMS,
-            fresh(problems, seed),
+            fresh_tasks(problems, seed),
             on_sample=_tell(console),
             observers={SHIPPED.name: lambda task: _narrate(task, console)},
         )

@@ -34,9 +34,9 @@ from .problems import (
     expected,
     final_answer,
     generate,
+    is_right,
     paragraphs,
-    right,
-    stumbling,
+    with_mistakes,
 )
 
 IGNORED = -100
@@ -129,7 +129,7 @@ class Writer:
     def marks(self, problem: Problem, state: State, step: str) -> list[int]:
         """Which tokens of *step* are wrong: its digits, where they stand as in the right step, and its last token."""
         ids, want = self.encode(step), self.encode(expected(problem, state))
-        fine = right(problem, state, step)
+        fine = is_right(problem, state, step)
         marks = [IGNORED] * len(ids)
         marks[-1] = 0 if fine else 1
         if fine or len(ids) == len(want):
@@ -167,11 +167,11 @@ class Writer:
     ) -> Iterator[tuple[str, bool]]:
         """Every step of the trunk, and whether it is right; with *mend*, the *mistake* is made and mended in it."""
         if mistake is None:
-            yield from stumbling(rng, problem, self.stumbles.rate, sums=self.stumbles.sums)
+            yield from with_mistakes(rng, problem, self.stumbles.rate, sums=self.stumbles.sums)
             return
         state = begin(problem)
         steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
-        while state.index <= len(problem.deeds):
+        while state.index <= len(problem.operations):
             step, fine = steps.pop(0) if steps else (expected(problem, state), True)
             yield step, fine
             state = advance(problem, state, step)
@@ -189,7 +189,7 @@ class Writer:
         state, leaves, last = fork
         want = expected(problem, state)
         draft = wrong if wrong is not None else corrupt(rng, problem, state) if rng.random() < WRONG_DRAFTS else want
-        fine = right(problem, state, draft)
+        fine = is_right(problem, state, draft)
         row.add(self.encode(draft), branch=number, leaves=leaves, learn=False, wrong=self.marks(problem, state, draft))
         kind = rng.choices((*vocabulary.JUDGES, vocabulary.REFLECTION), weights=(10, 3, 3, 6))[0]
         prompt = load(kind)
@@ -264,10 +264,10 @@ def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:
     """The first wrong step of *reasoning* that a model wrote; None where all steps are right."""
     state, before = begin(problem), list[str]()
     for step in paragraphs(reasoning):
-        if not right(problem, state, step):
+        if not is_right(problem, state, step):
             return Mistake(problem, tuple(before), step)
         before.append(step)
         state = advance(problem, state, step)
-        if state.index > len(problem.deeds):
+        if state.index > len(problem.operations):
             return None
     return None

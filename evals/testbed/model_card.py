@@ -26,9 +26,9 @@ from .problems import (
     begin,
     corrupt,
     generate,
+    is_right,
     paragraphs,
-    right,
-    worked,
+    worked_steps,
 )
 from .servers import MODELS
 
@@ -99,14 +99,14 @@ def real_steps(solved: Sequence[Solved]) -> list[Judged]:
     for solution in solved:
         state, before, fine = begin(solution.problem), list[str](), list[Judged]()
         for step in paragraphs(solution.reasoning):
-            case = Judged(solution.problem, tuple(before), step, right(solution.problem, state, step))
+            case = Judged(solution.problem, tuple(before), step, is_right(solution.problem, state, step))
             if not case.right:
                 cases.append(case)
                 break
             fine.append(case)
             before.append(step)
             state = advance(solution.problem, state, step)
-            if state.index > len(solution.problem.deeds):
+            if state.index > len(solution.problem.operations):
                 break
         if fine:
             cases.append(rng.choice(fine))
@@ -118,7 +118,7 @@ def synthetic_steps(problems: Sequence[Problem]) -> list[Judged]:
     rng = random.Random(SEED)
     cases: list[Judged] = []
     for problem in problems:
-        steps = worked(problem)
+        steps = worked_steps(problem)
         place = rng.randrange(len(steps))
         before, state = tuple(steps[:place]), _after(problem, steps[:place])
         cases.append(Judged(problem, before, steps[place], True))
@@ -171,14 +171,16 @@ def card(figures: Sequence[Figure]) -> str:
     )
     return f"""# The miniature pair
 
-Four Qwen3-architecture models, trained from nothing on arithmetic word problems, so that the whole system runs for
-real on a CPU. They know nothing else. `large`, `small` and `tiny` share a vocabulary; `small-other` has its own, with
-numbers in groups of two digits. `large` was also trained to judge: to grade a step, to answer a yes/no check, to say
-whether two steps mean the same, and to write a step right after reading a wrong draft and the reflection prompt.
-`small` and `small-other` stopped learning early, which is why they err, and `tiny`, for nested pairs, even earlier.
+Four models of the Qwen3 architecture, trained from scratch on arithmetic word problems only, so that the whole system
+runs with real models on a CPU. `large`, `small` and `tiny` share a vocabulary; `small-other` has another one, with
+numbers in groups of two digits. `large` was also trained to judge: to grade a step, to answer a yes/no check, to decide
+whether two steps mean the same, and to write the right step after a wrong draft and the reflection prompt. The training
+of `small` and `small-other` was stopped early, so that they make mistakes, and that of `tiny`, for nested pairs, even
+earlier.
 
 Measured on {datetime.date.today()} by `python -m stepspec.evals.testbed report`, seed {SEED}, on fresh problems of
-the default mix (3 to 6 deeds), none of which was trained on. Grades are the mean over the ten digits' probabilities.
+the default difficulty (3 to 6 operations), none of which was trained on. A grade is the mean over the probabilities
+of the ten digits.
 
 | figure | value | bar | |
 |---|---|---|---|

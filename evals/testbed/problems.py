@@ -26,14 +26,14 @@ PEOPLE = {
 }  # fmt: skip
 ITEMS = ("apples", "coins", "marbles", "stickers", "books", "cards", "shells", "pens")
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
-DEEDS: dict[Kind, tuple[str, ...]] = {
+PHRASES: dict[Kind, tuple[str, ...]] = {
     "add": ("buys {n} more", "finds {n}", "wins {n}"),
     "sub": ("gives away {n}", "loses {n}", "sells {n}"),
     "double": ("doubles them",),
     "halve": ("keeps half of them",),
 }
 SIGNS: dict[Kind, str] = {"add": "+", "sub": "-", "double": "*", "halve": "/"}
-MENDING = "Wait, that is wrong. "
+CORRECTION = "Wait, that is wrong. "
 THINK_END = "</think>"
 LIMIT = 99
 
@@ -41,9 +41,9 @@ LIMIT = 99
 @dataclass(frozen=True, slots=True)
 class Difficulty:
     """
-    *steps* is the least and the greatest number of deeds, *operand* of what is added or taken away, *start* of what
-    there is at first, and *doubling* the share of doublings and halvings. Raise `ConfigurationError` for what no
-    problem can have.
+    The ranges, inclusive, of the parameters of a problem: *steps* is the number of operations, *operand* the number
+    that is added or taken away, *start* the number at the start. *doubling* is the share of doublings and halvings.
+    Raise `ConfigurationError` for impossible ranges.
     """
 
     steps: tuple[int, int] = (3, 6)
@@ -53,22 +53,24 @@ class Difficulty:
 
     def __post_init__(self) -> None:
         if not 1 <= self.steps[0] <= self.steps[1] <= len(DAYS):
-            raise ConfigurationError(f"steps {self.steps}: from 1 to {len(DAYS)}, the lesser first")
-        if not 1 <= self.operand[0] <= self.operand[1] <= LIMIT // 2:  # so that one of sum and difference is possible
-            raise ConfigurationError(f"operand {self.operand}: from 1 to {LIMIT // 2}, the lesser first")
-        if not 0 <= self.doubling < 1:  # an odd number above half of the limit can be neither doubled nor halved
+            raise ConfigurationError(f"steps {self.steps}: from 1 to {len(DAYS)}, the smaller first")
+        if (
+            not 1 <= self.operand[0] <= self.operand[1] <= LIMIT // 2
+        ):  # then the sum or the difference is within the limit
+            raise ConfigurationError(f"operand {self.operand}: from 1 to {LIMIT // 2}, the smaller first")
+        if not 0 <= self.doubling < 1:  # an odd number above half of the limit cannot be doubled or halved
             raise ConfigurationError(f"doubling {self.doubling}: at least 0 and less than 1")
         if not 1 <= self.start[0] <= self.start[1] <= LIMIT:
-            raise ConfigurationError(f"start {self.start}: from 1 to {LIMIT}, the lesser first")
+            raise ConfigurationError(f"start {self.start}: from 1 to {LIMIT}, the smaller first")
 
 
 DEFAULT = Difficulty()
-FEW = Difficulty(start=(2, 12))  # single digits are rare otherwise
+SMALL_NUMBERS = Difficulty(start=(2, 12))  # more single digits
 
 
 @dataclass(frozen=True, slots=True)
-class Deed:
-    """One change of the number of things; *phrase* indexes the wordings of its kind."""
+class Operation:
+    """One change of the number of things; *phrase* is an index into the phrases of its kind."""
 
     kind: Kind
     n: int
@@ -76,7 +78,7 @@ class Deed:
 
     @property
     def words(self) -> str:
-        return DEEDS[self.kind][self.phrase].format(n=self.n)
+        return PHRASES[self.kind][self.phrase].format(n=self.n)
 
     def apply(self, value: int) -> int:
         match self.kind:
@@ -96,12 +98,12 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Somebody has *start* things, and something happens to them every day."""
+    """A person has *start* things, and one operation changes their number every day."""
 
     person: str
     item: str
     start: int
-    deeds: tuple[Deed, ...]
+    operations: tuple[Operation, ...]
 
     @property
     def pronoun(self) -> str:
@@ -109,10 +111,10 @@ class Problem:
 
     @property
     def values(self) -> tuple[int, ...]:
-        """The number of things before the first deed and after each."""
+        """The number of things at the start and after each operation."""
         values = [self.start]
-        for deed in self.deeds:
-            values.append(deed.apply(values[-1]))
+        for operation in self.operations:
+            values.append(operation.apply(values[-1]))
         return tuple(values)
 
     @property
@@ -121,7 +123,9 @@ class Problem:
 
     @property
     def text(self) -> str:
-        days = " ".join(f"On {day} {self.pronoun} {deed.words}." for day, deed in zip(DAYS, self.deeds, strict=False))
+        days = " ".join(
+            f"On {day} {self.pronoun} {operation.words}." for day, operation in zip(DAYS, self.operations, strict=False)
+        )
         question = f"How many {self.item} does {self.person} have now?"
         return f"{self.person} has {self.start} {self.item}. {days} {question}"
 
@@ -130,23 +134,23 @@ class Problem:
         return "test" if blake2b(self.text.encode(), digest_size=1).digest()[0] < 32 else "train"
 
     def step(self, index: int, value: int) -> str:
-        """The paragraph that works out deed *index* when *value* things are left."""
-        deed, day = self.deeds[index], DAYS[index]
-        return f"On {day} {self.pronoun} {deed.words}: {equation(deed, value)}.\n\n"
+        """Return the paragraph that applies operation *index* to *value* things."""
+        operation, day = self.operations[index], DAYS[index]
+        return f"On {day} {self.pronoun} {operation.words}: {equation(operation, value)}.\n\n"
 
     def close(self, value: int) -> str:
-        """The paragraph that ends the thinking."""
+        """Return the paragraph that ends the thinking."""
         return f"Yes, that is all: {value}.\n{THINK_END}"
 
 
-def equation(deed: Deed, value: int) -> str:
-    operand = deed.n if deed.kind in ("add", "sub") else 2
-    return f"{value} {SIGNS[deed.kind]} {operand} = {deed.apply(value)}"
+def equation(operation: Operation, value: int) -> str:
+    operand = operation.n if operation.kind in ("add", "sub") else 2
+    return f"{value} {SIGNS[operation.kind]} {operand} = {operation.apply(value)}"
 
 
-def check(deed: Deed, value: int) -> str:
-    """The paragraph that makes sure of a doubling or a halving of *value*; empty for other deeds."""
-    match deed.kind:
+def check(operation: Operation, value: int) -> str:
+    """Return the paragraph that checks a doubling or a halving of *value*; empty for other operations."""
+    match operation.kind:
         case "double":
             return f"Alternatively, {value} + {value} = {value * 2}.\n\n"
         case "halve":
@@ -160,7 +164,7 @@ def final_answer(value: int) -> str:
 
 
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
-    """Yield problems of one half, for ever; the same for the same *seed*."""
+    """Yield problems of one split, without end; the sequence depends on *seed* only."""
     rng = random.Random(f"{seed} {split}")
     while True:
         problem = draw(rng, difficulty)
@@ -169,36 +173,41 @@ def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Itera
 
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
-    """Draw one problem of either half."""
+    """Draw one problem of either split."""
     person, item, start = rng.choice(list(PEOPLE)), rng.choice(ITEMS), rng.randint(*difficulty.start)
-    deeds: list[Deed] = []
+    operations: list[Operation] = []
     value = start
     for _ in range(rng.randint(*difficulty.steps)):
-        deed = draw_deed(rng, value, difficulty)
-        deeds.append(deed)
-        value = deed.apply(value)
-    return Problem(person, item, start, tuple(deeds))
+        operation = draw_operation(rng, value, difficulty)
+        operations.append(operation)
+        value = operation.apply(value)
+    return Problem(person, item, start, tuple(operations))
 
 
-def draw_deed(rng: random.Random, value: int, difficulty: Difficulty) -> Deed:
+def draw_operation(rng: random.Random, value: int, difficulty: Difficulty) -> Operation:
     while True:
         kinds: tuple[Kind, Kind] = ("double", "halve") if rng.random() < difficulty.doubling else ("add", "sub")
         kind = rng.choice(kinds)
         n = rng.randint(*difficulty.operand) if kind in ("add", "sub") else 0
-        deed = Deed(kind, n, rng.randrange(len(DEEDS[kind])))
-        if deed.possible(value):
-            return deed
+        operation = Operation(kind, n, rng.randrange(len(PHRASES[kind])))
+        if operation.possible(value):
+            return operation
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """How far a chain of reasoning has come: the next deed, the value it believes in, and what may be said next."""
+    """
+    The position in a chain of reasoning: the *index* of the next operation, and the current *value*.
+
+    *unchecked* is the last operation, if its check may follow, and *before* the value before it. *wrong* is the right
+    paragraph that a correction must give, if the last paragraph was wrong.
+    """
 
     index: int
     value: int
-    unchecked: Deed | None = None
+    unchecked: Operation | None = None
     before: int = 0
-    wrong: str = ""  # the right paragraph, where the last one was wrong
+    wrong: str = ""
 
 
 def paragraphs(text: str) -> list[str]:
@@ -211,59 +220,61 @@ def begin(problem: Problem) -> State:
 
 
 def expected(problem: Problem, state: State) -> str:
-    """The one right next paragraph of the worked reasoning."""
+    """Return the next paragraph of the worked reasoning."""
     if state.wrong:
-        return MENDING + state.wrong
+        return CORRECTION + state.wrong
     if state.unchecked is not None:
         return check(state.unchecked, state.before)
-    if state.index == len(problem.deeds):
+    if state.index == len(problem.operations):
         return problem.close(state.value)
     return problem.step(state.index, state.value)
 
 
-def right(problem: Problem, state: State, paragraph: str) -> bool:
-    """Whether *paragraph* is a right next step: the worked one, or the next deed with its check left out."""
+def is_right(problem: Problem, state: State, paragraph: str) -> bool:
+    """Whether *paragraph* is a right next step: the worked one, or the next operation without the check."""
     return paragraph in (expected(problem, state), _unchecked(problem, state))
 
 
 def _unchecked(problem: Problem, state: State) -> str:
     if state.wrong:
-        return MENDING + state.wrong
+        return CORRECTION + state.wrong
     return expected(problem, State(state.index, state.value))
 
 
 def advance(problem: Problem, state: State, paragraph: str) -> State:
     """
-    The state after *paragraph*, right or wrong.
+    Return the state after *paragraph*, right or wrong.
 
-    A wrong paragraph leaves the state as it was, with the right one to be said first.
+    A wrong paragraph does not change the position, and the correction must come next.
     """
-    if not right(problem, state, paragraph):
+    if not is_right(problem, state, paragraph):
         return replace(state, wrong=state.wrong or expected(problem, state))
-    said = paragraph.removeprefix(MENDING)
-    if state.unchecked is not None and said == check(state.unchecked, state.before):
+    step = paragraph.removeprefix(CORRECTION)
+    if state.unchecked is not None and step == check(state.unchecked, state.before):
         return State(state.index, state.value)
-    if said.endswith(THINK_END):
+    if step.endswith(THINK_END):
         return State(state.index + 1, state.value)
-    deed = problem.deeds[state.index]
-    return State(state.index + 1, deed.apply(state.value), deed if check(deed, state.value) else None, state.value)
+    operation = problem.operations[state.index]
+    return State(
+        state.index + 1, operation.apply(state.value), operation if check(operation, state.value) else None, state.value
+    )
 
 
-def worked(problem: Problem) -> list[str]:
-    """The paragraphs of the worked reasoning, the last one closing the thinking."""
+def worked_steps(problem: Problem) -> list[str]:
+    """Return the paragraphs of the worked reasoning; the last one ends the thinking."""
     state, steps = begin(problem), list[str]()
-    while state.index <= len(problem.deeds):
+    while state.index <= len(problem.operations):
         steps.append(expected(problem, state))
         state = advance(problem, state, steps[-1])
     return steps
 
 
 def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:
-    """Return a wrong paragraph for *state*, never equal to a right one; a share of *sums* only has a wrong result."""
+    """Return a wrong paragraph for *state*; a share *sums* of them is right except for the result."""
     while True:
         make = _wrong_digits if rng.random() < sums else _attempt
         paragraph = make(rng, problem, state)
-        if not right(problem, state, paragraph):
+        if not is_right(problem, state, paragraph):
             return paragraph
 
 
@@ -283,7 +294,7 @@ def _attempt(rng: random.Random, problem: Problem, state: State) -> str:
 
 
 def _wrong_digits(rng: random.Random, problem: Problem, state: State) -> str:
-    """The last number of the paragraph, off by a little or with a digit changed."""
+    """Change the last number of the paragraph: a small difference, or its digits reversed."""
     paragraph = expected(problem, state)
     end = max(i for i, char in enumerate(paragraph) if char.isdigit()) + 1
     start = end
@@ -299,47 +310,47 @@ def _near(rng: random.Random, number: int) -> int:
     return max(1, rng.choice((*near, swapped)))
 
 
-def _with_deed(problem: Problem, state: State, deed: Deed, value: int) -> str:
-    """The worked step of *state*, with another deed in its equation."""
+def _with_deed(problem: Problem, state: State, operation: Operation, value: int) -> str:
+    """Return the worked step of *state*, with another operation in its equation."""
     step = problem.step(state.index, value)
     head, _, _ = step.partition(": ")
-    return f"{head}: {equation(deed, value)}.\n\n"
+    return f"{head}: {equation(operation, value)}.\n\n"
 
 
 def _wrong_operand(rng: random.Random, problem: Problem, state: State) -> str:
-    if state.index >= len(problem.deeds):
+    if state.index >= len(problem.operations):
         return _wrong_digits(rng, problem, state)
-    deed = problem.deeds[state.index]
-    if deed.kind in ("double", "halve"):
+    operation = problem.operations[state.index]
+    if operation.kind in ("double", "halve"):
         return _wrong_digits(rng, problem, state)
-    other = replace(deed, n=rng.randint(2, 9))
+    other = replace(operation, n=rng.randint(2, 9))
     if rng.random() < 0.5:
         return _with_deed(problem, state, other, state.value)
-    deeds = (*problem.deeds[: state.index], other, *problem.deeds[state.index + 1 :])
-    return replace(problem, deeds=deeds).step(state.index, state.value)
+    operations = (*problem.operations[: state.index], other, *problem.operations[state.index + 1 :])
+    return replace(problem, operations=operations).step(state.index, state.value)
 
 
 def _wrong_value(rng: random.Random, problem: Problem, state: State) -> str:
     value = rng.choice((*problem.values, _near(rng, state.value)))
-    if state.index >= len(problem.deeds):
+    if state.index >= len(problem.operations):
         return problem.close(value)
     return problem.step(state.index, value)
 
 
 def _wrong_kind(rng: random.Random, problem: Problem, state: State) -> str:
-    if state.index >= len(problem.deeds):
+    if state.index >= len(problem.operations):
         return _wrong_digits(rng, problem, state)
-    deed = problem.deeds[state.index]
-    kind: Kind = rng.choice([kind for kind in DEEDS if kind != deed.kind])
-    other = Deed(kind, deed.n or rng.randint(2, 9), rng.randrange(len(DEEDS[kind])))
+    operation = problem.operations[state.index]
+    kind: Kind = rng.choice([kind for kind in PHRASES if kind != operation.kind])
+    other = Operation(kind, operation.n or rng.randint(2, 9), rng.randrange(len(PHRASES[kind])))
     if rng.random() < 0.5:
         return _with_deed(problem, state, other, state.value)
-    deeds = (*problem.deeds[: state.index], other, *problem.deeds[state.index + 1 :])
-    return replace(problem, deeds=deeds).step(state.index, state.value)
+    operations = (*problem.operations[: state.index], other, *problem.operations[state.index + 1 :])
+    return replace(problem, operations=operations).step(state.index, state.value)
 
 
 def _wrong_day(rng: random.Random, problem: Problem, state: State) -> str:
-    return problem.step(rng.randrange(len(problem.deeds)), state.value)
+    return problem.step(rng.randrange(len(problem.operations)), state.value)
 
 
 def _wrong_close(rng: random.Random, problem: Problem, state: State) -> str:
@@ -347,17 +358,21 @@ def _wrong_close(rng: random.Random, problem: Problem, state: State) -> str:
 
 
 def _repeated(rng: random.Random, problem: Problem, state: State) -> str:
-    return rng.choice(worked(problem))
+    return rng.choice(worked_steps(problem))
 
 
 def _false_alarm(rng: random.Random, problem: Problem, state: State) -> str:
-    return MENDING + expected(problem, replace(state, wrong=""))
+    return CORRECTION + expected(problem, replace(state, wrong=""))
 
 
-def stumbling(rng: random.Random, problem: Problem, rate: float, *, sums: float = 0.0) -> list[tuple[str, bool]]:
-    """Worked reasoning that goes wrong at a *rate*, mended at once; every paragraph with whether it is right."""
+def with_mistakes(rng: random.Random, problem: Problem, rate: float, *, sums: float = 0.0) -> list[tuple[str, bool]]:
+    """
+    Return worked reasoning in which a share *rate* of the steps is wrong, and corrected at once.
+
+    Each paragraph comes with whether it is right. *sums* is as for `corrupt`.
+    """
     state, steps = begin(problem), list[tuple[str, bool]]()
-    while state.index <= len(problem.deeds):
+    while state.index <= len(problem.operations):
         wrong = not state.wrong and rng.random() < rate
         paragraph = corrupt(rng, problem, state, sums=sums) if wrong else expected(problem, state)
         steps.append((paragraph, not wrong))

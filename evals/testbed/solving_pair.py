@@ -19,12 +19,12 @@ from .problems import DEFAULT, Difficulty, generate
 from .servers import NO_SPECULATION, PAIR, TINY, endpoint, running
 
 
-def fresh(count: int, seed: int, difficulty: Difficulty = DEFAULT) -> list[Task]:
+def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT) -> list[Task]:
     """Return *count* problems that no model was trained on."""
     return [Task(problem.text, str(problem.answer)) for problem in islice(generate(seed, "test", difficulty), count)]
 
 
-ALONE: Mapping[str, Mapping[str, Any]] = {}
+NO_NESTING: Mapping[str, Mapping[str, Any]] = {}
 
 
 @asynccontextmanager
@@ -53,7 +53,7 @@ async def solvers(
     seed: int,
     problems: int,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
-    nested: Mapping[str, Mapping[str, Any]] = ALONE,
+    nested: Mapping[str, Mapping[str, Any]] = NO_NESTING,
 ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
     """
     Yield besides a solver for each of the arms that *nested* names, whose small model is a pair of the tiny one and the
@@ -69,5 +69,5 @@ async def solvers(
         for name, settings in nested.items():
             pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
             others[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
-        await measure(plain, warm_up, fresh(problems, seed), solvers=others)
+        await measure(plain, warm_up, fresh_tasks(problems, seed), solvers=others)
         yield plain, others

@@ -62,10 +62,10 @@ def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
 def _corpus(seed: int) -> Iterator[str]:
     for problem in islice(problems.generate(seed, "train"), 4000):
         yield problem.text
-        yield from (paragraph.removesuffix(THINK_END) for paragraph in problems.worked(problem))
+        yield from (paragraph.removesuffix(THINK_END) for paragraph in problems.worked_steps(problem))
         yield problems.final_answer(problem.answer)
     prompts = [load(name) for name in (*JUDGES, REFLECTION)]
     for _ in range(2000):
         yield from (f"{prompt.text}\n{prompt.opening}" for prompt in prompts)
         yield from ("system\n" + words for words in SYSTEM)
-        yield from ("user\n", "assistant\n", problems.MENDING, "Yes", "No", "\n\n")
+        yield from ("user\n", "assistant\n", problems.CORRECTION, "Yes", "No", "\n\n")

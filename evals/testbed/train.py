@@ -34,7 +34,7 @@ from .data import (
 )
 from .inference import solve
 from .model_card import Loaded
-from .problems import DEFAULT, FEW, Difficulty, generate
+from .problems import DEFAULT, SMALL_NUMBERS, Difficulty, generate
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
 from .tokenizer import train as train_tokenizer
 
@@ -92,8 +92,10 @@ LARGE_PHASES = (
     Phase(900, 1e-3, rows=24, length=304, stumbles=SUMS, mistaken=0.5, pool=6000),
     Phase(500, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000),
     # And with more of the smallest sums: what still passed was 2 + 3 = 6 and its like.
-    Phase(1000, 1e-3, rows=24, length=304, stumbles=SUMS, mistaken=0.5, pool=6000, difficulties=(DEFAULT, FEW)),
-    Phase(600, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000, difficulties=(DEFAULT, FEW)),
+    Phase(
+        1000, 1e-3, rows=24, length=304, stumbles=SUMS, mistaken=0.5, pool=6000, difficulties=(DEFAULT, SMALL_NUMBERS)
+    ),
+    Phase(600, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000, difficulties=(DEFAULT, SMALL_NUMBERS)),
 )
 ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (

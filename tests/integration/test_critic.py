@@ -14,7 +14,7 @@ from anyio.from_thread import start_blocking_portal
 
 from stepspec import Solver
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, RewardModelEndpoint
 from stepspec.orchestrator.endpoints.reward_model import sigmoid
@@ -27,7 +27,7 @@ from stepspec.orchestrator.launcher.commands import arguments
 from .conftest import Pair
 
 pytestmark = pytest.mark.servers
-CHAIN = Chain.of(fresh(1, 4)[0].problem).extend(Step("On Monday 3 + 4 = 7.\n\n", "small"))
+CHAIN = Chain.of(fresh_tasks(1, 4)[0].problem).extend(Step("On Monday 3 + 4 = 7.\n\n", "small"))
 LONGER = CHAIN.extend(Step("On Tuesday 7 + 1 = 8.\n\n", "small"))
 HEADS = {"one": (1, "classify"), "two": (2, "classify"), "tokens": (1, "token_classify")}  # labels, task
 FOR_WRITING = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
@@ -152,7 +152,7 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
         options={"threshold": threshold},
         sampling=GREEDY,
     ) as solver:
-        problem = fresh(1, 4)[0].problem
+        problem = fresh_tasks(1, 4)[0].problem
         solution, one_by_one = await solver.solve(problem), await solver.solve(problem, ahead=0)
     kept = [(step.author, step.text) for step in solution.steps if step.fate == "kept"]
     assert kept == [(step.author, step.text) for step in one_by_one.steps if step.fate == "kept"]

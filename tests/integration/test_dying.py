@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from stepspec import Solution, Solver
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointUnavailable, ServerDied
 from stepspec.orchestrator.events import Committed, Event
@@ -23,7 +23,7 @@ from .conftest import Pair, serving
 from .test_solve import until_idle
 
 pytestmark = pytest.mark.servers
-(TASK,) = fresh(1, 5)
+(TASK,) = fresh_tasks(1, 5)
 
 
 @contextmanager

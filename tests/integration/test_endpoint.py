@@ -14,7 +14,7 @@ from jinja2 import Environment
 
 from stepspec.evals.testbed import servers
 from stepspec.evals.testbed.servers import endpoint as endpoint_of
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, vllm_protocol
 from stepspec.orchestrator.endpoints.chat_template import Messages
@@ -29,7 +29,7 @@ from .conftest import Pair, running_requests
 
 pytestmark = pytest.mark.servers
 GRADE = load("specreason.grade")
-PROBLEM = Chain.of(fresh(1, 4)[0].problem)
+PROBLEM = Chain.of(fresh_tasks(1, 4)[0].problem)
 
 
 @asynccontextmanager

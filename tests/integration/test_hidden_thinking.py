@@ -12,7 +12,7 @@ from anyio.from_thread import start_blocking_portal
 
 from stepspec import Endpoint, Sampling, Solver
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.launcher import launch
@@ -41,7 +41,7 @@ def hidden(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pa
 async def test_a_hidden_block_is_learnt_and_the_prompts_are_those_of_a_template_that_shows_it(
     pair: Pair, hidden: Pair
 ) -> None:
-    tasks = fresh(6, 11)
+    tasks = fresh_tasks(6, 11)
     prompts: list[tuple[int, ...]] = []
     for each in (pair, hidden):
         async with VllmEndpoint(Endpoint(role="large", url=each.large.base_url)) as large:

@@ -9,7 +9,7 @@ import pytest
 from stepspec import Solution, Solver
 from stepspec.evals.experiments.bench import NESTED, THREE
 from stepspec.evals.testbed.servers import endpoint
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.launcher import Served
@@ -18,7 +18,7 @@ from .conftest import Pair
 from .test_solve import until_idle
 
 pytestmark = pytest.mark.servers
-TASKS = fresh(6, seed=66)
+TASKS = fresh_tasks(6, seed=66)
 
 
 @pytest.fixture

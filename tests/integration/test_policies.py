@@ -13,7 +13,7 @@ from stepspec.evals.calibration.cue_profile import profile, training_problems
 from stepspec.evals.experiments.reflection_control import READINGS, cases, rates
 from stepspec.evals.sample import Task
 from stepspec.evals.testbed.problems import generate
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Called, Event, Judged
@@ -40,7 +40,7 @@ def solver(pair: Pair) -> Solver:
 async def test_a_method_solves_and_both_models_have_their_share(
     pair: Pair, policy: str, options: dict[str, Any]
 ) -> None:
-    tasks = fresh(12, 3)
+    tasks = fresh_tasks(12, 3)
     async with solver(pair) as solving:
         solutions = await asyncio.gather(
             *(solving.solve(task.problem, policy=policy, options=options) for task in tasks)
@@ -57,7 +57,7 @@ async def test_a_method_solves_and_both_models_have_their_share(
 async def test_rivals_stand_where_specreason_would_have_asked_the_large_model(
     pair: Pair, options: dict[str, Any]
 ) -> None:
-    tasks = fresh(20, 2026)
+    tasks = fresh_tasks(20, 2026)
     async with solver(pair) as solving:
 
         async def solve(policy: str, options: dict[str, Any]) -> list[Solution]:
@@ -84,7 +84,7 @@ async def test_rivals_stand_where_specreason_would_have_asked_the_large_model(
 
 @pytest.mark.parametrize("policy", [name for name, method in METHODS.items() if not method.needs_critic])
 async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: str) -> None:
-    tasks = fresh(20, 2)
+    tasks = fresh_tasks(20, 2)
     async with solver(pair) as solving:
 
         async def solve(task: Task, ahead: int, hedge: float) -> tuple[str, str]:
@@ -100,7 +100,7 @@ async def test_working_ahead_changes_nothing_but_the_time(pair: Pair, policy: st
 async def test_whoever_ends_and_answers_the_chain_is_the_same_at_any_lookahead(
     pair: Pair, ending: Literal["large", "judge", "small"], answer: Literal["large", "method", "small"]
 ) -> None:
-    tasks = fresh(3, 3)
+    tasks = fresh_tasks(3, 3)
     async with solver(pair) as solving:
 
         async def solve(problem: str, ahead: int) -> tuple[str, str, str]:
@@ -121,7 +121,7 @@ async def test_whoever_ends_and_answers_the_chain_is_the_same_at_any_lookahead(
 async def test_a_relay_leaves_no_large_token_unused(pair: Pair) -> None:
     async with solver(pair) as solving:
         options = {"cues": ["On Monday", "On Tuesday"]}
-        solution = await solving.solve(fresh(1, 3)[0].problem, policy="relay", options=options, answer="large")
+        solution = await solving.solve(fresh_tasks(1, 3)[0].problem, policy="relay", options=options, answer="large")
     # What was on its way when a cue was found: vLLM looks for these itself, so that is next to nothing.
     assert solution.ledger.large.discarded <= 4
 
@@ -146,7 +146,7 @@ async def test_the_report_on_the_confound_runs(pair: Pair) -> None:
 
 async def test_several_steps_are_judged_by_one_question(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
     """Mechanics only: the miniature judge was taught to grade one step, not to name the first wrong one of several."""
-    tasks = fresh(12, 5)
+    tasks = fresh_tasks(12, 5)
     events: list[Event] = []
     options = {"judge_every": 4, "threshold": 2}
     async with solver(pair) as solving:

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 
 from .conftest import Pair, running_requests
 from .deployed import Answer, Deployed, deploying
@@ -56,7 +56,7 @@ async def true(value: object) -> bool:
 async def test_every_step_comes_by_itself(http: aiohttp.ClientSession) -> None:
     """What a proxy collects before it sends it would arrive together."""
     gaps = list[tuple[float, float]]()
-    for task in fresh(4, 71):
+    for task in fresh_tasks(4, 71):
         answer = await ask(http, task.problem, Answer(stream=True))
         assert answer.whole, answer.text
         came, final = steps_of(answer)
@@ -86,7 +86,7 @@ async def test_nothing_is_lost_that_had_not_begun_when_a_replica_is_killed(
     answers = [Answer(stream=index % 2 == 0) for index in range(24)]
     asked = [
         asyncio.create_task(ask(http, task.problem, answer))
-        for task, answer in zip(fresh(24, 72), answers, strict=True)
+        for task, answer in zip(fresh_tasks(24, 72), answers, strict=True)
     ]
     await until(lambda: true(sum(bool(answer.chunks) for answer in answers) >= 4), 60)
     before = deployed.replicas()
@@ -136,7 +136,7 @@ async def scraped(http: aiohttp.ClientSession, name: str) -> Mapping[str, float]
 async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSession, paced_pair: Pair) -> None:
     clients = [
         asyncio.create_task(ask(http, task.problem, Answer(stream=index % 2 == 0)))
-        for index, task in enumerate(fresh(8, 73))
+        for index, task in enumerate(fresh_tasks(8, 73))
     ]
     await until(lambda: working(http, len(clients)), 20)
     for client in clients:
@@ -157,7 +157,8 @@ async def test_what_runs_is_finished_when_the_application_is_taken_back(
 ) -> None:
     answers = [Answer(stream=index % 2 == 0) for index in range(8)]
     asked = [
-        asyncio.create_task(ask(http, task.problem, answer)) for task, answer in zip(fresh(8, 74), answers, strict=True)
+        asyncio.create_task(ask(http, task.problem, answer))
+        for task, answer in zip(fresh_tasks(8, 74), answers, strict=True)
     ]
     await until(lambda: true(any(answer.chunks for answer in answers)), 60)
     os.kill(deployed.cluster.pid, signal.SIGUSR1)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stepspec import Endpoint, Solution, Solver
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.launcher import Served
@@ -17,7 +17,7 @@ from .test_dying import doomed, kill
 from .test_solve import until_idle
 
 pytestmark = pytest.mark.servers
-TASKS = fresh(3, 5)
+TASKS = fresh_tasks(3, 5)
 
 
 async def solve(pair: Pair, victim: Served, policy: str) -> tuple[list[Solution], list[Solution], list[Event]]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepspec import Sampling, Solution, Solver
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 
 from .conftest import Pair
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.servers
 
 COUNT = 20
 SEED = 7
-PROBLEMS = [task.problem for task in fresh(COUNT, 2_000)]
+PROBLEMS = [task.problem for task in fresh_tasks(COUNT, 2_000)]
 SECOND = f"""
 import asyncio, json, sys
 from stepspec import Sampling, Solver

@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.launcher import Served
 
 from ..program import Program, serve
@@ -64,7 +64,7 @@ async def chunks(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -
 
 
 async def test_it_solves_in_one_piece_and_in_a_stream(http: aiohttp.ClientSession) -> None:
-    tasks = fresh(6, 41)
+    tasks = fresh_tasks(6, 41)
     whole = await asyncio.gather(*(answer(http, asking(task.problem)) for task in tasks))
     streams = await asyncio.gather(*(chunks(http, CHAT, asking(task.problem)) for task in tasks))
     right = [told["stepspec"]["answer"] == task.answer for told, task in zip(whole, tasks, strict=True)]
@@ -93,7 +93,7 @@ async def test_json_comes_to_an_end(http: aiohttp.ClientSession) -> None:
         "type": "json_schema",
         "json_schema": {"name": "count", "schema": count | {"additionalProperties": False}},
     }
-    for task in fresh(2, 46):
+    for task in fresh_tasks(2, 46):
         typed = await answer(http, asking(task.problem, response_format=wanted))
         free = await answer(http, asking(task.problem, response_format={"type": "json_object"}))
         for told in (typed, free):
@@ -103,7 +103,7 @@ async def test_json_comes_to_an_end(http: aiohttp.ClientSession) -> None:
 
 
 async def test_a_conversation_goes_on(http: aiohttp.ClientSession) -> None:
-    first, second = fresh(2, 42)
+    first, second = fresh_tasks(2, 42)
     told = await answer(http, asking(first.problem))
     turns = [
         {"role": "user", "content": first.problem},
@@ -116,7 +116,9 @@ async def test_a_conversation_goes_on(http: aiohttp.ClientSession) -> None:
 
 
 async def test_a_served_model_answers_the_same_through_the_service(http: aiohttp.ClientSession, pair: Pair) -> None:
-    body = asking(fresh(1, 43)[0].problem, model=pair.large.served_name, temperature=0, max_tokens=40, logprobs=True)
+    body = asking(
+        fresh_tasks(1, 43)[0].problem, model=pair.large.served_name, temperature=0, max_tokens=40, logprobs=True
+    )
     text = {"model": pair.small.served_name, "prompt": "On Monday", "max_tokens": 9, "temperature": 0}
     through = await answer(http, body), await chunks(http, CHAT, body), await chunks(http, "/v1/completions", text)
     async with aiohttp.ClientSession(pair.large.base_url.removesuffix("/v1")) as large:
@@ -155,7 +157,7 @@ async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSess
         async with http.post("/v1/completions", json=body) as reply:
             await reply.read()
 
-    clients = [asyncio.create_task(begin(task.problem)) for task in fresh(12, 44)] + [asyncio.create_task(long())]
+    clients = [asyncio.create_task(begin(task.problem)) for task in fresh_tasks(12, 44)] + [asyncio.create_task(long())]
     await until(works(pair.large, busy=True), 10.0)
     for client in clients:
         client.cancel()
@@ -205,7 +207,7 @@ async def test_the_metrics_counted_it(http: aiohttp.ClientSession) -> None:
 
 
 async def test_twenty_running_solutions_are_finished_when_it_is_told_to_end(pair: Pair, tmp_path: Path) -> None:
-    tasks = fresh(20, 45)
+    tasks = fresh_tasks(20, 45)
     async with running(pair, tmp_path / "service.log") as service:
         async with aiohttp.ClientSession(service.base, connector=aiohttp.TCPConnector(limit=0)) as http:
             asked = [asyncio.create_task(answer(http, asking(task.problem))) for task in tasks]

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from stepspec import NestedPair, Solver
 from stepspec.evals.testbed.servers import running
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.events import Called, Event
@@ -112,7 +112,7 @@ async def up_to(program: asyncio.subprocess.Process, last: bytes) -> bytes:
 async def solve_with_three() -> None:
     """Solve two problems by the settings in the working directory, which are a nested pair's."""
     events: list[Event] = []
-    tasks = fresh(2, seed=66)
+    tasks = fresh_tasks(2, seed=66)
     async with Solver(sampling=GREEDY) as solver:
         assert isinstance(solver.settings.small, NestedPair)
         assert solver.settings.small.policy == "bild"

@@ -10,7 +10,7 @@ import pytest
 
 from stepspec import Solver
 from stepspec.checking import ShadowJudge
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator import Chain
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Committed, Event
@@ -25,7 +25,7 @@ async def test_a_shadow_tells_right_steps_from_wrong_ones(pair: Pair) -> None:
     right, wrong = list[Finding | None](), list[Finding | None]()
     async with Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY) as solver:
         check = ShadowJudge(solver.large, GREEDY, lambda event: None, nullcontext)
-        for task in fresh(3, 5):
+        for task in fresh_tasks(3, 5):
             events: list[Event] = []
             await solver.solve(task.problem, policy="large", observe=events.append)
             chain = Chain.of(task.problem)

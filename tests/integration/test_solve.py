@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepspec import Budget, Endpoint, Solver
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.endpoints import GREEDY
@@ -38,7 +38,7 @@ async def until_idle(server: Served) -> None:
 
 
 async def test_specreason_solves_and_both_models_have_their_share(pair: Pair) -> None:
-    tasks = fresh(12, 1)
+    tasks = fresh_tasks(12, 1)
     async with solver(pair) as solving:
         solutions = await asyncio.gather(*(solving.solve(task.problem) for task in tasks))
     right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
@@ -57,7 +57,7 @@ async def test_specreason_solves_and_both_models_have_their_share(pair: Pair) ->
 async def test_a_trace_replays_to_the_same_chain(pair: Pair, tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     async with solver(pair) as solving:
-        solution = await solving.solve(fresh(1, 3)[0].problem, trace_to=path)
+        solution = await solving.solve(fresh_tasks(1, 3)[0].problem, trace_to=path)
     moments = trace.read(path)
     chain = trace.replay(moment.event for moment in moments)
     thinking, answer = chain.parts()
@@ -66,7 +66,7 @@ async def test_a_trace_replays_to_the_same_chain(pair: Pair, tmp_path: Path) -> 
 
 
 async def test_steps_stream_while_the_run_goes_on(pair: Pair) -> None:
-    async with solver(pair) as solving, solving.stream(fresh(1, 4)[0].problem) as events:
+    async with solver(pair) as solving, solving.stream(fresh_tasks(1, 4)[0].problem) as events:
         kinds = [type(event) async for event in events]
         assert kinds.index(Committed) < len(kinds) - 1 - kinds[::-1].index(Judged)
         assert events.solution.finish_reason == "stop"
@@ -74,7 +74,7 @@ async def test_steps_stream_while_the_run_goes_on(pair: Pair) -> None:
 
 async def test_cancelling_a_run_leaves_no_request_on_either_server(pair: Pair) -> None:
     async with solver(pair) as solving:
-        running = asyncio.create_task(solving.solve(fresh(1, 5)[0].problem))
+        running = asyncio.create_task(solving.solve(fresh_tasks(1, 5)[0].problem))
         await asyncio.sleep(0.1)
         running.cancel()
         await asyncio.wait([running])
@@ -86,7 +86,7 @@ async def test_cancelling_a_run_leaves_no_request_on_either_server(pair: Pair) -
 @pytest.mark.parametrize("budget", [Budget(tokens=60, answer=20), Budget(steps=2), Budget(tokens=41, answer=1)])
 async def test_budgets_hold_exactly_and_leave_room_for_an_answer(pair: Pair, budget: Budget) -> None:
     async with solver(pair) as solving:
-        solution = await solving.solve(fresh(1, 6)[0].problem, budget=budget)
+        solution = await solving.solve(fresh_tasks(1, 6)[0].problem, budget=budget)
     kept = [step for step in solution.steps if step.fate == "kept"]
     written = solution.ledger.small.kept + solution.ledger.large.kept
     assert solution.finish_reason == "length"
@@ -101,7 +101,7 @@ async def test_budgets_hold_exactly_and_leave_room_for_an_answer(pair: Pair, bud
 async def test_a_small_model_of_another_vocabulary_drafts_for_every_method(
     pair: Pair, small_other: Pair, policy: str
 ) -> None:
-    tasks = fresh(4, 7)[2:]  # one that it solves by itself, and one that it does not
+    tasks = fresh_tasks(4, 7)[2:]  # one that it solves by itself, and one that it does not
     options = {"cues": ["On Monday", "Alternatively,", "Let me check:"]} if policy == "relay" else {}
     async with Solver(small_other.small.base_url, pair.large.base_url, sampling=GREEDY) as solving:
         assert solving.small.vocabulary != solving.large.vocabulary

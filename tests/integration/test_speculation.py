@@ -12,7 +12,7 @@ import pytest
 from stepspec import Solution, Solver
 from stepspec.evals.sample import between, drafted
 from stepspec.evals.testbed.servers import endpoint, speculations
-from stepspec.evals.testbed.solving_pair import fresh
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.endpoints.doctor import diagnose
@@ -55,7 +55,7 @@ def speculated(request: pytest.FixtureRequest) -> Generator[Speculating]:
 async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = fresh(50, 11)
+    tasks = fresh_tasks(50, 11)
     async with speculated.solver() as solver:
         before = await drafted(solver)
         solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
@@ -75,7 +75,7 @@ async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
 async def test_the_ledger_tells_of_it_and_whether_it_was_alone(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = fresh(12, 17)
+    tasks = fresh_tasks(12, 17)
     async with speculated.solver() as solver:
         together = await asyncio.gather(*(solver.solve(task.problem, policy="large") for task in tasks))
         alone: list[Solution] = []
@@ -101,7 +101,7 @@ async def test_the_ledger_tells_of_it_and_whether_it_was_alone(
 async def test_a_method_that_judges_comes_to_the_same_as_without(
     speculated: Speculating, pair: Pair, policy: str
 ) -> None:
-    tasks = fresh(8, 3)
+    tasks = fresh_tasks(8, 3)
     plain = Speculating("none", {"large": pair.large, "small": pair.small})
     thoughts: list[list[str]] = []
     for one in (plain, speculated):
@@ -121,7 +121,7 @@ def judged(solution: Solution) -> int:
 
 async def test_a_judge_is_as_sure_as_without(speculated: Speculating, pair: Pair) -> None:
     plain = Speculating("none", {"large": pair.large, "small": pair.small})
-    chain = Chain.of(fresh(1, 5)[0].problem)
+    chain = Chain.of(fresh_tasks(1, 5)[0].problem)
     prompt = load("specreason.grade")
     found: list[Mapping[str, float]] = []
     for one in (plain, speculated):

@@ -172,7 +172,7 @@ def test_other_weights_are_other_models(servers: Servers, monkeypatch: pytest.Mo
         return dict.fromkeys(roles, "others")
 
     measured()
-    monkeypatch.setattr(bench, "weights", trained_again)
+    monkeypatch.setattr(bench, "weights_digest", trained_again)
     with pytest.raises(ConfigurationError, match=r"other: models"):
         measured()
 

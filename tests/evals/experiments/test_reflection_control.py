@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 
 from stepspec.evals.experiments.reflection_control import READINGS, Case, Rate, Reading, cases, rates, table
-from stepspec.evals.testbed.problems import advance, begin, generate, right
+from stepspec.evals.testbed.problems import advance, begin, generate, is_right
 from stepspec.orchestrator import Chain, Step, Token
 from stepspec.prompts import load
 
@@ -22,9 +22,9 @@ def test_every_place_has_its_right_step_and_two_wrong_ones_after_right_ones() ->
         problem = by_text[case.chain.messages[0].content]
         state = begin(problem)
         for step in case.chain.steps:
-            assert right(problem, state, step.text)
+            assert is_right(problem, state, step.text)
             state = advance(problem, state, step.text)
-        assert right(problem, state, case.draft.text) == (case.kind == "right")
+        assert is_right(problem, state, case.draft.text) == (case.kind == "right")
     assert {len(case.chain.steps) for case in made} >= {0, 1, 2, 3}
     assert cases(PROBLEMS, 1) == made != cases(PROBLEMS, 2)
 

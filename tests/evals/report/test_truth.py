@@ -7,18 +7,18 @@ import itertools
 import pytest
 
 from stepspec.evals.report.judging import ScoredVerdict, checked_verdicts, is_right_prefix
-from stepspec.evals.testbed.problems import Problem, generate, worked
+from stepspec.evals.testbed.problems import Problem, generate, worked_steps
 from stepspec.orchestrator.chain import Accept, Rollback, Step, Verdict
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Lost, Repaired
 
 PROBLEMS = list(itertools.islice(generate(5, "test"), 30))
 PROBLEM = PROBLEMS[0]
-STEPS = worked(PROBLEM)
+STEPS = worked_steps(PROBLEM)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_every_beginning_of_the_worked_reasoning_is_right_and_a_wrong_digit_is_not(problem: Problem) -> None:
-    text = "".join(worked(problem))
+    text = "".join(worked_steps(problem))
     assert all(is_right_prefix(problem, text[:end]) for end in range(len(text) + 1))
     result = text.index("= ") + 2
     wrong = text[:result] + ("1" if text[result] != "1" else "2") + text[result + 1 :]
@@ -29,9 +29,9 @@ def test_every_beginning_of_the_worked_reasoning_is_right_and_a_wrong_digit_is_n
 
 
 def test_a_check_may_be_left_out() -> None:
-    problem = next(one for one in PROBLEMS if any(deed.kind == "double" for deed in one.deeds))
-    text = "".join(part for part in worked(problem) if not part.startswith(("Alternatively", "Let me check")))
-    assert text != "".join(worked(problem))
+    problem = next(one for one in PROBLEMS if any(operation.kind == "double" for operation in one.operations))
+    text = "".join(part for part in worked_steps(problem) if not part.startswith(("Alternatively", "Let me check")))
+    assert text != "".join(worked_steps(problem))
     assert all(is_right_prefix(problem, text[:end]) for end in range(len(text) + 1))
 
 

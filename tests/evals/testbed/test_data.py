@@ -21,7 +21,7 @@ from stepspec.evals.testbed.data import (
     first_mistake,
 )
 from stepspec.evals.testbed.model_card import auroc
-from stepspec.evals.testbed.problems import generate, worked
+from stepspec.evals.testbed.problems import generate, worked_steps
 from stepspec.evals.testbed.train import visible
 from stepspec.prompts import load
 
@@ -84,7 +84,7 @@ def test_positions_go_on_where_the_trunk_was_left(writer: Writer) -> None:
 
 def test_the_first_mistake_is_found(writer: Writer) -> None:
     problem = next(generate(9, "train"))
-    steps = worked(problem)
+    steps = worked_steps(problem)
     assert first_mistake(problem, "".join(steps)) is None
     wrong = steps[1].replace("=", "= 9", 1)
     assert first_mistake(problem, steps[0] + wrong + steps[1]) == Mistake(problem, (steps[0],), wrong)

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.evals.testbed.problems import (
+    CORRECTION,
     DAYS,
-    DEEDS,
     LIMIT,
-    MENDING,
     PEOPLE,
+    PHRASES,
     THINK_END,
-    Deed,
     Difficulty,
+    Operation,
     Problem,
     Split,
     State,
@@ -31,10 +31,10 @@ from stepspec.evals.testbed.problems import (
     expected,
     final_answer,
     generate,
+    is_right,
     paragraphs,
-    right,
-    stumbling,
-    worked,
+    with_mistakes,
+    worked_steps,
 )
 from stepspec.orchestrator import chain
 from stepspec.orchestrator.answer import extract
@@ -44,7 +44,9 @@ from ...orchestrator.arms import BOUNDED
 
 SEEDS = st.integers(0, 2**32)
 PROBLEMS = SEEDS.map(lambda seed: draw(random.Random(seed)))
-EXAMPLE = Problem("Maya", "coins", 10, (Deed("add", 4), Deed("double", 0), Deed("sub", 8, 2), Deed("halve", 0)))
+EXAMPLE = Problem(
+    "Maya", "coins", 10, (Operation("add", 4), Operation("double", 0), Operation("sub", 8, 2), Operation("halve", 0))
+)
 CHANGES: dict[str, Callable[[float, int], float]] = {
     r"buys (\d+) more|finds (\d+)|wins (\d+)": lambda value, n: value + n,
     r"gives away (\d+)|loses (\d+)|sells (\d+)": lambda value, n: value - n,
@@ -77,7 +79,7 @@ def true(paragraph: str) -> bool:
 def walk(problem: Problem, rng: random.Random) -> list[State]:
     """Return states of all kinds on a way through *problem*: after right steps, wrong ones, and checks left out."""
     states = [begin(problem)]
-    while states[-1].index <= len(problem.deeds):
+    while states[-1].index <= len(problem.operations):
         state = states[-1]
         skipped = State(state.index, state.value) if not state.wrong and rng.random() < 0.5 else state
         wrong = not state.wrong and rng.random() < 0.3
@@ -91,7 +93,7 @@ def test_a_problem_reads_like_one() -> None:
         "On Thursday she keeps half of them. How many coins does Maya have now?"
     )
     assert EXAMPLE.values == (10, 14, 28, 20, 10)
-    assert worked(EXAMPLE) == [
+    assert worked_steps(EXAMPLE) == [
         "On Monday she buys 4 more: 10 + 4 = 14.\n\n",
         "On Tuesday she doubles them: 14 * 2 = 28.\n\n",
         "Alternatively, 14 + 14 = 28.\n\n",
@@ -113,24 +115,24 @@ def test_the_answer_is_what_a_reader_of_the_text_calculates(problem: Problem) ->
 @given(problem=PROBLEMS)
 @BOUNDED
 def test_worked_reasoning_is_right_by_its_own_judge_and_by_arithmetic(problem: Problem) -> None:
-    state, steps = begin(problem), worked(problem)
+    state, steps = begin(problem), worked_steps(problem)
     for step in steps[:-1]:
-        assert right(problem, state, step)
+        assert is_right(problem, state, step)
         assert true(step)
         state = advance(problem, state, step)
         assert not state.wrong
-    assert right(problem, state, steps[-1])
+    assert is_right(problem, state, steps[-1])
     assert re.findall(r"\d+", steps[-1]) == [str(problem.answer)]
     assert [step.endswith(THINK_END) for step in steps] == [False] * (len(steps) - 1) + [True]
-    assert advance(problem, state, steps[-1]).index == len(problem.deeds) + 1
+    assert advance(problem, state, steps[-1]).index == len(problem.operations) + 1
 
 
 @given(problem=PROBLEMS)
 @BOUNDED
 def test_reasoning_splits_into_its_paragraphs_and_what_follows(problem: Problem) -> None:
-    assert paragraphs("".join(worked(problem))) == worked(problem)
-    answered = "".join(worked(problem)) + final_answer(problem.answer)
-    assert paragraphs(answered)[: len(worked(problem))] == worked(problem)
+    assert paragraphs("".join(worked_steps(problem))) == worked_steps(problem)
+    answered = "".join(worked_steps(problem)) + final_answer(problem.answer)
+    assert paragraphs(answered)[: len(worked_steps(problem))] == worked_steps(problem)
     assert extract(answered) == str(problem.answer)
     assert THINK_END == chain.THINK_END
 
@@ -139,19 +141,19 @@ def test_reasoning_splits_into_its_paragraphs_and_what_follows(problem: Problem)
 @BOUNDED
 def test_a_check_may_be_left_out_but_not_said_twice_or_for_nothing(problem: Problem) -> None:
     state = begin(problem)
-    for index, deed in enumerate(problem.deeds):
-        step, checking = problem.step(index, state.value), check(deed, state.value)
-        assert right(problem, state, step)
+    for index, operation in enumerate(problem.operations):
+        step, checking = problem.step(index, state.value), check(operation, state.value)
+        assert is_right(problem, state, step)
         after = advance(problem, state, step)
         assert after.index == index + 1
-        assert bool(checking) == (deed.kind in ("double", "halve"))
+        assert bool(checking) == (operation.kind in ("double", "halve"))
         if checking:
             assert true(checking)
             checked = advance(problem, after, checking)
             assert checked == State(after.index, after.value)
-            assert not right(problem, checked, checking)
+            assert not is_right(problem, checked, checking)
         state = after
-    assert right(problem, state, problem.close(problem.answer))
+    assert is_right(problem, state, problem.close(problem.answer))
 
 
 @given(problem=PROBLEMS, seed=SEEDS)
@@ -162,10 +164,10 @@ def test_every_corrupted_step_is_wrong_and_mending_it_brings_everything_back(pro
         good = expected(problem, state)
         wrong = advance(problem, state, bad := corrupt(rng, problem, state))
         assert bad != good
-        assert not right(problem, state, bad)
+        assert not is_right(problem, state, bad)
         assert (wrong.index, wrong.value) == (state.index, state.value)
-        assert expected(problem, wrong) == MENDING + good.removeprefix(MENDING)
-        assert not right(problem, wrong, good.removeprefix(MENDING))
+        assert expected(problem, wrong) == CORRECTION + good.removeprefix(CORRECTION)
+        assert not is_right(problem, wrong, good.removeprefix(CORRECTION))
         again = advance(problem, wrong, corrupt(rng, problem, wrong))
         assert again == wrong
         assert advance(problem, wrong, expected(problem, wrong)) == advance(problem, state, good)
@@ -176,48 +178,48 @@ def test_every_corrupted_step_is_wrong_and_mending_it_brings_everything_back(pro
 def test_a_mended_step_without_a_mistake_before_it_is_wrong(problem: Problem, seed: int) -> None:
     for state in walk(problem, random.Random(seed)):
         if not state.wrong:
-            assert not right(problem, state, MENDING + expected(problem, state))
+            assert not is_right(problem, state, CORRECTION + expected(problem, state))
 
 
 @given(problem=PROBLEMS, seed=SEEDS, rate=st.sampled_from([0.0, 0.4, 1.0]))
 @BOUNDED
 def test_stumbling_reasoning_is_marked_by_what_the_judge_says(problem: Problem, seed: int, rate: float) -> None:
-    steps = stumbling(random.Random(seed), problem, rate)
+    steps = with_mistakes(random.Random(seed), problem, rate)
     state = begin(problem)
     for text, good in steps:
-        assert right(problem, state, text) is good
+        assert is_right(problem, state, text) is good
         state = advance(problem, state, text)
-    assert state == State(len(problem.deeds) + 1, problem.answer)
-    assert steps == stumbling(random.Random(seed), problem, rate)
-    mended = [text.removeprefix(MENDING) for text, good in steps if good]
-    assert mended == worked(problem)
+    assert state == State(len(problem.operations) + 1, problem.answer)
+    assert steps == with_mistakes(random.Random(seed), problem, rate)
+    mended = [text.removeprefix(CORRECTION) for text, good in steps if good]
+    assert mended == worked_steps(problem)
     if rate != 0.4:
-        assert [good for _, good in steps] == [not rate, True][-1 - bool(rate) :] * len(worked(problem))
+        assert [good for _, good in steps] == [not rate, True][-1 - bool(rate) :] * len(worked_steps(problem))
 
 
 @pytest.mark.parametrize(
     ("difficulty", "kinds"),
     [
-        (Difficulty((1, 1)), set(DEEDS)),
+        (Difficulty((1, 1)), set(PHRASES)),
         (Difficulty((3, 3), (10, 20), 0), {"add", "sub"}),
-        (Difficulty((7, 7), (1, 1), 0.75), set(DEEDS)),
+        (Difficulty((7, 7), (1, 1), 0.75), set(PHRASES)),
     ],
 )
 def test_problems_are_as_hard_as_asked_for(difficulty: Difficulty, kinds: set[str]) -> None:
     rng = random.Random(5)
     problems = [draw(rng, difficulty) for _ in range(100)]
-    deeds = [deed for problem in problems for deed in problem.deeds]
+    operations = [operation for problem in problems for operation in problem.operations]
     least, most = difficulty.steps
-    assert all(least <= len(problem.deeds) <= most for problem in problems)
+    assert all(least <= len(problem.operations) <= most for problem in problems)
     low, high = difficulty.operand
-    assert all(low <= deed.n <= high for deed in deeds if deed.kind in ("add", "sub"))
-    assert {deed.kind for deed in deeds} == kinds
+    assert all(low <= operation.n <= high for operation in operations if operation.kind in ("add", "sub"))
+    assert {operation.kind for operation in operations} == kinds
 
 
 def test_every_wording_occurs() -> None:
     rng = random.Random(5)
-    drawn = {(deed.kind, deed.phrase) for _ in range(300) for deed in draw(rng).deeds}
-    assert drawn == {(kind, phrase) for kind, wordings in DEEDS.items() for phrase in range(len(wordings))}
+    drawn = {(operation.kind, operation.phrase) for _ in range(300) for operation in draw(rng).operations}
+    assert drawn == {(kind, phrase) for kind, wordings in PHRASES.items() for phrase in range(len(wordings))}
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -238,21 +240,21 @@ def test_the_halves_share_no_problem_and_an_eighth_is_for_testing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("deed", "value", "possible", "words"),
+    ("operation", "value", "possible", "words"),
     [
-        (Deed("add", 9), 90, True, "90 + 9 = 99"),
-        (Deed("add", 9), 91, False, "91 + 9 = 100"),
-        (Deed("sub", 9), 10, True, "10 - 9 = 1"),
-        (Deed("sub", 9), 9, False, "9 - 9 = 0"),
-        (Deed("double", 0), 49, True, "49 * 2 = 98"),
-        (Deed("double", 0), 50, False, "50 * 2 = 100"),
-        (Deed("halve", 0), 2, True, "2 / 2 = 1"),
-        (Deed("halve", 0), 7, False, "7 / 2 = 3"),
+        (Operation("add", 9), 90, True, "90 + 9 = 99"),
+        (Operation("add", 9), 91, False, "91 + 9 = 100"),
+        (Operation("sub", 9), 10, True, "10 - 9 = 1"),
+        (Operation("sub", 9), 9, False, "9 - 9 = 0"),
+        (Operation("double", 0), 49, True, "49 * 2 = 98"),
+        (Operation("double", 0), 50, False, "50 * 2 = 100"),
+        (Operation("halve", 0), 2, True, "2 / 2 = 1"),
+        (Operation("halve", 0), 7, False, "7 / 2 = 3"),
     ],
 )
-def test_numbers_stay_whole_and_between_1_and_99(deed: Deed, value: int, possible: bool, words: str) -> None:
-    assert deed.possible(value) is possible
-    assert equation(deed, value) == words
+def test_numbers_stay_whole_and_between_1_and_99(operation: Operation, value: int, possible: bool, words: str) -> None:
+    assert operation.possible(value) is possible
+    assert equation(operation, value) == words
 
 
 @pytest.mark.parametrize(
@@ -273,4 +275,4 @@ def test_a_difficulty_that_no_problem_can_have_is_refused(wrong: dict[str, Any])
 
 def test_the_hardest_difficulty_still_has_problems() -> None:
     hardest = Difficulty(steps=(7, 7), operand=(49, 49), doubling=0.99)
-    assert all(len(draw(random.Random(seed), hardest).deeds) == 7 for seed in range(50))
+    assert all(len(draw(random.Random(seed), hardest).operations) == 7 for seed in range(50))

@@ -53,7 +53,7 @@ def test_a_stream_to_its_last_line(run: Run, include_usage: bool) -> None:
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
     assert solved("".join(delta.get("content", "") for delta in deltas))
     steps = [delta["reasoning"] for delta in deltas if "reasoning" in delta]
-    assert len(steps) >= len(PROBLEM.deeds)
+    assert len(steps) >= len(PROBLEM.operations)
     assert "".join(step["text"] for step in chunks[-1]["steps"] if step["fate"] == "kept").startswith("".join(steps))
 
 

@@ -36,7 +36,7 @@ def test_langchain_gets_answer_and_usage_and_drops_the_reasoning(seen: Seen, way
 
 
 def test_langchain_streams_and_chains(seen: Seen) -> None:
-    assert seen["stream"]["chunks"] > len(PROBLEM.deeds)
+    assert seen["stream"]["chunks"] > len(PROBLEM.operations)
     assert solved(seen["async stream"]["content"])
     assert list(map(extract, seen["chained"]["contents"])) == [str(PROBLEM.answer), str(FOLLOWING.answer)]
 

@@ -33,7 +33,7 @@ def test_litellm_gets_answer_reasoning_and_usage(seen: Seen, provider: str, way:
     assert told["finish_reason"] == "stop"
     assert counted(told["usage"])
     if way == "stream":
-        assert told["pieces"] >= len(PROBLEM.deeds)
+        assert told["pieces"] >= len(PROBLEM.operations)
 
 
 def test_litellm_asks_asynchronously_and_raises_typed_errors(seen: Seen) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepspec.evals.testbed.problems import Problem, worked
+from stepspec.evals.testbed.problems import Problem, worked_steps
 from stepspec.orchestrator.answer import extract
 
 from .conftest import EXAMPLES, MARKS, MODEL, Run
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def grade_school(problem: Problem) -> Mapping[str, str]:
     """Return *problem* as GSM8K writes one."""
-    return {"question": problem.text, "answer": f"{''.join(worked(problem)[:-1])}#### {problem.answer}"}
+    return {"question": problem.text, "answer": f"{''.join(worked_steps(problem)[:-1])}#### {problem.answer}"}
 
 
 def lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

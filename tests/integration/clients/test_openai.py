@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepspec.evals.testbed.problems import worked
+from stepspec.evals.testbed.problems import worked_steps
 
 from ..conftest import told_apart
 from .conftest import FOLLOWING, MARKS, MODEL, PROBLEM, Run, Seen, asked, counted, solved
@@ -35,14 +35,14 @@ def test_the_openai_sdk_gets_answer_reasoning_and_usage(seen: Seen, way: str) ->
 
 
 def test_the_openai_sdk_sees_every_step_on_its_own(seen: Seen) -> None:
-    steps = worked(PROBLEM)
+    steps = worked_steps(PROBLEM)
     for way in ("stream", "async stream", "aiohttp stream"):
         told = seen[way]
         thoughts, answered = told_apart(told["steps"])
         assert told["verified"] == len(told["steps"])  # those of the answer as well, whose text comes as content
         assert told["pieces"] == [thought for thought in thoughts if thought]
         assert told["content"].strip() == answered
-        assert len(told["pieces"]) >= len(PROBLEM.deeds)
+        assert len(told["pieces"]) >= len(PROBLEM.operations)
         assert told["reasoning"] == seen["whole"]["reasoning"]
     thoughts, answered = told_apart(seen["whole"]["steps"])
     assert (seen["whole"]["reasoning"], seen["whole"]["content"]) == ("".join(thoughts), answered)
