@@ -36,7 +36,7 @@ from stepspec.orchestrator.launcher.up import starting
 from stepspec.policies import BiLD, SpecReason
 
 from ..command_line import script
-from ..testbed.problems import generate
+from ..testbed.problems import generate, worked_steps
 from ..testbed.random_models import hybrid_server, make_hybrid
 
 EXAMPLES = """
