@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser demo test check coverage bench random mutate lock clean
+.PHONY: help install browser clients demo test quick check coverage bench random mutate lock clean
 
 PYTHON ?= python3
 RUN := .venv/bin
@@ -11,6 +11,10 @@ INSTALL := $(PIP) install -qq --no-deps
 CORE := policies/*,orchestrator/*.py,orchestrator/nesting/*
 UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orchestrator/nesting \
   $(addprefix tests/test_,solver.py learning.py nested_pair.py)
+# Three workers for two cores: those whose tests use servers mostly wait for them (tests/conftest.py).
+TESTS := $(RUN)/pytest -n 3 --dist loadgroup
+# Runs a command and prints how long it took.
+TIMED := bash -c 'began=$$SECONDS; "$${@:1}" || code=$$?; echo "$$0: $$((SECONDS - began)) s"; exit $${code:-0}'
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 help: ## show this list
@@ -24,9 +28,16 @@ browser: $(STAMP) ## find a browser for the tests of the page, or install one, o
 demo: $(STAMP) ## two real vLLM servers on this CPU, one problem, the large model alone and then the pair
 	$(RUN)/stepspec demo
 
+clients: $(STAMP) ## install the foreign clients that the service is tried with, all at once
+	$(RUN)/python -m tests.integration.clients.environments install
+
 test: $(STAMP) ## every test, those against real servers included
-	-@$(RUN)/python -m tests.browser
-	$(RUN)/pytest
+	-@$(TIMED) browser $(RUN)/python -m tests.browser
+	-@$(TIMED) clients $(RUN)/python -m tests.integration.clients.environments install
+	$(TESTS) --durations=20
+
+quick: $(STAMP) ## the tests that need no servers and take no more than seconds, in under 90 s
+	$(TESTS) -m "not servers and not slow"
 
 check: $(STAMP) ## format, lint, types, layers, spelling
 	$(RUN)/ruff format --check

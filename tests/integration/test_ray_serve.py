@@ -53,6 +53,7 @@ async def true(value: object) -> bool:
     return bool(value)
 
 
+@pytest.mark.alone
 async def test_every_step_comes_by_itself(http: aiohttp.ClientSession) -> None:
     """What a proxy collects before it sends it would arrive together."""
     gaps = list[tuple[float, float]]()

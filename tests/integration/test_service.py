@@ -146,6 +146,7 @@ def logprobs(choice: dict[str, Any]) -> list[Any]:
     return told.get("content") or []
 
 
+@pytest.mark.alone
 async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSession, pair: Pair) -> None:
     async def begin(task: str) -> None:
         async with http.post(CHAT, json=asking(task, stream=True)) as reply:

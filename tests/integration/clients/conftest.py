@@ -59,13 +59,23 @@ def run(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
+def _installed(client: str) -> Path:
+    """Return where the client's programs are; without a network the test is skipped, which is an error in CI."""
+    try:
+        return environment(client)
+    except RuntimeError as exc:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(str(exc))
+
+
 def _program(client: str) -> list[str]:
     script = FOLDER / client / "client.py"
-    return [str(environment(client) / "python"), str(script)] if script.is_file() else [str(script.with_suffix(".sh"))]
+    return [str(_installed(client) / "python"), str(script)] if script.is_file() else [str(script.with_suffix(".sh"))]
 
 
 def _path(client: str) -> str:
-    own = [str(environment(client))] if (FOLDER / client / "requirements.txt").is_file() else []
+    own = [str(_installed(client))] if (FOLDER / client / "requirements.txt").is_file() else []
     return os.pathsep.join([*own, os.environ["PATH"]])
 
 

@@ -1,14 +1,17 @@
 """
 An environment for each foreign client, with what its requirements.txt pins and nothing of ours.
 
-``python -m tests.integration.clients.environments`` pins the newest versions of what each requirements.in asks for.
+``python -m tests.integration.clients.environments`` pins the newest versions of what each requirements.in asks for;
+with ``install`` behind it, it installs all environments at once.
 """
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
 
@@ -27,11 +30,14 @@ def environment(name: str, *, folder: Path = FOLDER, built: Path = BUILT) -> Pat
     """
     pins, place = folder / name / "requirements.txt", built / name
     stamp, wanted = place / ".installed", blake2b(pins.read_bytes() + sys.version.encode()).hexdigest()
-    if not stamp.is_file() or stamp.read_text() != wanted:
-        shutil.rmtree(place, ignore_errors=True)
-        _uv("venv", "--python", sys.executable, str(place))
-        _uv("pip", "install", "--no-deps", "--python", str(place), "--requirements", str(pins))
-        stamp.write_text(wanted)
+    built.mkdir(parents=True, exist_ok=True)
+    with (built / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be installing it
+        if not stamp.is_file() or stamp.read_text() != wanted:
+            shutil.rmtree(place, ignore_errors=True)
+            _uv("venv", "--python", sys.executable, str(place))
+            _uv("pip", "install", "--no-deps", "--python", str(place), "--requirements", str(pins))
+            stamp.write_text(wanted)
     return place / "bin"
 
 
@@ -52,5 +58,15 @@ def pin() -> None:
         _uv("pip", "compile", *plain, str(asked), "--output-file", str(asked.with_suffix(".txt")))
 
 
+def install() -> None:
+    """Install the environments of all clients, all at once."""
+    names = sorted(pins.parent.name for pins in FOLDER.glob("*/requirements.txt"))
+    with ThreadPoolExecutor(len(names)) as pool:
+        installing = [pool.submit(environment, name) for name in names]
+    failures = [str(error) for future in installing if (error := future.exception())]
+    if failures:
+        sys.exit("\n".join(failures))
+
+
 if __name__ == "__main__":
-    pin()
+    install() if sys.argv[1:] == ["install"] else pin()

@@ -1,0 +1,115 @@
+"""
+How pytest-xdist deals the tests out to its workers, and a summary of the time that each group of tests took.
+
+Tests that use the same servers form one group, which one worker runs, so that no server is started twice. The other
+tests are dealt out by file. Groups that start servers come first. A test marked ``alone`` measures time: while it runs,
+the other workers run no test. Without xdist, all tests run in the order of their files.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections import defaultdict
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parent
+CLIENTS = TESTS / "integration" / "clients"
+PAIR, PACED_PAIR, VOCABULARIES, DOCKER = "pair", "paced-pair", "vocabularies", "docker"
+OWN_SERVERS = "own-servers"  # tests that start all the servers that they use
+FIRST = (PAIR, PACED_PAIR, OWN_SERVERS, VOCABULARIES, DOCKER)
+GROUP = pytest.StashKey[str | None]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Name the group of every test, and bring the tests into the order in which xdist deals them out."""
+    pairs: dict[Path, set[str]] = defaultdict(set)
+    for item in items:
+        pairs[item.path] |= _pairs(item)
+    for item in items:
+        group = item.stash[GROUP] = _group(item, pairs[item.path])
+        servers = "with servers" if item.get_closest_marker("servers") else "without servers"
+        item.user_properties.append(("phase", f"{servers}, {group}" if group else servers))
+        if group and _works(config):
+            item.add_marker(pytest.mark.xdist_group(group))
+    if _works(config):
+        items.sort(key=_turn)
+
+
+def _pairs(item: pytest.Item) -> set[str]:
+    """Return which of the two pairs of servers that last for the session a test uses."""
+    fixtures: tuple[str, ...] = getattr(item, "fixturenames", ())
+    return {group for group, fixture in ((PAIR, "pair"), (PACED_PAIR, "paced_pair")) if fixture in fixtures}
+
+
+def _group(item: pytest.Item, pairs: set[str]) -> str | None:
+    """Return the group of a test in a file that uses *pairs*, or None if the file is its group."""
+    own = _pairs(item) if len(pairs) > 1 else pairs
+    if own:
+        return PACED_PAIR if PACED_PAIR in own else PAIR
+    if item.get_closest_marker("servers"):
+        return OWN_SERVERS
+    if TESTS / "docker" in item.path.parents:
+        return DOCKER
+    names = vars(getattr(item, "module", None) or item)
+    return VOCABULARIES if "real_tokenizer" in names or "real_vocabulary" in names else None
+
+
+def _turn(item: pytest.Item) -> tuple[int, bool]:
+    """The order: longest groups first, and the foreign clients behind all else that uses their servers."""
+    group = item.stash[GROUP]
+    return FIRST.index(group) if group in FIRST else len(FIRST), CLIENTS in item.path.parents
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
+    """Deal out by group, and by file where a test has none, in the order of the collection."""
+    config.option.loadscopereorder = False
+    scheduling: Any = import_module("xdist.scheduler").LoadGroupScheduling(config, log)  # it has no types
+    group_or_test = scheduling._split_scope
+    scheduling._split_scope = lambda nodeid: group_or_test(nodeid).partition("::")[0]
+    return scheduling
+
+
+def _works(config: pytest.Config) -> bool:
+    """Whether this process is one of xdist's workers."""
+    return hasattr(config, "workerinput")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Run a test beside those of other workers, or alone; its time limit starts after the wait."""
+    if not _works(item.config):
+        return (yield)
+    shared = Path(item.config.option.basetemp).parent  # xdist gives each worker a folder below that of the run
+    with _room(shared, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
+
+
+@contextmanager
+def _room(shared: Path, *, alone: bool) -> Iterator[None]:
+    """Wait until the other workers run no test (*alone*), or none that has to be alone."""
+    with (shared / "next.lock").open("w") as following, (shared / "running.lock").open("w") as running:
+        fcntl.flock(following, fcntl.LOCK_EX)  # held while waiting: nobody overtakes a test that has to be alone
+        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(following, fcntl.LOCK_UN)
+        yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print how long each phase took, and how much of that was setup, which is mostly starting servers."""
+    phases: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if isinstance(report, pytest.TestReport) and "phase" in (properties := dict(report.user_properties)):
+                phases[str(properties["phase"])][report.when == "setup"] += report.duration
+    if len(phases) > 1:
+        terminalreporter.section("seconds of each phase; several run at once")
+        for phase, (seconds, setup) in sorted(phases.items(), key=lambda phase: -sum(phase[1])):
+            terminalreporter.write_line(f"{seconds + setup:7.0f} s, of which {setup:4.0f} s setup: {phase}")
