@@ -29,7 +29,7 @@ from .command_line import changed, finite, only_without_testbed, script
 from .evaluation import Evaluation, evaluate
 from .experiments.arms import LARGE, SMALL
 from .grading.graders import SECONDS, require
-from .plan import Plan, of_pair, possible
+from .plan import Plan, check_arm, testbed_settings
 from .results import SMALL_PRINT, ArmSummary, table
 from .runner import Team
 from .sample import Arm, Task
@@ -241,7 +241,7 @@ def command(
     if testbed:
         only_without_testbed(small=small, large=large, critic=critic)
     ours = None if testbed else Solver(small, large, critic=critic)
-    settings = ours.settings if ours else of_pair()
+    settings = ours.settings if ours else testbed_settings()
     plan = _plan(settings, chosen, tasks, competing, samples, seed, temperature, max_tokens, max_seconds, concurrency)
     finite("--grading-seconds", grading_seconds)
     pair = ours or pair_solver(profile, stderr, (), seed, problems=0)
@@ -315,7 +315,7 @@ def _plan(
     seed: int, temperature: float | None, max_tokens: int | None, max_seconds: float | None, concurrency: int,
 ) -> Plan:  # fmt: skip
     for arm in competing:
-        possible(arm, settings)
+        check_arm(arm, settings)
     sampling = changed(settings.sampling, {"temperature": ("--temperature", temperature)})
     if samples > 1 and not sampling.temperature:
         raise ConfigurationError(

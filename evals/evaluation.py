@@ -20,7 +20,7 @@ from stepspec.orchestrator.nesting import described
 from . import provenance
 from .benchmarks import Benchmark
 from .grading.graders import Graders
-from .plan import Plan, identity, possible, trials
+from .plan import Plan, check_arm, identity, trials
 from .results import SMALL_PRINT, ArmSummary, stand
 from .runner import Post, Team, here, run
 from .sample import Sample, Task
@@ -78,7 +78,7 @@ async def evaluate(
     Raise `ConfigurationError` if the folder holds something else.
     """
     for arm in evaluation.plan.arms:
-        possible(arm, solver.settings)
+        check_arm(arm, solver.settings)
     folder, about = evaluation.folder, orjson.loads(orjson.dumps(evaluation.about(solver)))
     with SampleStore(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
         record = await _begin(solver, evaluation, about, team, resumed=len(samples.done))

@@ -88,12 +88,12 @@ def turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
     return (*arms[turn:], *arms[:turn])
 
 
-def of_pair() -> Settings:
+def testbed_settings() -> Settings:
     """The settings of the solver over the miniature pair, but for where its models are."""
     return configuration.load(sampling=GREEDY)
 
 
-def possible(arm: Arm, settings: Settings) -> None:
+def check_arm(arm: Arm, settings: Settings) -> None:
     """Raise `ConfigurationError` if no solver with these *settings* could run *arm*."""
     own: Any = {name: getattr(arm, name) for name in TOLD}
     try:

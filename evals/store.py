@@ -16,7 +16,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from .sample import Sample
 
-CURE = "choose another place with --output, or begin anew with --fresh"
+REMEDY = "choose another place with --output, or begin anew with --fresh"
 
 
 class JsonlStore:
@@ -25,11 +25,11 @@ class JsonlStore:
 
     It is begun anew if that is asked for (*fresh*), and a last line that was cut is dropped; but for that it only ever
     grows, so that at no moment a line could be lost that was there. It has one writer at a time. Raise
-    `ConfigurationError`, which names the *cure*, for a file that is about something else, or no such file.
+    `ConfigurationError`, which names the *remedy*, for a file that is about something else, or no such file.
     """
 
-    def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False, cure: str = CURE) -> None:
-        self.path, self._head, self._fresh, self._cure = path, orjson.dumps(dict(about)) + b"\n", fresh, cure
+    def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False, remedy: str = REMEDY) -> None:
+        self.path, self._head, self._fresh, self._remedy = path, orjson.dumps(dict(about)) + b"\n", fresh, remedy
         self._check()
 
     @staticmethod
@@ -54,7 +54,7 @@ class JsonlStore:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab")
         except OSError as exc:
-            raise ConfigurationError(f"{self.path} cannot be written ({exc.strerror}): {self._cure}") from exc
+            raise ConfigurationError(f"{self.path} cannot be written ({exc.strerror}): {self._remedy}") from exc
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as exc:
@@ -86,7 +86,7 @@ class JsonlStore:
             return
         held = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
         other = [key for key in (about | held) if held.get(key) != about.get(key)]
-        raise ConfigurationError(f"{self.path} holds another run (other: {', '.join(other)}): {self._cure}")
+        raise ConfigurationError(f"{self.path} holds another run (other: {', '.join(other)}): {self._remedy}")
 
     def _unbegun(self) -> bool:
         """Whether there is no file yet, or nothing in it but the beginning of our own first line."""

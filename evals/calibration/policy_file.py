@@ -1,9 +1,9 @@
-"""From a calibration on real servers to a policy file that `solve`, `serve` and `eval` accept."""
+"""Runs of a calibration on real servers, and the policy file that `solve`, `serve` and `eval` accept."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import date
 from hashlib import blake2b
 from typing import Any
@@ -24,25 +24,25 @@ from ..benchmarks import Benchmark
 from ..experiments.arms import LARGE
 from ..grading.graders import Graders
 from ..sample import Arm, Task, seed, solve_once
-from .search import Attempt, CalibrationResult, Decision, Trial
+from .search import CalibrationResult, CalibrationRun, Decision, SolveAt
 
-SERVED = ("ahead", "hedge", "lead", "ending", "answer", "early_exit", "sure_bets", "delimiter")
-SEEDS_APART = 1_000_003  # between those that eval reports on and those that are calibrated on
+SERVED_OPTIONS = ("ahead", "hedge", "lead", "ending", "answer", "early_exit", "sure_bets", "delimiter")
+SEEDS_APART = 1_000_003  # between the seeds of generated problems for reports and those for calibration
 
 
-def knob(policy: str, option: str | None = None, values: Sequence[float] | None = None) -> Threshold:
+def find_threshold(policy: str, option: str | None = None, values: Sequence[float] | None = None) -> Threshold:
     """
-    The knob of *policy*, or another *option* with its *values*, the strictest first.
+    Return the threshold of *policy*, or another *option* with its *values*, the strictest first.
 
-    Raise `ConfigurationError` where there is none.
+    Raise `ConfigurationError` if there is none.
     """
-    policies.options(policy)  # raises for a name that is none
+    policies.options(policy)  # raises for an unknown name
     known = THRESHOLDS.get(policy)
     if option is None or (known is not None and option == known.option):
         if known is None:
             raise ConfigurationError(
-                f"what makes {policy!r} looser is not known: name an option and its values, the strictest first, as in "
-                f"--option threshold --values 9,8,7 (known: {', '.join(THRESHOLDS)})"
+                f"{policy!r} has no known threshold: name an option and its values, the strictest first, as in "
+                f"--option threshold --values 9,8,7 (methods with a known threshold: {', '.join(THRESHOLDS)})"
             )
         return Threshold(known.option, tuple(values), known.compared) if values else known
     if not values:
@@ -50,76 +50,78 @@ def knob(policy: str, option: str | None = None, values: Sequence[float] | None 
     return Threshold(option, tuple(values))
 
 
-def served(settings: Settings, policy: str, knob: Threshold, value: float) -> Arm:
-    """What a solver with these *settings* does by *policy*, once the *knob* is at *value*."""
-    told = settings.with_overrides({"policy": policy})
-    own = {name: getattr(told, name) for name in SERVED}
-    return Arm(policy, policy, {**told.options, knob.option: value}, **own)
+def served_arm(settings: Settings, policy: str, threshold: Threshold, value: float) -> Arm:
+    """The arm that solves as a solver with these *settings* does by *policy*, with the *threshold* at *value*."""
+    run_settings = settings.with_overrides({"policy": policy})
+    run_options = {name: getattr(run_settings, name) for name in SERVED_OPTIONS}
+    return Arm(policy, policy, {**run_settings.options, threshold.option: value}, **run_options)
 
 
-def bearing(settings: Settings, policy: str, knob: Threshold) -> dict[str, Any]:
-    """What else the promise is about; see `Settings.conditions`."""
-    found = settings.with_overrides({"policy": policy}).conditions()
-    found["options"].pop(knob.option, None)
-    return found
+def promise_conditions(settings: Settings, policy: str, threshold: Threshold) -> dict[str, Any]:
+    """The settings that the promise depends on, without the *threshold* itself; see `Settings.conditions`."""
+    conditions = settings.with_overrides({"policy": policy}).conditions()
+    conditions["options"].pop(threshold.option, None)
+    return conditions
 
 
-def differing(settings: Settings) -> dict[str, Any]:
-    """What a settings file has to say beside the options, so that what is served is what was calibrated."""
+def changed_settings(settings: Settings) -> dict[str, Any]:
+    """The fields that are not at their defaults: a settings file needs them to serve what was calibrated."""
     usual = Settings.model_construct()
-    own = {name: getattr(settings, name) for name in SERVED if getattr(settings, name) != getattr(usual, name)}
-    return own | {
-        table: found
+    changed = {
+        name: getattr(settings, name) for name in SERVED_OPTIONS if getattr(settings, name) != getattr(usual, name)
+    }
+    return changed | {
+        table: fields
         for table, omitted in (("sampling", {"seed"}), ("budget", set[str]()))
-        if (found := _differing(getattr(settings, table), getattr(usual, table), omitted))
+        if (fields := _changed_fields(getattr(settings, table), getattr(usual, table), omitted))
     }
 
 
-def _differing(one: BaseModel, usual: BaseModel, omitted: set[str]) -> dict[str, Any]:
-    values, others = (each.model_dump(mode="json", exclude=omitted, exclude_none=True) for each in (one, usual))
-    return {key: value for key, value in values.items() if others.get(key) != value}
+def _changed_fields(model: BaseModel, usual: BaseModel, omitted: set[str]) -> dict[str, Any]:
+    values, defaults = (m.model_dump(mode="json", exclude=omitted, exclude_none=True) for m in (model, usual))
+    return {key: value for key, value in values.items() if defaults.get(key) != value}
 
 
-def attempts(
+def solve_on_servers(
     solver: Solver,
     tasks: Sequence[Task],
     benchmark: Benchmark,
     policy: str,
-    knob: Threshold,
+    threshold: Threshold,
     graders: Graders,
-    base: int,
-) -> Attempt:
+    base_seed: int,
+) -> SolveAt:
     """
-    Try a value by solving on real servers; what ended without an answer that could be graded is not right.
+    Return a function that solves on real servers; a run without an answer that could be graded is not right.
 
-    The sampling of each problem has a seed of its own, derived from *base*, which is the same for all values.
+    Each problem has its own sampling seed, derived from *base_seed* and the same for all values.
     """
 
-    async def attempt(problem: int, value: float | None) -> Trial:
+    async def solve(problem: int, value: float | None) -> CalibrationRun:
         events: list[Event] = []
-        arm = LARGE if value is None else served(solver.settings, policy, knob, value)
+        arm = LARGE if value is None else served_arm(solver.settings, policy, threshold, value)
         task = tasks[problem]
-        seeded = solver.settings.sampling.model_copy(update={"seed": seed(base, problem, 0)})
+        seeded = solver.settings.sampling.model_copy(update={"seed": seed(base_seed, problem, 0)})
         solved = await solve_once(solver, arm, task.problem, sampling=seeded, observe=events.append)
         text = solved.solution.text if solved.solution else ""
         right = bool(text) and await graders.grade(text, task.answer, benchmark.metric) == "right"
         finish = solved.solution.finish_reason if solved.solution else "failed"
         written = [event.step.text for event in events if isinstance(event, Committed)]
         digest = _digest(*written, text, finish)
-        return Trial(problem, value, right, tuple(grades(events)), tuple(decisions(events)), digest)
+        return CalibrationRun(problem, value, right, tuple(grades(events)), tuple(decisions(events)), digest)
 
-    return attempt
+    return solve
 
 
 def decisions(events: Iterable[Event]) -> list[Decision]:
     """
-    The verdicts that a run went by, in the order of its steps: those on drafts that were committed or repaired.
+    The verdicts that decided a run's course, in the order of its steps: those on committed or repaired drafts.
 
-    A verdict that the run ended with counts too. Those on lost bets do not: they bear on nothing.
+    A verdict that ended the run counts too. Verdicts on lost bets do not: they decided nothing.
     """
     judged: dict[int, Judged] = {}
     chain: list[str] = []
-    places = 0
+    length = 0
     decided: list[Decision] = []
 
     def decide(index: int) -> None:
@@ -137,10 +139,10 @@ def decisions(events: Iterable[Event]) -> list[Decision]:
             case Committed(index, step):
                 decide(index)
                 chain.append(step.text)
-                places = index + 1
+                length = index + 1
             case _:
                 pass
-    decide(places)
+    decide(length)
     return decided
 
 
@@ -151,81 +153,94 @@ def _digest(*texts: str) -> str:
 @dataclass(frozen=True, slots=True)
 class CalibrationSettings:
     """
-    What was calibrated, and what came of it; made for the eye and for a settings file.
+    The result of a calibration with everything that a policy file needs.
 
-    *options* are the policy's others, *besides* what else the file says. The promise is of these *models*, by their
-    roles, and of runs that are *told* so much.
+    *options* are the policy's other options, *changes* the other settings that are not at their defaults. The promise
+    holds for these *models*, by role, and for runs with the settings in *conditions*.
     """
 
     policy: str
-    knob: Threshold
+    threshold: Threshold
     benchmark: str
-    calibrated: CalibrationResult
+    result: CalibrationResult
     options: Mapping[str, Any]
-    besides: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    changes: Mapping[str, Any] = field(default_factory=dict[str, Any])
     models: Mapping[str, str] = field(default_factory=dict[str, str])
-    told: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    conditions: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
     def confidence(self) -> float:
-        return round(1 - self.calibrated.level, 6)
+        return round(1 - self.result.level, 6)
 
-    def said(self) -> str:
-        """One sentence that says what may be relied on, or what it would take."""
-        c, found = self.calibrated, self.calibrated.found
-        if found is not None:
+    def summary(self) -> str:
+        """The promise in one sentence, or the number of problems that it would take."""
+        c, best = self.result, self.result.loosest
+        if best is not None:
             attempts = f", all {c.attempt} attempts together" if c.attempt > 1 else ""
             return (
-                f"With {self.knob.option} = {found.threshold:g}, {self.policy} loses at most {c.limit:.1%} of such "
+                f"With {self.threshold.option} = {best.threshold:g}, {self.policy} loses at most {c.limit:.1%} of such "
                 f"problems to the large model alone, at {self.confidence:.0%} confidence{attempts}."
             )
         strictest = c.tested[0]
-        said = (
-            f"No {self.knob.option} of {self.policy} can be promised: at {strictest.threshold:g}, the strictest, "
+        failure = (
+            f"No {self.threshold.option} of {self.policy} can be promised: at {strictest.threshold:g}, the strictest, "
             f"{strictest.paired.n} problems with {strictest.paired.lost} lost and {strictest.paired.gained} gained do "
             f"not show that the loss is at most {c.limit:.1%} at {self.confidence:.0%} confidence."
         )
-        if c.enough is None:
-            return f"{said} Nor would more problems at these rates: the loss itself is no less than the limit."
-        least = c.next_attempt.needed()
+        if c.problems_needed is None:
+            return f"{failure} Nor would more problems at these rates: the loss itself is no less than the limit."
+        least = c.next_test.needed()
         return (
-            f"{said} At these rates {c.enough:,} problems would do in another attempt with these trials, and with "
-            f"nothing lost at all {least:,}: the same command with a larger --count."
+            f"{failure} At these rates {c.problems_needed:,} problems would do in another attempt with these trials, "
+            f"and with nothing lost at all {least:,}: the same command with a larger --count."
         )
 
     def table(self) -> Table:
-        shown = Table(title=f"{self.policy} on {self.benchmark}, against the large model alone")
-        for column in (self.knob.option, "problems", "lost", "gained", "loss", "p", "holds"):
-            shown.add_column(column, justify="right")
-        for each in self.calibrated.tested:
-            paired = each.paired
+        table = Table(title=f"{self.policy} on {self.benchmark}, against the large model alone")
+        for column in (self.threshold.option, "problems", "lost", "gained", "loss", "p", "holds"):
+            table.add_column(column, justify="right")
+        for test in self.result.tested:
+            paired = test.paired
             counts = (str(paired.n), str(paired.lost), str(paired.gained))
-            shown.add_row(
-                f"{each.threshold:g}", *counts, f"{paired.loss:.1%}", f"{each.p:.4f}", "yes" if each.holds else "no"
+            table.add_row(
+                f"{test.threshold:g}", *counts, f"{paired.loss:.1%}", f"{test.p:.4f}", "yes" if test.holds else "no"
             )
-        return shown
+        return table
+
+    def json(self) -> dict[str, Any]:
+        """All fields, for `stepspec calibrate --json`."""
+        return {
+            "policy": self.policy,
+            "knob": asdict(self.threshold),
+            "benchmark": self.benchmark,
+            "calibrated": asdict(self.result),
+            "options": self.options,
+            "besides": self.changes,
+            "models": self.models,
+            "told": self.conditions,
+        }
 
     def toml(self) -> str:
         """The settings file. Raise `ConfigurationError` if nothing can be promised."""
-        found, c = self.calibrated.found, self.calibrated
-        if found is None:
-            raise ConfigurationError(self.said())
+        c, best = self.result, self.result.loosest
+        if best is None:
+            raise ConfigurationError(self.summary())
         calibration = {
             "policy": self.policy,
-            "option": self.knob.option,
-            "value": float(found.threshold),
+            "option": self.threshold.option,
+            "value": float(best.threshold),
             "max_loss": c.limit,
             "confidence": self.confidence,
             "attempt": c.attempt,
             "benchmark": self.benchmark,
-            "problems": found.paired.n,
-            "lost": found.paired.lost,
-            "gained": found.paired.gained,
+            "problems": best.paired.n,
+            "lost": best.paired.lost,
+            "gained": best.paired.gained,
             "date": str(date.today()),
             "edges": list(c.grades.edges),
             "counts": list(c.grades.counts),
         }
-        options = {**self.options, self.knob.option: float(found.threshold)}
-        about = {"calibration.models": self.models, "calibration.told": self.told}
-        tables = {"policy": self.policy, **self.besides, "options": options, "calibration": calibration, **about}
-        return f"# {self.said()}\n{document(tables)}"
+        options = {**self.options, self.threshold.option: float(best.threshold)}
+        about = {"calibration.models": self.models, "calibration.told": self.conditions}
+        tables = {"policy": self.policy, **self.changes, "options": options, "calibration": calibration, **about}
+        return f"# {self.summary()}\n{document(tables)}"

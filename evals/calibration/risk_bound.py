@@ -9,7 +9,7 @@ no correction (learn then test, Angelopoulos et al., arXiv:2110.01052, section 4
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy.stats import beta, binom
 
 Shares: TypeAlias = NDArray[np.float64]
-NUISANCE_SHARE = 0.1  # of the level, spent on what is not known about the gains
+NUISANCE_SHARE = 0.1  # of the level, spent on the unknown share of gained problems
 NUISANCE_POINTS = 48
 MOST_PROBLEMS = 1_000_000
 FIRST_SHARE = 0.8  # of the level, for the first attempt
@@ -71,10 +71,10 @@ def p_value(paired: Paired, limit: float, level: float = 0.05) -> float:
 
 def _of_difference(paired: Paired, limit: float, level: float) -> float:
     """
-    The same by the difference of lost and gained.
+    The p-value of the difference of lost and gained problems.
 
-    Its distribution also depends on how often the method gains, which is not known: the worst case over a confidence
-    interval of that counts, and what the interval leaves out is added (Berger and Boos, 1994).
+    Its distribution also depends on the unknown share of gained problems: the p-value is the worst case over a
+    confidence interval of that share, plus the probability that the interval misses it (Berger and Boos, 1994).
     """
     spent = NUISANCE_SHARE * level
     most = 1.0 if paired.gained == paired.n else float(beta.ppf(1 - spent, paired.gained + 1, paired.n - paired.gained))
@@ -86,9 +86,9 @@ def _of_difference(paired: Paired, limit: float, level: float) -> float:
 def _at_most(difference: int, n: int, lost: Shares, gained: Shares) -> Shares:
     """The probability that at most *difference* more are lost than gained, for every pair of shares that are."""
     count = np.arange(int(binom.ppf(1 - 1e-12, n, gained.max())) + 1)
-    given = np.minimum(1.0, lost / (1 - gained))
+    lost_if_not_gained = np.minimum(1.0, lost / (1 - gained))
     chance: Shares = np.multiply(
-        binom.pmf(count, n, gained[:, None]), binom.cdf(difference + count, n - count, given[:, None])
+        binom.pmf(count, n, gained[:, None]), binom.cdf(difference + count, n - count, lost_if_not_gained[:, None])
     )
     summed: Shares = np.sum(chance, axis=1)
     return summed
@@ -96,12 +96,12 @@ def _at_most(difference: int, n: int, lost: Shares, gained: Shares) -> Shares:
 
 def betting_p_value(paired: Paired, limit: float) -> float:
     """
-    The same as `p_value`, but valid however often it is looked at while problems are added, and whenever that ends.
+    A p-value that stays valid however often it is computed while problems are added, and whenever one stops.
 
     One over the capital of a gambler who bets, before each problem, that less than the *limit* is lost: were the true
     loss the limit or more, the capital would hardly ever be large at any time (Ville, 1939). The bets are spread over
     `BETS` stakes, up to the one that a single loss ruins (Waudby-Smith and Ramdas, arXiv:2010.09686). It takes more
-    problems than the exact test for a number that is fixed beforehand.
+    problems than the exact test, whose number of problems is fixed beforehand.
     """
     stakes = np.arange(1, BETS + 1) / BETS / (1 - limit)
     with np.errstate(divide="ignore"):
@@ -117,9 +117,9 @@ class LossTest:
     """
     A test whether a loss is below the *limit*; *level* is the probability that it says so and is wrong.
 
-    The level is shared between the first attempt, on a number of problems fixed before anything is seen, and all later
-    ones together (*again*), on any numbers: four fifths for an exact test, the rest for one that may be repeated. So
-    the level holds for all attempts, and more problems may be added after one that failed.
+    The first attempt gets four fifths of the level: an exact test on a number of problems that is fixed beforehand. All
+    further attempts together (*again*) get the rest: a test that may be repeated on any number of problems. So the
+    level holds for all attempts, and problems may be added after an attempt that failed.
     """
 
     limit: float
@@ -142,13 +142,15 @@ class LossTest:
             return 1.0
         return min(1.0, p_value(paired, self.limit, level) / FIRST_SHARE)
 
-    def needed(self, seen: Paired | None = None) -> int | None:
+    def needed(self, observed: Paired | None = None) -> int | None:
         """
-        How many problems it takes, if losses and gains go on at the rates *seen*; without, if nothing is ever lost.
+        The number of problems that would pass at the *observed* rates of losses and gains; without, if none is lost.
 
-        None where no number would do, because the loss that was seen is no less than the limit.
+        None if no number would do, because the observed loss is no less than the limit.
         """
-        lost, gained = (seen.lost / seen.n, seen.gained / seen.n) if seen and seen.n else (0.0, 0.0)
+        lost, gained = (
+            (observed.lost / observed.n, observed.gained / observed.n) if observed and observed.n else (0.0, 0.0)
+        )
         if lost - gained >= self.limit:
             return None
 
@@ -169,7 +171,7 @@ class LossTest:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdTest:
-    """One threshold that was tried: what came out, and whether the promise holds for it."""
+    """The outcome at one threshold, its p-value, and whether the promise holds for it."""
 
     threshold: float
     paired: Paired
@@ -177,38 +179,38 @@ class ThresholdTest:
     holds: bool
 
 
-def fixed_sequence(thresholds: Sequence[float], test: LossTest) -> Generator[float, Paired, tuple[ThresholdTest, ...]]:
+class FixedSequence:
     """
     Test *thresholds* in their order, the strictest first, until one fails; the last that holds is the one to use.
 
-    Yields each threshold when its turn comes, expects its outcome to be sent, and returns what was tested. With
-    probability 1 - level at least, no threshold that holds has a loss above the limit of the *test*. An outcome has to
-    come from runs of the method at that threshold; the runs of the large model may be the same for all thresholds,
-    since each test is valid by itself.
+    Iterate over it, and `record` the outcome at each threshold before the next one::
+
+        for threshold in sequence:
+            sequence.record(outcome_at(threshold))
+
+    With probability 1 - level at least, no threshold that holds has a loss above the limit of the *test*. An outcome
+    has to come from runs of the method at that threshold; the runs of the large model may be the same for all
+    thresholds, since each test is valid by itself.
     """
-    tested: list[ThresholdTest] = []
-    for threshold in thresholds:
-        paired = yield threshold
-        p = test.p(paired)
-        tested.append(ThresholdTest(threshold, paired, p, p <= test.level))
-        if not tested[-1].holds:
-            break
-    return tuple(tested)
+
+    def __init__(self, thresholds: Sequence[float], test: LossTest) -> None:
+        self._thresholds, self._test = thresholds, test
+        self.tested: list[ThresholdTest] = []
+
+    def __iter__(self) -> Iterator[float]:
+        for number, threshold in enumerate(self._thresholds, 1):
+            yield threshold
+            if len(self.tested) != number:
+                raise ValueError(f"the outcome at threshold {threshold:g} was not recorded")
+            if not self.tested[-1].holds:
+                break
+
+    def record(self, paired: Paired) -> None:
+        """Test the outcome at the threshold whose turn it is."""
+        p = self._test.p(paired)
+        self.tested.append(ThresholdTest(self._thresholds[len(self.tested)], paired, p, p <= self._test.level))
 
 
-def run_sequence(
-    sequence: Generator[float, Paired, tuple[ThresholdTest, ...]], outcome: Callable[[float], Paired]
-) -> tuple[ThresholdTest, ...]:
-    """Run a `fixed_sequence` to its end with outcomes that are known already."""
-    try:
-        threshold = next(sequence)
-        while True:
-            threshold = sequence.send(outcome(threshold))
-    except StopIteration as end:
-        tested: tuple[ThresholdTest, ...] = end.value
-        return tested
-
-
-def chosen(tested: Sequence[ThresholdTest]) -> ThresholdTest | None:
+def loosest_holding(tested: Sequence[ThresholdTest]) -> ThresholdTest | None:
     """The loosest threshold that holds; None if not even the strictest does."""
-    return next((each for each in reversed(tested) if each.holds), None)
+    return next((test for test in reversed(tested) if test.holds), None)

@@ -1,4 +1,4 @@
-"""Find the loosest threshold that keeps a promise, by solving problems: what `calibration` decides on is made here."""
+"""Search the loosest threshold that keeps a promise, by solving problems; `risk_bound` decides which thresholds do."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from stepspec.orchestrator.feedback.drift import Histogram
 from stepspec.policies.option_types import Threshold
 
 from ..store import JsonlStore
-from .risk_bound import LossTest, Paired, ThresholdTest, chosen, fixed_sequence
+from .risk_bound import FixedSequence, LossTest, Paired, ThresholdTest, loosest_holding
 
-CURE = "choose another file with --work, or begin anew with --fresh"
-REPEATED = 10  # reusable runs that are run all the same, at every value: a difference in a tenth of all is soon seen
+REMEDY = "choose another file with --work, or begin anew with --fresh"
+REPEATED = 10  # reusable runs that are run all the same, at every value: a difference in a tenth of all soon shows
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One verdict that a run went by: its *score* (None: it had none), and a digest of the chain up to its draft."""
+    """One verdict that decided a run's course: its *score* (None: no score), and a digest of the chain and draft."""
 
     score: float | None
     chain: str
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class CalibrationRun:
     """
-    What one problem came to at one value (None: the large model alone).
+    The run of one problem at one value of the threshold (None: the large model alone).
 
-    *scores* are those of all verdicts, also on lost bets. *decisions* are the verdicts on what was committed or
+    *scores* are those of all verdicts, also on lost bets. *decisions* are the verdicts on steps that were committed or
     repaired, in the order of the steps. *text* is a digest of everything that was written.
     """
 
@@ -47,35 +47,35 @@ class Trial:
     decisions: tuple[Decision, ...] = ()
     text: str = ""
 
-    def revealing(self, value: float) -> int | None:
-        """The place of the first decision that *value* would have made otherwise; None if it would have made none."""
+    def first_change(self, value: float) -> int | None:
+        """The index of the first decision that *value* would have changed; None if it would have changed none."""
         if self.value is None:
             raise ValueError("the large model alone decides nothing")
-        for place, decision in enumerate(self.decisions):
+        for index, decision in enumerate(self.decisions):
             score = decision.score
             if score is not None and (score >= value) != (score >= self.value):
-                return place
+                return index
         return None
 
 
-class _Difference(Exception):
-    """The run *tried* is not the one that it has to be if runs repeat."""
+class _RunDiffers(Exception):
+    """The *run* differs from an earlier run of its problem that it should have repeated."""
 
-    def __init__(self, tried: Trial) -> None:
-        self.tried = tried
+    def __init__(self, run: CalibrationRun) -> None:
+        self.run = run
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """An attempt was begun on the first *problems*, whose digest this is."""
+class AttemptStart:
+    """The start of an attempt on the first *problems*, whose digest this is."""
 
     problems: int
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
-class Concluded:
-    """An attempt on the first *problems* came to its end, with a promise or without, for these *values*."""
+class AttemptEnd:
+    """The end of an attempt on the first *problems*, with a promise or without, for these *values*."""
 
     problems: int
     limit: float
@@ -83,39 +83,40 @@ class Concluded:
     values: tuple[float, ...]
 
 
-_LINE: TypeAdapter[Trial | Concluded | Begun] = TypeAdapter(Trial | Concluded | Begun)
-Attempt: TypeAlias = Callable[[int, float | None], Awaitable[Trial]]
+_LINE: TypeAdapter[CalibrationRun | AttemptEnd | AttemptStart] = TypeAdapter(CalibrationRun | AttemptEnd | AttemptStart)
+SolveAt: TypeAlias = Callable[[int, float | None], Awaitable[CalibrationRun]]
+"""Solves one problem, named by its index, at one value of the threshold (None: the large model alone)."""
 
 
-def repeats(earlier: Trial, later: Trial, values: Sequence[float]) -> bool:
+def repeats(earlier: CalibrationRun, later: CalibrationRun, values: Sequence[float]) -> bool:
     """
-    Whether *later*, a run of the same problem at another value, is the run that *earlier* says it has to be.
+    Whether *later*, a run of the same problem at another value, repeats *earlier* as far as it should.
 
-    Both have to agree up to the first decision that their values make differently; if there is none, to the end. Scores
-    agree where no one of *values* tells them apart.
+    Both have to agree up to the first decision that their values make differently; if there is none, to the end. Two
+    scores agree if none of *values* lies between them.
     """
     if later.value is None:
         raise ValueError("the large model alone is run once")
     rising = sorted(values)
 
-    def seen(decisions: Sequence[Decision]) -> list[tuple[str, int]]:
+    def comparable(decisions: Sequence[Decision]) -> list[tuple[str, int]]:
         return [(d.chain, -1 if d.score is None else bisect_right(rising, d.score)) for d in decisions]
 
-    place = earlier.revealing(later.value)
-    if place is None:
-        same = (earlier.right, earlier.text) == (later.right, later.text)
-        return same and seen(earlier.decisions) == seen(later.decisions)
-    return seen(earlier.decisions[: place + 1]) == seen(later.decisions[: place + 1])
+    change = earlier.first_change(later.value)
+    if change is None:
+        same_end = (earlier.right, earlier.text) == (later.right, later.text)
+        return same_end and comparable(earlier.decisions) == comparable(later.decisions)
+    return comparable(earlier.decisions[: change + 1]) == comparable(later.decisions[: change + 1])
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
     """
-    The promise: *tested* values in order, of which the last that holds is *found*; *grades* are those seen there.
+    The result of a search: the *tested* values in order, and the *grades* seen at the loosest that holds.
 
-    *reused* runs were not made, because a run at a stricter value was the same run. It is the *attempt* of this number
-    with the same trials; *limit* and *level* are those of all attempts together. One that could not have promised
-    anything, with so few problems, does not *count*.
+    *reused* counts runs that were not made, because a run at a stricter value was the same run. *attempt* numbers the
+    attempts that share their runs; *limit* and *level* are those of all attempts together. An attempt on so few
+    problems that it could not have promised anything does not *count*.
     """
 
     limit: float
@@ -127,196 +128,192 @@ class CalibrationResult:
     counts: bool = True
 
     @property
-    def found(self) -> ThresholdTest | None:
-        return chosen(self.tested)
+    def loosest(self) -> ThresholdTest | None:
+        """The loosest value that holds; None if no promise can be made."""
+        return loosest_holding(self.tested)
 
     @property
-    def enough(self) -> int | None:
-        """How many problems would do in another attempt for the first value that failed; None if no number would."""
-        failed = next((each for each in self.tested if not each.holds), None)
-        return self.next_attempt.needed(failed.paired) if failed else None
+    def problems_needed(self) -> int | None:
+        """The problems that another attempt needs for the first value that failed; None if no number would do."""
+        failed = next((test for test in self.tested if not test.holds), None)
+        return self.next_test.needed(failed.paired) if failed else None
 
     @property
-    def next_attempt(self) -> LossTest:
+    def next_test(self) -> LossTest:
+        """The test of the next attempt."""
         return LossTest(self.limit, self.level, again=self.counts or self.attempt > 1)
 
 
-class Known:
-    """All runs that were made so far, in memory."""
+class RunMemory:
+    """All runs so far, in memory, by problem and value."""
 
     def __init__(self) -> None:
-        self.done: dict[tuple[int, float | None], Trial] = {}
+        self.done: dict[tuple[int, float | None], CalibrationRun] = {}
 
-    def add(self, tried: Trial) -> None:
-        """Keep *tried*."""
-        self.done[tried.problem, tried.value] = tried
+    def add(self, run: CalibrationRun) -> None:
+        """Keep *run*."""
+        self.done[run.problem, run.value] = run
 
 
-class TrialStore(Known):
-    """All that was tried so far, a line each in a `Journal`."""
+class RunStore(RunMemory):
+    """All runs and attempts so far, one line each in a `JsonlStore`."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
-        """Read the file. Raise `ConfigurationError` if it holds another calibration, unless that is to be forgotten."""
+        """Read the file. Raise `ConfigurationError` if it holds another calibration and *fresh* is false."""
         super().__init__()
-        self.begun: list[Begun] = []
-        self.concluded: list[Concluded] = []
-        self._journal = JsonlStore(path, about, fresh=fresh, cure=CURE)
+        self.started: list[AttemptStart] = []
+        self.ended: list[AttemptEnd] = []
+        self._file = JsonlStore(path, about, fresh=fresh, remedy=REMEDY)
         self._read()
 
     def __enter__(self) -> Self:
-        """Begin to write. Raise `ConfigurationError` if somebody else does."""
-        self._journal.__enter__()
-        self._read()  # again: whoever held the file until now may have added to it
+        """Begin to write. Raise `ConfigurationError` if another process is writing."""
+        self._file.__enter__()
+        self._read()  # again: another process may have added lines until now
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._journal.__exit__(*exc)
+        self._file.__exit__(*exc)
 
-    def add(self, tried: Trial) -> None:
-        """Keep *tried*; it is on disk when this returns."""
-        super().add(tried)
-        self._journal.write(asdict(tried))
+    def add(self, run: CalibrationRun) -> None:
+        """Keep *run*; it is on disk when this returns."""
+        super().add(run)
+        self._file.write(asdict(run))
 
-    def begin(self, digests: Sequence[str]) -> None:
+    def start_attempt(self, digests: Sequence[str]) -> None:
         """
-        Begin an attempt on problems with these *digests*: of none of them, of the first one, and so on to all.
+        Start an attempt on problems with these *digests*: of no problem, of the first one, and so on to all of them.
 
         Raise `ConfigurationError` if the file holds runs on other problems, or on more.
         """
-        begun = Begun(len(digests) - 1, digests[-1])
-        for earlier in self.begun:
-            if earlier.problems > begun.problems:
+        start = AttemptStart(len(digests) - 1, digests[-1])
+        for earlier in self.started:
+            if earlier.problems > start.problems:
                 raise ConfigurationError(
-                    f"{self._journal.path} holds runs on {earlier.problems:,} problems, and these are "
-                    f"{begun.problems:,}: take as many or more, {CURE}"
+                    f"{self._file.path} holds runs on {earlier.problems:,} problems, and these are "
+                    f"{start.problems:,}: take as many or more, {REMEDY}"
                 )
             if digests[earlier.problems] != earlier.digest:
-                raise ConfigurationError(f"{self._journal.path} holds runs on other problems: {CURE}")
-        if begun not in self.begun:
-            self.begun.append(begun)
-            self._journal.write(asdict(begun))
+                raise ConfigurationError(f"{self._file.path} holds runs on other problems: {REMEDY}")
+        if start not in self.started:
+            self.started.append(start)
+            self._file.write(asdict(start))
 
-    def attempt(self, concluded: Concluded) -> int:
-        """The number of the attempt that *concluded* is to be the end of; the same again, if it has come to it."""
-        return (*self._alike(concluded), concluded).index(concluded) + 1
+    def attempt_number(self, end: AttemptEnd) -> int:
+        """The number of the attempt that ends with *end*, which may have been recorded already."""
+        alike = [earlier for earlier in self.ended if replace(earlier, problems=end.problems) == end]
+        return (*alike, end).index(end) + 1
 
-    def conclude(self, concluded: Concluded) -> None:
-        """Keep that an attempt came to its end."""
-        if concluded not in self.concluded:
-            self.concluded.append(concluded)
-            self._journal.write(asdict(concluded))
-
-    def _alike(self, concluded: Concluded) -> list[Concluded]:
-        return [each for each in self.concluded if replace(each, problems=concluded.problems) == concluded]
+    def end_attempt(self, end: AttemptEnd) -> None:
+        """Record the end of an attempt."""
+        if end not in self.ended:
+            self.ended.append(end)
+            self._file.write(asdict(end))
 
     def _read(self) -> None:
         self.done.clear()
-        self.begun.clear()
-        self.concluded.clear()
-        for number, line in self._journal.lines():
+        self.started.clear()
+        self.ended.clear()
+        for number, line in self._file.lines():
             try:
-                kept = _LINE.validate_json(line)
+                record = _LINE.validate_json(line)
             except ValueError as exc:
                 raise ConfigurationError(
-                    f"{self._journal.path}, line {number}: no trial ({exc}); remove the line, or begin anew with "
-                    "--fresh"
+                    f"{self._file.path}, line {number}: no trial ({exc}); remove the line, or begin anew with --fresh"
                 ) from exc
-            match kept:
-                case Trial():
-                    self.done[kept.problem, kept.value] = kept
-                case Begun():
-                    self.begun.append(kept)
-                case Concluded():
-                    self.concluded.append(kept)
+            match record:
+                case CalibrationRun():
+                    self.done[record.problem, record.value] = record
+                case AttemptStart():
+                    self.started.append(record)
+                case AttemptEnd():
+                    self.ended.append(record)
 
 
 @dataclass
 class CalibrationSearch:
     """
-    Tries a *knob* on so many *problems*, *at_once* of them at the same time, against the large model alone.
+    Solve *problems* at the values of a *threshold*, *at_once* at the same time, and compare with the large model alone.
 
-    A run that a looser value would not have changed is reused for that value, if runs are *repeatable* (greedy, or with
-    a seed for each problem) and the knob's scores are only compared. Both are checked: every run is compared with the
-    run of the same problem at the value before, and at every value some runs are made that could be reused. At the
-    first difference *differing* is called, and the search begins again without any reuse: then every outcome is that of
-    a run made at its value.
+    If runs are *repeatable* (greedy, or with one seed per problem) and the threshold's scores are only compared, a run
+    that a looser value would not have changed is reused for that value. Both conditions are checked: every run is
+    compared with the run of its problem at the value before, and at every value some reusable runs are made all the
+    same. At the first difference *on_difference* is called, and the search begins again without any reuse: then every
+    outcome is that of a run made at its value.
 
-    *tell* hears of every problem that is done with: the value (None: the large model alone) and whether it was run.
+    *on_problem* is called for every problem and value (None: the large model alone), with whether it was solved now.
     """
 
-    attempt: Attempt
+    solve: SolveAt
     problems: int
-    knob: Threshold
+    threshold: Threshold
     test: LossTest
-    trials: Known
+    store: RunMemory
     at_once: int = 4
-    tell: Callable[[float | None, bool], object] = lambda value, ran: None
+    on_problem: Callable[[float | None, bool], object] = lambda value, solved: None
     repeatable: bool = False
-    differing: Callable[[Trial], object] = lambda tried: None
+    on_difference: Callable[[CalibrationRun], object] = lambda run: None
 
     async def run(self) -> CalibrationResult:
-        large = [tried.right for tried in await self._all(None, {})]
+        large = [run.right for run in await self._solve_all(None, {})]
         try:
-            return await self._search(large, reuse=self.repeatable and self.knob.compared)
-        except _Difference as difference:
-            self.differing(difference.tried)
+            return await self._search(large, reuse=self.repeatable and self.threshold.compared)
+        except _RunDiffers as difference:
+            self.on_difference(difference.run)
             return await self._search(large, reuse=False)
 
     async def _search(self, large: Sequence[bool], *, reuse: bool) -> CalibrationResult:
-        """Test the values in their order. Raise `_Difference` for a run that does not repeat the one before."""
-        sequence = fixed_sequence(self.knob.values, self.test)
-        runs: dict[float, Sequence[Trial]] = {}
-        reused, before = 0, dict[int, Trial]()
-        try:
-            value = next(sequence)
-            while True:
-                reusable = self._reusable(value, before)
-                runs[value] = await self._all(value, reusable)
-                self._check(runs[value], before)
-                if reuse:
-                    reused, before = reused + len(reusable), dict(enumerate(runs[value]))
-                value = sequence.send(Paired.of(large, [tried.right for tried in runs[value]]))
-        except StopIteration as end:
-            tested: tuple[ThresholdTest, ...] = end.value
-        best = chosen(tested)
-        scores = [score for tried in runs[best.threshold] for score in tried.scores] if best else []
+        """Test the values in their order. Raise `_RunDiffers` for a run that does not repeat the one before."""
+        sequence = FixedSequence(self.threshold.values, self.test)
+        runs: dict[float, Sequence[CalibrationRun]] = {}
+        reused, before = 0, dict[int, CalibrationRun]()
+        for value in sequence:
+            reusable = self._reusable(value, before)
+            runs[value] = await self._solve_all(value, reusable)
+            self._check(runs[value], before)
+            if reuse:
+                reused, before = reused + len(reusable), dict(enumerate(runs[value]))
+            sequence.record(Paired.of(large, [run.right for run in runs[value]]))
+        best = loosest_holding(sequence.tested)
+        scores = [score for run in runs[best.threshold] for score in run.scores] if best else []
+        tested = tuple(sequence.tested)
         return CalibrationResult(self.test.limit, self.test.level, tested, Histogram.of(scores), reused)
 
-    def _reusable(self, value: float, before: Mapping[int, Trial]) -> dict[int, Trial]:
-        """What problems came to *before* and are not run at this *value*: all but some that check on the rest."""
-        same = [problem for problem, tried in before.items() if tried.revealing(value) is None]
-        checked = sorted(same, key=lambda problem: _drawn(problem, value))[:REPEATED]
-        skipped = {*same} - {*checked} - {problem for problem, at in self.trials.done if at == value}
+    def _reusable(self, value: float, before: Mapping[int, CalibrationRun]) -> dict[int, CalibrationRun]:
+        """The runs at the value *before* that *value* would not change, but for `REPEATED`, which check the others."""
+        unchanged = [problem for problem, run in before.items() if run.first_change(value) is None]
+        checked = sorted(unchanged, key=lambda problem: _check_order(problem, value))[:REPEATED]
+        skipped = {*unchanged} - {*checked} - {problem for problem, at in self.store.done if at == value}
         return {problem: replace(before[problem], value=value) for problem in skipped}
 
-    def _check(self, runs: Sequence[Trial], before: Mapping[int, Trial]) -> None:
+    def _check(self, runs: Sequence[CalibrationRun], before: Mapping[int, CalibrationRun]) -> None:
         for later in runs:
             earlier = before.get(later.problem)
-            if earlier is not None and not repeats(earlier, later, self.knob.values):
-                raise _Difference(later)
+            if earlier is not None and not repeats(earlier, later, self.threshold.values):
+                raise _RunDiffers(later)
 
-    async def _all(self, value: float | None, reusable: Mapping[int, Trial]) -> Sequence[Trial]:
-        runs = {problem: tried for (problem, at), tried in self.trials.done.items() if at == value} | {**reusable}
+    async def _solve_all(self, value: float | None, reusable: Mapping[int, CalibrationRun]) -> Sequence[CalibrationRun]:
+        runs = {problem: run for (problem, at), run in self.store.done.items() if at == value} | {**reusable}
         missing = [problem for problem in range(self.problems) if problem not in runs]
         for _ in range(self.problems - len(missing)):
-            self.tell(value, False)
-        places = asyncio.Semaphore(self.at_once)
+            self.on_problem(value, False)
+        slots = asyncio.Semaphore(self.at_once)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._one(problem, value, places)) for problem in missing]
+                tasks = [group.create_task(self._solve_one(problem, value, slots)) for problem in missing]
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
         runs |= {task.result().problem: task.result() for task in tasks}
         return [runs[problem] for problem in range(self.problems)]
 
-    async def _one(self, problem: int, value: float | None, places: asyncio.Semaphore) -> Trial:
-        async with places:
-            tried = await self.attempt(problem, value)
-        self.trials.add(tried)
-        self.tell(value, True)
-        return tried
+    async def _solve_one(self, problem: int, value: float | None, slots: asyncio.Semaphore) -> CalibrationRun:
+        async with slots:
+            run = await self.solve(problem, value)
+        self.store.add(run)
+        self.on_problem(value, True)
+        return run
 
 
-def _drawn(problem: int, value: float) -> bytes:
-    """What runs are drawn by to be repeated: always the same ones, so that an interrupted calibration goes on."""
+def _check_order(problem: int, value: float) -> bytes:
+    """A pseudo-random sort key that depends on nothing else, so that a resumed calibration checks the same runs."""
     return blake2b(f"{problem} {value!r}".encode(), digest_size=8).digest()

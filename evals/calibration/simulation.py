@@ -1,16 +1,16 @@
 """
-Does the promise of a calibration hold? Simulated on many populations whose truth is known.
+Simulate calibrations on many populations whose true losses are known, and count the promises that are broken.
 
 ``python -m stepspec.evals.calibration.simulation`` prints two tables.
 
-Every population has a loss for each threshold, growing from the strictest to the loosest, and some gains. A sample of
-it is calibrated on; the promise is broken where the threshold that was found loses more than the limit in truth. A
-second table does the same through the search that ``stepspec calibrate`` runs, which reuses runs: with runs that
-repeat, with runs that do not, and with some of both; and with further attempts on more problems.
+Every population has a loss for each threshold, growing from the strictest to the loosest, and some gains. Each
+calibration uses a sample of one population; its promise is broken if the true loss at the promised threshold is above
+the limit. The second table runs the search of ``stepspec calibrate``, which reuses runs: with runs that repeat, with
+runs that do not, and with some of both; and with further attempts on more problems.
 
-Two bars: a promise is broken in at most one of twenty, and the threshold that is found is within one step of the best
-in most. Of the second a row is excused where its samples are too small for it: where even those that are exactly like
-their populations would not come that near in most.
+There are two bars: at most one promise of twenty is broken, and most promised thresholds are within one step of the
+best. The second bar does not apply to a row whose samples are too small for it: where not even samples that are exactly
+like their populations would come that near in most cases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import asyncio
 import datetime
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, TypeAlias
 
 import numpy as np
@@ -36,15 +35,15 @@ from stepspec.policies.option_types import Threshold
 from ..command_line import script
 from ..results import wilson
 from ..testbed.servers import counting
-from .risk_bound import LossTest, Paired, chosen, fixed_sequence, run_sequence
-from .search import CalibrationSearch, Decision, Known, Trial
+from .risk_bound import FixedSequence, LossTest, Paired, loosest_holding
+from .search import CalibrationRun, CalibrationSearch, Decision, RunMemory
 
 THRESHOLDS = 10
 SEARCHED = 10  # times fewer populations go through the search, which takes a task for every run
 SEARCH_PROBLEMS = 500
 ATTEMPTS = 3
 REPEATING = (1.0, 0.95, 0.0)  # shares of the problems whose runs repeat
-LEVEL = 0.05  # of promises that may be broken
+LEVEL = 0.05  # the share of promises that may be broken
 MOST = 0.5
 LARGEST = 0.2  # limit, above which the populations here lose more than there is
 EXAMPLES = """
@@ -72,29 +71,29 @@ class Population:
         return self.lost - self.gained
 
     def best(self, limit: float) -> int:
-        """The last threshold up to which all keep to the *limit*; -1 if the first does not."""
+        """The index of the last threshold up to which every loss is within the *limit*; -1 if the first one is not."""
         return int(np.argmax(np.append(self.loss, 1.0) > limit)) - 1
 
     def sample(self, rng: Generator, n: int) -> list[Paired]:
-        """Outcomes at every threshold on the same *n* problems: one that is lost stays lost at looser ones."""
-        place = rng.random(n)
-        lost = [int((place < share).sum()) for share in self.lost]
-        gained = [int((place > 1 - share).sum()) for share in self.gained]
+        """Outcomes at every threshold on the same *n* problems; a lost problem stays lost at looser thresholds."""
+        draw = rng.random(n)
+        lost = [int((draw < share).sum()) for share in self.lost]
+        gained = [int((draw > 1 - share).sum()) for share in self.gained]
         return [Paired(n, *counts) for counts in zip(lost, gained, strict=True)]
 
     def likeness(self, n: int) -> list[Paired]:
-        """Outcomes on *n* problems that are exactly like all the others."""
+        """Outcomes on *n* problems that lose and gain exactly the population's shares."""
         return [Paired(n, round(n * a), round(n * b)) for a, b in zip(self.lost, self.gained, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ThresholdRow:
     """
-    What came out for one kind of population and one size of sample.
+    The results for one kind of population and one sample size, as shares of all populations.
 
-    *broken* is how often the promise was, *naively* how often it would be by trusting the observed loss. *near* is how
-    often the threshold found is at most one step from the best that keeps to the limit, *reach* how often it would be
-    if the sample were exactly like its population, *none* how often none was found.
+    *broken* counts broken promises, and *naively* those that trusting the observed loss would break. *near* counts
+    thresholds at most one step from the best one within the limit, *reach* those that would be as near if the sample
+    were exactly like its population, and *none* calibrations that promised no threshold.
     """
 
     kind: str
@@ -109,16 +108,16 @@ class Row:
     none: float
 
     @property
-    def told(self) -> str:
-        """What is to be said where the threshold found is near the best in no more than half; else nothing."""
+    def remark(self) -> str:
+        """A remark if no more than half of the promised thresholds are near the best; otherwise empty."""
         if self.near > MOST:
             return ""
-        said = f"{self.kind}, {self.n} problems: within one step of the best in {self.near:.1%}, which is not most"
+        finding = f"{self.kind}, {self.n} problems: within one step of the best in {self.near:.1%}, which is not most"
         if self.reach > MOST:
-            return f"missed: {said}"
+            return f"missed: {finding}"
         return (
-            f"{said}. So few problems cannot show more: of samples exactly like their populations {self.reach:.1%} "
-            "would. The promise is kept, by thresholds that are stricter than they would have to be"
+            f"{finding}. Such small samples cannot come nearer: of samples exactly like their populations "
+            f"{self.reach:.1%} would. The promise is kept, by thresholds that are stricter than necessary"
         )
 
 
@@ -158,44 +157,43 @@ ATTEMPT_KINDS: Kinds = {"at the edge": edge, "at the edge from the second": late
 def simulate(
     kind: str, n: int, limit: float, populations: int, *, level: float = LEVEL, seed: int = 0,
     on_population: Callable[[], object] = lambda: None,
-) -> Row:  # fmt: skip
-    """Calibrate on a sample of *n* problems from each of so many *populations*."""
+) -> ThresholdRow:  # fmt: skip
+    """Calibrate on a sample of *n* problems from each of a number of *populations*."""
     rng = np.random.default_rng([seed, n, len(kind)])
     broken = naively = near = reach = none = 0
     for _ in range(populations):
         population = KINDS[kind](rng, limit)
-        seen = population.sample(rng, n)
-        place, best = _found(seen, limit, level), population.best(limit)
-        trusted = next((k for k in range(THRESHOLDS) if seen[k].loss > limit), THRESHOLDS) - 1
-        broken += bool(place >= 0 and population.loss[place] > limit)
+        outcomes = population.sample(rng, n)
+        index, best = _loosest(outcomes, limit, level), population.best(limit)
+        trusted = next((k for k in range(THRESHOLDS) if outcomes[k].loss > limit), THRESHOLDS) - 1
+        broken += bool(index >= 0 and population.loss[index] > limit)
         naively += bool(trusted >= 0 and population.loss[trusted] > limit)
-        near += abs(place - best) <= 1
-        reach += abs(_found(population.likeness(n), limit, level) - best) <= 1
-        none += place < 0
+        near += abs(index - best) <= 1
+        reach += abs(_loosest(population.likeness(n), limit, level) - best) <= 1
+        none += index < 0
         on_population()
     interval = wilson(broken, populations)
     shares = (count / populations for count in (naively, near, reach, none))
-    return Row(kind, n, limit, populations, interval.value, (interval.low, interval.high), *shares)
+    return ThresholdRow(kind, n, limit, populations, interval.value, (interval.low, interval.high), *shares)
 
 
-def _found(seen: list[Paired], limit: float, level: float) -> int:
-    """The place of the threshold that a calibration on what was *seen* finds; -1 for none."""
-    found = chosen(run_sequence(fixed_sequence(range(THRESHOLDS), LossTest(limit, level)), partial(_seen, seen)))
-    return int(found.threshold) if found else -1
-
-
-def _seen(samples: list[Paired], place: float) -> Paired:
-    return samples[int(place)]
+def _loosest(outcomes: list[Paired], limit: float, level: float) -> int:
+    """The index of the threshold that a calibration on these *outcomes* promises; -1 for none."""
+    sequence = FixedSequence(range(THRESHOLDS), LossTest(limit, level))
+    for index in sequence:
+        sequence.record(outcomes[int(index)])
+    best = loosest_holding(sequence.tested)
+    return int(best.threshold) if best else -1
 
 
 @dataclass(frozen=True, slots=True)
 class SearchRow:
     """
-    What came out of the search itself, where a share of *repeating* problems has runs that repeat.
+    The results of the search itself, where a share of *repeating* problems has runs that repeat.
 
-    With more than one of *attempts*, each has twice the problems of the one before, whatever came of that. *broken* is
-    how often the promise was, *reused* the share of the runs that the search did not make because a run before was the
-    same, *none* how often no threshold was found.
+    With several *attempts*, each has twice the problems of the one before, whatever its result. *broken* is the share
+    of broken promises, *reused* the share of runs that were not made because an earlier run was the same, *none* the
+    share of searches that promised no threshold.
     """
 
     kind: str
@@ -210,59 +208,62 @@ class SearchRow:
     attempts: int = 1
 
 
-class Runs:
+class SimulatedRuns:
     """
-    Runs on *n* problems of a *population*, as a calibration makes them.
+    Runs on *n* problems of a *population*, for a `CalibrationSearch`.
 
-    A number from 0 to 1 decides a run: which problems are lost at which thresholds, and which are gained. A share of
-    *repeating* problems has the same number in every run; the others draw a new one each time. The score of the draft
-    that loses or gains a problem is that of the first threshold that accepts it.
+    A number from 0 to 1 decides a run: at which thresholds its problem is lost or gained. A share of *repeating*
+    problems has the same number in every run; the others draw a new one each time. The score of the draft that loses or
+    gains a problem is that of the first threshold that accepts it.
     """
 
-    knob = Threshold("threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS)), compared=True)
+    threshold = Threshold("threshold", tuple(float(THRESHOLDS - place) for place in range(THRESHOLDS)), compared=True)
 
     def __init__(self, population: Population, rng: Generator, n: int, repeating: float) -> None:
         self._population, self._rng = population, rng
         self._places = rng.random(n)
         self._repeat = rng.random(n) < repeating
 
-    async def attempt(self, problem: int, value: float | None) -> Trial:
+    async def solve(self, problem: int, value: float | None) -> CalibrationRun:
         place = float(self._places[problem] if self._repeat[problem] else self._rng.random())
         lost, gained = self._population.lost, self._population.gained
         best = place > 1 - gained[-1]
         if value is None:
-            return Trial(problem, None, not best)
+            return CalibrationRun(problem, None, not best)
         at = THRESHOLDS - int(value)
         right = place > 1 - gained[at] if best else place >= lost[at]
         accepted = place > 1 - gained if best else place < lost
         scores = (float(THRESHOLDS - int(np.argmax(accepted))),) if accepted.any() else ()
         text = f"{place:.6f}"
-        return Trial(problem, value, bool(right), scores, tuple(Decision(score, text) for score in scores), text)
+        decisions = tuple(Decision(score, text) for score in scores)
+        return CalibrationRun(problem, value, bool(right), scores, decisions, text)
 
 
 def search(
     kind: str, n: int, limit: float, populations: int, repeating: float, *, attempts: int = 1, seed: int = 0,
     on_population: Callable[[], object] = lambda: None,
 ) -> SearchRow:  # fmt: skip
-    """Run the search of ``stepspec calibrate``, which supposes here that all runs repeat, on so many *populations*."""
+    """Run the search of ``stepspec calibrate``, as if all runs repeated, on a number of *populations*."""
     rng = np.random.default_rng([seed, n, len(kind), round(100 * repeating)])
-    broken = none = reused = whole = 0
+    broken = none = reused = total = 0
     for _ in range(populations):
         population = (SEARCH_KINDS | ATTEMPT_KINDS)[kind](rng, limit)
-        runs, known = Runs(population, rng, n << (attempts - 1), repeating), Known()
+        runs, store = SimulatedRuns(population, rng, n << (attempts - 1), repeating), RunMemory()
         best: list[int] = []
         for attempt in range(attempts):
             test, size = LossTest(limit, LEVEL, again=attempt > 0), n << attempt
-            calibration = CalibrationSearch(runs.attempt, size, Runs.knob, test, known, at_once=size, repeatable=True)
+            calibration = CalibrationSearch(
+                runs.solve, size, runs.threshold, test, store, at_once=size, repeatable=True
+            )
             result = asyncio.run(calibration.run())
-            reused, whole = reused + result.reused, whole + size * len(result.tested)
-            best += [THRESHOLDS - int(result.found.threshold)] if result.found else []
+            reused, total = reused + result.reused, total + size * len(result.tested)
+            best += [THRESHOLDS - int(result.loosest.threshold)] if result.loosest else []
         none += not best
-        broken += any(bool(population.loss[place] > limit) for place in best)
+        broken += any(bool(population.loss[index] > limit) for index in best)
         on_population()
     interval = wilson(broken, populations)
     return SearchRow(
-        kind, n, limit, populations, repeating, interval.value, (interval.low, interval.high), reused / whole,
+        kind, n, limit, populations, repeating, interval.value, (interval.low, interval.high), reused / total,
         none / populations, attempts,
     )  # fmt: skip
 
@@ -270,15 +271,16 @@ def search(
 def main(
     populations: Annotated[int, typer.Option(min=1, help="Populations for each row.")] = 1000,
     limit: Annotated[float, typer.Option(help="The most that may be lost, as a share.")] = 0.02,
-    seed: Annotated[int, typer.Option(min=0, help="Which populations.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the populations.")] = 0,
     json: Annotated[bool, typer.Option("--json", help="Print the rows as JSON instead.")] = False,
 ) -> None:
     """
     Simulate, print two tables, and exit with 1 if a bar is missed.
 
-    The bars: a promise is broken no more often than it may be, and the threshold found is within one step of the best
-    in most, wherever the samples are large enough for that. The second table runs the search of `stepspec calibrate`
-    itself, on a tenth of the populations, with runs that repeat and runs that do not, and with more than one attempt.
+    The bars: promises are broken no more often than the confidence allows, and most promised thresholds are within one
+    step of the best, wherever the samples are large enough for that. The second table runs the search of `stepspec
+    calibrate` itself, on a tenth of the populations, with runs that repeat and runs that do not, and with more than one
+    attempt.
     """
     if not 0 < limit <= LARGEST:
         raise ConfigurationError(f"--limit {limit}: the populations here are made for limits up to {LARGEST}, above 0")
@@ -305,25 +307,25 @@ def main(
         print(orjson.dumps({"rows": rows, "search": search_rows}).decode())
     else:
         Console(width=130).print(table(rows), search_table(search_rows))
-    lost = [*missed(rows), *search_missed(search_rows)]
-    for line in (*lost, *(row.told for row in rows if row.told and row.reach <= MOST)):
-        stderr.print(line, style="red" if line in lost else "yellow", highlight=False, soft_wrap=True)
-    if lost:
+    failures = [*missed(rows), *search_missed(search_rows)]
+    for line in (*failures, *(row.remark for row in rows if row.remark and row.reach <= MOST)):
+        stderr.print(line, style="red" if line in failures else "yellow", highlight=False, soft_wrap=True)
+    if failures:
         raise typer.Exit(1)
 
 
-def missed(rows: list[Row]) -> list[str]:
-    """Which of the bars are missed, in words."""
+def missed(rows: list[ThresholdRow]) -> list[str]:
+    """The bars that are missed, one sentence each."""
     broken = [
         f"missed: {row.kind}, {row.n} problems: broken in {row.broken:.1%}, which is more than {LEVEL:.0%}"
         for row in rows
         if row.broken_interval[0] > LEVEL
     ]
-    return [*broken, *(row.told for row in rows if row.told and row.reach > MOST)]
+    return [*broken, *(row.remark for row in rows if row.remark and row.reach > MOST)]
 
 
 def search_missed(rows: list[SearchRow]) -> list[str]:
-    """The same for rows of the search; where all runs repeat and none was reused, a row would show nothing."""
+    """The bars that rows of the search miss: broken promises, and no reuse although all runs repeat."""
     broken = [
         f"missed: {row.kind}, {row.repeating:.0%} of the problems repeat, {row.attempts} attempts: broken in "
         f"{row.broken:.1%}, which is more than {LEVEL:.0%}"
@@ -334,37 +336,37 @@ def search_missed(rows: list[SearchRow]) -> list[str]:
     return [*broken, *(f"missed: {row.kind}: all runs repeat, and none is reused" for row in idle)]
 
 
-def table(rows: list[Row]) -> Table:
-    shown = Table(
+def table(rows: list[ThresholdRow]) -> Table:
+    rendered = Table(
         title=f"the promise: a loss of at most {rows[0].limit:.0%}, at 95% confidence",
         caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
     )
     shares = ("broken (95% interval)", "if trusted naively", "within one step", "in reach", "none")
     for column in ("population", "problems", *shares):
-        shown.add_column(column, justify="left" if column == "population" else "right")
+        rendered.add_column(column, justify="left" if column == "population" else "right")
     for row in rows:
         low, high = row.broken_interval
-        shown.add_row(
+        rendered.add_row(
             row.kind, str(row.n), f"{row.broken:.1%} ({low:.1%} to {high:.1%})", f"{row.naively:.1%}",
             f"{row.near:.1%}", f"{row.reach:.1%}", f"{row.none:.1%}",
         )  # fmt: skip
-    return shown
+    return rendered
 
 
 def search_table(rows: list[SearchRow]) -> Table:
-    shown = Table(
+    rendered = Table(
         title=f"the search of `stepspec calibrate`: {rows[0].n} problems, a loss of at most {rows[0].limit:.0%}",
         caption=f"{rows[0].populations} populations a row, {datetime.date.today()}",
     )
     for column in ("population", "attempts", "problems that repeat", "broken (95% interval)", "runs reused", "none"):
-        shown.add_column(column, justify="left" if column == "population" else "right")
+        rendered.add_column(column, justify="left" if column == "population" else "right")
     for row in rows:
         low, high = row.broken_interval
-        shown.add_row(
+        rendered.add_row(
             row.kind, str(row.attempts), f"{row.repeating:.0%}", f"{row.broken:.1%} ({low:.1%} to {high:.1%})",
             f"{row.reused:.0%}", f"{row.none:.1%}",
         )  # fmt: skip
-    return shown
+    return rendered
 
 
 if __name__ == "__main__":

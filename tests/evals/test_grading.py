@@ -143,7 +143,7 @@ async def test_what_does_not_agree_is_listed_with_the_reason() -> None:
 
 def check(*arguments: str) -> tuple[int, list[str]]:
     """Run the command; return its exit code and what it printed."""
-    words = [sys.executable, "-m", "stepspec.evals.grading.graders", *arguments]
+    words = [sys.executable, "-m", "stepspec.evals.grading", *arguments]
     run = subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE)
     assert "Traceback" not in run.stderr
     return run.returncode, (run.stdout or run.stderr).splitlines()

@@ -16,16 +16,16 @@ from stepspec.evals.calibration.policy_file import decisions
 from stepspec.evals.calibration.risk_bound import LossTest
 from stepspec.evals.calibration.search import (
     REPEATED,
+    AttemptEnd,
     CalibrationResult,
+    CalibrationRun,
     CalibrationSearch,
-    Concluded,
     Decision,
-    Known,
-    Trial,
-    TrialStore,
+    RunMemory,
+    RunStore,
     repeats,
 )
-from stepspec.evals.calibration.simulation import Runs, search, search_missed
+from stepspec.evals.calibration.simulation import SimulatedRuns, search, search_missed
 from stepspec.orchestrator import Accept, Rollback, Step
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
@@ -46,24 +46,26 @@ class Sampled:
         self._rng, self._flaky = np.random.default_rng(seed), flaky
         self.runs: list[tuple[int, float | None]] = []
 
-    async def attempt(self, problem: int, value: float | None) -> Trial:
+    async def solve(self, problem: int, value: float | None) -> CalibrationRun:
         self.runs.append((problem, value))
         if value is None:
-            return Trial(problem, None, right=True)
+            return CalibrationRun(problem, None, right=True)
         flaky = problem < self._flaky
         text = str(self._rng.random()) if flaky else "the same"
         bad = flaky and self._rng.random() < TRUE_LOSS
         decided = (Decision(9.0, text), *((Decision(7.0, text),) if bad else ()))
-        return Trial(problem, value, not (bad and value <= 7), tuple(d.score or 0 for d in decided), decided, text)
+        return CalibrationRun(
+            problem, value, not (bad and value <= 7), tuple(d.score or 0 for d in decided), decided, text
+        )
 
     def calibrate(
-        self, *, repeatable: bool = True, trials: Known | None = None
-    ) -> tuple[CalibrationResult, list[Trial]]:
-        different: list[Trial] = []
-        known = Known() if trials is None else trials
+        self, *, repeatable: bool = True, trials: RunMemory | None = None
+    ) -> tuple[CalibrationResult, list[CalibrationRun]]:
+        different: list[CalibrationRun] = []
+        known = RunMemory() if trials is None else trials
         calibration = CalibrationSearch(
-            self.attempt, PROBLEMS, KNOB, LossTest(LIMIT, LEVEL), known, repeatable=repeatable,
-            differing=different.append,
+            self.solve, PROBLEMS, KNOB, LossTest(LIMIT, LEVEL), known, repeatable=repeatable,
+            on_difference=different.append,
         )  # fmt: skip
         return asyncio.run(calibration.run()), different
 
@@ -94,15 +96,15 @@ def test_runs_that_repeat_are_reused_and_a_sample_of_them_is_checked() -> None:
 
 
 def test_a_difference_is_found_again_when_a_calibration_goes_on(tmp_path: Path) -> None:
-    with TrialStore(tmp_path / "trials.jsonl", {}) as trials:
+    with RunStore(tmp_path / "trials.jsonl", {}) as trials:
         first, _ = (world := Sampled(1, flaky=300)).calibrate(trials=trials)
-    with TrialStore(tmp_path / "trials.jsonl", {}) as trials:
+    with RunStore(tmp_path / "trials.jsonl", {}) as trials:
         again, different = (resumed := Sampled(2, flaky=300)).calibrate(trials=trials)
     assert (again, len(different), resumed.runs) == (first, 1, [])
     assert len(world.runs) == 3 * PROBLEMS
 
 
-EARLIER = Trial(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "ab"), Decision(2, "abc")), "end")
+EARLIER = CalibrationRun(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "ab"), Decision(2, "abc")), "end")
 
 
 @pytest.mark.parametrize(
@@ -115,13 +117,13 @@ EARLIER = Trial(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "ab"), Dec
         (replace(EARLIER, value=8, decisions=(Decision(9.3, "a"), *EARLIER.decisions[1:])), True),
         (replace(EARLIER, value=8, decisions=(Decision(8.9, "a"), *EARLIER.decisions[1:])), False),
         (replace(EARLIER, value=8, decisions=(Decision(None, "a"), *EARLIER.decisions[1:])), False),
-        (Trial(0, 7, False, (), (Decision(9, "a"), Decision(7, "ab")), "another end"), True),
-        (Trial(0, 7, False, (), (Decision(9, "a"), Decision(7, "xy")), "another end"), False),
-        (Trial(0, 7, False, (), (Decision(9, "a"),), "another end"), False),
+        (CalibrationRun(0, 7, False, (), (Decision(9, "a"), Decision(7, "ab")), "another end"), True),
+        (CalibrationRun(0, 7, False, (), (Decision(9, "a"), Decision(7, "xy")), "another end"), False),
+        (CalibrationRun(0, 7, False, (), (Decision(9, "a"),), "another end"), False),
     ],
 )
 def test_a_run_repeats_another_up_to_the_first_decision_that_their_values_make_differently(
-    later: Trial, same: bool
+    later: CalibrationRun, same: bool
 ) -> None:
     assert repeats(EARLIER, later, (9, 8, 7)) is same
 
@@ -153,22 +155,22 @@ def test_half_of_a_draft_that_is_kept_is_decided_once() -> None:
 
 def test_a_further_attempt_counts_as_such_and_the_same_one_again_does_not(tmp_path: Path) -> None:
     path, digests = tmp_path / "trials.jsonl", [str(problem) for problem in range(9)]
-    first, second = (Concluded(problems, LIMIT, LEVEL, KNOB.values) for problems in (4, 8))
-    with TrialStore(path, {}) as trials:
-        trials.begin(digests[:5])
-        assert (trials.attempt(first), trials.attempt(second)) == (1, 1)
-        trials.conclude(first)
-        assert (trials.attempt(first), trials.attempt(second)) == (1, 2)
-        assert trials.attempt(replace(second, limit=0.1)) == 1
-    with TrialStore(path, {}) as trials:
-        trials.begin(digests)
-        trials.conclude(second)
-        trials.conclude(first)
-        assert (trials.attempt(first), trials.attempt(second)) == (1, 2)
+    first, second = (AttemptEnd(problems, LIMIT, LEVEL, KNOB.values) for problems in (4, 8))
+    with RunStore(path, {}) as trials:
+        trials.start_attempt(digests[:5])
+        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 1)
+        trials.end_attempt(first)
+        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
+        assert trials.attempt_number(replace(second, limit=0.1)) == 1
+    with RunStore(path, {}) as trials:
+        trials.start_attempt(digests)
+        trials.end_attempt(second)
+        trials.end_attempt(first)
+        assert (trials.attempt_number(first), trials.attempt_number(second)) == (1, 2)
         with pytest.raises(ConfigurationError, match=r"runs on 8 problems, and these are 4.*--fresh"):
-            trials.begin(digests[:5])
+            trials.start_attempt(digests[:5])
         with pytest.raises(ConfigurationError, match=r"holds runs on other problems.*--work"):
-            trials.begin([*digests[:8], "other", "9"])
+            trials.start_attempt([*digests[:8], "other", "9"])
     assert len(path.read_text().splitlines()) == 1 + 2 + 2
 
 
@@ -178,12 +180,14 @@ def test_the_level_is_that_of_all_attempts_together() -> None:
         assert search_missed([search(kind, 250, LIMIT, 40, 0.0, attempts=3)]) == []
 
 
-def unchecked_reuse(self: CalibrationSearch, value: float, before: Mapping[int, Trial]) -> dict[int, Trial]:
+def unchecked_reuse(
+    self: CalibrationSearch, value: float, before: Mapping[int, CalibrationRun]
+) -> dict[int, CalibrationRun]:
     """The old rule: a run in which no score lies between two values is the same run for both."""
     return {
         problem: replace(tried, value=value)
         for problem, tried in before.items()
-        if tried.revealing(value) is None and (problem, value) not in self.trials.done
+        if tried.first_change(value) is None and (problem, value) not in self.store.done
     }
 
 
@@ -244,8 +248,10 @@ def test_runs_of_a_population_lose_what_it_says() -> None:
     population = simulation.Population(np.array([0.05, 0.2]), np.array([0.01, 0.03]))
 
     async def loss(repeating: float, place: int) -> float:
-        runs, n = Runs(population, rng, 20_000, repeating), 20_000
-        right = [[(await runs.attempt(p, v)).right for p in range(n)] for v in (None, Runs.knob.values[place])]
+        runs, n = SimulatedRuns(population, rng, 20_000, repeating), 20_000
+        right = [
+            [(await runs.solve(p, v)).right for p in range(n)] for v in (None, SimulatedRuns.threshold.values[place])
+        ]
         return (sum(right[0]) - sum(right[1])) / n
 
     for repeating in (0.0, 1.0):

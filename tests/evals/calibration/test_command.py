@@ -17,7 +17,7 @@ pytest.importorskip("scipy")
 
 from stepspec import Sampling, Solver, settings
 from stepspec.evals.benchmarks import find
-from stepspec.evals.calibration.policy_file import attempts, served
+from stepspec.evals.calibration.policy_file import served_arm, solve_on_servers
 from stepspec.evals.cli import arm
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.grading.graders import Graders
@@ -61,18 +61,18 @@ async def asked(base: int, *places: tuple[int, float | None]) -> list[dict[str, 
     noting, tasks = Noting(), [Task(f"What is {n} + 7?", "7") for n in range(9)]
     solver = cast("Solver", noting)
     async with Graders() as graders:
-        attempt = attempts(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, base)
+        solve = solve_on_servers(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, base)
         for problem, value in places:
-            assert (await attempt(problem, value)).right
+            assert (await solve(problem, value)).right
     return noting.asked
 
 
 def test_what_is_calibrated_is_what_the_settings_say_but_for_the_knob() -> None:
-    assert served(TOLD, "specreason", KNOB, 8) == Arm(
+    assert served_arm(TOLD, "specreason", KNOB, 8) == Arm(
         "specreason", "specreason", {"threshold": 8, "read": "greedy"}, 1, 0.5, 2, early_exit=True,
         sure_bets=True,
     )  # fmt: skip
-    assert served(TOLD, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
+    assert served_arm(TOLD, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
 
 
 async def test_the_method_is_told_so_and_the_large_model_stays_alone() -> None:
@@ -89,7 +89,7 @@ async def test_a_grade_that_just_falls_short_is_not_taken_for_one_that_passed() 
     tasks = [Task("What is 0 + 7?", "7")]
     async with Graders() as graders:
         solver = cast("Solver", Noting())
-        tried = await attempts(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, 0)(0, 7.0)
+        tried = await solve_on_servers(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, 0)(0, 7.0)
     assert tried.scores == (ALMOST,)
 
 
@@ -160,15 +160,15 @@ async def test_the_file_serves_what_was_calibrated_and_says_what_the_promise_is_
     assert (loaded.lead, loaded.early_exit, loaded.ahead, loaded.sure_bets) == (1, True, 1, False)
     assert (loaded.sampling, loaded.budget.tokens) == (Sampling(temperature=0.7, top_p=0.95), 200)
     assert loaded.calibration is not None
-    bearing = loaded.conditions()
-    assert bearing["options"].pop("threshold") == 0.5
-    assert loaded.calibration.conditions == bearing
+    conditions = loaded.conditions()
+    assert conditions["options"].pop("threshold") == 0.5
+    assert loaded.calibration.conditions == conditions
     watch, models = CalibrationMonitor(loaded.calibration), loaded.calibration.models
     unled = loaded.with_overrides({"lead": 0}).conditions()
     assert watch.differences(RunConditions("specreason", models, unled)) == ("lead",)
     other = RunConditions("specreason", {"small": "fake", "large": "other"}, loaded.conditions())
     assert watch.differences(other) == ("models.large",)
-    assert arm(str(path)) == replace(served(loaded, "specreason", KNOB, 0.5), name="policy")
+    assert arm(str(path)) == replace(served_arm(loaded, "specreason", KNOB, 0.5), name="policy")
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
 
 

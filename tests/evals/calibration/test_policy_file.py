@@ -13,7 +13,7 @@ from stepspec import settings
 from stepspec.evals.benchmarks import find, half, load, own
 from stepspec.evals.calibration import risk_bound
 from stepspec.evals.calibration.command import problems
-from stepspec.evals.calibration.policy_file import CalibrationSettings, knob
+from stepspec.evals.calibration.policy_file import CalibrationSettings, find_threshold
 from stepspec.evals.calibration.search import CalibrationResult
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
@@ -46,23 +46,23 @@ def test_the_settings_file_is_one_that_a_solver_takes(tmp_path: Path, monkeypatc
 
 
 def test_a_promise_is_one_sentence() -> None:
-    said = promise(found((9, 0, 0, True))).said()
+    said = promise(found((9, 0, 0, True))).summary()
     assert said.startswith("With threshold = 9, specreason loses at most 2.0% ")
     assert "95% confidence" in said
 
 
 def test_without_a_promise_there_is_no_file_and_it_says_what_it_would_take() -> None:
     made = promise(found((9, 1, 0, False), n=100))
-    assert "At these rates" in made.said()
-    assert "in another attempt with these trials, and with nothing lost at all 317:" in made.said()
+    assert "At these rates" in made.summary()
+    assert "in another attempt with these trials, and with nothing lost at all 317:" in made.summary()
     few = promise(replace(found((9, 1, 0, False), n=100), counts=False))
-    assert "with nothing lost at all 194:" in few.said()
+    assert "with nothing lost at all 194:" in few.summary()
     with pytest.raises(ConfigurationError, match="No threshold of specreason can be promised"):
         made.toml()
 
 
 def test_a_loss_that_no_sample_can_talk_away_is_called_that() -> None:
-    assert "Nor would more problems" in promise(found((9, 30, 0, False))).said()
+    assert "Nor would more problems" in promise(found((9, 30, 0, False))).summary()
 
 
 def test_every_problem_has_its_half_for_good() -> None:
@@ -108,14 +108,14 @@ def test_made_problems_are_others_than_those_reported_on() -> None:
 
 
 def test_what_is_turned_can_be_named() -> None:
-    assert knob("specreason") == THRESHOLDS["specreason"]
+    assert find_threshold("specreason") == THRESHOLDS["specreason"]
     with pytest.raises(ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"):
-        knob("specreasn")
-    assert knob("specreason", values=[8, 7]).values == (8, 7)
-    assert knob("specreason", values=[8, 7]).compared
-    assert knob("bild", "fallback", [0.9, 0.5]).option == "fallback"
-    assert not knob("bild", "fallback", [0.9, 0.5]).compared
-    with pytest.raises(ConfigurationError, match=r"what makes 'relay' looser is not known.*known: specreason"):
-        knob("relay")
+        find_threshold("specreasn")
+    assert find_threshold("specreason", values=[8, 7]).values == (8, 7)
+    assert find_threshold("specreason", values=[8, 7]).compared
+    assert find_threshold("bild", "fallback", [0.9, 0.5]).option == "fallback"
+    assert not find_threshold("bild", "fallback", [0.9, 0.5]).compared
+    with pytest.raises(ConfigurationError, match=r"'relay' has no known threshold.*known threshold: specreason"):
+        find_threshold("relay")
     with pytest.raises(ConfigurationError, match="needs --values"):
-        knob("bild", "fallback")
+        find_threshold("bild", "fallback")

@@ -10,15 +10,14 @@ import typer
 
 from stepspec.evals.calibration import simulation
 from stepspec.evals.calibration.risk_bound import (
+    FixedSequence,
     LossTest,
     Paired,
     betting_p_value,
-    chosen,
-    fixed_sequence,
+    loosest_holding,
     p_value,
-    run_sequence,
 )
-from stepspec.evals.calibration.simulation import KINDS, Population, Row, main, missed, simulate
+from stepspec.evals.calibration.simulation import KINDS, Population, ThresholdRow, main, missed, simulate
 from stepspec.orchestrator.errors import ConfigurationError
 
 
@@ -137,20 +136,26 @@ def test_a_bet_wins_where_nothing_is_lost_and_not_where_as_much_as_the_limit_is(
 
 def test_thresholds_are_tried_from_the_strictest_until_one_fails() -> None:
     outcomes = {9.0: 0, 8.0: 1, 7.0: 60, 6.0: 0}
-    asked: list[float] = []
-
-    def outcome(threshold: float) -> Paired:
-        asked.append(threshold)
-        return Paired(1000, outcomes[threshold], 0)
-
-    tested = run_sequence(fixed_sequence(tuple(outcomes), LossTest(0.02, 0.05)), outcome)
-    assert asked == [9, 8, 7]
+    sequence = FixedSequence(tuple(outcomes), LossTest(0.02, 0.05))
+    turns: list[float] = []
+    for threshold in sequence:
+        turns.append(threshold)
+        sequence.record(Paired(1000, outcomes[threshold], 0))
+    tested = sequence.tested
+    assert turns == [test.threshold for test in tested] == [9, 8, 7]
     assert [each.holds for each in tested] == [True, True, False]
-    best = chosen(tested)
+    best = loosest_holding(tested)
     assert best is not None
     assert best.threshold == 8
-    assert chosen(tested[2:]) is None
-    assert chosen([]) is None
+    assert loosest_holding(tested[2:]) is None
+    assert loosest_holding([]) is None
+
+
+def test_every_outcome_of_a_sequence_has_to_be_recorded() -> None:
+    sequence = iter(FixedSequence((9.0, 8.0), LossTest(0.02, 0.05)))
+    assert next(sequence) == 9
+    with pytest.raises(ValueError, match="the outcome at threshold 9 was not recorded"):
+        next(sequence)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -162,16 +167,16 @@ def test_the_simulation_breaks_few_promises_and_would_notice_broken_ones(kind: s
 
 def test_what_the_sample_is_large_enough_for_is_found() -> None:
     row = simulate("a cliff", 1000, 0.02, 60, seed=3)
-    assert (row.near, row.reach, row.told) == (1.0, 1.0, "")
+    assert (row.near, row.reach, row.remark) == (1.0, 1.0, "")
 
 
 def test_a_threshold_far_from_the_best_is_a_bar_missed_unless_the_sample_is_too_small_for_more() -> None:
     row = simulate("growing", 300, 0.02, 200)
     assert row.near <= 0.5
     assert row.reach <= 0.5
-    assert row.told.startswith(f"growing, 300 problems: within one step of the best in {row.near:.1%}, which is not")
+    assert row.remark.startswith(f"growing, 300 problems: within one step of the best in {row.near:.1%}, which is not")
     assert missed([row]) == []
-    assert missed([replace(row, reach=0.6)]) == [replace(row, reach=0.6).told]
+    assert missed([replace(row, reach=0.6)]) == [replace(row, reach=0.6).remark]
     assert missed([replace(row, near=0.6, reach=0.6)]) == []
     (broken,) = missed([replace(row, broken=0.1, broken_interval=(0.06, 0.14))])
     assert broken == "missed: growing, 300 problems: broken in 10.0%, which is more than 5%"
@@ -192,8 +197,8 @@ def test_a_limit_that_there_are_no_populations_for_is_refused(limit: str) -> Non
 def test_the_command_fails_where_a_bar_is_missed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def simulated(kind: str, n: int, *_: object, **__: object) -> Row:
-        return Row(kind, n, 0.02, 1, 0.0, (0.0, 0.0), 0.0, near=0.4, reach=reach, none=0.0)
+    def simulated(kind: str, n: int, *_: object, **__: object) -> ThresholdRow:
+        return ThresholdRow(kind, n, 0.02, 1, 0.0, (0.0, 0.0), 0.0, near=0.4, reach=reach, none=0.0)
 
     monkeypatch.setattr(simulation, "simulate", simulated)
     reach = 0.3

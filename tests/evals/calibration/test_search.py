@@ -11,10 +11,10 @@ from stepspec.evals.calibration.risk_bound import LossTest, Paired
 from stepspec.evals.calibration.search import (
     REPEATED,
     CalibrationResult,
+    CalibrationRun,
     CalibrationSearch,
     Decision,
-    Trial,
-    TrialStore,
+    RunStore,
 )
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies import options
@@ -34,22 +34,22 @@ class World:
         self.runs: list[tuple[int, float | None]] = []
         self.open = self.most = 0
 
-    async def attempt(self, problem: int, value: float | None) -> Trial:
+    async def solve(self, problem: int, value: float | None) -> CalibrationRun:
         self.runs.append((problem, value))
         self.open += 1
         self.most = max(self.most, self.open)
         await asyncio.sleep(1)
         self.open -= 1
         if value is None:
-            return Trial(problem, None, True)
+            return CalibrationRun(problem, None, True)
         accepted = [grade for grade in self.grades[problem] if grade >= value]
         decisions = tuple(Decision(grade, f"{problem}") for grade in self.grades[problem])
-        return Trial(problem, value, min(accepted, default=9) >= 5, self.grades[problem], decisions)
+        return CalibrationRun(problem, value, min(accepted, default=9) >= 5, self.grades[problem], decisions)
 
     def calibrate(self, path: Path, knob: Threshold = KNOB, at_once: int = 4) -> CalibrationResult:
-        with TrialStore(path, {"knob": knob.option}) as trials:
+        with RunStore(path, {"knob": knob.option}) as trials:
             calibration = CalibrationSearch(
-                self.attempt, len(self.grades), knob, LossTest(0.02, 0.05), trials, at_once, repeatable=True
+                self.solve, len(self.grades), knob, LossTest(0.02, 0.05), trials, at_once, repeatable=True
             )
             return run(calibration.run())[0]
 
@@ -57,18 +57,18 @@ class World:
 def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
     found = World(400).calibrate(tmp_path / "trials.jsonl")
     assert [each.threshold for each in found.tested] == [9, 7, 5, 3]
-    assert found.found is not None
-    assert (found.found.threshold, found.found.paired) == (5, Paired(400, 0, 0))
+    assert found.loosest is not None
+    assert (found.loosest.threshold, found.loosest.paired) == (5, Paired(400, 0, 0))
     assert found.grades.n == 1200
-    assert found.enough is None  # at 3 it loses far more than may be
+    assert found.problems_needed is None  # at 3 it loses far more than may be
 
 
 def test_too_few_problems_promise_nothing_and_say_how_many_would_do(tmp_path: Path) -> None:
     found = World(100).calibrate(tmp_path / "trials.jsonl")
-    assert found.found is None
+    assert found.loosest is None
     assert [each.threshold for each in found.tested] == [9]
-    assert found.enough is not None
-    assert found.enough > 100
+    assert found.problems_needed is not None
+    assert found.problems_needed > 100
 
 
 def test_a_run_that_would_decide_the_same_is_not_run_again(tmp_path: Path) -> None:
@@ -102,36 +102,36 @@ def test_what_was_tried_is_not_tried_again_after_an_interruption(tmp_path: Path)
 
 def test_trials_of_something_else_are_neither_taken_nor_lost(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
-    with TrialStore(path, {"knob": "threshold"}) as trials:
-        trials.add(Trial(0, 9, True, (1.0,)))
-    assert TrialStore(path, {"knob": "threshold"}).done
+    with RunStore(path, {"knob": "threshold"}) as trials:
+        trials.add(CalibrationRun(0, 9, True, (1.0,)))
+    assert RunStore(path, {"knob": "threshold"}).done
     before = path.read_bytes()
     with pytest.raises(ConfigurationError, match=r"holds another run \(other: knob\).*--work.*--fresh"):
-        TrialStore(path, {"knob": "p"})
+        RunStore(path, {"knob": "p"})
     assert path.read_bytes() == before
-    assert not TrialStore(path, {"knob": "threshold"}, fresh=True).done
+    assert not RunStore(path, {"knob": "threshold"}, fresh=True).done
 
 
 def test_a_calibration_has_one_writer_and_no_foreign_lines(tmp_path: Path) -> None:
     path = tmp_path / "trials.jsonl"
-    with TrialStore(path, {}), pytest.raises(ConfigurationError, match="another run"), TrialStore(path, {}):
+    with RunStore(path, {}), pytest.raises(ConfigurationError, match="another run"), RunStore(path, {}):
         pass
     with path.open("ab") as file:
         file.write(b'{"problem": 1}\n')
     with pytest.raises(ConfigurationError, match="line 2: no trial"):
-        TrialStore(path, {})
+        RunStore(path, {})
 
 
 async def test_a_failure_ends_all_of_it(tmp_path: Path) -> None:
     world = World(9)
 
-    async def attempt(problem: int, value: float | None) -> Trial:
+    async def solve(problem: int, value: float | None) -> CalibrationRun:
         if problem == 4:
             raise RuntimeError("the server is gone")
-        return await world.attempt(problem, value)
+        return await world.solve(problem, value)
 
-    with TrialStore(tmp_path / "trials.jsonl", {}) as trials:
-        calibration = CalibrationSearch(attempt, 9, KNOB, LossTest(0.02, 0.05), trials)
+    with RunStore(tmp_path / "trials.jsonl", {}) as trials:
+        calibration = CalibrationSearch(solve, 9, KNOB, LossTest(0.02, 0.05), trials)
         with pytest.raises(RuntimeError, match="the server is gone"):
             await calibration.run()
     assert len(asyncio.all_tasks()) == 1
