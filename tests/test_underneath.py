@@ -67,9 +67,9 @@ async def solving(large: FakeVllm) -> AsyncGenerator[Solver]:
         yield solver
 
 
-def look(solver: Solver) -> int:
+def looks(solver: Solver) -> int:
     """How many passes were seen at the server that speculates."""
-    (found,) = (server.seen for _, server in (*servers(solver.small), *servers(solver.large)) if server.seen)
+    (found,) = (server.reading for _, server in (*servers(solver.small), *servers(solver.large)) if server.reading)
     return found.counted.drafts
 
 
@@ -80,7 +80,7 @@ async def gated(solver: Solver, server: FakeVllm, later: bytes, passes: int, to:
     running = asyncio.create_task(solver.solve(PROBLEM, observe=events.append, trace_to=to))
     await until(lambda: any(isinstance(event, Committed) for event in events))
     server.metrics = later
-    await until(lambda: look(solver) == passes)
+    await until(lambda: looks(solver) == passes)
     for _ in range(99):
         server.gate.release()
     return await running, events

@@ -1,4 +1,9 @@
-"""The server's own gauges of its load, where ``/metrics`` can be reached."""
+"""
+What vLLM's ``/metrics`` tells: queue gauges, counters of token-level speculation, and the prefix cache's configuration.
+
+`poll_queue` and `AcceptanceMonitor` read gauges and counters again and again; `AcceptanceWindows` assigns what the
+counters grew by to a run, because a server counts for all of its clients. Any server but vLLM shows none of these.
+"""
 
 from __future__ import annotations
 
@@ -9,58 +14,64 @@ from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Itera
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from math import gcd, inf
-from typing import Protocol, cast
+from typing import Protocol, TypeAlias, cast
 
 from ..chain import Party
 from ..events import Answering, Called, Event, Finished, Speculated
-from ..stats import Acceptance
+from ..stats import Acceptance as Acceptance
 from .settings import Endpoint
 
-QUEUE_POLL_SECONDS = 1.0  # seconds
+# The queue
+
+QUEUE_POLL_SECONDS = 1.0
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
 
 @dataclass(frozen=True, slots=True)
 class QueueGauges:
-    """How many requests a server works on, and how many wait until it can."""
+    """How many requests are *running* on a server, and how many are *waiting* there."""
 
     running: int
     waiting: int
 
 
-class Gauged(Protocol):
-    """Whatever can be asked for its queue; None where that cannot be known."""
+class QueueSource(Protocol):
+    """A server or an endpoint that reports its queue; None if it does not."""
 
     async def queue(self) -> QueueGauges | None: ...
 
 
 def read_queue(metrics: bytes) -> QueueGauges | None:
-    """Add up the gauges of every engine behind a server; None if they are not there, as on any server but vLLM."""
-    counted: dict[str, float] = {}
+    """Add up the gauges of every engine behind a server; None if there are none."""
+    gauges: dict[str, float] = {}
     for line in metrics.decode(errors="replace").splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name in (RUNNING, WAITING):
             with suppress(ValueError):
-                counted[name] = counted.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return QueueGauges(int(counted[RUNNING]), int(counted[WAITING])) if len(counted) == 2 else None
+                gauges[name] = gauges.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return QueueGauges(int(gauges[RUNNING]), int(gauges[WAITING])) if len(gauges) == 2 else None
 
 
 @asynccontextmanager
-async def polled(
-    server: Gauged,
-    tell: Callable[[int, int], None],
+async def poll_queue(
+    server: QueueSource,
+    report: Callable[[int, int], None],
     every: float = QUEUE_POLL_SECONDS,
     within: float = 5 * QUEUE_POLL_SECONDS,
 ) -> AsyncGenerator[None]:
-    """Tell *running* and *waiting* *every* so many seconds while the block lasts; a look that fails tells nothing."""
+    """
+    Call *report* with the running and waiting requests, again *every* so many seconds while the block lasts.
+
+    A poll that fails or takes longer than *within* seconds reports nothing.
+    """
 
     async def poll() -> None:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(within):
-                    found = await server.queue()
-                if found is not None:
-                    tell(found.running, found.waiting)
+                    gauges = await server.queue()
+                if gauges is not None:
+                    report(gauges.running, gauges.waiting)
             await asyncio.sleep(every)
 
     polling = asyncio.create_task(poll())
@@ -71,21 +82,21 @@ async def polled(
         await asyncio.wait([polling])
 
 
-__all__ = ["Acceptance", "AcceptanceReading", "look", "read_acceptance", "total"]
+# Token-level speculation: the counters
 
 PREFIX = "vllm:spec_decode_num_"
 COUNTERS = {f"{PREFIX}drafts": "drafts", f"{PREFIX}draft_tokens": "drafted", f"{PREFIX}accepted_tokens": "accepted"}
 WRITTEN = "vllm:generation_tokens"
 _NAMES = "|".join([*COUNTERS, WRITTEN])
-_LINE = re.compile(rf"({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)  # comments have no number there
+_LINE = re.compile(rf"({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)  # a comment has no number there
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceReading:
     """
-    What a server that speculates had *counted* by second *at* of the event loop's clock, since it was started.
+    The counters of a speculating server, since its start, as read at second *at* of the event loop's clock.
 
-    *written* are all tokens that it wrote for anybody, 0 if it does not tell.
+    *written* counts the tokens written for all clients, 0 if the server does not show it.
     """
 
     at: float
@@ -93,27 +104,27 @@ class AcceptanceReading:
     written: int = 0
 
     def since(self, earlier: AcceptanceReading) -> Acceptance | None:
-        """What was counted since an *earlier* look; None if the server was started anew in between."""
-        grown = self.counted - earlier.counted
-        anew = min(grown.drafts, grown.drafted, grown.accepted, self.written - earlier.written) < 0
-        return None if anew else grown
+        """Return how far the counters grew since an *earlier* reading; None if the server restarted in between."""
+        growth = self.counted - earlier.counted
+        restarted = min(growth.drafts, growth.drafted, growth.accepted, self.written - earlier.written) < 0
+        return None if restarted else growth
 
 
-def look(metrics: bytes, at: float) -> AcceptanceReading | None:
-    """Take a look at the counters; None if they are not there."""
+def read_counters(metrics: bytes, at: float) -> AcceptanceReading | None:
+    """Read the counters at second *at*; None if there are none."""
     sums = _sums(metrics)
-    counted = _counted(sums)
+    counted = _acceptance(sums)
     return AcceptanceReading(at, counted, sums.get(WRITTEN, 0)) if counted is not None else None
 
 
 def read_acceptance(metrics: bytes) -> Acceptance | None:
-    """Add up the counters of every engine behind a server; None if they are not there: it does not speculate."""
-    return _counted(_sums(metrics))
+    """Add up the counters of every engine behind a server; None if there are none: the server does not speculate."""
+    return _acceptance(_sums(metrics))
 
 
-def _counted(sums: Mapping[str, int]) -> Acceptance | None:
-    counted = {COUNTERS[name]: value for name, value in sums.items() if name in COUNTERS}
-    return Acceptance(**counted) if len(counted) == len(COUNTERS) else None
+def _acceptance(sums: Mapping[str, int]) -> Acceptance | None:
+    counts = {COUNTERS[name]: value for name, value in sums.items() if name in COUNTERS}
+    return Acceptance(**counts) if len(counts) == len(COUNTERS) else None
 
 
 def _sums(metrics: bytes) -> dict[str, int]:
@@ -124,23 +135,30 @@ def _sums(metrics: bytes) -> dict[str, int]:
     return sums
 
 
-def total(found: Iterable[Acceptance | None]) -> Acceptance | None:
-    """Add up what several servers tell; None if none does."""
-    told = [one for one in found if one is not None]
-    return sum(told, Acceptance()) if told else None
+def total(parts: Iterable[Acceptance | None]) -> Acceptance | None:
+    """Add up the counters of several servers; None if no server has any."""
+    known = [part for part in parts if part is not None]
+    return sum(known, Acceptance()) if known else None
 
 
-ACCEPTANCE_POLL_SECONDS = 1.0  # seconds between two looks
-LEAST = 0.25  # the same, if somebody would like one now
-WITHIN = 5 * ACCEPTANCE_POLL_SECONDS  # seconds for one look; an older one tells nothing about a run that begins
-UNREAD = 32  # tokens that a request may have been written beyond those that arrived, if it did not come to its end
+# Token-level speculation: the poller, and the windows of one run
+
+ACCEPTANCE_POLL_SECONDS = 1.0  # between two readings of one server
+MIN_POLL_SECONDS = 0.25  # the same, after `AcceptanceMonitor.poll_soon`
+POLL_TIMEOUT = 5 * ACCEPTANCE_POLL_SECONDS  # seconds for one reading; an older one is no base for a run's first window
+UNREAD = 32  # tokens that a server may have written for a cancelled request beyond those that arrived
 
 
 class SpeculatingServer(Protocol):
-    """A server that may speculate: when it was *asked* last, and what was *seen* then, if it does."""
+    """
+    A server that may speculate on tokens. `acceptance` reads its counters again.
 
-    asked: float
-    seen: AcceptanceReading | None
+    *polled_at* is the second of the last attempt on the event loop's clock, *reading* the newest reading; None if the
+    server does not speculate.
+    """
+
+    polled_at: float
+    reading: AcceptanceReading | None
 
     @property
     def settings(self) -> Endpoint: ...
@@ -148,40 +166,46 @@ class SpeculatingServer(Protocol):
     async def acceptance(self) -> Acceptance | None: ...
 
 
-Named = tuple[str, SpeculatingServer]
+NamedServer: TypeAlias = tuple[str, SpeculatingServer]
 
 
 class AcceptanceMonitor:
-    """Looks at those of the *servers*, each with the role or the path of its model, that speculate."""
+    """
+    Polls the counters of all speculating servers, and knows how many users share them.
 
-    def __init__(self, servers: Callable[[], Iterable[Named]]) -> None:
+    *servers* returns every server with the role of its model, or the model's path in a nested pair. A user is a run or
+    any other work of this process, such as a shadow check. A run's windows count for that run alone only while it is
+    the single user.
+    """
+
+    def __init__(self, servers: Callable[[], Iterable[NamedServer]]) -> None:
         self._servers = servers
-        self._wanted = asyncio.Event()
-        self._last: dict[tuple[str, str], AcceptanceReading] = {}
-        self._present = 0
-        self._gone = self._crowded = -inf  # when anybody left, and when several were there, for the last time
-        self.totals: dict[str, Acceptance] = {}  # since the first look, whoever it was done for
-        self.speculating: tuple[Named, ...] = ()
+        self._poll_soon = asyncio.Event()
+        self._last: dict[tuple[str, str], AcceptanceReading] = {}  # by name and URL
+        self._users = 0
+        self._last_left = self._last_shared = -inf  # seconds of the loop's clock
+        self.totals: dict[str, Acceptance] = {}  # by name, since the first reading, for all clients
+        self.speculating: tuple[NamedServer, ...] = ()
 
     @asynccontextmanager
-    async def watched(self) -> AsyncGenerator[None]:
-        """Look now and then while the block lasts."""
-        self._note()
-        looking = asyncio.create_task(self._watch())
+    async def polling(self) -> AsyncGenerator[None]:
+        """Poll the servers while the block lasts."""
+        self._update()
+        polling = asyncio.create_task(self._poll())
         try:
             yield
         finally:
-            looking.cancel()
-            await asyncio.wait([looking])
+            polling.cancel()
+            await asyncio.wait([polling])
 
-    def want(self) -> None:
-        """Ask for a look soon; return at once."""
+    def poll_soon(self) -> None:
+        """Have the servers polled before the usual interval is over; return at once."""
         if self.speculating:
-            self._wanted.set()
+            self._poll_soon.set()
 
     @contextmanager
-    def company(self) -> Generator[None]:
-        """Count somebody in who has the servers work while the block lasts: it is no run's own."""
+    def user(self) -> Generator[None]:
+        """Count the work of the block, which belongs to no run, as one more user of the servers."""
         self.enter()
         try:
             yield
@@ -189,133 +213,126 @@ class AcceptanceMonitor:
             self.leave()
 
     def enter(self) -> float:
-        """Count somebody in; return when anybody left for the last time."""
-        self._present += 1
-        return self._gone
+        """Count one more user; return the second at which a user left last."""
+        self._users += 1
+        return self._last_left
 
     def leave(self) -> None:
-        """Count somebody out."""
-        if self._present > 1:
-            self._crowded = _now()
-        self._present -= 1
-        self._gone = _now()
+        """Count one user less."""
+        if self._users > 1:
+            self._last_shared = _now()
+        self._users -= 1
+        self._last_left = _now()
 
     @property
-    def crowded(self) -> float:
-        """When several were there at the same time, for the last time."""
-        return _now() if self._present > 1 else self._crowded
+    def last_shared(self) -> float:
+        """The last second at which several users shared the servers, which may be now."""
+        return _now() if self._users > 1 else self._last_shared
 
-    async def _watch(self) -> None:
-        patience = ACCEPTANCE_POLL_SECONDS
+    async def _poll(self) -> None:
+        interval = ACCEPTANCE_POLL_SECONDS
         while True:
-            self._wanted.clear()
-            await asyncio.gather(*[_look(server) for _, server in self.speculating if _due(server, patience)])
-            self._note()
-            patience = ACCEPTANCE_POLL_SECONDS
+            self._poll_soon.clear()
+            await asyncio.gather(*[_read(server) for _, server in self.speculating if _due(server, interval)])
+            self._update()
+            interval = ACCEPTANCE_POLL_SECONDS
             with suppress(TimeoutError):
                 async with asyncio.timeout(ACCEPTANCE_POLL_SECONDS):
-                    await self._wanted.wait()
-                    patience = LEAST
+                    await self._poll_soon.wait()
+                    interval = MIN_POLL_SECONDS
 
-    def _note(self) -> None:
-        self.speculating = tuple(one for one in self._servers() if one[1].seen is not None)
+    def _update(self) -> None:
+        """Find the speculating servers, and add what their counters grew by to `totals`."""
+        self.speculating = tuple((name, server) for name, server in self._servers() if server.reading is not None)
         for name, server in self.speculating:
-            if (seen := server.seen) is not None:
-                grown = seen.since(self._last.get((name, server.settings.url), seen))
-                self.totals[name] = self.totals.get(name, Acceptance()) + (grown or Acceptance())
-                self._last[name, server.settings.url] = seen
+            if (reading := server.reading) is not None:
+                growth = reading.since(self._last.get((name, server.settings.url), reading))
+                self.totals[name] = self.totals.get(name, Acceptance()) + (growth or Acceptance())
+                self._last[name, server.settings.url] = reading
 
 
 class AcceptanceWindows:
     """
-    What one run tells of the servers *underneath*, window by window, each from one look to the next.
+    The `Speculated` events of one run: windows from one reading of a server's counters to the next.
 
-    *clock* returns the seconds since the run began. It tells nothing but between `begin` and `end`.
+    *clock* returns the seconds since the run began. A window is marked as shared if the *monitor* counted another user
+    meanwhile, or if the server wrote more tokens than the run requested. Windows exist between `begin` and `end`.
     """
 
-    def __init__(self, underneath: AcceptanceMonitor, clock: Callable[[], float]) -> None:
-        self._underneath, self._clock = underneath, clock
-        self._bases: dict[tuple[str, str], AcceptanceReading] = {}
-        self._open = self._answers = False
-        self._preceded = -inf  # when anybody left before, for the last time
-        self._own, self._served = Counter[str](), Counter[str]()  # tokens that the run and the servers tell of
+    def __init__(self, monitor: AcceptanceMonitor, clock: Callable[[], float]) -> None:
+        self._monitor, self._clock = monitor, clock
+        self._bases: dict[tuple[str, str], AcceptanceReading] = {}  # where each server's next window begins
+        self._open = self._answering = False
+        self._left_before = -inf  # the second at which another user left last, before this run
+        self._requested, self._served = Counter[str](), Counter[str]()  # tokens by name: for this run, for all clients
 
     def begin(self) -> None:
-        """Count the run in, and begin with the looks that are there."""
+        """Count the run as a user; its first windows begin at the newest readings, unless these are too old."""
         began = _now()
         self._zero = began - self._clock()
-        self._preceded = self._underneath.enter()
-        for name, server in self._underneath.speculating:
-            if server.seen is not None and began - server.seen.at <= WITHIN:
-                self._bases[name, server.settings.url] = server.seen
+        self._left_before = self._monitor.enter()
+        for name, server in self._monitor.speculating:
+            if server.reading is not None and began - server.reading.at <= POLL_TIMEOUT:
+                self._bases[name, server.settings.url] = server.reading
         self._open = True
 
     def end(self) -> None:
-        """Count the run out."""
+        """Count the run as a user no longer; may be called twice."""
         if self._open:
             self._open = False
-            self._underneath.leave()
+            self._monitor.leave()
 
-    def before(self, event: Event) -> Iterator[Event]:
-        """What is to be told before *event*, and then *event* itself."""
-        if self._open and self._underneath.speculating:
+    def complete(self, event: Event) -> Iterator[Event]:
+        """Yield the windows that are complete when *event* happens, then *event* itself."""
+        if self._open and self._monitor.speculating:
             if isinstance(event, Called):
-                self._own[event.path or event.role] += event.written + (0 if event.fate == "done" else UNREAD)
-            elif isinstance(event, Answering) and not self._answers:
-                self._answers = True  # It no longer waits for its server, and may be over soon.
-                self._underneath.want()
-            over = isinstance(event, Finished)
-            for name, server in self._underneath.speculating:
-                yield from self._grown(name, server, over=over)
+                self._requested[event.path or event.role] += event.written + (0 if event.fate == "done" else UNREAD)
+            elif isinstance(event, Answering) and not self._answering:
+                self._answering = True  # The run may be over before the next regular poll.
+                self._monitor.poll_soon()
+            last = isinstance(event, Finished)
+            for name, server in self._monitor.speculating:
+                yield from self._window(name, server, last=last)
         yield event
 
-    def _grown(self, name: str, server: SpeculatingServer, *, over: bool) -> Iterator[Speculated]:
-        if (seen := server.seen) is None:
+    def _window(self, name: str, server: SpeculatingServer, *, last: bool) -> Iterator[Speculated]:
+        if (reading := server.reading) is None:
             return
-        place = name, server.settings.url
-        base = self._bases.setdefault(place, seen)
-        if (grown := seen.since(base)) is None:
-            self._bases[place] = seen
+        key = name, server.settings.url
+        base = self._bases.setdefault(key, reading)
+        if (growth := reading.since(base)) is None:
+            self._bases[key] = reading
             return
-        if not over and not grown.drafted:
+        if not last and not growth.drafted:
             return
-        self._bases[place] = seen
-        self._served[name] += seen.written - base.written
-        crowded = max(self._preceded, self._underneath.crowded) >= base.at
-        # More than the run has ever asked for: then somebody was there whom nobody here knows of.
-        foreign = over and self._served[name] > self._own[name] + UNREAD
-        if seen.at > base.at or foreign:
-            yield self._told(name, server, grown, base.at, seen.at, shared=crowded or foreign)
-
-    def _told(
-        self, name: str, server: SpeculatingServer, grown: Acceptance, since: float, until: float, *, shared: bool
-    ) -> Speculated:
-        role, _, within = name.partition(".")
-        return Speculated(
-            cast("Party", role),
-            grown,
-            since - self._zero,
-            until - self._zero,
-            shared,
-            server.settings.url,
-            name if within else "",
-        )
+        self._bases[key] = reading
+        self._served[name] += reading.written - base.written
+        shared = max(self._left_before, self._monitor.last_shared) >= base.at
+        # Clients outside this process are seen only by what the server wrote beyond this run's requests.
+        foreign = last and self._served[name] > self._requested[name] + UNREAD
+        if reading.at > base.at or foreign:
+            since, until = base.at - self._zero, reading.at - self._zero
+            role, _, inner = name.partition(".")
+            path = name if inner else ""
+            yield Speculated(cast("Party", role), growth, since, until, shared or foreign, server.settings.url, path)
 
 
-def _due(server: SpeculatingServer, patience: float) -> bool:
-    """Whether to look now; not where requests are rationed, for it would be one of them."""
-    return server.settings.requests_per_second is None and _now() - server.asked >= patience
+def _due(server: SpeculatingServer, interval: float) -> bool:
+    """Whether the last poll is *interval* seconds ago; never where requests are limited, as a poll is a request too."""
+    return server.settings.requests_per_second is None and _now() - server.polled_at >= interval
 
 
-async def _look(server: SpeculatingServer) -> None:
+async def _read(server: SpeculatingServer) -> None:
     with suppress(TimeoutError):
-        async with asyncio.timeout(WITHIN):
+        async with asyncio.timeout(POLL_TIMEOUT):
             await server.acceptance()
 
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
+
+# The prefix cache
 
 CACHE_CONFIG = b"vllm:cache_config_info{"
 UNIT = 16  # tokens: divides the blocks of hybrids, which are multiples of 16 on GPUs and of 128 on CPUs
@@ -329,11 +346,11 @@ _CACHE_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """
-    The prefix cache as the server describes it; None for what it does not say.
+    The prefix cache as the server describes it; None for what it does not describe.
 
-    *enabled*: prefixes are cached. *block* and *unit* are in tokens: what is allocated at a time, and where a cached
-    prefix may end if that is finer. *mode* is how recurrent states are cached, None for a model without any. *known*
-    are the names of all settings, which tell the flags that this version of vLLM has.
+    *enabled*: prefixes are cached. *block* is the allocation unit in tokens; *unit* is where a cached prefix may end,
+    in tokens, if that is finer. *mode* is how recurrent states are cached, None for a model without any. *known* are
+    the names of all settings, which show the flags that this version of vLLM has.
     """
 
     enabled: bool | None = None
@@ -349,17 +366,17 @@ class CacheConfig:
 
     @property
     def checkpoints(self) -> bool:
-        """Whether a state is saved where a prompt ends, so that a prompt sent for that purpose alone is worth it."""
+        """Whether the server saves a state where a prompt ends, so that a prompt sent only for that state pays."""
         return self.hybrid and self.enabled is not False and self.unit is not None and self.unit < (self.block or 0)
 
     @property
     def finest(self) -> int:
-        """The match unit to start this server with, in tokens: vLLM wants one that divides the block."""
+        """The match unit to start this server with, in tokens: vLLM requires a divisor of the block."""
         return gcd(self.block or UNIT, 2 * UNIT)
 
 
 def read_cache_config(metrics: bytes) -> CacheConfig | None:
-    """Read the configuration of the first engine behind a server; None if it shows none."""
+    """Read the configuration of the first engine behind a server; None if there is none."""
     line = next((line for line in metrics.splitlines() if line.startswith(CACHE_CONFIG)), None)
     if line is None:
         return None
@@ -376,5 +393,5 @@ def read_cache_config(metrics: bytes) -> CacheConfig | None:
 
 
 def _number(labels: Mapping[str, str], name: str) -> int | None:
-    said = labels.get(name, "")
-    return int(said) if said.isdigit() else None
+    value = labels.get(name, "")
+    return int(value) if value.isdigit() else None

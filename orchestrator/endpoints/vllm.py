@@ -32,9 +32,9 @@ from .metrics import (
     AcceptanceReading,
     CacheConfig,
     QueueGauges,
-    look,
     read_acceptance,
     read_cache_config,
+    read_counters,
     read_queue,
 )
 from .probe import Capabilities, probe
@@ -57,8 +57,8 @@ class VllmEndpoint:
         self.settings = settings
         self.name = settings.model or ""
         self.by_id: bool | None = None  # whether it returns the log-probabilities of chosen ids; None: not tried yet
-        self.asked = -inf  # when its metrics were last asked for, on the loop's clock
-        self.seen: AcceptanceReading | None = None  # the last look at a server that speculates
+        self.polled_at = -inf  # the second of the loop's clock at which its metrics were requested last
+        self.reading: AcceptanceReading | None = None  # of a server that speculates on tokens
         self.cache: CacheConfig | None = None  # how it caches prefixes; None where it does not tell
         self._can: Capabilities | None = None
 
@@ -142,14 +142,14 @@ class VllmEndpoint:
         return self._can
 
     async def _metrics(self, verb: str) -> bytes | None:
-        self.asked = asked = asyncio.get_running_loop().time()
+        self.polled_at = polled_at = asyncio.get_running_loop().time()
         try:
             metrics = await self.connection.glance(self.connection.call(verb), METRICS)
         except EndpointError:
             return None
         self.cache = read_cache_config(metrics) or self.cache
-        if self.seen is None or self.seen.at <= asked:
-            self.seen = look(metrics, asked) or self.seen
+        if self.reading is None or self.reading.at <= polled_at:
+            self.reading = read_counters(metrics, polled_at) or self.reading
         return metrics
 
 

@@ -18,7 +18,7 @@ from stepspec.orchestrator.early_stopping import StopRule, TrialAnswer
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, RewardModelEndpoint, Sampling
 from stepspec.orchestrator.endpoints.chat_template import disagreement
 from stepspec.orchestrator.endpoints.client import carrying
-from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, polled
+from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
 from stepspec.orchestrator.events import Event, Observer, Started
@@ -76,9 +76,9 @@ class Solver:
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
         self.shadows = Shadows(settings.shadow)
         self.sure_bets = SureBets()
-        self.underneath = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
+        self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
         self._learnings = Learnings(settings)
-        self._check = ShadowJudge(self.large, settings.sampling, self.shadows.observe, self.underneath.company)
+        self._check = ShadowJudge(self.large, settings.sampling, self.shadows.observe, self.acceptance.user)
 
     @classmethod
     def load(
@@ -109,8 +109,8 @@ class Solver:
             if self.promise:
                 self.promise.warn_of_differences(self.conditions(self.settings))
             if self.settings.load == "adapt":
-                await stack.enter_async_context(polled(self.large, self.large_load.queue))
-            await stack.enter_async_context(self.underneath.watched())
+                await stack.enter_async_context(poll_queue(self.large, self.large_load.queue))
+            await stack.enter_async_context(self.acceptance.polling())
             self._exit = stack.pop_all()
         return self
 
@@ -171,7 +171,7 @@ class Solver:
         sampling = sampling.seeded()
         promise = self.promise if self.promise and self.promise.covers(self.conditions(sampled)) else None
         recorder = trace.Recorder(clock := trace.Stopwatch())
-        windows = AcceptanceWindows(self.underneath, clock)
+        windows = AcceptanceWindows(self.acceptance, clock)
         observers: list[Observer] = [
             recorder,
             Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.large_load),
@@ -182,7 +182,7 @@ class Solver:
         ]
 
         def watch(event: Event) -> None:
-            for each in windows.before(event):
+            for each in windows.complete(event):
                 for observer in observers:
                     observer(each)
 

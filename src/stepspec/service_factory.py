@@ -108,7 +108,7 @@ def offer(solver: Solver) -> Offer:
         budget=chosen.budget.budget(),
         version=VERSION,
         trust=lambda: trust(solver),
-        speculation=lambda: solver.underneath.totals,
+        speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,
         check=policies.check,
     )

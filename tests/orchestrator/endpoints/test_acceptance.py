@@ -11,7 +11,7 @@ from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.endpoints.doctor import conclude
-from stepspec.orchestrator.endpoints.metrics import Acceptance, AcceptanceReading, look, read_acceptance, total
+from stepspec.orchestrator.endpoints.metrics import Acceptance, AcceptanceReading, read_acceptance, read_counters, total
 
 from ..service.served import until
 from .server import FakeVllm
@@ -64,9 +64,9 @@ vllm:generation_tokens_created{engine="0",model_name="m"} 1.7e+09
 
 
 def test_a_look_has_all_that_was_written_too() -> None:
-    assert look(SHOWN + WRITTEN, 7.0) == AcceptanceReading(7.0, Acceptance(15, 60, 30), 150)
-    assert look(SHOWN, 7.0) == AcceptanceReading(7.0, Acceptance(15, 60, 30))
-    assert look(WRITTEN, 7.0) is None
+    assert read_counters(SHOWN + WRITTEN, 7.0) == AcceptanceReading(7.0, Acceptance(15, 60, 30), 150)
+    assert read_counters(SHOWN, 7.0) == AcceptanceReading(7.0, Acceptance(15, 60, 30))
+    assert read_counters(WRITTEN, 7.0) is None
 
 
 @pytest.mark.parametrize(
@@ -89,17 +89,17 @@ def test_a_counter_that_fell_is_a_servers_that_was_started_anew(
 async def test_the_last_look_at_a_server_that_speculates_is_kept() -> None:
     fake = FakeVllm(metrics=SHOWN)
     async with fake.serve() as settings, VllmEndpoint(settings) as endpoint:
-        first = endpoint.seen
+        first = endpoint.reading
         assert first is not None
-        assert (first.at, first.counted) == (endpoint.asked, Acceptance(15, 60, 30))
+        assert (first.at, first.counted) == (endpoint.polled_at, Acceptance(15, 60, 30))
         fake.metrics = SHOWN.replace(b" 9.0", b" 19.0")
         await endpoint.queue()
-        assert endpoint.seen is not None
-        assert endpoint.seen.since(first) == Acceptance(0, 0, 10)
+        assert endpoint.reading is not None
+        assert endpoint.reading.since(first) == Acceptance(0, 0, 10)
         fake.metrics = b""
-        last = endpoint.seen
+        last = endpoint.reading
         assert await endpoint.acceptance() is None
-        assert endpoint.seen == last
+        assert endpoint.reading == last
 
 
 async def test_a_look_waits_for_no_place_and_takes_none() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
-from stepspec.orchestrator.endpoints.metrics import QueueGauges, polled, read_queue
+from stepspec.orchestrator.endpoints.metrics import QueueGauges, poll_queue, read_queue
 
 from ...fakes import run
 from .server import FakeVllm
@@ -64,7 +64,7 @@ def test_polling_goes_on_over_silence_and_stalls_and_ends_with_the_block() -> No
         told.append((asyncio.get_running_loop().time(), running, waiting))
 
     async def main() -> None:
-        async with polled(Server(), tell, every=1.0, within=5.0):
+        async with poll_queue(Server(), tell, every=1.0, within=5.0):
             await asyncio.sleep(20)
 
     run(main())

@@ -33,7 +33,7 @@ async def asked(served: Served, path: str, **fields: object) -> Reply:
     asking = asyncio.create_task(served.post(path, {"model": "large", **fields}))
     await until(lambda: served.seen.events)
     served.large.metrics = shown(12, 8)
-    await until(lambda: large.seen is not None and large.seen.counted.drafts == 12)
+    await until(lambda: large.reading is not None and large.reading.counted.drafts == 12)
     for _ in range(99):
         served.large.gate.release()
     return await asking

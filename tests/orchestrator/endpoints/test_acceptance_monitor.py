@@ -36,8 +36,8 @@ class Server:
     idle: bool = False
     rate: float | None = None
     since: float = 0.0
-    asked: float = -1e9
-    seen: AcceptanceReading | None = None
+    polled_at: float = -1e9
+    reading: AcceptanceReading | None = None
     looks: list[float] = field(default_factory=list[float])
 
     @property
@@ -45,12 +45,12 @@ class Server:
         return Endpoint(role="large", url=self.url, requests_per_second=self.rate)
 
     async def acceptance(self) -> Acceptance | None:
-        asked = self.asked = now()
-        self.looks.append(asked)
+        polled_at = self.polled_at = now()
+        self.looks.append(polled_at)
         await asyncio.sleep(self.slow)
-        seconds = 0 if self.idle else int(asked - self.since)
-        self.seen = AcceptanceReading(asked, Acceptance(seconds, 4 * seconds, 3 * seconds), 4 * seconds)
-        return self.seen.counted
+        seconds = 0 if self.idle else int(polled_at - self.since)
+        self.reading = AcceptanceReading(polled_at, Acceptance(seconds, 4 * seconds, 3 * seconds), 4 * seconds)
+        return self.reading.counted
 
 
 def written(tokens: int) -> Called:
@@ -64,14 +64,14 @@ def cut(tokens: int) -> Called:
 class Run:
     """A run, which begins now, as somebody who hears of its events."""
 
-    def __init__(self, underneath: AcceptanceMonitor) -> None:
+    def __init__(self, monitor: AcceptanceMonitor) -> None:
         began = now()
-        self.windows = AcceptanceWindows(underneath, lambda: now() - began)
+        self.windows = AcceptanceWindows(monitor, lambda: now() - began)
         self.windows.begin()
         self.told: list[Speculated] = []
 
     def hear(self, event: Event = OTHER) -> None:
-        *told, last = self.windows.before(event)
+        *told, last = self.windows.complete(event)
         assert last is event
         assert all(isinstance(one, Speculated) for one in told)
         self.told += [one for one in told if isinstance(one, Speculated)]
@@ -97,9 +97,9 @@ def told(main: Callable[[AcceptanceMonitor], Awaitable[None]], *servers: Server)
     async def all_of_it() -> None:
         for server in servers:
             await server.acceptance()
-        underneath = watching(*servers)
-        async with underneath.watched():
-            await main(underneath)
+        monitor = watching(*servers)
+        async with monitor.polling():
+            await main(monitor)
 
     run(all_of_it())
 
@@ -107,9 +107,9 @@ def told(main: Callable[[AcceptanceMonitor], Awaitable[None]], *servers: Server)
 def test_a_run_tells_of_what_was_counted_from_the_last_look_before_it_to_the_last_one_in_it() -> None:
     server = Server()
 
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         await asyncio.sleep(2.5)
-        alone = Run(underneath)
+        alone = Run(monitor)
         await asyncio.sleep(1.0)
         alone.hear()
         assert alone.told == [Speculated("large", Acceptance(1, 4, 3), -0.5, 0.5, shared=False, url="http://one")]
@@ -121,7 +121,7 @@ def test_a_run_tells_of_what_was_counted_from_the_last_look_before_it_to_the_las
         await asyncio.sleep(2.0)
         alone.hear()
         assert len(alone.told) == 2
-        assert underneath.totals == {"large": Acceptance(7, 28, 21)}
+        assert monitor.totals == {"large": Acceptance(7, 28, 21)}
 
     told(main, server)
 
@@ -130,14 +130,14 @@ def test_servers_that_do_not_speculate_are_never_looked_at() -> None:
     server = Server()
 
     async def main() -> None:
-        underneath = watching(server)
-        async with underneath.watched():
-            one = Run(underneath)
+        monitor = watching(server)
+        async with monitor.polling():
+            one = Run(monitor)
             one.hear()
-            underneath.want()
+            monitor.poll_soon()
             await asyncio.sleep(10.0)
             one.end(written(100))
-        assert (one.told, server.looks, underneath.totals) == ([], [], {})
+        assert (one.told, server.looks, monitor.totals) == ([], [], {})
 
     run(main())
 
@@ -145,7 +145,7 @@ def test_servers_that_do_not_speculate_are_never_looked_at() -> None:
 def test_where_requests_are_rationed_a_look_takes_none_of_them() -> None:
     server = Server(rate=1.0)
 
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         await asyncio.sleep(10.0)
         assert server.looks == [0.0]
 
@@ -155,7 +155,7 @@ def test_where_requests_are_rationed_a_look_takes_none_of_them() -> None:
 def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
     server = Server()
 
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         for _ in range(10):
             await server.acceptance()
             await asyncio.sleep(0.7)
@@ -167,9 +167,9 @@ def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
 def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> None:
     server = Server()
 
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         await asyncio.sleep(0.5)
-        one = Run(underneath)
+        one = Run(monitor)
         for _ in range(4):
             one.hear(Answering("so"))
             await asyncio.sleep(0.1)
@@ -181,10 +181,10 @@ def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> N
 def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
     server = Server()
 
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         server.slow = 1e9
         await asyncio.sleep(1.5)
-        one = Run(underneath)
+        one = Run(monitor)
         one.hear(Answering("so"))
         assert now() == 1.5
         await asyncio.sleep(2.0)
@@ -200,9 +200,9 @@ def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
 def test_a_look_from_long_before_tells_nothing_about_a_run() -> None:
     server = Server(rate=1.0)  # nobody looks but the test
 
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         await asyncio.sleep(8.0)
-        one = Run(underneath)
+        one = Run(monitor)
         await server.acceptance()
         one.hear()
         await asyncio.sleep(2.0)
@@ -216,9 +216,9 @@ def test_a_look_from_long_before_tells_nothing_about_a_run() -> None:
 def test_a_server_that_was_started_anew_begins_at_nothing() -> None:
     server = Server()
 
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         await asyncio.sleep(3.5)
-        one = Run(underneath)
+        one = Run(monitor)
         server.since = now()
         await asyncio.sleep(3.0)
         one.hear()
@@ -231,9 +231,9 @@ def test_a_server_that_was_started_anew_begins_at_nothing() -> None:
 
 
 def test_nothing_drafted_is_told_at_the_end_only() -> None:
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         await asyncio.sleep(1.5)
-        one = Run(underneath)
+        one = Run(monitor)
         for _ in range(3):
             await asyncio.sleep(1.0)
             one.hear()
@@ -245,8 +245,8 @@ def test_nothing_drafted_is_told_at_the_end_only() -> None:
 
 
 def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
-    async def main(underneath: AcceptanceMonitor) -> None:
-        one = Run(underneath)
+    async def main(monitor: AcceptanceMonitor) -> None:
+        one = Run(monitor)
         await asyncio.sleep(2.5)
         one.end(written(16))
         assert [(each.url, each.counted) for each in one.told] == [
@@ -254,7 +254,7 @@ def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
             ("http://two", Acceptance(2, 8, 6)),
         ]
         assert not one.shared
-        assert underneath.totals == {"large": Acceptance(4, 16, 12)}
+        assert monitor.totals == {"large": Acceptance(4, 16, 12)}
 
     told(main, Server(), Server("http://two"))
 
@@ -269,17 +269,17 @@ def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
 def test_other_runs_at_the_same_time_are_owned_up_to(begins: float, ends: float, shared: bool) -> None:
     """The run lasts from second 2.5 to second 8.0, and its first window begins at the look at second 2."""
 
-    async def other(underneath: AcceptanceMonitor) -> None:
+    async def other(monitor: AcceptanceMonitor) -> None:
         await asyncio.sleep(begins)
-        one = Run(underneath)
+        one = Run(monitor)
         await asyncio.sleep(ends - begins)
         one.windows.end()
 
-    async def main(underneath: AcceptanceMonitor) -> None:
+    async def main(monitor: AcceptanceMonitor) -> None:
         async with asyncio.TaskGroup() as group:
-            group.create_task(other(underneath))
+            group.create_task(other(monitor))
             await asyncio.sleep(2.5)
-            one = Run(underneath)
+            one = Run(monitor)
             await asyncio.sleep(5.5)
             one.end(written(24))
         assert one.told[0].since == -0.5
@@ -289,9 +289,9 @@ def test_other_runs_at_the_same_time_are_owned_up_to(begins: float, ends: float,
 
 
 def test_only_the_windows_with_company_are_shared() -> None:
-    async def main(underneath: AcceptanceMonitor) -> None:
-        one = Run(underneath)
-        with underneath.company():
+    async def main(monitor: AcceptanceMonitor) -> None:
+        one = Run(monitor)
+        with monitor.user():
             await asyncio.sleep(1.5)
             one.hear()
         await asyncio.sleep(1.0)
@@ -304,14 +304,14 @@ def test_only_the_windows_with_company_are_shared() -> None:
 
 
 def test_who_failed_is_gone() -> None:
-    async def main(underneath: AcceptanceMonitor) -> None:
-        with pytest.raises(ZeroDivisionError), underneath.company():
+    async def main(monitor: AcceptanceMonitor) -> None:
+        with pytest.raises(ZeroDivisionError), monitor.user():
             raise ZeroDivisionError
-        failed = Run(underneath)
+        failed = Run(monitor)
         failed.windows.end()
         failed.windows.end()
         await asyncio.sleep(1.5)
-        one = Run(underneath)
+        one = Run(monitor)
         await asyncio.sleep(2.0)
         one.end(written(8))
         assert one.told
@@ -333,8 +333,8 @@ def test_who_failed_is_gone() -> None:
     ],
 )
 def test_a_server_that_wrote_more_than_the_run_asked_for_has_other_clients(calls: list[Called], shared: bool) -> None:
-    async def main(underneath: AcceptanceMonitor) -> None:
-        one = Run(underneath)
+    async def main(monitor: AcceptanceMonitor) -> None:
+        one = Run(monitor)
         await asyncio.sleep(50.5)
         one.end(*calls)  # 200 tokens were written
         assert one.shared == shared
@@ -343,8 +343,8 @@ def test_a_server_that_wrote_more_than_the_run_asked_for_has_other_clients(calls
 
 
 def test_other_clients_are_told_of_even_if_nothing_is_left_to_count() -> None:
-    async def main(underneath: AcceptanceMonitor) -> None:
-        one = Run(underneath)
+    async def main(monitor: AcceptanceMonitor) -> None:
+        one = Run(monitor)
         await asyncio.sleep(50.5)
         one.hear()
         one.end(written(3))
