@@ -1,4 +1,9 @@
-"""The two seams of the system: what a model can do, and what a policy decides."""
+"""
+The two interfaces of the system: what a model can do, and what a policy decides.
+
+The loop in `reason` knows nothing else. A policy is one method of a paper: who drafts, who verifies, who repairs. A new
+back end implements `Model`; a new method implements `Policy`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +19,11 @@ from .events import Purpose
 EndedBy: TypeAlias = Literal["large", "judge", "small"]
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
 
-
-DEFAULT_LIMIT = 512  # tokens, of a write without a limit of its own
+DEFAULT_LIMIT = 512  # tokens of one write
 
 
 class WriteOptions(TypedDict, total=False):
-    """The options of `Model.write`, as a wrapper passes them on; `Model.write` has the default of an absent one."""
+    """The options of `Model.write`, for wrappers that pass them on; an absent one has its default."""
 
     stop: Sequence[str] | None
     limit: int
@@ -29,7 +33,7 @@ class WriteOptions(TypedDict, total=False):
 
 
 class Model(Protocol):
-    """One served model. It can write a step, or several from given beginnings, score a text, and answer a question."""
+    """One served model. It writes steps, reads text after a chain, and answers one-token questions about a chain."""
 
     @property
     def role(self) -> Role: ...
@@ -45,15 +49,17 @@ class Model(Protocol):
         top: int = 0,
     ) -> Step:
         """
-        Write the next step, starting with *opening*, ending after a *stop* string or after *limit* tokens.
+        Write the next step of *chain*: it starts with *opening*, and ends after a *stop* string or *limit* tokens.
 
-        Without *stop* it ends where the chain's steps end (`Chain.ends`): a delimiter within code, a LaTeX environment
-        or a table is none. Strings that are given count wherever they stand. The end of the thinking block always ends
-        a step, whose stop is then "end". *until* sees the partial step after every token and may end it there; that
-        token is part of the step. With *top*, every token tells that many of the likeliest ones of its place, 20 at
-        most, and its own log-probability; without, the model's sampling says whether it tells that: whoever reads it
-        asks for a *top* of 1. Cancelling the call closes the request, which is how the server learns to stop. An
-        *opening* that is longer than *limit* is cut to it.
+        If *stop* is None, the step ends where steps of the chain end (`Chain.ends`): at a delimiter, except within
+        code, a LaTeX environment or a table. Strings in *stop* end the step wherever they occur. The end of the
+        thinking block always ends the step, whose stop is then "end". *until* is called with the partial step after
+        every token; if it returns true, the step ends with that token.
+
+        With *top* above 0, at most 20, every token has its own log-probability and the *top* likeliest tokens of its
+        position. With 0, whether tokens have log-probabilities depends on the model's sampling: a caller that reads
+        them passes 1. An *opening* that is longer than *limit* is cut to it. Cancelling the call closes the request;
+        that is how the server learns to stop.
         """
         ...
 
@@ -61,19 +67,20 @@ class Model(Protocol):
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
         """
-        Write the next step several times at once: one for each of *begun*, the beginnings, in their order.
+        Write several versions of the next step at once: one for each beginning in *begun*, in the same order.
 
-        It is one request, but for a model that samples by a seed: then it is one for each, with seeds of their own. A
-        beginning counts towards *limit*, and no end is looked for in it; *stop* is that of `write`. Its tokens go to
-        the server by their ids where these are the model's. Cancelling the call closes the requests.
+        That is one request. For a model that samples by a seed it is one request per beginning, each with a seed of
+        its own. A beginning counts towards *limit*, and a *stop* within it does not end the step; *stop* is that of
+        `write`. The tokens of a beginning are sent by their ids if these are the model's own. Cancelling the call
+        closes the requests.
         """
         ...
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """
-        Append *spans* to the chain and read them: one prefill, one tuple of tokens per span.
+        Append *spans* to the chain and read them in one prefill; return one tuple of tokens per span.
 
-        The tokens of a span join to exactly its text. Every span is encoded by itself. *top* is that of `write`.
+        The tokens of a span join to exactly its text. Every span is encoded separately. *top* is that of `write`.
         """
         ...
 
@@ -81,16 +88,16 @@ class Model(Protocol):
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
         """
-        Ask about the chain in a turn of its own; the answer begins with *opening* and goes on with one of *choices*.
+        Ask a *question* about the chain, in a new turn; the answer is *opening*, then one of *choices*.
 
-        A choice is a single token. Return the probability of every choice over the whole vocabulary: what is missing to
-        1 went to other words, and tells a judge that did not understand.
+        A choice is a single token. Return the probability of every choice over the whole vocabulary. If their sum is
+        well below 1, the model wanted to write something else: it did not understand the question.
         """
         ...
 
 
 class Critic(Protocol):
-    """One served reward model, which only rates."""
+    """One served reward model. It only rates steps."""
 
     async def rate(self, chain: Chain) -> float:
         """Return the reward of the chain's last step, squashed to 0 to 1."""
@@ -98,44 +105,50 @@ class Critic(Protocol):
 
 
 class Policy(Protocol):
-    """Who drafts, who verifies, who repairs, who answers. Policies hold no state: it is all in the chain."""
+    """Who drafts, who verifies, who repairs, who answers. Policies have no state: it is all in the chain."""
 
     @property
     def answerer(self) -> Model:
-        """The model that writes the final answer once the thinking is over, unless drafts and verdicts go on."""
+        """The model that writes the final answer, unless drafts and verdicts go on through the answer."""
         ...
 
-    async def draft(self, chain: Chain) -> Step: ...
+    async def draft(self, chain: Chain) -> Step:
+        """Write a draft of the next step."""
+        ...
 
-    async def verify(self, chain: Chain, draft: Step) -> Verdict: ...
+    async def verify(self, chain: Chain, draft: Step) -> Verdict:
+        """Accept *draft*, or roll it back to its first characters."""
+        ...
 
-    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step: ...
+    async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
+        """Write the step that replaces *draft*; *chain* includes the characters of the draft that were kept."""
+        ...
 
 
 @runtime_checkable
 class Preparing(Policy, Protocol):
-    """A policy that compares every draft with a step of its own making, which needs only the chain before the draft."""
+    """A policy that compares every draft with a step of its own, which depends only on the chain before the draft."""
 
     def prepare(self, chain: Chain) -> Coroutine[Any, Any, Step] | None:
         """
-        Write what the draft of the next step is compared with; None if nothing is needed there.
+        Write the step that the next draft is compared with; return None if none is needed.
 
-        It begins with the draft and, where the draft is rejected whole, is its repair.
+        It is started together with the draft. If the draft is rejected whole, it is the repair.
         """
         ...
 
     async def verify(self, chain: Chain, draft: Step, prepared: Awaitable[Step] | None = None) -> Verdict:
-        """Compare *draft* with the *prepared* step; without one, prepare it now."""
+        """Compare *draft* with the *prepared* step; if that is None, prepare it now."""
         ...
 
 
 def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
-    """What *policy* can begin together with the draft of the next step; None if there is nothing."""
+    """The step that *policy* prepares while the next draft is written; None if it prepares none."""
     return policy.prepare(chain) if isinstance(policy, Preparing) else None
 
 
 async def verify(policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None) -> Verdict:
-    """Ask *policy* for its verdict on *draft*, with what it *prepared*, if it did."""
+    """Return the verdict of *policy* on *draft*, which it compares with the *prepared* step if there is one."""
     if prepared is None or not isinstance(policy, Preparing):
         return await policy.verify(chain, draft)
     return await policy.verify(chain, draft, prepared)
@@ -143,18 +156,18 @@ async def verify(policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[
 
 def foreseeable(policy: Policy) -> bool:
     """
-    Whether a draft rejected whole is repaired the same way whatever it was and whyever it was rejected.
+    Whether the repair of a draft that is rejected whole depends neither on the draft nor on the rollback's reason.
 
-    Such a repair may be begun before the verdict. A policy says so with a class attribute of this name.
+    Such a repair may start before the verdict (a hedge). A policy declares it with a class attribute of this name.
     """
     return bool(getattr(policy, "foreseeable", False))
 
 
 def answered_by(policy: object) -> AnsweredBy:
     """
-    Who writes the answer in the paper of *policy*, which may be a policy or its class: a model, or all of the method.
+    Who writes the answer in the paper of *policy*, a policy or its class: one model, or the method with its verdicts.
 
-    A policy says so with a class attribute called ``answer``; without one it is the large model.
+    A policy declares it with a class attribute ``answer``; without one it is the large model.
     """
     answer: AnsweredBy = getattr(policy, "answer", "large")
     return answer
@@ -162,9 +175,9 @@ def answered_by(policy: object) -> AnsweredBy:
 
 def ended_by(policy: object) -> EndedBy:
     """
-    Who ends the thinking in the paper of *policy*, which may be a policy or its class.
+    Who ends the thinking in the paper of *policy*, a policy or its class.
 
-    A policy says so with a class attribute called ``ending``; without one its small model may, by a draft that stands.
+    A policy declares it with a class attribute ``ending``; without one the small model may, by an accepted draft.
     """
     ending: EndedBy = getattr(policy, "ending", "small")
     return ending
@@ -172,18 +185,18 @@ def ended_by(policy: object) -> EndedBy:
 
 KEPT_OPEN: ContextVar[AsyncExitStack | None] = ContextVar("KEPT_OPEN", default=None)
 """
-Where a model may leave a request open between two writes (the sticky stream), for whoever set it to close.
+The stack on which a model may leave a request open between two writes (a sticky stream); None: close every request.
 
-Only a lookahead sets it: it alone knows that the next write probably extends the last, and when that hope is over.
+Only a lookahead sets and closes it: it knows whether the next write probably extends the last one.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
     """
-    Why a model is called: the *purpose*, and the index of the *step* that the call is about.
+    Why a model is called: the *purpose*, and the index of the *step* that the call is about (-1: none).
 
-    A *bet* is wasted if an earlier draft is rolled back: nobody waits for it yet.
+    A *bet* is work that is wasted if an earlier draft is rolled back; nothing waits for it yet.
     """
 
     purpose: Purpose = ""
@@ -193,15 +206,15 @@ class RequestContext:
 
 REQUEST: ContextVar[RequestContext] = ContextVar("REQUEST", default=RequestContext())  # noqa: B039  # it is frozen
 """
-Why the models are called in this task. The loop knows the purpose and sets it; a policy need not pass it on.
+Why models are called in this task. The loop sets it, so that policies need not pass it on.
 
-Endpoints read it: it orders the requests that wait at a server, and `Called` tells it to observers.
+Endpoints read it: it orders the requests that wait for a server, and the event `Called` reports it.
 """
 
 
 @contextmanager
 def requesting(context: RequestContext) -> Generator[None]:
-    """Call models in the block for the reason that *context* gives."""
+    """Set the context of all requests that are made in the block."""
     token = REQUEST.set(context)
     try:
         yield
@@ -211,7 +224,7 @@ def requesting(context: RequestContext) -> Generator[None]:
 
 @contextmanager
 def unkept() -> Generator[None]:
-    """Leave no request open: the next step is another model's, and what this one wrote on would be thrown away."""
+    """Leave no request open in the block: another model writes the next step, and further tokens would be wasted."""
     token = KEPT_OPEN.set(None)
     try:
         yield

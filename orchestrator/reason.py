@@ -1,4 +1,4 @@
-"""The one loop: draft, verify, commit or roll back. Every policy runs through it."""
+"""The one loop: draft, verify, then commit or roll back. Every policy runs through it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _never(chain: Chain) -> bool:
     return False
 
 
-def _nobody(event: Event) -> None:
+def _ignore(event: Event) -> None:
     pass
 
 
@@ -33,17 +33,19 @@ async def reason(
     spent: Callable[[Chain], bool] = _never,
     deadline: float | None = None,
     stop_rule: StopRule | None = None,
-    observe: Observer = _nobody,
+    observe: Observer = _ignore,
     over: Callable[[Chain], bool] = thought,
 ) -> tuple[Chain, End]:
     """
-    Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the loop's clock) is reached.
+    Grow *chain* until it is *over*, its budget *spent*, or the *deadline* (seconds on the event loop's clock) reached.
 
-    It is over once the thinking is; whoever wants the answer from the policy as well says when that one is complete.
-    *ahead* says how far to work ahead of what is committed, as a number of drafts or in full. The chain is the same
-    whatever it says, for models that are greedy or sample by a seed; for others its distribution is. *watch* is asked
-    about every committed chain and may end the thinking there. Return the committed chain and why it ended there.
-    Failures of the models pass through; when anything leaves this function, no task and no request of it is left.
+    By default the chain is over when the thinking is. *ahead* says how far to work ahead of the committed chain: as a
+    number of drafts, or in full as a `LookaheadControl`. With models that are greedy or sample by a seed, the chain is
+    the same at every lookahead; with others, its distribution is. *stop_rule* checks every committed chain and may end
+    the thinking there. *observe* is called with every event.
+
+    Return the committed chain and why it ended. Failures of the models are raised. When this function returns or
+    raises, it leaves no task and no request behind.
     """
 
     def commit(step: Step, score: float | None = None) -> None:
@@ -77,6 +79,7 @@ async def reason(
                         if over(chain) or spent(chain):
                             break
                     repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
+                # Leaving the block has cancelled the bets on the draft that was rolled back.
                 if await rule.stops():
                     return chain, "enough"
                 observe(Repaired(len(chain.steps), repaired, verdict))

@@ -1,5 +1,5 @@
 """
-BiLD: the small model falls back where it is unsure, and is rolled back where the large one disagrees.
+BiLD: the small model falls back to the large one where it is unsure, and is rolled back where the large one disagrees.
 
 Kim et al. 2023, arXiv:2302.07863.
 """
@@ -15,25 +15,25 @@ from stepspec.orchestrator.interfaces import AnsweredBy
 
 from .option_types import Amount, AtLeast1, Share
 
-CHARACTER = 4  # tokens, of a byte each, make any character
+CHARACTER = 4  # tokens of one byte each that make up any character
 
 
 @dataclass(frozen=True, slots=True)
 class BiLD:
     """
-    Let the small model write until its best token has a probability below *fallback*; have the large one read the run.
+    Let the small model write until its best token has a probability below *fallback*; the large model reads that run.
 
-    The draft is cut before the first token with a cross-entropy above *rollback* nats, unless it is the large model's
-    own first choice. A draft ends after *run* tokens at the latest, and a repair is one. At the *scale* "step" both go
-    on to the end of the step instead. The defaults are the paper's (Algorithm 1, appendix 7.1.2).
+    The draft is cut before the first token with a cross-entropy above *rollback* nats, unless that token is the large
+    model's first choice. A draft has at most *run* tokens, and a repair is one token. With the *scale* "step", drafts
+    and repairs go on to the end of the step instead. The defaults are the paper's (Algorithm 1, appendix 7.1.2).
 
-    The unsure token, which the paper drops, ends the draft: it stands if it is the large model's first choice, which
-    spares the request for that token. A sure run is accepted as it is, as in Algorithm 1; the authors' code has the
-    large model add a token there too. A draft that ends the turn is read like any other.
+    The paper drops the unsure token. Here it ends the draft, and is accepted if it is the large model's first choice:
+    that saves the request for that token. A run without an unsure token is accepted as it is, as in Algorithm 1; in the
+    authors' code the large model adds a token there too. A draft that ends the turn is read like any other.
 
-    Both exemptions for the large model's first choice are exact for a greedy one, which would write that token itself.
-    One that is *sampled* might not: then the unsure token is dropped, every token above *rollback* is cut, and the
-    large model draws, as in the paper (appendix 7.4 samples with the same policies).
+    Both exemptions for the large model's first choice are exact for a greedy model, which would write that token
+    itself. A *sampled* one might not: then the unsure token is dropped, every token above *rollback* is cut, and the
+    large model samples, as in the paper (appendix 7.4 samples with the same policies).
     """
 
     foreseeable: ClassVar[bool] = True

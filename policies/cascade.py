@@ -1,5 +1,5 @@
 """
-ConfSpec: the small model checks its own step, and the large one only where the small one is in doubt.
+ConfSpec: the small model checks its own step; the large model checks it only if the small one is in doubt.
 
 Liu and He 2026, arXiv:2602.18447.
 """
@@ -21,11 +21,11 @@ YES, NO = "Yes", "No"
 @dataclass(frozen=True, slots=True)
 class Cascade:
     """
-    Let the small model's yes or no stand if its probability reaches *sure*, else ask the large one the same.
+    Use the small model's yes or no if its probability is at least *sure*; otherwise ask the large model the same.
 
-    Probabilities are those of the whole vocabulary, so that a judge who speaks of something else is in doubt. The large
-    one approves with *threshold* at least. Only the paper's abstract could be read: the question and both thresholds
-    are ours.
+    Probabilities are over the whole vocabulary, so that a judge that would write something else counts as in doubt. The
+    large model accepts if its yes has a probability of *threshold* or more. Only the paper's abstract could be read:
+    the question and both thresholds are ours.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -56,5 +56,5 @@ class Cascade:
 
     async def check(self, judge: Model, chain: Chain) -> tuple[float, float]:
         """Return the probabilities, 0 to 1, with which *judge* calls the last step right and wrong."""
-        said = await judge.ask(chain, CHECK.text, (YES, NO), opening=CHECK.opening)
-        return said[YES], said[NO]
+        answer = await judge.ask(chain, CHECK.text, (YES, NO), opening=CHECK.opening)
+        return answer[YES], answer[NO]

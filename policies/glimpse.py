@@ -18,10 +18,11 @@ from .option_types import Amount, Several
 @dataclass(frozen=True, slots=True)
 class Glimpse:
     """
-    Hand a step over when the entropy of its first token, in nats over the *top* likeliest, reaches *threshold*.
+    Let the large model write the step if the entropy of its first token, in nats over the *top* likeliest tokens, is at
+    least *threshold*.
 
-    The defaults are those of the authors' code (its script for AIME runs with 0.9). The glimpse is the first token of
-    the step itself, where the code asks for that token in a request of its own.
+    The defaults are those of the authors' code (its script for AIME uses 0.9). Here the first token is part of the
+    draft; the authors' code requests it separately.
     """
 
     small: Model

@@ -1,5 +1,5 @@
 """
-Lookahead Reasoning: the large model writes every step too, and a draft stands where both say the same.
+Lookahead Reasoning: the large model writes every step too, and a draft is accepted if both mean the same.
 
 Fu et al. 2025, arXiv:2506.19830.
 """
@@ -22,21 +22,21 @@ SAME = load("lookahead-reasoning.same")
 @dataclass(frozen=True, slots=True)
 class LookaheadReasoning:
     """
-    Accept a small step that says what the large model's own next step says; otherwise that one takes its place.
+    Accept a small step that means the same as the large model's own next step; otherwise that step replaces it.
 
-    Steps that are equal but for case and white space are accepted without asking. For others a judge compares the
-    meanings; not to be sure is a no (appendix A), as is less than *sure* of its probability on Yes and No. A draft
-    that goes on in the middle of a paragraph is never accepted (the authors' code).
+    Steps that differ only in case and white space are accepted without a judge. Otherwise a judge compares their
+    meanings; a judge in doubt says no (appendix A), and so does one that puts less than *sure* of its probability on
+    Yes and No. A draft that starts in the middle of a paragraph is never accepted (the authors' code).
 
-    As in the paper (section 3.1) the large model's step begins as soon as its prefix exists, with the draft and not
-    after it. How far to look ahead is the loop's, not the policy's: all pending drafts are compared at the same time.
+    As in the paper (section 3.1), the large model's step starts as soon as its prefix exists: together with the draft,
+    not after it. The loop decides how far to look ahead; all pending drafts are compared at the same time.
 
-    Two deviations: the large model judges, where the paper serves a third model of 7 billion parameters; and steps may
-    have 512 tokens, where the authors' code stops at 100. The tree width is left out: one draft per place, the paper's
-    own setting. More drafts raise the accept rate and bring no time. With two, four and eight drafts, table 3 gives
-    1.49, 1.47 and 1.25 times the speed of the large model alone on GSM8K, after 1.48 with one, and 1.32, 1.26 and 1.00
-    on AIME, after 1.27; with the judge of 7 billion parameters the accuracy falls as well (AIME: from 69.2 with one to
-    64.6 with eight). `choose` has rivals for a draft.
+    Two deviations: the large model is the judge, where the paper serves a third model of 7 billion parameters; and a
+    step may have 512 tokens, where the authors' code stops at 100. The tree width is left out: one draft per step, the
+    paper's own setting. More drafts raise the accept rate and save no time. With two, four and eight drafts, table 3
+    gives 1.49, 1.47 and 1.25 times the speed of the large model alone on GSM8K, and 1.48 with one; on AIME 1.32, 1.26
+    and 1.00, and 1.27 with one. With the judge of 7 billion parameters the accuracy falls as well (AIME: from 69.2 with
+    one to 64.6 with eight). `choose` has several candidates for a draft.
     """
 
     answer: ClassVar[AnsweredBy] = "method"
@@ -62,15 +62,15 @@ class LookaheadReasoning:
         if plain(own) == plain(draft):
             return Accept()
         question = SAME.text.format(step=own.text.strip())
-        said = await self.large.ask(chain.extend(draft), question, ("Yes", "No"), opening=SAME.opening)
-        if said["Yes"] > said["No"] and sum(said.values()) >= self.sure:
-            return Accept(said["Yes"])
-        return Rollback(reason="another meaning", score=said["Yes"], instead=own)
+        answer = await self.large.ask(chain.extend(draft), question, ("Yes", "No"), opening=SAME.opening)
+        if answer["Yes"] > answer["No"] and sum(answer.values()) >= self.sure:
+            return Accept(answer["Yes"])
+        return Rollback(reason="another meaning", score=answer["Yes"], instead=own)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return rollback.instead or await self.large.write(chain)
 
 
 def plain(step: Step) -> str:
-    """What *step* says, without case and white space."""
+    """The text of *step* in lower case, without white space."""
     return "".join(step.text.split()).casefold()

@@ -1,4 +1,4 @@
-"""A control: steps are accepted by lot, as often as a method accepts them, to tell what its judgement is worth."""
+"""A control: accept steps at random, as often as a method does, to measure what that method's judgement is worth."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class RandomControl:
     """
     Accept a draft with the probability *p*, drawn from *seed*, the problem, the chain and the draft.
 
-    So the same run draws the same lots. Set *p* to the accept rate of the method that this is the control of.
+    So the same run makes the same decisions. Set *p* to the accept rate of the method to compare with.
     """
 
     ending: ClassVar[EndedBy] = "large"
@@ -42,6 +42,6 @@ class RandomControl:
         return await self.large.write(chain)
 
     def drawn(self, chain: Chain) -> float:
-        """Return a number from 0 to below 1, every one as likely."""
+        """Return a uniform random number, 0 or above and below 1, that is determined by the seed and *chain*."""
         key = (self.seed, *[(message.role, message.content) for message in chain.messages], chain.text)
         return int.from_bytes(blake2b(repr(key).encode(), digest_size=6).digest()) / 2**48

@@ -20,8 +20,8 @@ class Reward:
     """
     Accept a small step whose reward, 0 to 1, reaches *threshold*; a step of the large model is not rated.
 
-    The paper's step function with its threshold for every task, 0.7 (table 2). Its other weights, which accept at
-    random, and its limit of five rounds without a finished problem are left out: the run's own budget ends it.
+    This is the paper's step function, with its threshold for all tasks, 0.7 (table 2). Its other weighting functions,
+    which accept at random, are left out, and so is its limit of five rounds: the budget ends the run.
     """
 
     foreseeable: ClassVar[bool] = True

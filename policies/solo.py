@@ -1,4 +1,4 @@
-"""One model alone: what every method is measured against."""
+"""One model alone: the baseline of every method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 
 @dataclass(frozen=True, slots=True)
 class Solo:
-    """*author* writes everything, unjudged."""
+    """*author* writes everything; nothing is judged."""
 
     author: Model
 

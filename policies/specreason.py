@@ -22,18 +22,18 @@ GRADE = load("specreason.grade")
 @dataclass(frozen=True, slots=True)
 class SpecReason:
     """
-    Accept a small step when its grade, 0 to 9, reaches *threshold*.
+    Accept a step of the small model if its grade, 0 to 9, is at least *threshold* (7 in the paper, section 4.1).
 
-    The threshold is the paper's (section 4.1). *read* the grade as the mean over the digits' probabilities ("expected",
-    as the authors' code can) or as the digit that the judge would write ("greedy", their default): the mean costs the
-    same and also hears a judge who hesitates. One that puts less than *sure* of its probability on digits has not
-    understood, which is no approval. As in the authors' code, a small step does not end the thinking (see `Ending`).
-    First steps reserved for the large model (section 5.3) are `Led`'s.
+    The grade is *read* as the mean of the digits, weighted by their probabilities ("expected", an option of the
+    authors' code), or as the likeliest digit ("greedy", their default). The mean costs the same and also reflects a
+    judge's doubt. A judge that puts less than *sure* of its probability on digits has not understood the question: the
+    step is rejected. As in the authors' code, a small step does not end the thinking (see `Ending`). `Led` reserves
+    first steps for the large model (section 5.3).
 
-    With *judge_every* above 1, which is ours, so many steps are one draft, and one question asks for the first wrong
-    one: the draft is cut there. A step's grade is then 9 times the probability that nothing up to it is wrong. It is
-    for servers on which a verdict reads much again, and for a judge that finds an error among several steps; budgets
-    and traces count such a draft as one step.
+    With *judge_every* above 1, which is ours, a draft is that many steps, and one question asks for the first wrong
+    step: the draft is cut there. A step's grade is then 9 times the probability that no step up to it is wrong. This
+    is for servers on which every verdict reads much of the chain again, and for judges that find an error among
+    several steps. Budgets and traces count such a draft as one step.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -58,8 +58,8 @@ class SpecReason:
         if self.judge_every > 1 and (verdict := await self.judge_several(chain, draft)):
             return verdict
         grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
-        said = sum(grades.values())
-        if said == 0 or said < self.sure:
+        total = sum(grades.values())
+        if total == 0 or total < self.sure:
             return Rollback(reason="no grade")
         grade = likeliest(grades) if self.read == "greedy" else expected(grades)
         return Accept(grade) if grade >= self.threshold else Rollback(reason="grade", score=grade)

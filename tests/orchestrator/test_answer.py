@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec.orchestrator import Chain, Step, Token
-from stepspec.orchestrator.answer import AnswerStream, close, extract, said, write_answer
+from stepspec.orchestrator.answer import AnswerStream, answer_text, close, extract, write_answer
 from stepspec.orchestrator.chain import THINK_END
 
 from ..fakes import ScriptedModel, counting, run
@@ -93,48 +93,48 @@ def grown(pieces: list[str], stops: tuple[str, ...]) -> list[Step]:
 def test_the_pieces_of_an_answer_join_to_what_it_says_and_are_never_taken_back(
     pieces: list[str], stops: tuple[str, ...], from_then: int
 ) -> None:
-    told: list[str] = []
-    telling = AnswerStream(told.append, stops)
+    emitted: list[str] = []
+    stream = AnswerStream(emitted.append, stops)
     steps = grown(pieces, stops)
     for place, step in enumerate(steps):
         if place == from_then:
-            telling.certain()
-        assert not telling.see(step)
-        assert place >= from_then or not told
-    telling.certain()
+            stream.start()
+        assert not stream.on_token(step)
+        assert place >= from_then or not emitted
+    stream.start()
     whole = steps[-1].text if steps else ""
-    telling.end(whole)
-    assert "".join(told) == said(whole, stops)
-    assert all(told)
+    stream.finish(whole)
+    assert "".join(emitted) == answer_text(whole, stops)
+    assert all(emitted)
 
 
 def test_what_may_become_a_stop_string_or_the_end_of_thinking_is_held_back() -> None:
-    told: list[str] = []
-    telling = AnswerStream(told.append, ("Problem:",))
-    telling.certain()
+    emitted: list[str] = []
+    stream = AnswerStream(emitted.append, ("Problem:",))
+    stream.start()
     for text in ("\n\n4", "\n\n42.", "\n\n42. Pro", "\n\n42. Probably", "\n\n42. Probably </thi"):
-        telling.see(Step(text, "large", tokens=tuple(map(Token, text))))
-    assert told == ["4", "2.", " Probably"]
+        stream.on_token(Step(text, "large", tokens=tuple(map(Token, text))))
+    assert emitted == ["4", "2.", " Probably"]
 
 
 def test_an_answer_ends_before_its_stop_string() -> None:
     large = ScriptedModel("large", counting("large", 3), answer="\n\nIt is 42. Next problem")
-    told: list[str] = []
-    telling = AnswerStream(told.append, (" Next",))
-    telling.certain()
-    step, _ = run(write_answer(large, PROBLEM, limit=99, stop=(" Next",), telling=telling))
+    emitted: list[str] = []
+    stream = AnswerStream(emitted.append, (" Next",))
+    stream.start()
+    step, _ = run(write_answer(large, PROBLEM, limit=99, stop=(" Next",), stream=stream))
     assert (step.text, step.stop) == ("\n\nIt is 42. Next", "delimiter")
-    assert "".join(told) == said(step.text, (" Next",)) == "It is 42."
+    assert "".join(emitted) == answer_text(step.text, (" Next",)) == "It is 42."
 
 
 def test_a_model_that_begins_again_goes_on_from_what_was_told() -> None:
     """As another replica does, when the first one died in the middle of the answer."""
     other = ScriptedModel("large", counting("large", 3), answer="\n\nSo it is certainly 42.")
-    told: list[str] = []
-    telling = AnswerStream(told.append)
-    telling.certain()
-    telling.see(Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is")))))
-    step, _ = run(write_answer(other, PROBLEM, limit=99, telling=telling))
+    emitted: list[str] = []
+    stream = AnswerStream(emitted.append)
+    stream.start()
+    stream.on_token(Step("\n\nSo it is", "large", "until", tuple(map(Token, ("\n\n", "So", " it", " is")))))
+    step, _ = run(write_answer(other, PROBLEM, limit=99, stream=stream))
     assert step.text == "\n\nSo it is certainly 42."
-    telling.end(step.text)
-    assert "".join(told) == "So it is certainly 42."
+    stream.finish(step.text)
+    assert "".join(emitted) == "So it is certainly 42."
