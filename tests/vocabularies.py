@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from stepspec.evals.testbed.servers import MODELS
-from stepspec.evals.testbed.vocabularies import VOCABULARIES, VocabularyUnavailable, file
+from stepspec.evals.testbed.vocabularies import VOCABULARIES, VocabularyUnavailable, tokenizer_file
 
 CACHE = Path(__file__).parent.parent / "build" / "vocabularies"
 MINIATURE = "miniature"  # the testbed's own vocabulary, which is always there
@@ -39,6 +39,6 @@ def _file(family: str) -> Path | VocabularyUnavailable:
     if family == MINIATURE:
         return MODELS / "small" / "tokenizer.json"
     try:
-        return file(family, CACHE)
+        return tokenizer_file(family, CACHE)
     except VocabularyUnavailable as exc:
         return exc

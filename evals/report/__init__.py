@@ -1,1 +1,1 @@
-"""Reports on run folders: read them, work out the figures, write them as Markdown, JSON and one page."""
+"""Reports about runs: read run folders, compute figures, and write them as Markdown, JSON and HTML."""

@@ -1,1 +1,1 @@
-"""The miniature pair: two tiny models that vLLM serves for real, without a GPU."""
+"""The miniature pair: tiny trained models that real vLLM serves on a CPU, with their problems and training."""

@@ -1,4 +1,4 @@
-"""``python -m stepspec.evals.testbed``: train the miniature models, measure them, look at their problems."""
+"""``python -m stepspec.evals.testbed``: train the miniature models, measure them, print their problems."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def problems(
     count: Annotated[int, typer.Option(min=1)] = 3,
     seed: int = 0,
     least: Annotated[int, typer.Option(help="Least number of operations.", min=1, max=7)] = DEFAULT.steps[0],
-    most: Annotated[int, typer.Option(help="Greatest number of operations.", min=1, max=7)] = DEFAULT.steps[1],
+    most: Annotated[int, typer.Option(help="Largest number of operations.", min=1, max=7)] = DEFAULT.steps[1],
 ) -> None:
-    """Print fresh problems with their worked reasoning."""
+    """Print problems of the test split with their worked reasoning."""
     for problem in islice(generate(seed, "test", Difficulty(steps=(least, most))), count):
         reasoning = "".join(worked_steps(problem)) + final_answer(problem.answer)
         console.print(f"{problem.text}\n\n{reasoning}\n", markup=False, highlight=False)
@@ -33,35 +33,39 @@ def problems(
 
 @app.command()
 def report(
-    folder: Annotated[Path | None, typer.Option(help="Where the models are.")] = None,
-    write: Annotated[bool, typer.Option(help="Also write the model card.")] = True,
+    folder: Annotated[
+        Path | None, typer.Option(help="The folder with the models; default: the shipped models.")
+    ] = None,
+    write: Annotated[bool, typer.Option(help="Also write the model card, README.md in the folder.")] = True,
 ) -> None:
-    """Measure the models; exit with 1 if a figure misses its bar."""
-    from . import model_card as measuring
+    """Measure the models; exit with status 1 if a figure misses its bar."""
+    from . import model_card
 
     folder = folder or MODELS
-    figures = measuring.measure(Console(stderr=True).log, folder)
+    figures = model_card.measure(Console(stderr=True).log, folder)
     for figure in figures:
         mark = "ok    " if figure.met else "MISSED"
         console.print(f"{mark} {figure.name}: {figure.value:,.3f} ({figure.detail})", highlight=False, soft_wrap=True)
     if write:
-        (folder / "README.md").write_text(measuring.card(figures), encoding="utf-8")
+        (folder / "README.md").write_text(model_card.card(figures), encoding="utf-8")
     if not all(figure.met for figure in figures):
         sys.exit(1)
 
 
 @app.command()
 def train(
-    folder: Annotated[Path | None, typer.Option(help="Where to put the models.")] = None,
-    only: Annotated[str | None, typer.Option(help="Train this model only (large needs small).")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The folder for the models; default: that of the shipped models.")
+    ] = None,
+    only: Annotated[str | None, typer.Option(help="Train only this model (large needs small and small-other).")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
-    work: Annotated[Path, typer.Option(help="Keeps what finished phases came to.")] = Path("build/training"),
-    fresh: Annotated[bool, typer.Option(help="Forget what an earlier run came to.")] = False,
+    work: Annotated[Path, typer.Option(help="The folder for the results of finished phases.")] = Path("build/training"),
+    fresh: Annotated[bool, typer.Option(help="Delete the results of an earlier training.")] = False,
 ) -> None:
     """
-    Train all four models, two hours at most on two cores; logs every 50 steps.
+    Train all four models, in at most two hours on two cores; the losses are logged every 50 steps.
 
-    Started again after an interruption, it goes on after the last finished phase; --fresh begins anew.
+    After an interruption, the same command continues after the last finished phase; --fresh starts again.
     """
     from . import train as training
 

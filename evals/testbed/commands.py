@@ -1,4 +1,4 @@
-"""``stepspec up --testbed``: the miniature pair, for other programs to use, until it is told to stop."""
+"""The commands ``stepspec up --testbed`` and ``stepspec demo``, on the miniature pair."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ async def up(
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> None:
     """
-    Start the servers of *roles*, print where they are once all are ready, and return when a signal has stopped them.
+    Start the servers of *roles*, print their URLs when all are ready, and return when a signal has stopped them.
 
-    *speculation* is by role. Progress goes to standard error. With *json_output*, standard output carries one line, an
+    *speculation* is by role. Progress goes to standard error. With *json_output*, standard output is one line: a JSON
     object by role. Raise ServerError if a server does not start or ends by itself.
     """
     console = Console(stderr=True)
 
-    async def stay() -> None:
+    async def serve() -> None:
         starting = running(profile, roles, console=console, models=models, log_dir=log_dir, speculation=speculation)
         async with starting as served:
-            standing = {name: _standing(one, speculation.get(name)) for name, one in served.items()}
-            print(as_json(standing) if json_output else as_text(standing), flush=True)
+            pairs = {name: _describe(server, speculation.get(name)) for name, server in served.items()}
+            print(as_json(pairs) if json_output else as_text(pairs), flush=True)
             for name in SCORERS & served.keys():
                 console.print(f"{name} can score suffixes: suffix_scoring = true in its settings.", style="dim")
             console.print("Ctrl-C stops them.", style="dim")
             await asyncio.Event().wait()
 
-    await until_signalled(stay())
+    await until_signalled(serve())
 
 
-def _standing(served: Served, speculation: TokenSpeculation | None) -> RunningPair:
+def _describe(served: Served, speculation: TokenSpeculation | None) -> RunningPair:
     return RunningPair(
         base_url=served.base_url,
         model=served.served_name,
@@ -69,13 +69,13 @@ ARMS = (LARGE, SMALL, SHIPPED)
 
 
 async def demo(problems: int, seed: int, profile: str, console: Console) -> list[Result]:
-    """Start the pair, solve, and narrate SpecReason's runs on *console*; return what the table shows."""
+    """Start the pair, solve *problems* with every arm, and show SpecReason's runs on *console*; return the results."""
     async with pair_solver(profile, console, ARMS, seed + 1, problems=1) as solver:
         samples = await measure(
             solver,
             ARMS,
             fresh_tasks(problems, seed),
-            on_sample=_tell(console),
+            on_sample=_print_outcome(console),
             observers={SHIPPED.name: lambda task: _narrate(task, console)},
         )
     return summarise(samples, ARMS)
@@ -87,9 +87,9 @@ def _narrate(task: Task, console: Console) -> Callable[[Event], None]:
     return Narrator(console)
 
 
-def _tell(console: Console) -> Callable[[int, Sample], None]:
-    def tell(_: int, sample: Sample) -> None:
+def _print_outcome(console: Console) -> Callable[[int, Sample], None]:
+    def on_sample(_: int, sample: Sample) -> None:
         mark = ("right", "green") if sample.correct else ("wrong", "red")
         console.print(Text.assemble((f"{sample.seconds:6.2f} s  {sample.arm}: ", "dim"), mark))
 
-    return tell
+    return on_sample

@@ -1,9 +1,9 @@
 """
-Training rows: a trunk (prompt, reasoning, answer) and branches that leave it after a step.
+Training rows: a trunk (prompt, reasoning, answer) and branches that fork from it after a step.
 
-A branch is a draft of the next step, right or wrong, and then a judge's question with its answer, or the reflection
-prompt with the right step. Branches see the trunk up to where they leave it and themselves, nothing else, so that one
-row teaches several judgements for the price of one context.
+A branch is a draft of the next step, right or wrong, followed by a judge's question with its answer, or by the
+reflection prompt with the right step. A token of a branch attends to the trunk before the fork and to its own branch
+only, so that one row teaches several judgements for the cost of one context.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from .problems import (
 IGNORED = -100
 TRUNK = 0
 RIGHT, WRONG = "9", "1"
-# With the mistakes really made, a third of all drafts are wrong. Were it more, a judge in doubt would refuse steps that
-# mostly are right.
+# Together with the models' own mistakes, a third of all drafts are wrong. With more, a judge in doubt would reject
+# steps that are mostly right.
 WRONG_DRAFTS = 0.25
 PADDING = -1
 
@@ -53,7 +53,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """A wrong step that a model really wrote: the right steps before it, and the step."""
+    """A wrong step that a model wrote, and the right steps before it."""
 
     problem: Problem
     before: tuple[str, ...]
@@ -61,32 +61,38 @@ class Mistake:
 
 
 @dataclass(frozen=True, slots=True)
-class Stumbles:
-    """How often a trunk goes wrong, to be mended at once, and how many of those times only in the result of a sum."""
+class MistakeRate:
+    """The share of wrong steps in a trunk, each corrected at once, and the share of these that are wrong sums only."""
 
     rate: float = 0.2
     sums: float = 0.0
 
 
-USUAL = Stumbles()
+DEFAULT_MISTAKES = MistakeRate()
 
 
 @dataclass
 class Row:
-    """One row under construction, a list per kind of number; *branch* and *leaves* draw the attention mask."""
+    """
+    One row under construction: lists with a value per token. *branch* and *leaves* define the attention mask.
+
+    *targets* are the tokens that the language model must write next, *verdicts* those that the judge must write next.
+    *wrong* is 1 for a wrong token and 0 for a right one. IGNORED marks a position without a value. *leaves* is the
+    position in the trunk from which the token's branch forks.
+    """
 
     ids: list[int] = field(default_factory=list[int])
     positions: list[int] = field(default_factory=list[int])
-    targets: list[int] = field(default_factory=list[int])  # what the language model has to write here
-    verdicts: list[int] = field(default_factory=list[int])  # what the judge has to write here
-    wrong: list[int] = field(default_factory=list[int])  # 1: this token is wrong, 0: right, else nobody says
+    targets: list[int] = field(default_factory=list[int])
+    verdicts: list[int] = field(default_factory=list[int])
+    wrong: list[int] = field(default_factory=list[int])
     branch: list[int] = field(default_factory=list[int])
     leaves: list[int] = field(default_factory=list[int])
 
     def add(
         self, ids: Sequence[int], *, branch: int, leaves: int, learn: bool, wrong: Sequence[int] | None = None
     ) -> None:
-        """Append tokens; the one before the first has them as its target where *learn* is set."""
+        """Append tokens. With *learn*, each is the target of the token before it, if that is in the same branch."""
         if learn and self.ids and self.branch[-1] == branch:
             self.targets[-1] = ids[0]
         start = self.positions[-1] + 1 if self.ids and self.branch[-1] == branch else leaves if branch else 0
@@ -100,14 +106,14 @@ class Row:
 
 
 class Writer:
-    """Turns problems into rows of token ids, in the layout that the endpoints use."""
+    """Encodes problems as rows of token ids, in the layout of the endpoints' prompts."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, stumbles: Stumbles = USUAL) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake_rate: MistakeRate = DEFAULT_MISTAKES) -> None:
         def render(messages: Messages, generate: bool) -> str:
             turns = [dict(message) for message in messages]
             return str(tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False))
 
-        self.tokenizer, self.stumbles = tokenizer, stumbles
+        self.tokenizer, self.mistake_rate = tokenizer, mistake_rate
         self.render = render
         self.template: Template = learn(render)
         self.encode = lru_cache(maxsize=200_000)(self._encode)
@@ -116,7 +122,7 @@ class Writer:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def prompt(self, problem: Problem, rng: random.Random | None = None) -> tuple[int, ...]:
-        """The prefix of a chain; with *rng*, now and then with a system prompt or an earlier turn."""
+        """Encode the prefix of a chain; with *rng*, sometimes with a system prompt or an earlier turn."""
         messages = [{"role": "user", "content": problem.text}]
         if rng is not None and rng.random() < 0.04:
             earlier = draw(rng)
@@ -127,7 +133,7 @@ class Writer:
         return self._encode(self.template.begin(self.render(messages, True)))
 
     def marks(self, problem: Problem, state: State, step: str) -> list[int]:
-        """Which tokens of *step* are wrong: its digits, where they stand as in the right step, and its last token."""
+        """Mark the wrong tokens of *step*: the last one, and the digits if the right step has as many tokens."""
         ids, want = self.encode(step), self.encode(expected(problem, state))
         fine = is_right(problem, state, step)
         marks = [IGNORED] * len(ids)
@@ -142,7 +148,7 @@ class Writer:
         return str(self.tokenizer.decode([id])).strip().isdigit()
 
     def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
-        """Write one row with that many *branches*; the first ones judge *mistake*, if there is one."""
+        """Build one row with *branches* branches; the first two judge *mistake*, if it is not None."""
         row = Row()
         row.add(self.prompt(problem, rng), branch=TRUNK, leaves=0, learn=False)
         state = begin(problem)
@@ -165,9 +171,9 @@ class Writer:
     def trunk(
         self, rng: random.Random, problem: Problem, mistake: Mistake | None, *, mend: bool
     ) -> Iterator[tuple[str, bool]]:
-        """Every step of the trunk, and whether it is right; with *mend*, the *mistake* is made and mended in it."""
+        """Yield each step of the trunk, and whether it is right; with *mend*, *mistake* is among them, corrected."""
         if mistake is None:
-            yield from with_mistakes(rng, problem, self.stumbles.rate, sums=self.stumbles.sums)
+            yield from with_mistakes(rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums)
             return
         state = begin(problem)
         steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
@@ -185,7 +191,7 @@ class Writer:
         number: int,
         wrong: str | None,
     ) -> None:
-        """Add one branch: a draft, then a question about it or the reflection and the right step."""
+        """Add one branch: a draft, then a question about it, or the reflection prompt and the right step."""
         state, leaves, last = fork
         want = expected(problem, state)
         draft = wrong if wrong is not None else corrupt(rng, problem, state) if rng.random() < WRONG_DRAFTS else want
@@ -221,6 +227,8 @@ class Batch:
 
 
 def collate(rows: Sequence[Row], length: int) -> Batch:
+    """Pad *rows* to *length* tokens."""
+
     def pad(lists: Sequence[list[int]], value: int) -> Ints:
         out = np.full((len(rows), length), value, dtype=np.int64)
         for line, numbers in zip(out, lists, strict=True):
@@ -243,9 +251,9 @@ def batches(
     mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (DEFAULT,),
 ) -> Iterator[Batch]:  # fmt: skip
     """
-    Yield batches for ever, the same for the same *seed*; rows that are too long are left out.
+    Yield batches without end; the sequence depends on *seed*. Rows longer than *length* tokens are left out.
 
-    Fresh problems come from the *difficulties* in turn, and a share of *mistaken* rows is about one of the *mistakes*.
+    New problems come from the *difficulties* in turn; a share *mistaken* of the rows is about one of the *mistakes*.
     """
     rng = random.Random(f"rows {seed}")
     sources = cycle([generate(seed, "train", difficulty) for difficulty in difficulties])
@@ -261,7 +269,7 @@ def batches(
 
 
 def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:
-    """The first wrong step of *reasoning* that a model wrote; None where all steps are right."""
+    """Return the first wrong step of a model's *reasoning*; None if all steps are right."""
     state, before = begin(problem), list[str]()
     for step in paragraphs(reasoning):
         if not is_right(problem, state, step):

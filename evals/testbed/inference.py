@@ -1,4 +1,4 @@
-"""Solve problems in batches with the bare network, greedily or by lot; and read judgements off it."""
+"""Solve problems in batches with the bare network, greedily or by sampling, and grade steps with it. No server."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LIMIT = 260  # tokens; the longest worked solution has fewer
 
 
 @dataclass(frozen=True, slots=True)
-class Solved:
-    """What a model wrote for one problem."""
+class ModelSolution:
+    """The text that a model wrote for one problem."""
 
     problem: Problem
     text: str
 
     @property
     def reasoning(self) -> str:
-        """Everything up to the end of the thinking, or all of it where it never ends."""
+        """The text up to and including the end of the thinking, or all of it if the thinking never ends."""
         thought, end, _ = self.text.partition(THINK_END)
         return thought + end
 
@@ -40,15 +40,15 @@ class Solved:
 def solve(
     model: Qwen3ForCausalLM, writer: Writer, problems: Sequence[Problem], *, temperature: float = 0.0, seed: int = 0,
     rows: int = 250,
-) -> list[Solved]:  # fmt: skip
-    """Let *model* solve all *problems*; at *temperature* 0 greedily."""
+) -> list[ModelSolution]:  # fmt: skip
+    """Let *model* solve all *problems*, *rows* in a batch; greedily at *temperature* 0."""
     model.eval()
     torch.manual_seed(seed)
-    solved: list[Solved] = []
+    solved: list[ModelSolution] = []
     for start in range(0, len(problems), rows):
         part = problems[start : start + rows]
         texts = _write(model, writer, [list(writer.prompt(p)) for p in part], temperature)
-        solved += [Solved(p, text) for p, text in zip(part, texts, strict=True)]
+        solved += [ModelSolution(p, text) for p, text in zip(part, texts, strict=True)]
     model.train()
     return solved
 
@@ -73,8 +73,8 @@ def _write(model: Qwen3ForCausalLM, writer: Writer, prompts: list[list[int]], te
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
-    """A last step after the right ones *before* it, and whether it is right."""
+class JudgedStep:
+    """A step after the right steps *before* it, and whether it is right."""
 
     problem: Problem
     before: tuple[str, ...]
@@ -83,24 +83,24 @@ class Judged:
 
 
 @torch.no_grad()
-def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[Judged], *, rows: int = 64) -> list[float]:
+def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep], *, rows: int = 64) -> list[float]:
     """Return the grade, 0 to 9, that *model* gives to every case: the mean over the probabilities of the ten digits."""
     prompt = load("specreason.grade")
-    asked = writer.encode(writer.template.ask(prompt.text, prompt.opening))
+    question = writer.encode(writer.template.ask(prompt.text, prompt.opening))
     digits = torch.tensor([writer.encode(str(digit))[0] for digit in range(10)])
     model.eval()
     out: list[float] = []
     for start in range(0, len(cases), rows):
-        ids = [_asked(writer, case, asked) for case in cases[start : start + rows]]
-        ends = torch.tensor([len(one) - 1 for one in ids])
-        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(one) for one in ids], batch_first=True)
-        hidden = model.model(input_ids=padded).last_hidden_state  # padding comes after, where nothing looks at it
+        ids = [_encode(writer, case, question) for case in cases[start : start + rows]]
+        ends = torch.tensor([len(row) - 1 for row in ids])
+        padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in ids], batch_first=True)
+        hidden = model.model(input_ids=padded).last_hidden_state  # no token attends to the padding after it
         logits = model.lm_head(hidden[torch.arange(len(ids)), ends])[:, digits]
         out += (logits.softmax(-1) @ torch.arange(10.0)).tolist()
     model.train()
     return out
 
 
-def _asked(writer: Writer, case: Judged, asked: tuple[int, ...]) -> list[int]:
+def _encode(writer: Writer, case: JudgedStep, question: tuple[int, ...]) -> list[int]:
     steps = [id for step in (*case.before, case.step) for id in writer.encode(step)]
-    return [*writer.prompt(case.problem), *steps, *asked]
+    return [*writer.prompt(case.problem), *steps, *question]

@@ -1,7 +1,7 @@
 """
-Measure the miniature models: how well they solve, and how well they tell right steps from wrong ones.
+Measure the miniature models for their model card: their accuracy, and how well their grades separate right from wrong.
 
-Everything is computed by the bare networks, from the weights in ``models/``; the figures go into their model card.
+Everything is computed by the bare networks, without servers, from the weights in ``models/``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalL
 
 from ..results import Interval, wilson
 from .data import Writer
-from .inference import Judged, Solved, grades, solve
+from .inference import JudgedStep, ModelSolution, grades, solve
 from .problems import (
     Problem,
     State,
@@ -42,7 +42,7 @@ SIZE = 8_000_000  # bytes in git, all models together
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured figure and the range that it has to be in."""
+    """One measured figure and the range in which it must be."""
 
     name: str
     value: float
@@ -56,50 +56,50 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
-    """A trained model and the writer that speaks its vocabulary."""
+class LoadedModel:
+    """A trained model and the writer with its vocabulary."""
 
     model: Qwen3ForCausalLM
     writer: Writer
 
     @classmethod
-    def of(cls, name: str, folder: Path = MODELS) -> Loaded:
+    def of(cls, name: str, folder: Path = MODELS) -> LoadedModel:
         tokenizer = AutoTokenizer.from_pretrained(folder / name)
         assert isinstance(tokenizer, PreTrainedTokenizerFast)
         return cls(Qwen3ForCausalLM.from_pretrained(folder / name, dtype="float32"), Writer(tokenizer))
 
 
-def measure(say: Callable[[str], object], folder: Path = MODELS) -> list[Figure]:
-    """Measure everything; *say* tells how far it is."""
+def measure(log: Callable[[str], object], folder: Path = MODELS) -> list[Figure]:
+    """Measure everything; *log* receives the progress."""
     fresh = list(islice(generate(SEED, "test"), SOLVED))
     figures: list[Figure] = []
     for name, (low, high) in SOLVES.items():
-        say(f"{name} solves {SOLVED} problems")
-        loaded = Loaded.of(name, folder)
+        log(f"{name} solves {SOLVED} problems")
+        loaded = LoadedModel.of(name, folder)
         solved = solve(loaded.model, loaded.writer, fresh)
         figures.append(_accuracy(f"{name}: greedy accuracy", solved, low, high))
-    large, small = Loaded.of("large", folder), Loaded.of("small", folder)
-    say("the small model writes steps to be judged")
+    large, small = LoadedModel.of("large", folder), LoadedModel.of("small", folder)
+    log("the small model writes steps to be judged")
     problems = list(islice(generate(SEED + 1, "test"), JUDGED_PROBLEMS))
     real = real_steps(solve(small.model, small.writer, problems))
     synthetic = synthetic_steps(problems)
     for judge, model, bar in (("large", large, JUDGES), ("small", small, 0.0)):
         for kind, cases in (("that the small model wrote", real), ("synthetic", synthetic)):
-            say(f"{judge} judges {len(cases)} steps, {kind}")
+            log(f"{judge} judges {len(cases)} steps, {kind}")
             marks = grades(model.model, model.writer, cases)
             figures.append(_auroc(f"{judge} as judge: AUROC, wrong steps {kind}", cases, marks, bar))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return [*figures, Figure("bytes in git", size, 0, SIZE, "all models with their tokenizers")]
 
 
-def real_steps(solved: Sequence[Solved]) -> list[Judged]:
-    """The first wrong step of every solution that has one, and one right step of every solution, drawn by lot."""
+def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
+    """Return the first wrong step of every solution, if it has one, and a random right step of every solution."""
     rng = random.Random(SEED)
-    cases: list[Judged] = []
+    cases: list[JudgedStep] = []
     for solution in solved:
-        state, before, fine = begin(solution.problem), list[str](), list[Judged]()
+        state, before, fine = begin(solution.problem), list[str](), list[JudgedStep]()
         for step in paragraphs(solution.reasoning):
-            case = Judged(solution.problem, tuple(before), step, is_right(solution.problem, state, step))
+            case = JudgedStep(solution.problem, tuple(before), step, is_right(solution.problem, state, step))
             if not case.right:
                 cases.append(case)
                 break
@@ -113,16 +113,16 @@ def real_steps(solved: Sequence[Solved]) -> list[Judged]:
     return cases
 
 
-def synthetic_steps(problems: Sequence[Problem]) -> list[Judged]:
-    """A right and a corrupted step at a place of every problem's worked reasoning, drawn by lot."""
+def synthetic_steps(problems: Sequence[Problem]) -> list[JudgedStep]:
+    """Return a right and a corrupted step at a random position of every problem's worked reasoning."""
     rng = random.Random(SEED)
-    cases: list[Judged] = []
+    cases: list[JudgedStep] = []
     for problem in problems:
         steps = worked_steps(problem)
-        place = rng.randrange(len(steps))
-        before, state = tuple(steps[:place]), _after(problem, steps[:place])
-        cases.append(Judged(problem, before, steps[place], True))
-        cases.append(Judged(problem, before, corrupt(rng, problem, state), False))
+        index = rng.randrange(len(steps))
+        before, state = tuple(steps[:index]), _after(problem, steps[:index])
+        cases.append(JudgedStep(problem, before, steps[index], True))
+        cases.append(JudgedStep(problem, before, corrupt(rng, problem, state), False))
     return cases
 
 
@@ -133,12 +133,12 @@ def _after(problem: Problem, steps: Sequence[str]) -> State:
     return state
 
 
-def _accuracy(name: str, solved: Sequence[Solved], low: float, high: float) -> Figure:
+def _accuracy(name: str, solved: Sequence[ModelSolution], low: float, high: float) -> Figure:
     share = wilson(sum(s.correct for s in solved), len(solved))
     return Figure(name, share.value, low, high, _detail(share, f"n = {len(solved)}"))
 
 
-def _auroc(name: str, cases: Sequence[Judged], marks: Sequence[float], bar: float) -> Figure:
+def _auroc(name: str, cases: Sequence[JudgedStep], marks: Sequence[float], bar: float) -> Figure:
     fine = np.array([case.right for case in cases])
     values = np.array(marks)
     rng = np.random.default_rng(SEED)
@@ -154,7 +154,7 @@ def _auroc(name: str, cases: Sequence[Judged], marks: Sequence[float], bar: floa
 def auroc(
     marks: np.ndarray[tuple[int], np.dtype[np.float64]], right: np.ndarray[tuple[int], np.dtype[np.bool_]]
 ) -> float:
-    """The probability that a right step is graded above a wrong one, ties counted half."""
+    """Return the probability that a right step is graded above a wrong one, ties counting half."""
     order = marks[right][:, None] - marks[~right][None, :]
     return float((order > 0).mean() + 0.5 * (order == 0).mean())
 
@@ -164,7 +164,7 @@ def _detail(interval: Interval, about: str) -> str:
 
 
 def card(figures: Sequence[Figure]) -> str:
-    """The model card: what the models are, and their figures."""
+    """Render the model card: a description of the models, and their figures."""
     rows = "\n".join(
         f"| {f.name} | {f.value:,.3f} | {'' if f.low <= 0 else f'{f.low:g} to {f.high:,g}'} | {f.detail} |"
         for f in figures

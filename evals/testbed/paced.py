@@ -1,14 +1,14 @@
 """
-The vLLM plugin of the paced architecture; its entry point stands in ``pyproject.toml``.
+The vLLM plugin that registers the paced architecture; ``pyproject.toml`` declares its entry point.
 
-vLLM calls it in each of its processes, whatever the model, so this file imports nothing until it is asked to.
+vLLM calls plugins in each of its processes, for every model, so this module imports nothing at import time.
 """
 
 from __future__ import annotations
 
 
 def register() -> None:
-    """Register the paced architecture by name; vLLM imports it for a model that asks for it."""
+    """Register the paced architecture by name; vLLM imports it only for a model with this architecture."""
     from vllm import ModelRegistry
 
     name = "PacedQwen3ForCausalLM"

@@ -1,4 +1,4 @@
-"""Qwen3 at a set pace, so that latency on a CPU has the shape it has on a memory-bound GPU. Imported by vLLM only."""
+"""Qwen3 with a minimum duration per pass: latency on a CPU gets the shape of a memory-bound GPU's. For vLLM only."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
     from vllm.sequence import IntermediateTensors
 
 
-BETWEEN_PASSES = 0.004  # seconds; after a longer pause the model had nothing to do
+BETWEEN_PASSES = 0.004  # seconds; after a longer pause, the model was idle
 
 
 class PacedQwen3ForCausalLM(Qwen3ForCausalLM):
     """
-    A pass takes at least ``paced_seconds_per_pass``, and ``paced_seconds_per_token`` more for each of its tokens.
+    Qwen3 with passes of at least ``paced_seconds_per_pass``, plus ``paced_seconds_per_token`` for each token.
 
-    Both are keys of the Hugging Face configuration. The model's own computing counts; only the rest is slept. What
-    vLLM does between two passes counts as well: on a GPU it prepares the next pass while one runs, on a CPU it cannot.
-    A model that drafts for another one in the same process takes its turns with it, as on one GPU.
+    Both are keys of the Hugging Face configuration. The computing time of the model is part of the duration, and so is
+    vLLM's time between two passes: on a GPU, vLLM prepares the next pass during the current one, on a CPU it cannot.
+    A draft model in the same process alternates with its target model, as on one GPU.
     """
 
     ended: ClassVar[float] = 0.0
@@ -40,13 +40,13 @@ class PacedQwen3ForCausalLM(Qwen3ForCausalLM):
         intermediate_tensors: IntermediateTensors | None = None,
         inputs_embeds: torch.Tensor | None = None,
     ) -> torch.Tensor | IntermediateTensors:
-        """Compute, then sleep until the pass has taken its time; vLLM's own trial passes are not held up."""
-        begun = time.perf_counter()
-        if begun - PacedQwen3ForCausalLM.ended < BETWEEN_PASSES:
-            begun = PacedQwen3ForCausalLM.ended
+        """Compute, then sleep until the end of the duration. vLLM's profiling passes are not delayed."""
+        start = time.perf_counter()
+        if start - PacedQwen3ForCausalLM.ended < BETWEEN_PASSES:
+            start = PacedQwen3ForCausalLM.ended
         hidden = super().forward(input_ids, positions, intermediate_tensors, inputs_embeds)
         if get_forward_context().attn_metadata:
-            end = begun + self.seconds_per_pass + self.seconds_per_token * positions.shape[-1]
+            end = start + self.seconds_per_pass + self.seconds_per_token * positions.shape[-1]
             time.sleep(max(0.0, end - time.perf_counter()))
             PacedQwen3ForCausalLM.ended = time.perf_counter()
         return hidden

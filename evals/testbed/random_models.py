@@ -32,21 +32,21 @@ from stepspec.orchestrator.launcher.commands import ZEROS, arguments
 from .servers import ENVIRONMENT, FLAGS, MODELS
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
-HALF = "\ufffd"  # what is shown of a part of a character
+HALF = "\ufffd"  # the replacement for a part of a character
 ENDS_OF_TURN = ("<|im_end|>", "</s>", "<|return|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_turn>")
 WIDTH, LAYERS, HEADS, HEAD, INNER = 64, 2, 2, 32, 192
-CONSTANT = 8.0  # the value of the constant coordinate of an embedding, whose others are of about this norm together
+CONSTANT = 8.0  # the constant coordinate of an embedding; about the norm of the others together
 SPREAD = 1.2  # the standard deviation of the logits of ordinary tokens
-MULTIPLE = 128  # what served models round the size of their vocabulary up to: the last ids mean nothing
+MULTIPLE = 128  # the size of the vocabulary is rounded up to it, as in real models: the last ids mean nothing
 CUES = ("So", " So", "So,", " Therefore", "Wait", " wait", " check", "Alternatively", " now", " yes")
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Tokens that have a *share* of the probability together, at any place."""
+    """Tokens that together have a *share* of the probability, at every position."""
 
     share: float
-    holds: Callable[[str, bool], bool]  # a token's text by itself, and whether it was added to the vocabulary
+    holds: Callable[[str, bool], bool]  # arguments: the text of a token, and whether it is an added token
 
 
 GROUPS: Sequence[Group] = (
@@ -60,14 +60,14 @@ GROUPS: Sequence[Group] = (
     Group(0.050, lambda text, added: text in CUES),
     Group(0.030, lambda text, added: text.strip() in (".", "?", "!", "\u3002")),
 )
-"""A token belongs to the first group that holds it."""
+"""A token belongs to the first group whose *holds* is true."""
 
 
 def make_model(folder: Path, vocabulary: Path, seed: int, *, labels: int = 0) -> Path:
     """
-    Write a model to *folder* that vLLM can serve: random weights of *seed*, and the ``tokenizer.json`` *vocabulary*.
+    Write a model that vLLM can serve to *folder*: random weights of *seed*, and the ``tokenizer.json`` *vocabulary*.
 
-    With *labels*, it is a reward model that gives so many values, instead of one that writes.
+    With *labels*, it is a reward model with that number of values, instead of a language model. Return *folder*.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.from_file(str(vocabulary))
@@ -87,21 +87,21 @@ def make_model(folder: Path, vocabulary: Path, seed: int, *, labels: int = 0) ->
 
 
 def biases(tokenizer: Tokenizer) -> NDArray[np.float32]:
-    """The logit that each token has on average, 0 for ordinary ones, so that every group has its share."""
+    """Return the mean logit of each token, 0 for ordinary tokens, with which every group has its share."""
     added = tokenizer.get_added_tokens_decoder()
     count = tokenizer.get_vocab_size()
     texts = tokenizer.decode_batch([[number] for number in range(count)], skip_special_tokens=False)
     groups: dict[int, list[int]] = {}
     for number, text in enumerate(texts):
-        place = next((at for at, group in enumerate(GROUPS) if group.holds(text, number in added)), None)
-        if place is not None:
-            groups.setdefault(place, []).append(number)
-    rest = 1 - sum(GROUPS[place].share for place in groups)
+        index = next((i for i, group in enumerate(GROUPS) if group.holds(text, number in added)), None)
+        if index is not None:
+            groups.setdefault(index, []).append(number)
+    rest = 1 - sum(GROUPS[index].share for index in groups)
     ordinary = count - sum(map(len, groups.values()))
-    found = np.zeros(count, np.float32)
-    for place, members in groups.items():
-        found[members] = log(GROUPS[place].share / rest * ordinary / len(members))
-    return found
+    logits = np.zeros(count, np.float32)
+    for index, members in groups.items():
+        logits[members] = log(GROUPS[index].share / rest * ordinary / len(members))
+    return logits
 
 
 def _body(rng: Generator, size: int) -> dict[str, NDArray[Any]]:
@@ -109,31 +109,31 @@ def _body(rng: Generator, size: int) -> dict[str, NDArray[Any]]:
     embeddings[:, 0] = CONSTANT
     weights = {"model.embed_tokens.weight": embeddings, "model.norm.weight": np.ones(WIDTH, np.float16)}
     for layer in range(LAYERS):
-        at = f"model.layers.{layer}"
+        name = f"model.layers.{layer}"
         heads = HEADS * HEAD
         weights |= {
-            f"{at}.input_layernorm.weight": np.ones(WIDTH, np.float16),
-            f"{at}.post_attention_layernorm.weight": np.ones(WIDTH, np.float16),
-            f"{at}.self_attn.q_norm.weight": np.ones(HEAD, np.float16),
-            f"{at}.self_attn.k_norm.weight": np.ones(HEAD, np.float16),
-            f"{at}.self_attn.q_proj.weight": _normal(rng, heads, WIDTH),
-            f"{at}.self_attn.k_proj.weight": _normal(rng, HEAD, WIDTH),
-            f"{at}.self_attn.v_proj.weight": _normal(rng, HEAD, WIDTH),
-            f"{at}.self_attn.o_proj.weight": _normal(rng, WIDTH, heads),
-            f"{at}.mlp.gate_proj.weight": _normal(rng, INNER, WIDTH),
-            f"{at}.mlp.up_proj.weight": _normal(rng, INNER, WIDTH),
-            f"{at}.mlp.down_proj.weight": _normal(rng, WIDTH, INNER),
+            f"{name}.input_layernorm.weight": np.ones(WIDTH, np.float16),
+            f"{name}.post_attention_layernorm.weight": np.ones(WIDTH, np.float16),
+            f"{name}.self_attn.q_norm.weight": np.ones(HEAD, np.float16),
+            f"{name}.self_attn.k_norm.weight": np.ones(HEAD, np.float16),
+            f"{name}.self_attn.q_proj.weight": _normal(rng, heads, WIDTH),
+            f"{name}.self_attn.k_proj.weight": _normal(rng, HEAD, WIDTH),
+            f"{name}.self_attn.v_proj.weight": _normal(rng, HEAD, WIDTH),
+            f"{name}.self_attn.o_proj.weight": _normal(rng, WIDTH, heads),
+            f"{name}.mlp.gate_proj.weight": _normal(rng, INNER, WIDTH),
+            f"{name}.mlp.up_proj.weight": _normal(rng, INNER, WIDTH),
+            f"{name}.mlp.down_proj.weight": _normal(rng, WIDTH, INNER),
         }
     return weights
 
 
 def _head(rng: Generator, tokenizer: Tokenizer, size: int) -> dict[str, NDArray[Any]]:
-    length = sqrt(WIDTH)  # of the hidden state, once it is normalised
-    share = CONSTANT / sqrt(CONSTANT**2 + WIDTH - 1)  # of that length along the constant coordinate
+    length = sqrt(WIDTH)  # of the normalised hidden state
+    share = CONSTANT / sqrt(CONSTANT**2 + WIDTH - 1)  # the constant coordinate's share of that length
     rows = _normal(rng, size, WIDTH, deviation=SPREAD / (length * sqrt(1 - share**2)))
     rows[:, 0] = 0
-    known = biases(tokenizer)
-    rows[: len(known), 0] = known / (length * share)
+    logits = biases(tokenizer)
+    rows[: len(logits), 0] = logits / (length * share)
     return {"lm_head.weight": rows}
 
 
@@ -183,7 +183,7 @@ HYBRID_SHAPE: Mapping[str, Any] = {
     "linear_num_value_heads": 2,
     "linear_key_head_dim": 128,  # vLLM's CPU build refuses smaller heads
     "linear_value_head_dim": 128,
-    "num_experts": 4,  # vLLM wants at least one layer with a mixture of experts
+    "num_experts": 4,  # vLLM needs at least one layer with a mixture of experts
     "num_experts_per_tok": 2,
     "mlp_only_layers": [0, 1, 2],
     "moe_intermediate_size": 64,
@@ -194,14 +194,14 @@ HYBRID_SHAPE: Mapping[str, Any] = {
 
 
 def make_hybrid(folder: Path, *, seed: int = 0) -> Path:
-    """Write the model's files to *folder*, the same for the same *seed*; return the folder."""
+    """Write the files of a hybrid model with random weights of *seed* to *folder*; return *folder*."""
     import torch
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
-    own = json.loads((MODELS / "large" / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((MODELS / "large" / "config.json").read_text(encoding="utf-8"))
     shape = {
         **HYBRID_SHAPE,
-        **{key: own[key] for key in ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")},
+        **{key: config[key] for key in ("vocab_size", "eos_token_id", "pad_token_id", "bos_token_id")},
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -214,16 +214,16 @@ def make_hybrid(folder: Path, *, seed: int = 0) -> Path:
 
 def hybrid_server(model: Path, name: str = HYBRID, flags: Mapping[str, Any] | None = None) -> Server:
     """
-    Describe the server of the hybrid in *model*, called *name*; *flags*, such as `CURE`, are added to its command.
+    Describe the server *name* of the hybrid in the folder *model*; *flags*, by name, are added to its command.
 
-    It opens vLLM's own route for suffix scoring, as the large model of the miniature pair does.
+    The server opens vLLM's own route for suffix scoring, like that of the large miniature model.
     """
-    own: dict[str, Any] = {**FLAGS, "dtype": "bfloat16", "max-model-len": HYBRID_CONTEXT, "enable-scale-out": True}
-    del own["block-size"]  # vLLM chooses it, so that a block holds the recurrent state
+    settings: dict[str, Any] = {**FLAGS, "dtype": "bfloat16", "max-model-len": HYBRID_CONTEXT, "enable-scale-out": True}
+    del settings["block-size"]  # vLLM chooses the size so that a block can store the recurrent state
     return Server(
         name=name,
         model=model,
         served_name=f"testbed-{name}",
-        args=tuple(arguments({**own, **(flags or {})})),
+        args=tuple(arguments({**settings, **(flags or {})})),
         env={**ENVIRONMENT, **ZEROS},
     )

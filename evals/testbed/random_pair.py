@@ -1,10 +1,10 @@
 """
-Does text always agree with ids? ``python -m stepspec.evals.testbed.random_pair``: every method on a pair that babbles.
+``python -m stepspec.evals.testbed.random_pair``: check with every method that text and token ids always agree.
 
-Two models of random weights with Qwen's real vocabulary, and a reward model, are served by real vLLM on this CPU. At
-temperature 1 they write parts of characters, rare tokens and ids without a meaning all the time, which trained models
-do once in a thousand steps. Of every run is checked: it ends without an exception; the ids of every step decode to its
-text; the prompt of each step begins with the prompt of the step before, in ids, for both models; its budget holds.
+Real vLLM serves two models with random weights and Qwen's real vocabulary, and a reward model, on this CPU. At
+temperature 1 they often write parts of characters, rare tokens and unused ids, as trained models do once in a thousand
+steps. The checks of a run: it ends without an exception; the ids of every step decode to its text; the prompt of each
+step begins with the prompt of the step before, in ids, for both models; the budget holds.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from stepspec.policies import METHODS
 from ..command_line import script
 from .random_models import HALF, make_model
 from .servers import ENVIRONMENT, FLAGS, counting
-from .vocabularies import CACHE, VOCABULARIES, file
+from .vocabularies import CACHE, VOCABULARIES, tokenizer_file
 
-FOR_WRITING = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
+LANGUAGE_MODEL_FLAGS = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
 CONTEXT = 1024  # tokens
-SHOWN = 20  # failures, at most
-PATIENT = Deadlines(first=600, between=300, total=1200)  # many runs share two cores with three servers
+SHOWN = 20  # failures that are printed
+DEADLINES = Deadlines(first=600, between=300, total=1200)  # seconds; many runs share two cores with three servers
 PROBLEMS = (
     "What is 6 x 7?",
     "Zähle bis drei: 一二三 🙂",
@@ -63,14 +63,14 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "speculative-thinking": {"n1": 5, "n2": 8, "n3": 8},
 }
 """
-Thresholds at which these models accept some drafts and refuse others; a method that is absent has its defaults.
+Options with which these models accept some drafts and reject others; a method that is absent has its defaults.
 
-What a judge of random weights says differs little between chains, so that its thresholds lie in the middle of that.
+The scores of a judge with random weights differ little between chains; each threshold is in the middle of their range.
 """
 EXAMPLES = """
 Examples:
 
-  python -m stepspec.evals.testbed.random_pair                         # a few runs of every method
+  python -m stepspec.evals.testbed.random_pair                         # ten runs of every method
 
   python -m stepspec.evals.testbed.random_pair --runs 200 --tokens 48
 
@@ -82,7 +82,7 @@ stderr = Console(stderr=True)
 
 @dataclass(slots=True)
 class Row:
-    """What came out for one method: *halves* are tokens whose text alone is no whole character."""
+    """The counts of one method; *halves* are tokens that are part of a character."""
 
     method: str
     runs: int = 0
@@ -94,7 +94,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One model of the pair: what encodes a chain for it, and its tokenizer, which no server stands before."""
+    """One model of the pair: the encoder of its endpoint, and its tokenizer, read from the file."""
 
     encoder: ModelTokenizer
     tokenizer: Tokenizer
@@ -103,33 +103,33 @@ class Side:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
     def half(self, step: Step) -> int:
-        """Count the tokens of *step* that are no whole text by themselves."""
+        """Count the tokens of *step* that are part of a character."""
         return sum(HALF in self.text([token.id]) or not self.text([token.id]) for token in step.tokens if token.id >= 0)
 
 
 def servers(folder: Path, small: str = "qwen", cache: Path = CACHE) -> tuple[Server, ...]:
     """
-    Make the models in *folder* and describe their servers: "large", "small" and "critic".
+    Write the models to *folder* and describe their servers: "large", "small" and "critic".
 
-    The *small* model has the vocabulary of that family, the others Qwen's. Raise `VocabularyUnavailable` if a
+    The small model has the vocabulary of the family *small*, the others Qwen's. Raise `VocabularyUnavailable` if a
     vocabulary cannot be downloaded.
     """
-    large = file("qwen", cache)
+    large = tokenizer_file("qwen", cache)
     paths = {
         "large": make_model(folder / "large", large, 1),
-        "small": make_model(folder / "small", file(small, cache), 2),
+        "small": make_model(folder / "small", tokenizer_file(small, cache), 2),
         "critic": make_model(folder / "critic", large, 3, labels=1),
     }
-    own: Mapping[str, Mapping[str, Any]] = {
+    flags: Mapping[str, Mapping[str, Any]] = {
         "large": {"enable-scale-out": True},
         "critic": {"runner": "pooling", "convert": "classify", "pooler-config": {"task": "classify"}},
     }
-    return tuple(_server(name, path, own.get(name, {})) for name, path in paths.items())
+    return tuple(_server(name, path, flags.get(name, {})) for name, path in paths.items())
 
 
-def _server(name: str, model: Path, own: Mapping[str, Any]) -> Server:
-    flags = {key: value for key, value in FLAGS.items() if name != "critic" or key not in FOR_WRITING}
-    flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **own}
+def _server(name: str, model: Path, extra: Mapping[str, Any]) -> Server:
+    flags = {key: value for key, value in FLAGS.items() if name != "critic" or key not in LANGUAGE_MODEL_FLAGS}
+    flags |= {"max-model-len": CONTEXT, "max-num-seqs": 32, **extra}
     env = {**ENVIRONMENT, "VLLM_PLUGINS": "", **(ZEROS if name == "large" else {})}
     return Server(name, model, f"random-{name}", tuple(arguments(flags)), env)
 
@@ -138,36 +138,36 @@ def _server(name: str, model: Path, own: Mapping[str, Any]) -> Server:
 async def serving(
     small: str = "qwen", cache: Path = CACHE, console: Console = stderr
 ) -> AsyncGenerator[Mapping[str, Served]]:
-    """Make the models, start their servers with a line of progress on *console*, and stop them with the block."""
+    """Write the models and run their servers during the block, with a line of progress on *console*."""
     with tempfile.TemporaryDirectory() as folder:
         described = await asyncio.to_thread(servers, Path(folder), small, cache)
         async with AsyncExitStack() as stack:
-            with starting(console) as tell:
-                served = await stack.enter_async_context(launch(described, on_progress=tell))
+            with starting(console) as on_progress:
+                served = await stack.enter_async_context(launch(described, on_progress=on_progress))
             yield served
 
 
 @asynccontextmanager
-async def solver(served: Mapping[str, Served]) -> AsyncGenerator[Solver]:
-    """Connect to the servers, patiently."""
-    critic = CriticEndpoint(url=served["critic"].base_url, deadlines=PATIENT)
-    async with Solver(endpoint(served, "small"), endpoint(served, "large"), critic=critic) as solving:
-        yield solving
+async def connect(served: Mapping[str, Served]) -> AsyncGenerator[Solver]:
+    """Yield a solver with long deadlines on the *served* models."""
+    critic = CriticEndpoint(url=served["critic"].base_url, deadlines=DEADLINES)
+    async with Solver(endpoint(served, "small"), endpoint(served, "large"), critic=critic) as solver:
+        yield solver
 
 
 def endpoint(served: Mapping[str, Served], role: Role) -> Endpoint:
-    """Return the settings of the endpoint that is served for *role*."""
-    return Endpoint(role=role, url=served[role].base_url, deadlines=PATIENT, suffix_scoring=role == "large")
+    """Return the settings of the endpoint of the server for *role*."""
+    return Endpoint(role=role, url=served[role].base_url, deadlines=DEADLINES, suffix_scoring=role == "large")
 
 
 async def attempt(
-    solving: Solver, sides: Mapping[Role, Side], row: Row, number: int, budget: Budget, temperature: float
+    solver: Solver, sides: Mapping[Role, Side], row: Row, number: int, budget: Budget, temperature: float
 ) -> None:
-    """Do run *number* of a method and add to its *row* what came out."""
+    """Execute run *number* of the method of *row*, check it, and add the counts to *row*."""
     events: list[Event] = []
     row.runs += 1
     try:
-        await solving.solve(
+        await solver.solve(
             f"{PROBLEMS[number % len(PROBLEMS)]} ({number})",
             policy=row.method,
             options=OPTIONS.get(row.method, {}),
@@ -177,7 +177,7 @@ async def attempt(
             hedge=number % 2,
             observe=events.append,
         )
-    except Exception as exc:  # whatever it is: that no run fails is what is measured
+    except Exception as exc:  # the check is that no run fails, for any reason
         row.failures.append(f"run {number}: {type(exc).__name__}: {exc}")
         return
     chain = Chain(next(event.messages for event in events if isinstance(event, Started)))
@@ -188,43 +188,44 @@ async def attempt(
     row.steps += len(chain.steps)
     row.tokens += chain.tokens + (len(answer.tokens) if answer else 0)
     row.halves += sum(sides[step.author].half(step) for step in (*chain.steps, *([answer] if answer else ())))
-    row.failures += [f"run {number}: {fault}" for fault in await faults(sides, chain, answer, budget)]
+    row.failures += [f"run {number}: {fault}" for fault in await find_faults(sides, chain, answer, budget)]
 
 
-async def faults(sides: Mapping[Role, Side], chain: Chain, answer: Step | None, budget: Budget) -> list[str]:
-    """List what is wrong with the steps of *chain*, their prompts and its *answer*."""
-    found: list[str] = []
-    for place, step in enumerate((*chain.steps, *([answer] if answer else ()))):
+async def find_faults(sides: Mapping[Role, Side], chain: Chain, answer: Step | None, budget: Budget) -> list[str]:
+    """Return the faults of the steps of *chain*, of their prompts and of the *answer*, as sentences."""
+    faults: list[str] = []
+    for index, step in enumerate((*chain.steps, *([answer] if answer else ()))):
         if step.tokens and "".join(token.text for token in step.tokens) != step.text:
-            found.append(f"step {place}: its tokens do not join to its text {step.text!r}")
+            faults.append(f"step {index}: its tokens do not join to its text {step.text!r}")
         side = sides[step.author]
         ids = await _ids(side, chain, step)
         if not _same(side.text(ids), step):
-            found.append(f"step {place}: {ids} decode to {side.text(ids)!r} and not to {step.text!r}")
+            faults.append(f"step {index}: {ids} decode to {side.text(ids)!r} and not to {step.text!r}")
     for role, side in sides.items():
         prompts = [
-            await side.encoder.chain(Chain(chain.messages, chain.steps[:at])) for at in range(len(chain.steps) + 1)
+            await side.encoder.chain(Chain(chain.messages, chain.steps[:count]))
+            for count in range(len(chain.steps) + 1)
         ]
-        for place, (before, after) in enumerate(pairwise(prompts)):
+        for index, (before, after) in enumerate(pairwise(prompts)):
             if after[: len(before)] != before:
-                found.append(f"step {place}: the {role} model's prompt after it does not begin with the one before it")
+                faults.append(f"step {index}: the {role} model's prompt after it does not begin with the one before it")
     thinking, answering = chain.parts()
     if thinking.tokens > budget.tokens - budget.for_answer:
-        found.append(f"{thinking.tokens} tokens of thinking, where {budget.tokens - budget.for_answer} are allowed")
+        faults.append(f"{thinking.tokens} tokens of thinking, where {budget.tokens - budget.for_answer} are allowed")
     written = thinking.tokens + answering.tokens + (len(answer.tokens) if answer else 0)
     if written > budget.tokens:
-        found.append(f"{written} tokens in all, where {budget.tokens} are allowed")
-    return found
+        faults.append(f"{written} tokens in all, where {budget.tokens} are allowed")
+    return faults
 
 
 async def _ids(side: Side, chain: Chain, step: Step) -> Sequence[int]:
-    """The ids that stand for *step* in a prompt of its author."""
+    """Return the ids of *step* in a prompt of its author."""
     before = await side.encoder.chain(Chain(chain.messages))
     return (await side.encoder.chain(Chain(chain.messages, (step,))))[len(before) :]
 
 
 def _same(text: str, step: Step) -> bool:
-    """Whether the ids' *text* is the step's; what was encoded again, Qwen's tokenizer has put in normal form (NFC)."""
+    """Whether *text* is that of *step*, up to normal form (NFC) if it was encoded again, as Qwen's tokenizer does."""
     encoded = not step.tokens or any(token.id < 0 for token in step.tokens)
     return text == step.text or (encoded and normalize("NFC", text) == normalize("NFC", step.text))
 
@@ -243,29 +244,29 @@ async def measure(
     on_row: Callable[[Row], object] = lambda row: None,
 ) -> list[Row]:
     """
-    Make *runs* runs of each of the *methods* with budgets of so many *tokens*, *at_once* of them at any time.
+    Execute *runs* runs of each of the *methods*, *at_once* in parallel, with budgets of *tokens* tokens.
 
-    *small* is the family whose vocabulary the small model has. *on_row* is called with each row when it is complete.
+    *small* is the family of the small model's vocabulary. *on_row* is called with each row when it is complete.
     """
     rows = [Row(method) for method in methods]
     families: Mapping[Role, str] = {"small": small, "large": "qwen"}
     free = asyncio.Semaphore(at_once)
     async with AsyncExitStack() as stack:
-        solving = await stack.enter_async_context(solver(served))
+        solver = await stack.enter_async_context(connect(served))
         sides: dict[Role, Side] = {}
         for role, family in families.items():
-            own = await stack.enter_async_context(VllmEndpoint(endpoint(served, role)))
-            sides[role] = Side(own.encoder, Tokenizer.from_file(str(file(family, cache))))
+            model = await stack.enter_async_context(VllmEndpoint(endpoint(served, role)))
+            sides[role] = Side(model.encoder, Tokenizer.from_file(str(tokenizer_file(family, cache))))
         progress = stack.enter_context(counting(console))
         for row in rows:
             bar = progress.add_task(row.method, total=runs)
 
-            async def one(number: int, row: Row = row, bar: TaskID = bar) -> None:
+            async def run(number: int, row: Row = row, bar: TaskID = bar) -> None:
                 async with free:
-                    await attempt(solving, sides, row, number, Budget(tokens=tokens), temperature)
+                    await attempt(solver, sides, row, number, Budget(tokens=tokens), temperature)
                 progress.advance(bar)
 
-            await asyncio.gather(*(one(number) for number in range(runs)))
+            await asyncio.gather(*(run(number) for number in range(runs)))
             on_row(row)
     return rows
 
@@ -275,19 +276,21 @@ def main(
     tokens: Annotated[int, typer.Option(min=8, help="Budget of a run, in tokens.")] = 64,
     at_once: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 24,
     method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="Of both models.")] = 1.0,
-    small_vocabulary: Annotated[str, typer.Option(help=f"Of the small model: {', '.join(VOCABULARIES)}.")] = "qwen",
-    cache: Annotated[Path, typer.Option(help="Where downloaded vocabularies are kept.")] = CACHE,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="Temperature of both models.")] = 1.0,
+    small_vocabulary: Annotated[
+        str, typer.Option(help=f"Vocabulary of the small model: {', '.join(VOCABULARIES)}.")
+    ] = "qwen",
+    cache: Annotated[Path, typer.Option(help="The folder for downloaded vocabularies.")] = CACHE,
 ) -> None:
-    """Serve the pair, run every method, print a line for each, and exit with 1 if anything was wrong."""
+    """Serve the pair, run every method, print a line for each, and exit with status 1 if there was a failure."""
     methods = tuple(method or METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
         raise ConfigurationError(f"no method {', '.join(unknown)}; the methods: {', '.join(METHODS)}")
     if small_vocabulary not in VOCABULARIES:
         raise ConfigurationError(f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}")
-    began = time.monotonic()
+    start = time.monotonic()
     rows = asyncio.run(_measured(methods, runs, tokens, at_once, temperature, small_vocabulary, cache))
-    print(f"{time.monotonic() - began:.0f} s with the start of the servers; budgets of {tokens} tokens")
+    print(f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of {tokens} tokens")
     failures = [f"{row.method}, {failure}" for row in rows for failure in row.failures]
     for failure in failures[:SHOWN]:
         stderr.print(failure, style="red", markup=False, highlight=False, soft_wrap=True)
@@ -309,12 +312,12 @@ async def _measured(
             temperature=temperature,
             small=small,
             cache=cache,
-            on_row=lambda row: print(line(row), flush=True),
+            on_row=lambda row: print(format_row(row), flush=True),
         )
 
 
-def line(row: Row) -> str:
-    """What is printed of one method, below `HEADER`."""
+def format_row(row: Row) -> str:
+    """Format one method as a line below `HEADER`."""
     counts = (row.runs, row.steps, row.tokens, row.halves, len(row.failures))
     return f"{row.method:<22}" + "".join(f"{count:>12}" for count in counts)
 

@@ -1,5 +1,5 @@
 """
-Serve one model of the miniature pair in the place of this process, for containers, where each model has its own.
+Replace this process with the server of one miniature model, for containers with one model each.
 
 ``python -m stepspec.evals.testbed.serve_one large --port 8000``
 """
@@ -16,15 +16,15 @@ ROLES = ("large", "small", "small-other")
 
 
 def main() -> None:
-    """Become the server of the role that the command line names. Raise ConfigurationError for an unknown profile."""
+    """Execute the server of the role on the command line. Raise ConfigurationError for an unknown profile."""
     parser = argparse.ArgumentParser(description="Serve one model of the miniature pair.")
     parser.add_argument("role", choices=ROLES)
-    parser.add_argument("--host", default="0.0.0.0", help="the address to listen at, all of them unless given")
-    parser.add_argument("--port", type=int, default=8000, help="8000 unless given")
-    parser.add_argument("--profile", default="paced", help="how its passes are paced; see profiles.toml")
-    asked = parser.parse_args()
-    (server,) = miniature_servers(asked.profile, (asked.role,))
-    command = dataclasses.replace(server, host=asked.host).command(asked.port)
+    parser.add_argument("--host", default="0.0.0.0", help="the address to listen on (default: all)")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000")
+    parser.add_argument("--profile", default="paced", help="the pacing profile, from profiles.toml")
+    options = parser.parse_args()
+    (server,) = miniature_servers(options.profile, (options.role,))
+    command = dataclasses.replace(server, host=options.host).command(options.port)
     os.execvpe(command[0], command, {**os.environ, **server.env})
 
 

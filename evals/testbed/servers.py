@@ -167,7 +167,7 @@ def miniature_servers(
     *context* is in tokens. *speculation* is by role. *drafter* is the model of ``draft_model``; None: the small model.
     Raise ConfigurationError for an unknown profile and for a missing model.
     """
-    drafting = {role: one.configuration(str(drafter or models / DRAFTER)) for role, one in speculation.items()}
+    drafting = {role: method.configuration(str(drafter or models / DRAFTER)) for role, method in speculation.items()}
     return tuple(_server(profile, role, models / role, context, drafting.get(role)) for role in roles)
 
 

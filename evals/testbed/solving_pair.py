@@ -1,4 +1,4 @@
-"""The miniature pair's problems as tasks that can be measured."""
+"""Solvers on the running miniature pair, and its problems as tasks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .servers import NO_SPECULATION, PAIR, TINY, endpoint, running
 
 
 def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT) -> list[Task]:
-    """Return *count* problems that no model was trained on."""
+    """Return *count* problems of the test split, on which no model was trained."""
     return [Task(problem.text, str(problem.answer)) for problem in islice(generate(seed, "test", difficulty), count)]
 
 
@@ -37,7 +37,7 @@ async def pair_solver(
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> AsyncGenerator[Solver]:
     """
-    Start the pair and yield a greedy solver over it, warmed up by each arm on some *problems* of *seed*.
+    Start the pair and yield a greedy solver that uses it, after a warm-up: each arm solves *problems* tasks of *seed*.
 
     *speculation* is by role.
     """
@@ -56,8 +56,10 @@ async def solvers(
     nested: Mapping[str, Mapping[str, Any]] = NO_NESTING,
 ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
     """
-    Yield besides a solver for each of the arms that *nested* names, whose small model is a pair of the tiny one and the
-    small one, with these settings. The tiny one is only started if there is one.
+    Start the pair and yield a solver as `pair_solver` does, and solvers with a nested pair by the name of their arm.
+
+    Their small model is a pair of the tiny and the small model; *nested* has its settings by arm. The tiny model is
+    started only if *nested* has an arm.
     """
     roles = (*PAIR, TINY) if nested else PAIR
     async with AsyncExitStack() as stack:
@@ -65,9 +67,9 @@ async def solvers(
         served = await stack.enter_async_context(starting)
         large = endpoint(served["large"], "large")
         plain = await stack.enter_async_context(Solver(endpoint(served["small"], "small"), large, sampling=GREEDY))
-        others: dict[str, Solver] = {}
+        nested_solvers: dict[str, Solver] = {}
         for name, settings in nested.items():
             pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
-            others[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
-        await measure(plain, warm_up, fresh_tasks(problems, seed), solvers=others)
-        yield plain, others
+            nested_solvers[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
+        await measure(plain, warm_up, fresh_tasks(problems, seed), solvers=nested_solvers)
+        yield plain, nested_solvers

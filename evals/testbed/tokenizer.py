@@ -1,7 +1,7 @@
 """
-The tokenizers of the miniature models: byte-level BPE, trained on the problems and on the project's own prompts.
+Train the tokenizers of the miniature models: byte-level BPE, from the problems and the project's own prompts.
 
-Two vocabularies: "plain" spells a number digit by digit, "grouped" takes two digits at a time.
+There are two vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960}
 
 
 def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
-    """Train a tokenizer on a few thousand worked problems and the prompts of every policy."""
+    """Train a tokenizer on 4,000 worked problems and the prompts of the policies."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.Sequence(
         [

