@@ -1,4 +1,4 @@
-"""The sticky stream: a request that outlives a write, because the next one probably goes on where it stopped."""
+"""The sticky stream: a request that stays open after a write, because the next write probably continues its text."""
 
 from __future__ import annotations
 
@@ -15,11 +15,15 @@ from .token_stream import StepBuilder, TokenStream, ends_in, grow
 
 class StickyStream:
     """
-    A request without stop strings, read on by a task of its own.
+    A request without stop strings, which a background task reads into a queue, for several writes.
 
-    The task runs ahead of the writes by one step at most, complete or as long as the last write's limit: then it aborts
-    the request, and what has arrived may still be read. Text and tokens are those of separate requests, if the model is
-    greedy. How far it got in the meantime is a matter of time, so that a model that samples does not repeat itself.
+    Between two writes the task reads ahead until one complete step is in the queue, or as many tokens as the limit of
+    the last write. Then it aborts the request; the next write may still read the queue. A greedy model writes the same
+    text and tokens as by one request per step. How far the task reads ahead depends on time, so that the text of a
+    model that samples depends on it too.
+
+    *open_request* sends the request. *ends*, *limit* and *top* are those of the first write, and *closing* is how the
+    model spells the end of its thinking.
     """
 
     def __init__(
@@ -30,108 +34,110 @@ class StickyStream:
         top: int = 0,
         closing: str = THINK_END,
     ) -> None:
-        self._open = open_request
+        self._open_request = open_request
         self._closing = closing
         self._ends, self._limit, self._top = ends, limit, top
-        self._expected: Chain | None = None
-        self._unread: deque[Token | Stop | Exception] = deque()
-        self._before = self._tail = ""
-        self._look, self._whole = 0, False
-        self._over = self._leaving = False
-        self._step = -1
-        self.reading = True
-        self._news = asyncio.Event()
-        self._pump = asyncio.create_task(self._run())
+        self._step = -1  # index of the step that is written, or was written last
+        self._expected: Chain | None = None  # where the last write ended; None if nothing can follow
+        self._queue: deque[Token | Stop | Exception] = deque()
+        self._before = self._ahead = ""  # the text up to the end of the last write, and the text in the queue
+        self._searched, self._step_ahead = 0, False  # how far `_ahead` is searched, and whether a step ends in it
+        self._stopped = self._aborting = False  # no more tokens will be queued; the request is being closed
+        self.writing = True
+        self._arrival = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
 
     def continues(self, chain: Chain, ends: StepEnds, limit: int, top: int = 0) -> bool:
-        """Say whether *chain* ends where the last write did, and there is or will be a step that tells as much."""
-        expected = not self.reading and chain == self._expected and ends == self._ends and top <= self._top
-        return expected and (not self._over or self._waits(limit))
+        """Whether the stream can write the next step of *chain*: the same chain, ends, and no larger *top*."""
+        matches = not self.writing and chain == self._expected and ends == self._ends and top <= self._top
+        return matches and (not self._stopped or self._step_is_queued(limit))
 
     async def write(self, chain: Chain, growing: StepBuilder, until: Callable[[Step], bool] | None, limit: int) -> Step:
         """Read the next step of *chain*. A failure or a cancellation closes the request first."""
-        self.reading, self._limit, self._step = True, limit, REQUEST.get().step
+        self.writing, self._limit, self._step = True, limit, REQUEST.get().step
         try:
             step = await grow(growing, self._take, until)
-            assert step is not None  # It has no stop strings to stop at.
+            assert step is not None  # None stands for a server that stopped at a stop string; this request has none.
         except BaseException:
             await self.close()
             raise
-        self.reading = False
-        if step.stop == "end" or growing.overran:  # The model has gone on from a text that is not the chain's.
+        self.writing = False
+        if step.stop == "end" or growing.overran:  # The server goes on from another text than the chain's.
             await self.close()
             return step
         self._expected = chain.extend(step)
-        self._before, self._tail, self._look, self._whole = self._expected.text, "", 0, False
-        for item in self._unread:
+        self._before, self._ahead, self._searched, self._step_ahead = self._expected.text, "", 0, False
+        for item in self._queue:
             if isinstance(item, Token):
-                self._follow(item)
-        if self._waits(limit):
-            self._end()
+                self._search(item)
+        if self._step_is_queued(limit):
+            self._stop()
         return step
 
     async def close(self) -> None:
-        """Abort the request and wait until it is gone."""
+        """Abort the request and wait until it is closed."""
         self._expected = None
-        self._end()
-        await asyncio.wait([self._pump])
+        self._stop()
+        await asyncio.wait([self._reader])
 
-    def _end(self) -> None:
-        self._over = True
-        if not self._leaving:  # It is closing the request already, which must not be interrupted.
-            self._pump.cancel()
+    def _stop(self) -> None:
+        self._stopped = True
+        if not self._aborting:  # A task that is closing the request already must not be interrupted.
+            self._reader.cancel()
 
-    def _waits(self, limit: int) -> bool:
-        """Say whether a whole step of at most *limit* tokens waits to be read."""
-        return len(self._unread) >= limit or self._whole
+    def _step_is_queued(self, limit: int) -> bool:
+        """Whether the queue holds a complete step, or *limit* tokens."""
+        return len(self._queue) >= limit or self._step_ahead
 
-    def _follow(self, token: Token) -> None:
-        """Look whether *token*, which waits to be read, completes a step."""
-        start = max(0, len(self._tail) - len(self._closing) + 1)
-        self._tail += token.text
-        end, self._look = self._ends.search(self._before, self._tail, self._look)
-        self._whole = self._whole or end >= 0 or ends_in(self._tail, (self._closing,), start) >= 0
+    def _search(self, token: Token) -> None:
+        """Look for the end of a step in the queued text, to which *token* is new."""
+        start = max(0, len(self._ahead) - len(self._closing) + 1)
+        self._ahead += token.text
+        end, self._searched = self._ends.search(self._before, self._ahead, self._searched)
+        self._step_ahead = self._step_ahead or end >= 0 or ends_in(self._ahead, (self._closing,), start) >= 0
 
     async def _take(self) -> Token | Stop:
-        while not self._unread:
-            if self._pump.done():
-                raise RuntimeError("the kept request was closed while it was read")
-            self._news.clear()
-            await self._news.wait()
-        item = self._unread.popleft()
+        """Return the next item of the queue as soon as there is one; raise it if it is an exception."""
+        while not self._queue:
+            if self._reader.done():
+                raise RuntimeError("the sticky stream was closed during a write")
+            self._arrival.clear()
+            await self._arrival.wait()
+        item = self._queue.popleft()
         if isinstance(item, Token):
             return item
-        self._over = True
+        self._stopped = True
         if isinstance(item, Exception):
             raise item
         return item
 
-    async def _run(self) -> None:
+    async def _read(self) -> None:
+        """Send the request and queue what arrives, in the background task."""
         try:
-            async with self._open() as arrivals:
+            async with self._open_request() as arrivals:
                 try:
-                    await self._forward(arrivals)
+                    await self._read_ahead(arrivals)
                 except asyncio.CancelledError:
-                    if self.reading:  # Otherwise nobody was cancelled: there only is nobody to read on.
+                    if self.writing:  # Without a write the request counts as done: only its text is not needed.
                         raise
                 finally:
-                    self._leaving = True
-                    ahead = not self.reading and bool(self._tail)
+                    self._aborting = True
+                    ahead = not self.writing and bool(self._ahead)
                     arrivals.reached(self._step + ahead)
         except Exception as exc:
-            self._unread.append(exc)
+            self._queue.append(exc)
         finally:
-            self._news.set()
+            self._arrival.set()
 
-    async def _forward(self, arrivals: TokenStream) -> None:
+    async def _read_ahead(self, arrivals: TokenStream) -> None:
         while True:
             item = await arrivals.take()
-            self._unread.append(item)
-            self._news.set()
+            self._queue.append(item)
+            self._arrival.set()
             if isinstance(item, str):
                 return
-            if not self.reading:
-                self._follow(item)
-                if self._waits(self._limit):
-                    self._over = True
+            if not self.writing:
+                self._search(item)
+                if self._step_is_queued(self._limit):
+                    self._stopped = True
                     return

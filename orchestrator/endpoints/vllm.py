@@ -1,4 +1,4 @@
-"""A model served by vLLM: the connection that runs share, and what was learnt about the server."""
+"""A model served by vLLM: `VllmEndpoint`, shared by all runs, and `VllmModel`, the `Model` of one run."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, Reply
 
 class VllmEndpoint:
     """
-    The connection to one served model and what was learnt about it on entering.
+    The connection to one served model, with its name, tokenizer and chat template, which are learnt on entering.
 
-    Entering raises an `EndpointError` that names the cure if the server cannot be used, and `MissingCapability` if its
-    chat template cannot be learnt.
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used, and `MissingCapability` if its chat
+    template cannot be learnt.
     """
 
     def __init__(self, settings: Endpoint) -> None:
         self.settings = settings
         self.name = settings.model or ""
-        self.by_id: bool | None = None  # whether it returns the log-probabilities of chosen ids; None: not tried yet
+        self.by_id: bool | None = None  # whether it returns log-probabilities of given ids; None: not tried
         self.polled_at = -inf  # the second of the loop's clock at which its metrics were requested last
         self.reading: AcceptanceReading | None = None  # of a server that speculates on tokens
-        self.cache: CacheConfig | None = None  # how it caches prefixes; None where it does not tell
+        self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
 
     async def __aenter__(self) -> Self:
@@ -68,7 +68,7 @@ class VllmEndpoint:
             self.name = await self.connection.chosen()
             self.encoder = ModelTokenizer(self.connection, self.name)
             await self.encoder.learn()
-            # A question by ids is an error on a V1 runner that speculates, and beside drafted tokens the engine's end.
+            # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
             self.by_id = False if await self.acceptance() is not None else None
         except BaseException:
             await self.connection.close()
@@ -100,16 +100,16 @@ class VllmEndpoint:
 
     @property
     def checkpoints(self) -> bool:
-        """Whether a question is worth a second prompt, that of the chain alone: see `caching`."""
+        """Whether a question is sent with a second prompt, the chain alone: see `CacheConfig.checkpoints`."""
         return self.cache is not None and self.cache.checkpoints
 
     async def queue(self) -> QueueGauges | None:
-        """Look at the server's queue; None if it shows none, or cannot be reached."""
+        """Read the server's queue; None if it shows none, or cannot be reached."""
         metrics = await self._metrics("look at the queue")
         return read_queue(metrics) if metrics is not None else None
 
     async def acceptance(self) -> Acceptance | None:
-        """Count what became of the tokens drafted in the server, since its start; None if none are, or nobody tells."""
+        """Read the server's counters of token-level speculation; None without speculation or without metrics."""
         metrics = await self._metrics("look at the acceptance")
         return read_acceptance(metrics) if metrics is not None else None
 
@@ -133,7 +133,7 @@ class VllmEndpoint:
         return VllmModel(self, sampling, observe, or_now(clock), format)
 
     async def capabilities(self) -> Capabilities:
-        """Find out what the server can do, once."""
+        """Find out what the server can do; later calls return the first result."""
         if self._can is None:
             self._can = await probe(
                 self.connection, self.name, self.encoder, suffix_scoring=self.settings.suffix_scoring
@@ -154,7 +154,7 @@ class VllmEndpoint:
 
 
 class VllmModel:
-    """A `Model` of one run: its sampling, its observer and its clock, on an endpoint that it shares with other runs."""
+    """The `Model` of one run: the run's sampling, observer and clock, on an endpoint that all runs share."""
 
     def __init__(
         self,
@@ -167,7 +167,7 @@ class VllmModel:
         self._endpoint, self._sampling = endpoint, sampling
         self._format: vllm_protocol.Format | None = format
         self._observe, self._clock = observe, clock
-        self._kept: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
+        self._sticky: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
 
     @property
     def role(self) -> Role:
@@ -186,62 +186,35 @@ class VllmModel:
         """
         Write the next step as `Model.write` says; *opening* counts towards *limit*.
 
-        No stream is kept open for a model that samples by a seed: how far such a stream comes is a matter of time, and
-        only a request of its own begins at a seed of its own.
+        No stream is kept open for a model that samples by a seed: every step needs a request with a seed of its own,
+        and how far a stream runs ahead depends on time.
 
         Raise `ContextTooLong` if the chain leaves no room for a token, `ConfigurationError` for too large a *top*.
         """
-        encoder, sampling = self._endpoint.encoder, self._sampling.telling(_told(top))
+        sampling = self._sampling.telling(_checked(top))
         stack = None if sampling.repeats else KEPT_OPEN.get()
         ends = step_ends(chain, stop)
-        begun = await encoder.spelt(opening)
-        closing = encoder.template.closing
-        growing = StepBuilder(
-            self.role,
-            encoder.vocabulary,
-            ends=ends,
-            before=chain.text,
-            limit=limit,
-            opening=begun,
-            top=top,
-            closing=closing,
-        )
-        kept = self._kept.get(stack) if stack else None
-        if kept and not opening and kept.continues(chain, ends, limit, top):
-            return await kept.write(chain, growing, until, limit)
-        if kept and not kept.reading:
-            await kept.close()
+        begun = await self._endpoint.encoder.spelt(opening)
+        growing = self._builder(chain, ends, limit, begun, top)
+        sticky = self._sticky.get(stack) if stack else None
+        if sticky and not opening and sticky.continues(chain, ends, limit, top):
+            return await sticky.write(chain, growing, until, limit)
+        if sticky and not sticky.writing:
+            await sticky.close()
         if len(begun) >= limit:
             return growing.end("length")
-        prompt = [*await encoder.chain(chain if opening else whole(chain)), *await encoder.encode(opening)]
-        if stack is None or (kept and kept.reading):
-            stops = (closing, *_certain(ends, chain.text + opening))
+        prompt = await self._prompt(chain, begun)
+        if stack is None or (sticky and sticky.writing):
+            stops = self._stops(ends, chain.text + opening)
             async with self._generate(chain, prompt, sampling, stops, limit - len(begun), opening) as arrivals:
                 step = await grow(growing, arrivals.take, until)
-            if step is None:
-                return await self._go_on(chain, growing, sampling, closing, until)
-            return step
-        opened = partial(self._generate, chain, prompt, sampling, (), encoder.room, opening)
-        kept = StickyStream(opened, ends, limit, sampling.logprobs or 0, closing)
-        self._kept[stack] = kept
-        stack.push_async_callback(kept.close)
-        return await kept.write(chain, growing, until, limit)
-
-    async def _go_on(
-        self,
-        chain: Chain,
-        growing: StepBuilder,
-        sampling: Sampling,
-        closing: str,
-        until: Callable[[Step], bool] | None,
-    ) -> Step:
-        """Write the rest of a step at which the server stopped within a block, without stop strings this time."""
-        growing.resume()
-        begun = growing.so_far()
-        prompt = await self._endpoint.encoder.chain(whole(chain.extend(begun)))
-        async with self._generate(chain, prompt, sampling, (closing,), growing.room, begun.text) as arrivals:
-            step = await grow(growing, arrivals.take, until)
-        return step or growing.end("delimiter")
+            return step or await self._finish(chain, growing, sampling, until)
+        encoder = self._endpoint.encoder
+        open_request = partial(self._generate, chain, prompt, sampling, (), encoder.room, opening)
+        sticky = StickyStream(open_request, ends, limit, sampling.logprobs or 0, encoder.template.closing)
+        self._sticky[stack] = sticky
+        stack.push_async_callback(sticky.close)
+        return await sticky.write(chain, growing, until, limit)
 
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
@@ -249,55 +222,71 @@ class VllmModel:
         """
         Write the next step from several beginnings as `Model.branch` says, in one stream for all of them.
 
-        vLLM gives all prompts of a request the same seed, by which the steps would share their draws. A model that
-        samples by a seed therefore sends a request for each beginning, at the same time. Raise `ContextTooLong` if one
-        of the beginnings leaves no room for a token.
+        vLLM gives all prompts of a request the same seed, so that the steps would share their draws. A model that
+        samples by a seed therefore sends one request per beginning, at the same time. Raise `ContextTooLong` if one of
+        the beginnings leaves no room for a token.
         """
-        encoder = self._endpoint.encoder
-        openings = [await encoder.begun(step) for step in begun]
-        closing, ends = encoder.template.closing, step_ends(chain, stop)
-        growing = [
-            StepBuilder(
-                self.role,
-                encoder.vocabulary,
-                ends=ends,
-                before=chain.text,
-                limit=limit,
-                opening=one,
-                closing=closing,
+        openings = [await self._endpoint.encoder.begun(step) for step in begun]
+        ends = step_ends(chain, stop)
+        growing = [self._builder(chain, ends, limit, opening) for opening in openings]
+        open_places = [place for place, opening in enumerate(openings) if len(opening) < limit]
+        steps = {place: one.end("length") for place, one in enumerate(growing) if place not in open_places}
+        prompts = {place: await self._prompt(chain, openings[place]) for place in open_places}
+        for prompt in prompts.values():
+            self._room(self._call("write"), prompt)
+        requests = [[place] for place in open_places] if self._sampling.repeats else [open_places]
+        written = await at_once(
+            self._grow(
+                [prompts[place] for place in places],
+                self._stops(ends, chain.text),
+                limit - min(len(openings[place]) for place in places),
+                [growing[place] for place in places],
+                self._sampling.seed_for(self.role, "write", chain, growing[places[0]].so_far().text),
             )
-            for one in openings
-        ]
-        going = [place for place, opening in enumerate(openings) if len(opening) < limit]
-        steps = {place: each.end("length") for place, each in enumerate(growing) if place not in going}
-        if going:
-            stops = (closing, *_certain(ends, chain.text))
-            prompts = {
-                place: [
-                    *await encoder.chain(chain if openings[place] else whole(chain)),
-                    *(token.id for token in openings[place]),
-                ]
-                for place in going
-            }
-            for prompt in prompts.values():
-                self._room(self._call("write"), prompt)
-            together = [[place] for place in going] if self._sampling.repeats else [going]
-            written = await at_once(
-                self._grow(
-                    [prompts[place] for place in places],
-                    stops,
-                    limit - min(len(openings[place]) for place in places),
-                    [growing[place] for place in places],
-                    self._sampling.seed_for(self.role, "write", chain, growing[places[0]].so_far().text),
-                )
-                for places in together
-            )
-            grown = dict(zip(going, (step for each in written for step in each), strict=True))
-            early = [place for place, step in grown.items() if step is None]
-            rest = await at_once(self._go_on(chain, growing[place], self._sampling, closing, None) for place in early)
-            steps |= {place: step for place, step in grown.items() if step is not None}
-            steps |= zip(early, rest, strict=True)
+            for places in requests
+            if places
+        )
+        grown = dict(zip(open_places, (step for batch in written for step in batch), strict=True))
+        unfinished = [place for place, step in grown.items() if step is None]
+        finished = await at_once(self._finish(chain, growing[place], self._sampling, None) for place in unfinished)
+        steps |= {place: step for place, step in grown.items() if step is not None}
+        steps |= zip(unfinished, finished, strict=True)
         return tuple([steps[place] for place in range(len(begun))])
+
+    def _builder(self, chain: Chain, ends: StepEnds, limit: int, opening: Sequence[Token], top: int = 0) -> StepBuilder:
+        encoder = self._endpoint.encoder
+        return StepBuilder(
+            self.role,
+            encoder.vocabulary,
+            ends=ends,
+            before=chain.text,
+            limit=limit,
+            opening=opening,
+            top=top,
+            closing=encoder.template.closing,
+        )
+
+    async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> list[int]:
+        """Encode *chain* and the tokens of a step's *opening*."""
+        ids = await self._endpoint.encoder.chain(chain if opening else without_partial_character(chain))
+        return [*ids, *(token.id for token in opening)]
+
+    def _stops(self, ends: StepEnds, text: str) -> tuple[str, ...]:
+        """The stop strings for the server after *text*: in a block no delimiters, as most of them end no step there."""
+        delimiters = () if ends.blocks and ends.in_block(text) else ends.texts
+        return (self._endpoint.encoder.template.closing, *delimiters)
+
+    async def _finish(
+        self, chain: Chain, growing: StepBuilder, sampling: Sampling, until: Callable[[Step], bool] | None
+    ) -> Step:
+        """Write the rest of a step where the server stopped in a block, at a delimiter that is no end of the step."""
+        growing.resume()
+        begun = growing.so_far()
+        prompt = await self._endpoint.encoder.chain(without_partial_character(chain.extend(begun)))
+        stops = (self._endpoint.encoder.template.closing,)
+        async with self._generate(chain, prompt, sampling, stops, growing.room, begun.text) as arrivals:
+            step = await grow(growing, arrivals.take, until)
+        return step or growing.end("delimiter")
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """
@@ -306,7 +295,7 @@ class VllmModel:
         The server reads the whole chain again, prefix cache or not, unless the endpoint allows `suffix_scoring`. Raise
         `ConfigurationError` for too large a *top*, and if the server refuses to score a suffix.
         """
-        encoder, top = self._endpoint.encoder, _told(top)
+        encoder, top = self._endpoint.encoder, _checked(top)
         before = await encoder.chain(chain)
         encoded = [(span, await encoder.encode(span)) for span in spans]
         prompt = [*before, *(number for _, ids in encoded for number in ids)]
@@ -318,7 +307,7 @@ class VllmModel:
         return vllm_protocol.scored_spans(self._call("score"), rows, encoded, top, pieces)
 
     async def _suffix(self, prompt: Sequence[int], start: int, top: int) -> Sequence[vllm_protocol.Row] | None:
-        """Score *prompt* from token *start* on; None if the server did not compute all of it, or could not tell."""
+        """Score *prompt* from token *start* on; None if the server did not compute all of it, or did not say so."""
         body = vllm_protocol.suffix_scoring_body(self._endpoint.name, prompt, top)
         try:
             reply = await self._post("score", prompt, body, path=GENERATE, retries=0)
@@ -331,7 +320,7 @@ class VllmModel:
                 f"suffix_scoring is set, but {exc}; start vLLM with --enable-scale-out --enable-prompt-tokens-details"
             ) from exc
         except EndpointUnavailable:
-            return None  # Whether it has failed for good, the whole will show.
+            return None  # The request for the whole prompt will show whether the server is gone.
         return vllm_protocol.computed_rows(reply, prompt, start)
 
     async def ask(
@@ -340,11 +329,11 @@ class VllmModel:
         """
         Ask as `Model.ask` says; `Template.ask` is the layout of the question.
 
-        Raise `ConfigurationError` if a choice is not one token of this model. A server that cannot report on chosen
-        tokens tells about its 20 most probable ones: a choice that is not among them has the probability 0.
+        Raise `ConfigurationError` if a choice is not one token of this model. A server that cannot report the
+        probabilities of given tokens reports its 20 most probable ones: any other choice has the probability 0.
 
-        The server of a hybrid model saves its state only where a prompt ends. There the chain goes along as a prompt of
-        its own, in the same request, and the next question reads again what came since, not the whole chain.
+        The server of a hybrid model saves its state only where a prompt ends. The request then contains the chain as a
+        second prompt, so that the next question reads only the steps since then, not the whole chain.
         """
         encoder, endpoint = self._endpoint.encoder, self._endpoint
         numbers = await self._numbers(choices)
@@ -408,7 +397,7 @@ class VllmModel:
         encoded = {choice: await self._endpoint.encoder.literally(choice) for choice in choices}
         wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
         if wrong or not encoded:
-            names = ", ".join(map(repr, wrong)) or "none given"
+            names = ", ".join(map(repr, wrong)) or "there are none"
             raise ConfigurationError(f"choices have to be single tokens of the {self.role} model: {names}")
         return {choice: ids[0] for choice, ids in encoded.items()}
 
@@ -469,11 +458,11 @@ class VllmModel:
         return self._endpoint.connection.call(verb)
 
 
-def whole(chain: Chain) -> Chain:
+def without_partial_character(chain: Chain) -> Chain:
     """
-    Leave out the replacement characters that *chain* ends in, as one does that was cut inside a character.
+    Leave out the replacement characters at the end of *chain*, which stand for the first bytes of a character.
 
-    vLLM takes one at the end of a prompt for half a character, and sends the whole prompt again as text that follows.
+    vLLM takes one at the end of a prompt for half a character, and returns the whole prompt again as written text.
     """
     text = chain.text
     if not text.endswith(vllm_protocol.REPLACEMENT):
@@ -481,13 +470,8 @@ def whole(chain: Chain) -> Chain:
     return replace(chain, steps=beginning(chain.steps, len(text.rstrip(vllm_protocol.REPLACEMENT))))
 
 
-def _certain(ends: StepEnds, text: str) -> tuple[str, ...]:
-    """The texts at which the server may stop after *text*: none within a block, as most of them would end nothing."""
-    return () if ends.blocks and ends.in_block(text) else ends.texts
-
-
-def _told(top: int) -> int:
-    """Return *top* if a server tells of so many tokens of a place. Raise `ConfigurationError`."""
+def _checked(top: int) -> int:
+    """Return *top*. Raise `ConfigurationError` if no server reports that many tokens of a position."""
     if 0 <= top <= vllm_protocol.MAX_LOGPROBS:
         return top
     raise ConfigurationError(

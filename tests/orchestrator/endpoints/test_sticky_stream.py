@@ -164,8 +164,8 @@ async def test_unread_tokens_are_counted_when_it_is_closed(meet: Meet) -> None:
 
 
 def counted(model: VllmModel) -> int:
-    (kept,) = model._kept.values()  # pyright: ignore[reportPrivateUsage]
-    return len(kept._unread)  # pyright: ignore[reportPrivateUsage]
+    (kept,) = model._sticky.values()  # pyright: ignore[reportPrivateUsage]
+    return len(kept._queue)  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_cancelling_a_write_closes_it(meet: Meet) -> None:
