@@ -21,7 +21,7 @@ from . import provenance
 from .benchmarks import Benchmark
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
-from .results import SMALL_PRINT, ArmSummary, stand
+from .results import SMALL_PRINT, ArmSummary, compare_arms
 from .runner import Post, Team, here, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
@@ -175,7 +175,7 @@ def _line(number: int, task: Task) -> bytes:
 
 
 def _conclude(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[ArmSummary]:
-    standings = stand(kept, evaluation.plan.arms, evaluation.plan.repeats)
+    standings = compare_arms(kept, evaluation.plan.arms, evaluation.plan.repeats)
     if not standings:
         raise ConfigurationError("no problem fits into the models' contexts beside the room to think in")
     report = {

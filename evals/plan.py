@@ -1,4 +1,4 @@
-"""What an evaluation measures: every arm on every problem, and in which order."""
+"""The plan of an evaluation: every arm on every problem, and the order of the trials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepspec.orchestrator.run_options import RunOverrides
 from stepspec.settings import Settings
 
 from .grading.answers import Metric
-from .sample import Arm, Task, seed
+from .sample import Arm, Task, derive_seed
 from .store import Place
 
 TOLD = RunOverrides.__annotations__.keys() & Arm.__dataclass_fields__.keys()
@@ -24,10 +24,10 @@ TOLD = RunOverrides.__annotations__.keys() & Arm.__dataclass_fields__.keys()
 @dataclass(frozen=True, slots=True)
 class Plan:
     """
-    What is measured: all *arms* on all *tasks*, each *repeats* times, by the same rules.
+    All *arms* solve all *tasks*, each *repeats* times, with the same sampling and budget.
 
-    *sampling* without its seed, which every sample has its own of, derived from *seed*; the same for all arms. At most
-    *concurrency* runs go on at once, at each worker.
+    The seed of *sampling* is not used: every sample has its own, derived from *seed* and equal for all arms. Each
+    worker has at most *concurrency* runs at the same time.
     """
 
     tasks: tuple[Task, ...]
@@ -56,17 +56,17 @@ class Trial:
 
 
 def trials(plan: Plan) -> Iterator[Trial]:
-    """Every trial, in the order in which they are begun; controls come after those whose accept rate they share."""
+    """Every trial in starting order; a control comes after the arm whose accept rate it copies."""
     free, controls = [arm for arm in plan.arms if not arm.like], [arm for arm in plan.arms if arm.like]
     for index, task in enumerate(plan.tasks):
         for repeat in range(plan.repeats):
             number = index * plan.repeats + repeat
             for arm in (*turns(free, number), *controls):
-                yield Trial(number, repeat, seed(plan.seed, index, repeat), task, arm)
+                yield Trial(number, repeat, derive_seed(plan.seed, index, repeat), task, arm)
 
 
 def identity(plan: Plan) -> Mapping[str, Any]:
-    """What must be the same for samples to belong together, as JSON; more problems may be added at the end."""
+    """The values that have to agree for samples to belong to one run, as JSON; problems may be added at the end."""
     return {
         "arms": [_spelt(arm) for arm in plan.arms],
         "metric": plan.metric,
@@ -83,13 +83,13 @@ def _spelt(arm: Arm) -> Mapping[str, Any]:
 
 
 def turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
-    """Return *arms* in the order in which they solve problem *number*: each begins equally often."""
+    """Return *arms* in the order in which they solve problem *number*: each arm is first equally often."""
     turn = number % len(arms)
     return (*arms[turn:], *arms[:turn])
 
 
 def testbed_settings() -> Settings:
-    """The settings of the solver over the miniature pair, but for where its models are."""
+    """The settings of the solver over the miniature pair, without its endpoints."""
     return configuration.load(sampling=GREEDY)
 
 

@@ -1,4 +1,4 @@
-"""What the samples of a run come to: every arm, how it differs from the large model alone, and a bound."""
+"""The results of a run: statistics of every arm, its comparison with the large model alone, and a bound."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.stats import Z
 
 from .experiments.arms import LARGE, SMALL
-from .sample import Arm, ByRole, Outcome, Sample, together
+from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances
 from .store import Place
 
 RESAMPLES = 2000
-ROUNDS = 60  # of halving an interval: more than a float has bits
+BISECTIONS = 60  # of an interval: more than a float has bits
 ORACLE = "oracle (bound)"
 COLUMNS = (
     "",
@@ -37,7 +37,7 @@ COLUMNS = (
     "judging",
     "accepted",
 )
-TOLD: tuple[Outcome, ...] = ("truncated", "ungraded", "failed")  # where there are any
+NOTED_OUTCOMES: tuple[Outcome, ...] = ("truncated", "ungraded", "failed")  # columns of their own, where an arm has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,12 @@ class Interval:
 @dataclass(frozen=True, slots=True)
 class Result:
     """
-    What one arm did on all problems. *seconds* is the mean wall time of a problem.
+    The figures of one arm over all problems; *seconds* is the mean wall time of a problem.
 
-    The ratios compare sums of wall time over the same problems: to the large model alone, and to the floor, which is
-    the time to write every kept token on the model that wrote it. *accept_rate* counts drafts, *waste* written
-    tokens, *judge_tokens* those read or written to judge one problem, without what was in a prefix cache.
-    *speculation* is what the servers accepted of the tokens that they drafted themselves.
+    The ratios divide sums of wall time over the same problems: by that of the large model alone, and by the floor, the
+    time to write every kept token on the model that wrote it. *accept_rate* is a share of drafts, *waste* a share of
+    written tokens, *judge_tokens* the tokens read or written to judge one problem, without those in a prefix cache.
+    *speculation* counts the tokens that the servers drafted and accepted themselves, by role.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Tokens of one sample, in the mean: *small* and *large* were kept, the rest was discarded or spent on judging."""
+    """Mean tokens of a sample: kept ones by author (*small*, *large*), discarded ones, and those spent on judging."""
 
     small: float
     large: float
@@ -88,10 +88,10 @@ class Tokens:
 @dataclass(frozen=True, slots=True)
 class ArmSummary:
     """
-    What one arm did, and how it compares with the large model alone on the same problems.
+    The result of one arm, and its comparison with the large model alone on the same problems.
 
-    *difference* is of accuracy. *p* is McNemar's, exact; None where several samples of a problem depend on each other.
-    *outcomes* counts them, and *cut_right* how many of the truncated ones answered right all the same.
+    *difference* is that of the accuracies. *p* is from McNemar's exact test; None with several samples per problem,
+    which depend on each other. *outcomes* counts the outcomes, *cut_right* the truncated samples with a right answer.
     """
 
     result: Result
@@ -103,7 +103,7 @@ class ArmSummary:
 
 
 def complete(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, list[Sample]]:
-    """The samples of each arm, in order, of the problems that all arms have solved as often as wanted."""
+    """The samples of each arm, in order, of the problems that all arms have solved *repeats* times."""
     names = {arm.name for arm in arms}
     have = Counter(number // repeats for number, name in done if name in names)
     problems = sorted(problem for problem, count in have.items() if count == repeats * len(arms))
@@ -111,7 +111,7 @@ def complete(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) ->
     return {arm.name: [done[number, arm.name] for number in numbers] for arm in arms}
 
 
-def stand(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1) -> list[ArmSummary]:
+def compare_arms(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1) -> list[ArmSummary]:
     """Compare the *arms*, and the oracle where both models ran alone; empty if no problem is complete."""
     by_arm = complete(done, arms, repeats)
     shown = list(arms)
@@ -122,28 +122,28 @@ def stand(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int = 1) -
     if not sum(sample.seconds for sample in large):
         return []
     results = summarise([sample for samples in by_arm.values() for sample in samples], shown, repeats=repeats)
-    return [_standing(result, by_arm[result.name], large, repeats) for result in results]
+    return [_summary(result, by_arm[result.name], large, repeats) for result in results]
 
 
 def oracle(small: Sequence[Sample], large: Sequence[Sample]) -> list[Sample]:
     """
-    What a choice of model for each problem could reach, if it knew the outcome and cost nothing.
+    The samples of a free and perfect choice between the two models for every problem.
 
-    Where the small model is right, its sample; elsewhere the large one's. No router can be better; a method that mixes
-    both models within a problem can.
+    It takes the small model's sample where that is right, otherwise the large one's. No router can be better; a method
+    that mixes both models within a problem can.
     """
     pairs = zip(small, large, strict=True)
     return [replace(ours if ours.correct else theirs, arm=ORACLE) for ours, theirs in pairs]
 
 
-def _standing(result: Result, ours: Sequence[Sample], large: Sequence[Sample], repeats: int) -> ArmSummary:
+def _summary(result: Result, ours: Sequence[Sample], large: Sequence[Sample], repeats: int) -> ArmSummary:
     gained = sum(a.correct and not b.correct for a, b in zip(ours, large, strict=True))
     lost = sum(b.correct and not a.correct for a, b in zip(ours, large, strict=True))
     apart = difference(len(ours) // repeats, gained / repeats, lost / repeats)
     if repeats > 1:
-        each = [int(a.correct) - int(b.correct) for a, b in zip(ours, large, strict=True)]
-        drawn = bootstrap_ratio(by_problem(each, repeats), [repeats] * (len(each) // repeats))
-        apart = drawn if drawn.low < drawn.high else apart  # which has a width where all problems are alike
+        gains = [int(a.correct) - int(b.correct) for a, b in zip(ours, large, strict=True)]
+        bootstrap = bootstrap_ratio(by_problem(gains, repeats), [repeats] * (len(gains) // repeats))
+        apart = bootstrap if bootstrap.low < bootstrap.high else apart  # a score interval always has a width
     p = mcnemar(gained, lost) if repeats == 1 else None
     cut = sum(sample.correct for sample in ours if sample.outcome == "truncated")
     return ArmSummary(result, apart, p, _tokens(ours), dict(Counter(s.outcome for s in ours)), cut)
@@ -163,7 +163,7 @@ def summarise(samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 
     """
     Compare *arms*, the large model alone among them, on the problems that all of them solved.
 
-    With *repeats* of every problem, which come one after the other, what is drawn for an interval is the problem.
+    With *repeats* of every problem, which follow each other, the bootstrap resamples problems.
     """
     by_arm = {arm.name: [s for s in samples if s.arm == arm.name] for arm in arms}
     pace = token_seconds(by_arm)
@@ -172,12 +172,12 @@ def summarise(samples: Sequence[Sample], arms: Sequence[Arm], *, repeats: int = 
 
 
 def token_seconds(by_arm: Mapping[str, Sequence[Sample]]) -> dict[Role, float]:
-    """What a token costs each model when it writes alone: the median over the problems of the solo arms."""
+    """Seconds per token of each model alone: the median over the problems of the solo arms."""
     solo: tuple[tuple[Role, Arm], ...] = (("small", SMALL), ("large", LARGE))
     paces: dict[Role, list[float]] = {
         role: [s.pace[role] for s in by_arm.get(arm.name, ()) if role in s.pace] for role, arm in solo
     }
-    return {role: median(known) for role, known in paces.items() if known}
+    return {role: median(seconds) for role, seconds in paces.items() if seconds}
 
 
 def _result(
@@ -188,7 +188,7 @@ def _result(
     accuracy = share([s.correct for s in samples], repeats)
     ratio = bootstrap_ratio(by_problem(seconds, repeats), by_problem(large, repeats))
     kept_large, kept_small = sum(x.large.kept for x in ledgers), sum(x.small.kept for x in ledgers)
-    nested = any(x.nested for x in ledgers)  # several models' tokens are small, and nothing says how fast each wrote
+    nested = any(x.nested for x in ledgers)  # a nested pair's models write the small tokens, each at a pace of its own
     floor = None if nested else _floor(kept_small, kept_large, pace)
     written = sum(x.large.written + x.small.written for x in ledgers)
     drafts = sum(x.drafts for x in ledgers)
@@ -206,12 +206,12 @@ def _result(
         accept_rate=sum(x.accepted for x in ledgers) / drafts if drafts and any(judging) else None,
         waste=sum(x.large.discarded + x.small.discarded for x in ledgers) / max(1, written),
         judge_tokens=fmean(judging),
-        speculation=together(s.speculation for s in samples),
+        speculation=sum_acceptances(s.speculation for s in samples),
     )
 
 
 def _floor(small: int, large: int, pace: Mapping[Role, float]) -> float | None:
-    """Seconds to write so many tokens on each model; None where nothing says how fast one of them is."""
+    """Seconds to write the *small* and *large* tokens on their models; None if the pace of a model is unknown."""
     if (small and "small" not in pace) or (large and "large" not in pace):
         return None
     return small * pace.get("small", 0.0) + large * pace.get("large", 0.0)
@@ -226,15 +226,15 @@ def share(values: Sequence[float], repeats: int = 1) -> Interval:
     """
     The mean of *values*, which are 0 or 1, with Wilson's interval.
 
-    Of several samples a problem, the bootstrap's over the problems; or, where all problems are alike and it would have
-    no width, Wilson's as if each had been sampled once.
+    With several samples per problem, the interval is a bootstrap over the problems. If all problems are alike, that has
+    no width, and Wilson's is used as if each problem had been sampled once.
     """
     problems = len(values) // repeats
-    once = wilson(sum(values) / repeats, problems)
+    single = wilson(sum(values) / repeats, problems)
     if repeats == 1:
-        return once
-    drawn = bootstrap_ratio(by_problem(values, repeats), [repeats] * problems)
-    return drawn if drawn.low < drawn.high else once
+        return single
+    bootstrap = bootstrap_ratio(by_problem(values, repeats), [repeats] * problems)
+    return bootstrap if bootstrap.low < bootstrap.high else single
 
 
 def wilson(successes: float, n: int) -> Interval:
@@ -247,9 +247,9 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int
     rng, n = random.Random(seed), len(ours)
     ratios: list[float] = []
     for _ in range(RESAMPLES):
-        drawn = rng.choices(range(n), k=n)
-        if total := sum(theirs[i] for i in drawn):  # A problem that is too long takes no time at all.
-            ratios.append(sum(ours[i] for i in drawn) / total)
+        resample = rng.choices(range(n), k=n)
+        if total := sum(theirs[i] for i in resample):  # A problem that is too long takes no time at all.
+            ratios.append(sum(ours[i] for i in resample) / total)
     ratios.sort()
     low, high = ratios[int(0.025 * len(ratios))], ratios[int(0.975 * len(ratios)) - 1]
     return Interval(sum(ours) / sum(theirs), low, high)
@@ -257,7 +257,7 @@ def bootstrap_ratio(ours: Sequence[float], theirs: Sequence[float], *, seed: int
 
 def mcnemar(gained: int, lost: int) -> float:
     """
-    The exact two-sided probability of so uneven a split, were gains and losses as likely as each other.
+    The exact two-sided probability of a split at least this uneven if gains and losses were equally likely.
 
     McNemar 1947, with the binomial distribution in place of its approximation.
     """
@@ -270,14 +270,14 @@ def difference(n: int, gained: float, lost: float) -> Interval:
     """
     The difference of two shares of the same *n* problems, with its 95% score interval (Tango 1998).
 
-    It has a width even where the two agree on every problem, which the bootstrap's has not. Counts that are means over
-    several samples of each problem make it wider than it need be.
+    Unlike a bootstrap interval, it has a width even if both arms agree on every problem. It is wider than necessary for
+    counts that are means over several samples per problem.
     """
     value = (gained - lost) / n
 
     def edge(outer: float, sign: int) -> float:
         inner = value
-        for _ in range(ROUNDS):
+        for _ in range(BISECTIONS):
             middle = (inner + outer) / 2
             if sign * _statistic(n, gained, lost, middle) > -Z:
                 inner = middle
@@ -289,7 +289,7 @@ def difference(n: int, gained: float, lost: float) -> Interval:
 
 
 def _statistic(n: int, gained: float, lost: float, true: float) -> float:
-    """How many standard errors the observed difference is above the *true* one, were that the true one."""
+    """The standard errors between the observed difference and a *true* difference under that hypothesis."""
     b = (2 * n - gained + lost) * true - gained - lost
     q = (math.sqrt(max(0.0, b * b + 8 * n * lost * true * (1 - true))) - b) / (4 * n)
     variance = n * (2 * q + true * (1 - true))
@@ -299,19 +299,19 @@ def _statistic(n: int, gained: float, lost: float, true: float) -> float:
     return above / math.sqrt(variance)
 
 
-def table(standings: Sequence[ArmSummary]) -> Table:
-    """One row for each arm; `SMALL_PRINT` says what the columns mean."""
-    shown: list[Outcome] = [name for name in TOLD if any(s.outcomes.get(name) for s in standings)]
-    made = Table(box=None, padding=(0, 1, 0, 0))
+def table(summaries: Sequence[ArmSummary]) -> Table:
+    """A table with one row per arm; `SMALL_PRINT` explains the columns."""
+    shown: list[Outcome] = [name for name in NOTED_OUTCOMES if any(s.outcomes.get(name) for s in summaries)]
+    rendered = Table(box=None, padding=(0, 1, 0, 0))
     for column in (*COLUMNS, *shown):
-        made.add_column(column, justify="right" if column else "left", no_wrap=True)
-    for standing in standings:
-        made.add_row(*_row(standing), *(_count(standing, name) for name in shown))
-    return made
+        rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
+    for summary in summaries:
+        rendered.add_row(*_row(summary), *(_count(summary, name) for name in shown))
+    return rendered
 
 
-def _row(standing: ArmSummary) -> tuple[str, ...]:
-    r, d, t = standing.result, standing.difference, standing.tokens
+def _row(summary: ArmSummary) -> tuple[str, ...]:
+    r, d, t = summary.result, summary.difference, summary.tokens
     (low, high), (least, most) = r.accuracy_interval, r.ratio_to_large_interval
     itself = r.name == LARGE.name
     return (
@@ -319,7 +319,7 @@ def _row(standing: ArmSummary) -> tuple[str, ...]:
         str(r.n),
         f"{r.accuracy:.1%} [{low:.1%}, {high:.1%}]",
         "" if itself else f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]",
-        "" if itself or standing.p is None else f"{standing.p:.2g}",
+        "" if itself or summary.p is None else f"{summary.p:.2g}",
         f"{r.seconds:.2f}",
         f"{r.ratio_to_large:.2f} [{least:.2f}, {most:.2f}]",
         f"{t.small:.0f}",
@@ -330,17 +330,17 @@ def _row(standing: ArmSummary) -> tuple[str, ...]:
     )
 
 
-def _count(standing: ArmSummary, name: Outcome) -> str:
-    count = standing.outcomes.get(name, 0)
-    right = f" ({standing.cut_right} right)" if name == "truncated" and standing.cut_right else ""
+def _count(summary: ArmSummary, name: Outcome) -> str:
+    count = summary.outcomes.get(name, 0)
+    right = f" ({summary.cut_right} right)" if name == "truncated" and summary.cut_right else ""
     return f"{count}{right}"
 
 
 SMALL_PRINT = (
     "Brackets are 95% intervals. Against large: points of accuracy, on the same problems, with a score interval; p: "
     "McNemar's test, exact. Seconds: mean wall time of one problem, also as a multiple of the large model's alone. "
-    "Small, large: kept tokens by author; wasted: written and not kept; judging: read or written to judge, beside "
+    "Small, large: kept tokens by author; wasted: written and not kept; judging: read or written to judge, without "
     "those in a prefix cache. Accepted: of the drafts judged. Truncated runs ran out of tokens, time or context; what "
-    "they answered is graded like any other answer. The oracle knows beforehand which problems the small model gets "
-    "right, and gives it those."
+    "they answered is graded like any other answer. The oracle gives the small model exactly "
+    "the problems that it gets right."
 )

@@ -1,4 +1,4 @@
-"""What the servers of a pair accept, meanwhile, of the tokens that they draft for their own models."""
+"""One problem solved by one arm: the task, the arm, the run, and the sample that is kept of it."""
 
 from __future__ import annotations
 
@@ -27,29 +27,30 @@ from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 ByRole: TypeAlias = Mapping[Role, Acceptance]
 
 
-async def drafted(solver: Solver) -> ByRole:
-    """Look at the counters of both roles; those that do not speculate are left out."""
+async def read_acceptances(solver: Solver) -> ByRole:
+    """Read the servers' counters of drafted and accepted tokens; a role without speculation is left out."""
     endpoints = (solver.large, solver.small)
-    found = await asyncio.gather(*(endpoint.acceptance() for endpoint in endpoints))
-    return {one.role: told for one, told in zip(endpoints, found, strict=True) if told is not None}
+    acceptances = await asyncio.gather(*(endpoint.acceptance() for endpoint in endpoints))
+    pairs = zip(endpoints, acceptances, strict=True)
+    return {endpoint.role: acceptance for endpoint, acceptance in pairs if acceptance is not None}
 
 
-def between(earlier: ByRole, later: ByRole) -> ByRole:
-    """What happened from one look to the next."""
-    return {role: told - earlier.get(role, Acceptance()) for role, told in later.items()}
+def acceptances_between(earlier: ByRole, later: ByRole) -> ByRole:
+    """The tokens that were drafted and accepted between two readings."""
+    return {role: acceptance - earlier.get(role, Acceptance()) for role, acceptance in later.items()}
 
 
-def together(found: Iterable[ByRole]) -> ByRole:
-    """Add up several of them."""
-    added: dict[Role, Acceptance] = {}
-    for one in found:
-        for role, told in one.items():
-            added[role] = added.get(role, Acceptance()) + told
-    return added
+def sum_acceptances(readings: Iterable[ByRole]) -> ByRole:
+    """Add up the *readings*, role by role."""
+    sums: dict[Role, Acceptance] = {}
+    for reading in readings:
+        for role, acceptance in reading.items():
+            sums[role] = sums.get(role, Acceptance()) + acceptance
+    return sums
 
 
-class Recording:
-    """Keeps the events of one run with their times; *observe* sees all."""
+class RunRecorder:
+    """Records the events of one run with their times, and passes every event on to *observe*."""
 
     def __init__(self, observe: Observer) -> None:
         self._observe = observe
@@ -68,9 +69,9 @@ class Recording:
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed"]
 
-CUT = frozenset({"length", "time", "context"})  # the reasons for which a run ends before it is done
+CUT = frozenset({"length", "time", "context"})  # finish reasons of truncated runs
 FAILED = "failed"
-NOTHING = Ledger(Account("small"), Account("large"))
+EMPTY_LEDGER = Ledger(Account("small"), Account("large"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +102,10 @@ class Arm:
 @dataclass(frozen=True, slots=True)
 class Task:
     """
-    One problem, as it is put, and its true answer.
+    One problem, as the models read it, and its true answer.
 
-    *name* is the data set's own, *reference* its worked solution, if it has one. *question* is what the data set asks,
-    which stays the same whatever it is put into, and with other choices beside it.
+    *name* and *reference*, a worked solution, come from the data set, where it has them. *question* is the data set's
+    own text, without the prompt template and without choices in a random order.
     """
 
     problem: str
@@ -115,8 +116,8 @@ class Task:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A step that was written, without its text; the fields are those of `SolvedStep`."""
+class StepRecord:
+    """One step of a sample, without its text; the fields are those of `SolvedStep`."""
 
     author: Role
     fate: StepFate
@@ -130,11 +131,11 @@ class Sample:
     """
     One problem solved by one arm.
 
-    *pace* is seconds a token by role, where a request wrote several. *finish* is why the run ended, or "failed" if it
-    could not begin; *graded* is whether the grader came to an end. *answer* is what was written after the thinking.
-    *repeat* counts the samples of the same problem, *seed* is that of this one's sampling, and *options* are those of
-    the policy where they are not the arm's. *speculation* is what the servers of the roles accepted of the tokens that
-    they drafted themselves, where they do.
+    *pace* is the seconds per token by role, from requests that wrote several tokens. *finish* is the reason why the run
+    ended, or "failed" if the problem was too long to begin. *graded* is false if the grader ran out of time. *answer*
+    is the text after the thinking. *repeat* numbers the samples of one problem, *seed* is the sampling seed, and
+    *options* are policy options beyond those of the arm. *speculation* counts, by role, the tokens that the server
+    drafted and accepted itself, where it speculates.
     """
 
     arm: str
@@ -149,16 +150,16 @@ class Sample:
     repeat: int = 0
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    steps: tuple[Written, ...] = ()
+    steps: tuple[StepRecord, ...] = ()
     degraded: bool = False
     speculation: Mapping[Role, Acceptance] = field(default_factory=dict[Role, Acceptance])
 
     @property
     def outcome(self) -> Outcome:
         """
-        What became of the problem. A run that was cut short is "truncated", whatever it answered in the end.
+        The outcome of the problem. A run that ran out of its budget is "truncated", whether its answer is right or not.
 
-        It does answer, from the tokens that are kept for that, and is *correct* if the answer is.
+        Such a run still answers, from tokens reserved for the answer, and is *correct* if that answer is.
         """
         if self.finish == FAILED:
             return "failed"
@@ -174,14 +175,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class SolvedTask:
-    """What came of solving a task once, before it is graded; no *solution* if the problem is too long."""
+    """A solved task before it is graded; *solution* is None if the problem is too long."""
 
     solution: Solution | None
     pace: Mapping[Role, float]
 
     def sample(self, arm: Arm, *, correct: bool, graded: bool = True, **more: Any) -> Sample:
         if self.solution is None:
-            return Sample(arm.name, False, 0.0, NOTHING, {}, FAILED, **more)
+            return Sample(arm.name, False, 0.0, EMPTY_LEDGER, {}, FAILED, **more)
         return Sample(
             arm.name,
             correct,
@@ -191,18 +192,18 @@ class SolvedTask:
             self.solution.finish_reason,
             graded,
             self.solution.text,
-            steps=tuple(map(_written, self.solution.steps)),
+            steps=tuple(map(_step_record, self.solution.steps)),
             degraded=bool(self.solution.degraded),
             **more,
         )
 
 
-def _written(step: SolvedStep) -> Written:
-    return Written(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
+def _step_record(step: SolvedStep) -> StepRecord:
+    return StepRecord(step.author, step.fate, step.grade, step.reason, round(step.at, 4))
 
 
-def seed(base: int, index: int, repeat: int) -> int:
-    """Derive the seed of a sample: the same for all arms, and different for every problem and repeat."""
+def derive_seed(base: int, index: int, repeat: int) -> int:
+    """Derive the seed of a sample: equal for all arms, different for every problem and repeat."""
     return int.from_bytes(blake2b(f"{base} {index} {repeat}".encode(), digest_size=4).digest()) >> 1
 
 
@@ -213,20 +214,20 @@ async def solve_once(
     *,
     options: Mapping[str, Any] | None = None,
     sampling: Sampling | None = None,
-    drawn: int | None = None,
+    run_seed: int | None = None,
     budget: Budget | None = None,
     observe: Observer = lambda event: None,
     trace_to: Path | None = None,
 ) -> SolvedTask:
     """
-    Solve *problem* as *arm* does, with its own *options* if none are told.
+    Solve *problem* as *arm* does; *options* replace those of the arm.
 
-    What the arm has of its own *sampling* wins; *drawn* is the seed, if the sampling has none.
+    Sampling fields of the arm override *sampling*. *run_seed* is used if the sampling has no seed.
     """
     if arm.sampling:
         sampling = (sampling or solver.settings.sampling).model_copy(update=dict(arm.sampling))
     options = arm.options if options is None else options
-    recording = Recording(observe)
+    recording = RunRecorder(observe)
     try:
         solution = await solver.solve(
             problem,
@@ -243,7 +244,7 @@ async def solve_once(
             adapt=0.0,  # the runs of an arm are alike
             load="ignore",  # an arm must not be slowed down by what another one did
             sampling=sampling,
-            seed=drawn,
+            seed=run_seed,
             budget=budget,
             observe=recording,
         )
@@ -257,7 +258,7 @@ async def solve_once(
 
 
 def _pace(events: Sequence[Event]) -> dict[Role, float]:
-    """Seconds from one token to the next, by role, over the requests that wrote several."""
+    """Mean seconds between two tokens, by role, over the requests that wrote several tokens."""
     pace: dict[Role, float] = {}
     roles: tuple[Role, ...] = ("small", "large")
     for role in roles:

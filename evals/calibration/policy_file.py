@@ -23,7 +23,7 @@ from stepspec.settings import Settings
 from ..benchmarks import Benchmark
 from ..experiments.arms import LARGE
 from ..grading.graders import Graders
-from ..sample import Arm, Task, seed, solve_once
+from ..sample import Arm, Task, derive_seed, solve_once
 from .search import CalibrationResult, CalibrationRun, Decision, SolveAt
 
 SERVED_OPTIONS = ("ahead", "hedge", "lead", "ending", "answer", "early_exit", "sure_bets", "delimiter")
@@ -101,7 +101,7 @@ def solve_on_servers(
         events: list[Event] = []
         arm = LARGE if value is None else served_arm(solver.settings, policy, threshold, value)
         task = tasks[problem]
-        seeded = solver.settings.sampling.model_copy(update={"seed": seed(base_seed, problem, 0)})
+        seeded = solver.settings.sampling.model_copy(update={"seed": derive_seed(base_seed, problem, 0)})
         solved = await solve_once(solver, arm, task.problem, sampling=seeded, observe=events.append)
         text = solved.solution.text if solved.solution else ""
         right = bool(text) and await graders.grade(text, task.answer, benchmark.metric) == "right"

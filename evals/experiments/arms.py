@@ -9,7 +9,7 @@ from stepspec.api import Solver
 from stepspec.orchestrator.events import Event, Observer
 
 from ..plan import turns
-from ..sample import Arm, Sample, Task, between, drafted, seed, solve_once
+from ..sample import Arm, Sample, Task, acceptances_between, derive_seed, read_acceptances, solve_once
 
 LARGE = Arm("large alone", "large")
 SMALL = Arm("small alone", "small")
@@ -45,8 +45,8 @@ async def measure(
                 samples.append(done[number, arm.name])
                 continue
             observe = observers[arm.name](task) if observers and arm.name in observers else _ignore
-            drawn = seed(base, number, 0)
-            samples.append(await _sample(by_name.get(arm.name, solver), arm, task, observe, drawn))
+            run_seed = derive_seed(base, number, 0)
+            samples.append(await _sample(by_name.get(arm.name, solver), arm, task, observe, run_seed))
             on_sample(number, samples[-1])
     return samples
 
@@ -55,8 +55,10 @@ def _ignore(event: Event) -> None:
     pass
 
 
-async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, drawn: int) -> Sample:
-    before = await drafted(solver)
-    solved = await solve_once(solver, arm, task.problem, drawn=drawn, observe=observe)
+async def _sample(solver: Solver, arm: Arm, task: Task, observe: Observer, run_seed: int) -> Sample:
+    before = await read_acceptances(solver)
+    solved = await solve_once(solver, arm, task.problem, run_seed=run_seed, observe=observe)
     right = solved.solution is not None and solved.solution.answer == task.answer
-    return solved.sample(arm, correct=right, seed=drawn, speculation=between(before, await drafted(solver)))
+    return solved.sample(
+        arm, correct=right, seed=run_seed, speculation=acceptances_between(before, await read_acceptances(solver))
+    )

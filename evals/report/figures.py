@@ -12,8 +12,8 @@ from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.ledger import COUNTED, Account
 
 from ..experiments.arms import LARGE, SMALL
-from ..results import ORACLE, ArmSummary, complete, oracle, stand
-from ..sample import Arm, Sample, Written
+from ..results import ORACLE, ArmSummary, compare_arms, complete, oracle
+from ..sample import Arm, Sample, StepRecord
 from ..store import Place
 
 QUERIES, HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
@@ -155,7 +155,7 @@ def compute_figures(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: 
     if SMALL.name in by_arm:
         by_arm[ORACLE] = oracle(by_arm[SMALL.name], by_arm[LARGE.name])
     known = {arm.name: arm for arm in (*arms, Arm(ORACLE, ""))}
-    standings = stand(done, arms, repeats)
+    standings = compare_arms(done, arms, repeats)
     return [_arm_figures(known[s.result.name], s, by_arm[s.result.name]) for s in standings]
 
 
@@ -233,6 +233,6 @@ def _rejections(samples: Sequence[Sample]) -> dict[str, int]:
     return counts
 
 
-def is_repair(step: Written) -> bool:
+def is_repair(step: StepRecord) -> bool:
     """Whether *step* replaces the rejected part of a draft."""
     return step.fate == "kept" and bool(step.reason)

@@ -21,7 +21,7 @@ from stepspec.orchestrator.trace import read
 
 from ..benchmarks.arithmetic import ARITHMETIC
 from ..results import Interval, wilson
-from ..sample import Sample, Written
+from ..sample import Sample, StepRecord
 from ..testbed.problems import (
     Problem,
     State,
@@ -207,7 +207,7 @@ def scored_verdicts(sample: Sample, problem: int) -> list[ScoredVerdict]:
     return verdicts
 
 
-def _is_remainder(step: Written, rejected: set[float]) -> bool:
+def _is_remainder(step: StepRecord, rejected: set[float]) -> bool:
     """Whether *step* is the kept part of a rejected draft, which carries the score of that draft."""
     return step.fate == "kept" and step.grade in rejected
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..experiments.arms import LARGE
-from ..results import TOLD
+from ..results import NOTED_OUTCOMES
 from .figures import ArmFigures
 from .section import Section
 
@@ -47,7 +47,7 @@ def interval(value: str, low: str, high: str) -> str:
 
 
 def accuracy_table(section: Section) -> Table:
-    shown = [name for name in TOLD if any(f.standing.outcomes.get(name) for f in section.figures)]
+    shown = [name for name in NOTED_OUTCOMES if any(f.standing.outcomes.get(name) for f in section.figures)]
     return Table(
         "Accuracy",
         ("", "right", "accuracy", "difference from large, points", "p", *shown),

@@ -16,7 +16,7 @@ from stepspec.evals import cli as eval_cli
 from stepspec.evals.benchmarks import find, load
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
-from stepspec.evals.results import stand
+from stepspec.evals.results import compare_arms
 from stepspec.evals.testbed import solving_pair
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
@@ -152,7 +152,7 @@ def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
 
 
 def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    standings = stand(done(), ARMS)
+    standings = compare_arms(done(), ARMS)
     eval_cli._show(standings, as_json=True)  # pyright: ignore[reportPrivateUsage]
     (line,) = capfdbinary.readouterr().out.splitlines()
     assert [arm["result"]["name"] for arm in orjson.loads(line)] == [s.result.name for s in standings]

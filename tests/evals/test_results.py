@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
-from stepspec.evals.results import ORACLE, complete, difference, oracle, stand, table
-from stepspec.evals.sample import NOTHING, Arm, Sample
+from stepspec.evals.results import ORACLE, compare_arms, complete, difference, oracle, table
+from stepspec.evals.sample import EMPTY_LEDGER, Arm, Sample
 from stepspec.evals.store import Place
 
 from .experiments.test_arms import sample
@@ -35,7 +35,7 @@ def done() -> dict[Place, Sample]:
 
 
 def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
-    large, small, shipped, bound = stand(done(), ARMS)
+    large, small, shipped, bound = compare_arms(done(), ARMS)
     assert [s.result.name for s in (large, small, shipped, bound)] == [*(arm.name for arm in ARMS), ORACLE]
     assert shipped.difference == difference(4, gained=1, lost=1)
     assert (small.difference, small.p) == (difference(4, gained=0, lost=2), 0.5)
@@ -54,25 +54,25 @@ def test_the_oracle_gives_the_small_model_what_it_gets_right_and_the_large_one_t
     samples = complete(done(), ARMS, 1)
     best = oracle(samples[SMALL.name], samples[LARGE.name])
     assert [(s.seconds, s.correct) for s in best] == [(1.0, True), (4.0, True), (4.0, True), (4.0, False)]
-    bound = stand(done(), ARMS)[-1].result
+    bound = compare_arms(done(), ARMS)[-1].result
     assert (bound.seconds, bound.accuracy) == (13 / 4, 0.75)
-    assert [s.result.name for s in stand(done(), (LARGE, SHIPPED))] == [LARGE.name, SHIPPED.name]
+    assert [s.result.name for s in compare_arms(done(), (LARGE, SHIPPED))] == [LARGE.name, SHIPPED.name]
 
 
 def test_a_problem_that_an_arm_has_not_solved_yet_counts_for_none() -> None:
     part = {place: s for place, s in done().items() if place != (1, SHIPPED.name)}
-    assert [s.result.n for s in stand(part, ARMS)] == [3, 3, 3, 3]
-    assert stand({}, ARMS) == []
+    assert [s.result.n for s in compare_arms(part, ARMS)] == [3, 3, 3, 3]
+    assert compare_arms({}, ARMS) == []
 
 
 def test_of_several_samples_a_problem_the_problem_is_what_is_drawn() -> None:
-    once = stand(done(), ARMS)
+    once = compare_arms(done(), ARMS)
     twice = {
         (2 * number + repeat, arm): replace(s, repeat=repeat)
         for (number, arm), s in done().items()
         for repeat in range(2)
     }
-    again = stand(twice, ARMS, repeats=2)
+    again = compare_arms(twice, ARMS, repeats=2)
     assert [s.result.n for s in again] == [8] * 4
     assert [s.result.accuracy for s in again] == [s.result.accuracy for s in once]
     assert all(s.p is None for s in again)
@@ -87,7 +87,7 @@ def test_several_samples_of_problems_that_are_all_alike_are_still_no_proof() -> 
         for number in range(8)
         for arm in (LARGE, SHIPPED)
     }
-    found = stand(samples, (LARGE, SHIPPED), repeats=2)[1]
+    found = compare_arms(samples, (LARGE, SHIPPED), repeats=2)[1]
     assert found.result.accuracy_interval[0] < 0.6
     assert found.difference == difference(4, 0, 0)
 
@@ -97,28 +97,28 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
     ours = [samples[number, SHIPPED.name] for number in range(3)]
     worse = replace(ours[0], finish="length"), replace(ours[1], graded=False), replace(ours[2], finish="time")
     samples |= {(number, SHIPPED.name): sample for number, sample in enumerate(worse)}
-    failed = Sample(LARGE.name, False, 0.0, NOTHING, {}, "failed")
+    failed = Sample(LARGE.name, False, 0.0, EMPTY_LEDGER, {}, "failed")
     samples |= {(4, arm.name): replace(failed, arm=arm.name) for arm in ARMS}
-    shipped = stand(samples, ARMS)[2]
+    shipped = compare_arms(samples, ARMS)[2]
     assert shipped.outcomes == {"truncated": 2, "ungraded": 1, "right": 1, "failed": 1}
     assert shipped.cut_right == 2
     console = Console(width=250)
     with console.capture() as captured:
-        console.print(table(stand(samples, ARMS)))
+        console.print(table(compare_arms(samples, ARMS)))
     head, *_, row, _ = captured.get().splitlines()
     assert head.split()[-3:] == ["truncated", "ungraded", "failed"]
     assert row.split()[-5:] == ["2", "(2", "right)", "1", "1"]
 
 
 def test_nothing_is_said_of_problems_that_are_all_too_long() -> None:
-    failed = {(0, arm.name): Sample(arm.name, False, 0.0, NOTHING, {}, "failed") for arm in ARMS}
-    assert stand(failed, ARMS) == []
+    failed = {(0, arm.name): Sample(arm.name, False, 0.0, EMPTY_LEDGER, {}, "failed") for arm in ARMS}
+    assert compare_arms(failed, ARMS) == []
 
 
 def test_the_table_shows_differences_in_points_with_their_sign() -> None:
     console = Console(width=250)
     with console.capture() as captured:
-        console.print(table(stand(done(), ARMS)))
+        console.print(table(compare_arms(done(), ARMS)))
     rows = captured.get().splitlines()
     assert rows[2].split()[4].startswith("-50.0") or "-50.0 [" in rows[2]
     assert "+0.0 [" in rows[3]
@@ -129,5 +129,5 @@ def test_the_table_shows_differences_in_points_with_their_sign() -> None:
 @pytest.mark.parametrize("repeats", [1, 2])
 def test_half_of_a_problem_is_no_problem(repeats: int) -> None:
     samples = {**taken(LARGE, [True] * 3, 4.0), **taken(SHIPPED, [True] * 3, 2.0)}
-    found = stand(samples, (LARGE, SHIPPED), repeats=repeats)
+    found = compare_arms(samples, (LARGE, SHIPPED), repeats=repeats)
     assert [s.result.n for s in found] == [3 if repeats == 1 else 2] * 2

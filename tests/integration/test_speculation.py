@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from stepspec import Solution, Solver
-from stepspec.evals.sample import between, drafted
+from stepspec.evals.sample import acceptances_between, read_acceptances
 from stepspec.evals.testbed.servers import endpoint, speculations
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
@@ -57,9 +57,9 @@ async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
 ) -> None:
     tasks = fresh_tasks(50, 11)
     async with speculated.solver() as solver:
-        before = await drafted(solver)
+        before = await read_acceptances(solver)
         solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
-        found = between(before, await drafted(solver))
+        found = acceptances_between(before, await read_acceptances(solver))
     right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
     with capsys.disabled():
         for role, told in found.items():

@@ -16,7 +16,7 @@ from stepspec.evals.experiments import bench as module
 from stepspec.evals.experiments.arms import LARGE, SHIPPED
 from stepspec.evals.experiments.bench import arms, described, measure_stacked
 from stepspec.evals.experiments.tables import COLUMNS, markdown, table
-from stepspec.evals.sample import between, drafted, together
+from stepspec.evals.sample import acceptances_between, read_acceptances, sum_acceptances
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.metrics import Acceptance
@@ -114,10 +114,10 @@ async def test_the_tables_show_what_the_servers_accepted(pairs: Pairs, tmp_path:
 
 async def test_looks_are_by_role_and_add_up() -> None:
     async with Pairs().solver("", CONSOLE, (), 0, 0, {"large": TokenSpeculation(method="ngram")}) as solver:
-        earlier, later = await drafted(solver), await drafted(solver)
-    assert between(earlier, later) == {"large": Acceptance(1, 4, 2)}
-    assert between({}, later) == later
-    assert together([earlier, later, {}, {"small": Acceptance(1, 1, 1)}]) == {
+        earlier, later = await read_acceptances(solver), await read_acceptances(solver)
+    assert acceptances_between(earlier, later) == {"large": Acceptance(1, 4, 2)}
+    assert acceptances_between({}, later) == later
+    assert sum_acceptances([earlier, later, {}, {"small": Acceptance(1, 1, 1)}]) == {
         "large": Acceptance(3, 12, 6),
         "small": Acceptance(1, 1, 1),
     }

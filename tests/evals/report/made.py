@@ -13,7 +13,7 @@ from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.prices import Prices
 from stepspec.evals.report.run_folder import merge_folders, read_folder
 from stepspec.evals.report.section import Section, build_section
-from stepspec.evals.sample import Arm, Sample, Written
+from stepspec.evals.sample import Arm, Sample, StepRecord
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.ledger import Account, Ledger
 
@@ -21,12 +21,12 @@ ARMS = (LARGE, SMALL, SHIPPED)
 RECORDED = Path(__file__).parent / "run"  # a real one, cut down to some problems, arms and traces without tokens
 NOBODY = Account("small")
 
-KEPT = Written("small", "kept", 8.0, "", 0.4)
-REJECTED = Written("small", "rejected", 2.0, "grade", 0.6)
-LOST = Written("small", "lost", None, "", 0.6)
-REPAIR = Written("large", "kept", None, "grade", 0.9)
-BY_SMALL = Written("small", "kept", None, "", 0.2)
-BY_LARGE = Written("large", "kept", None, "", 0.8)
+KEPT = StepRecord("small", "kept", 8.0, "", 0.4)
+REJECTED = StepRecord("small", "rejected", 2.0, "grade", 0.6)
+LOST = StepRecord("small", "lost", None, "", 0.6)
+REPAIR = StepRecord("large", "kept", None, "grade", 0.9)
+BY_SMALL = StepRecord("small", "kept", None, "", 0.2)
+BY_LARGE = StepRecord("large", "kept", None, "", 0.8)
 
 
 def large(seconds: float, *, correct: bool = True) -> Sample:
@@ -49,7 +49,7 @@ def mixed(seconds: float, *, correct: bool = True, arm: Arm = SHIPPED, grade: fl
         drafts=4,
         accepted=3,
     )
-    graded = Written("small", "kept", grade, "", 0.4)
+    graded = StepRecord("small", "kept", grade, "", 0.4)
     return Sample(arm.name, correct, seconds, ledger, {}, steps=(graded, KEPT, REJECTED, LOST, REPAIR, KEPT))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report.figures import ArmFigures, compute_figures, samples_by_number
-from stepspec.evals.results import ORACLE, stand
+from stepspec.evals.results import ORACLE, compare_arms
 from stepspec.evals.sample import Arm
 
 from .made import ARMS, mixed, samples
@@ -20,7 +20,7 @@ def found() -> dict[str, ArmFigures]:
 
 
 def test_the_standings_are_those_of_the_run(found: dict[str, ArmFigures]) -> None:
-    assert [f.standing for f in found.values()] == stand(samples(), ARMS)
+    assert [f.standing for f in found.values()] == compare_arms(samples(), ARMS)
     assert list(found) == [LARGE.name, SMALL.name, SHIPPED.name, ORACLE]
 
 

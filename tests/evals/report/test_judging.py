@@ -9,7 +9,7 @@ import pytest
 
 from stepspec.evals.report.judging import ScoredVerdict, area_under, assess_judge, scored_verdicts, separate
 from stepspec.evals.results import wilson
-from stepspec.evals.sample import Written
+from stepspec.evals.sample import StepRecord
 
 from .made import KEPT, REJECTED, REPAIR, mixed
 
@@ -78,9 +78,9 @@ def test_what_the_score_did_not_decide_counts_for_what_passed_and_not_for_the_cu
 
 
 def test_what_stood_of_a_rejected_draft_is_no_verdict_of_its_own() -> None:
-    part = Written("small", "kept", 2.0, "", 0.6)
+    part = StepRecord("small", "kept", 2.0, "", 0.6)
     sample = mixed(1.0)
-    steps = (KEPT, REJECTED, part, REPAIR, Written("small", "kept", 2.0, "", 1.2))
+    steps = (KEPT, REJECTED, part, REPAIR, StepRecord("small", "kept", 2.0, "", 1.2))
     found = scored_verdicts(type(sample)(sample.arm, True, 1.0, sample.ledger, {}, steps=steps), 7)
     assert [(one.score, one.accepted) for one in found] == [(8.0, True), (2.0, False), (2.0, True)]
     assert {one.problem for one in found} == {7}

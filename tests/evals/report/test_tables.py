@@ -16,7 +16,7 @@ from stepspec.evals.report.prices import GpuRental, Prices
 from stepspec.evals.report.run_folder import Run
 from stepspec.evals.report.section import Section, provenance
 from stepspec.evals.report.tables import Row, Table
-from stepspec.evals.sample import Arm, Written
+from stepspec.evals.sample import Arm, StepRecord
 
 from .made import ARMS, folder, make_section, mixed, samples
 
@@ -126,7 +126,7 @@ def test_the_papers_definitions_are_not_the_same(section: Section) -> None:
 
 def test_fallbacks_and_rollbacks_are_of_tokens(tmp_path: Path) -> None:
     bild = Arm("bild", "bild")
-    repair = Written("large", "kept", None, "fallback", 0.9)
+    repair = StepRecord("large", "kept", None, "fallback", 0.9)
     sample = replace(mixed(2.0, arm=bild), steps=(repair, repair, replace(repair, reason="rollback")))
     done = {**samples(), **{(n, bild.name): sample for n in range(4)}}
     table = list(paper_tables(make_section(tmp_path, done=done, arms=(*ARMS, bild))))[2]
