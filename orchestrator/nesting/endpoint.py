@@ -1,4 +1,4 @@
-"""A nested pair as an endpoint: the servers of its models, and what they have in common."""
+"""A nested pair as an endpoint: the servers of its two models stand in for one server."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from ..endpoints.vllm_protocol import GREEDY, Format
 from ..errors import ConfigurationError
 from ..events import Observer
 from ..interfaces import Policy
-from .model import Nested, within
+from .model import Nested, observe_within
 
 
 class NestedEndpoint:
     """
-    The endpoint of a *small* and a *large* model that stand in for one of the *role*, each an endpoint to be entered.
+    The endpoints *small* and *large*, which stand in for one model of the *role* and are entered with the pair.
 
-    *policy* makes the pair's own policy over its two models; where the models sample, it is called with ``sampled``.
+    *policy* makes the pair's own policy over its two models; if the models sample, it is called with ``sampled``.
+    *about* names the policy in `described`. *ahead* is that of `Nested`.
 
-    Where one server has to stand for all of them, for a request that is passed on as it is, it is the large one's. A
-    *small* one that cannot be reached on entering is an error; one that fails later is not.
+    Requests that are passed on unchanged go to the large model's server. Entering fails if one of the models cannot be
+    reached; a small model that fails later is replaced by the large one.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class NestedEndpoint:
 
     @property
     def leaves(self) -> tuple[ModelEndpoint, ...]:
-        """The endpoints of its models, those of the pairs in it included."""
+        """The endpoints of all single models in the pair, those in nested pairs included."""
         return tuple(leaf for endpoint in (self.small, self.large) for leaf in leaves(endpoint))
 
     @property
@@ -85,7 +86,7 @@ class NestedEndpoint:
 
     @property
     def described(self) -> str:
-        """The names of all of its models, and how they work together."""
+        """The names of all models in the pair, and its policy."""
         return f"{self._about or 'a pair'} of {described(self.small)} and {described(self.large)}"
 
     @property
@@ -94,12 +95,12 @@ class NestedEndpoint:
 
     @property
     def vocabulary(self) -> str:
-        """That of all of its models; none if they have not the same."""
+        """The vocabulary of all models in the pair; "" if they differ."""
         return self.large.vocabulary if self.small.vocabulary == self.large.vocabulary else ""
 
     @property
     def room(self) -> int:
-        """The longest sequence that all of its models take, in tokens."""
+        """The longest sequence that every model in the pair takes, in tokens."""
         return min(self.small.room, self.large.room)
 
     async def count(self, messages: tuple[Message, ...]) -> int:
@@ -124,42 +125,43 @@ class NestedEndpoint:
         format: Format | None = None,
     ) -> Nested:
         """Make the model of one run, as `VllmEndpoint.model` does. Raise `ConfigurationError` for a wrong policy."""
-        clock, told, sampling = or_now(clock), within(self.role, observe), sampling.within(self.role)
+        clock, sampling = or_now(clock), sampling.within(self.role)
+        inner = observe_within(self.role, observe)
         small, large = (
-            endpoint.model(sampling, observe=told, clock=clock, format=format) for endpoint in (self.small, self.large)
+            endpoint.model(sampling, observe=inner, clock=clock, format=format) for endpoint in (self.small, self.large)
         )
         policy = partial(self._policy, sampled=True) if sampling.temperature else self._policy
         return Nested(self.role, small, large, policy, self._ahead, observe)
 
 
 def leaves(endpoint: ModelEndpoint) -> tuple[ModelEndpoint, ...]:
-    """The endpoints of single models that *endpoint* is made of: itself, unless it is a nested pair."""
+    """Return the endpoints of the single models in *endpoint*: itself, unless it is a nested pair."""
     return endpoint.leaves if isinstance(endpoint, NestedEndpoint) else (endpoint,)
 
 
 def described(endpoint: ModelEndpoint) -> str:
-    """The name of the model behind *endpoint*; of a nested pair, those of all of its models."""
+    """Return the name of the model at *endpoint*, or the names of all models of a nested pair."""
     return endpoint.described if isinstance(endpoint, NestedEndpoint) else endpoint.name
 
 
 def named(endpoint: ModelEndpoint) -> Iterator[tuple[str, str]]:
-    """Name what is behind *endpoint*, by its role; of a nested pair then its models by their paths, cheapest first."""
+    """Yield the role and name of *endpoint*; for a nested pair then its models' paths and names, cheapest first."""
     yield endpoint.role, described(endpoint)
     if isinstance(endpoint, NestedEndpoint):
-        for one in (endpoint.small, endpoint.large):
-            for path, name in named(one):
+        for inner in (endpoint.small, endpoint.large):
+            for path, name in named(inner):
                 yield f"{endpoint.role}.{path}", name
 
 
 def servers(endpoint: ModelEndpoint) -> Iterator[tuple[str, VllmEndpoint]]:
-    """The servers behind *endpoint* that are up, by the role of their model or, in a nested pair, by its path."""
+    """Yield the servers of *endpoint* that are up, with the role of their model, or its path in a nested pair."""
     match endpoint:
         case NestedEndpoint():
-            for one in (endpoint.small, endpoint.large):
-                yield from ((f"{endpoint.role}.{name}", server) for name, server in servers(one))
+            for inner in (endpoint.small, endpoint.large):
+                yield from ((f"{endpoint.role}.{name}", server) for name, server in servers(inner))
         case ReplicatedEndpoint():
-            for one in endpoint.up:
-                yield from servers(one)
+            for server in endpoint.up:
+                yield from servers(server)
         case VllmEndpoint():
             yield endpoint.role, endpoint
         case _:

@@ -1,4 +1,9 @@
-"""What one write of a nested pair asks of the writes of its own models."""
+"""
+A nested pair as a `Model`: its two models and its policy write, and the pair returns what was verified.
+
+`VerifiedStream` runs the pair's policy and yields verified tokens; `Nested` cuts them into the writes of its caller.
+`InnerOptions` and `InnerModel` pass the options of such a write on to the writes of the pair's own models.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +27,12 @@ from ..lookahead import Lookahead, LookaheadControl
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class InnerOptions:
     """
-    At most *cap* tokens at a time (None: as many as the budget leaves), each of which tells *top* rivals, and what
-    follows the first *begins* characters of the chain's steps begins with *opening*.
+    The options of a write on the pair that hold for every write of its own models.
+
+    *cap* is the most tokens of a write, None for as many as the budget leaves. *top* is the number of likeliest tokens
+    of each position. *opening* begins the text after the first *begins* characters of the chain's steps.
     """
 
     cap: int | None = None
@@ -34,7 +41,7 @@ class Terms:
     begins: int = 0
 
     def rest(self, chain: Chain) -> str:
-        """What of the opening is still to be written after *chain*."""
+        """Return the part of the opening that is still to be written after *chain*."""
         if not self.opening:
             return ""
         written = chain.text[self.begins :]
@@ -42,58 +49,59 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
-class Bound(Budgeted):
-    """A budgeted model that writes on *terms*."""
+class InnerModel(Budgeted):
+    """One of the pair's own models, within the budget, with the *inner* options in every write."""
 
-    terms: Terms
+    inner: InnerOptions
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        options["opening"] = self.terms.rest(chain) + options.get("opening", "")
-        options["top"] = max(options.get("top", 0), self.terms.top)
+        options["opening"] = self.inner.rest(chain) + options.get("opening", "")
+        options["top"] = max(options.get("top", 0), self.inner.top)
         return await Budgeted.write(self, chain, **options)
 
     def _most(self, chain: Chain, limit: int) -> int:
-        return Budgeted._most(self, chain, limit if self.terms.cap is None else min(limit, self.terms.cap))
+        return Budgeted._most(self, chain, limit if self.inner.cap is None else min(limit, self.inner.cap))
 
 
-class Course:
+class VerifiedStream:
     """
-    What the pair's *policy* makes of *chain*, token by token, each of them verified.
+    The verified tokens that the pair's *policy* writes after *chain*, one by one, with the *inner* options.
 
-    It may outlive a write, for the next one probably goes on where it stopped: until then the pair works on, at most
-    *ahead* drafts. *tell* hears of every verdict that counts, with the `place` that its caller gave the step.
+    The stream may stay open after a write, because the next write probably continues its text. Meanwhile the pair
+    works ahead by at most *ahead* drafts. *spent* says whether the budget is used up. *report* receives every verdict
+    that counts, with `place`, the index of the step that the caller writes.
     """
 
     def __init__(
         self,
         policy: Policy,
         chain: Chain,
-        terms: Terms,
+        inner: InnerOptions,
         ahead: int,
         spent: Callable[[Chain], bool],
-        tell: Callable[[int, Step, Verdict], None],
+        report: Callable[[int, Step, Verdict], None],
     ) -> None:
-        self._policy, self._chain, self._spent, self._tell = policy, chain, spent, tell
+        self._policy, self._chain, self._spent, self._report = policy, chain, spent, report
         self._ahead = LookaheadControl.of(ahead)
         self._lookahead: Lookahead | None = None
         self._unread: deque[Token] = deque()
         self._ended: Stop | None = None
-        self.terms, self.place = terms, 0
-        self.pieces: list[Step] = []  # of the present write
-        self.expected: Chain | None = None  # what the next write has to go on from; None while there is none to come
+        self.inner, self.place = inner, 0
+        self.pieces: list[Step] = []  # the steps of the pair's own models in the present write
+        self.expected: Chain | None = None  # the chain that the next write has to continue; None during a write
 
     @property
     def exhausted(self) -> bool:
-        """Whether every token of every piece was taken."""
+        """Whether all tokens of all pieces were taken."""
         return not self._unread
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing to come."""
+        """Whether the pair has ended its turn, or writes no more."""
         return self._ended is not None
 
     async def take(self) -> Token | Stop:
-        """Return the next token, or why there is none."""
+        """Return the next token, or the reason why there is none."""
         while not self._unread:
             if self._ended:
                 return self._ended
@@ -101,39 +109,39 @@ class Course:
         return self._unread.popleft()
 
     async def opened(self, limit: int) -> list[Token]:
-        """Take the tokens of the opening that the terms ask for, at most *limit*."""
+        """Take the tokens of the opening, at most *limit*."""
         tokens: list[Token] = []
-        missing = len(self.terms.opening)
+        missing = len(self.inner.opening)
         while missing > 0 and len(tokens) < limit and isinstance(token := await self.take(), Token):
             tokens.append(token)
             missing -= len(token.text)
         return tokens
 
     def wait_for(self, chain: Chain) -> None:
-        """Work on, for a next write from *chain*, which is where this one ended."""
+        """Work ahead for the next write, which is expected to continue *chain*, where this write ended."""
         self.expected = chain
         self.pieces = []
         self._lookahead = self._lookahead or self._begin()
 
     async def close(self) -> None:
-        """Cancel what was not taken, and wait until it is gone."""
+        """Cancel the drafts that were not taken, and wait until their requests are closed."""
         self.expected = None
         lookahead, self._lookahead = self._lookahead, None
         if lookahead is not None:
             await to_the_end(lookahead.close())
 
     def _begin(self) -> Lookahead:
-        outer = KEPT_OPEN.set(None)  # The pair's own requests are kept open by its own lookahead, if at all.
+        outer = KEPT_OPEN.set(None)  # The pair's own requests are open_stream open by its own lookahead, if at all.
         try:
             return Lookahead(self._policy, self._chain, self._ahead, self._spent, _ignore)
         finally:
             KEPT_OPEN.reset(outer)
 
     async def _advance(self) -> None:
-        """Take one draft and what becomes of it."""
+        """Take one draft with its verdict, and queue the tokens that stand."""
         lookahead = self._lookahead = self._lookahead or self._begin()
         draft, verdict = await lookahead.next()
-        self._tell(self.place, draft, verdict)
+        self._report(self.place, draft, verdict)
         if isinstance(verdict, Accept):
             self._push(draft)
         elif verdict.chosen:
@@ -156,30 +164,26 @@ class Course:
         if piece.stop == "end":
             self._ended = "end"
         elif not piece.tokens:
-            self._ended = "length"  # Nothing comes any more: whoever judges the pair shall see to it.
+            self._ended = "length"  # The pair writes no more; the outer policy decides what follows.
 
 
 def _ignore(event: Event) -> None:
     pass
 
 
-def _nobody(event: Event) -> None:
-    pass
-
-
 @dataclass(eq=False)
 class Nested:
     """
-    A pair of one run as a `Model` of its *role*; *policy* makes the pair's own policy over its *small* and *large*.
+    The pair of one run as a `Model` of its *role*; *policy* makes the pair's own policy over *small* and *large*.
 
-    A write returns what the pair has verified, up to where the write has to end; its tokens tell what their own authors
-    thought of them. What follows is then thrown away, so that the same chain gives the same step whatever was written
-    before, if the models are greedy or sample by a seed. Only where a write ends with a whole piece, as steps usually
-    do, the pair works on by *ahead* drafts for the next one, if its caller has set `KEPT_OPEN`. Its large model scores,
-    answers questions and branches for the pair.
+    A write returns the text that the pair has verified, up to the end of the step; the log-probability of each token is
+    that of the model that wrote it. The verified text beyond the end is discarded, so that the same chain gives the
+    same step whatever was written before, if the models are greedy or sample by a seed. Only if the write ends with a
+    complete piece, as steps usually do, the pair works ahead by *ahead* drafts for the next write, provided that the
+    caller has set `KEPT_OPEN`. The large model scores, answers questions and branches for the pair.
 
-    If its small model fails for good, the large one goes on alone, and *observe* hears of it; if that one fails, it is
-    the pair that has failed. *left* is the budget of the run. Raise `ConfigurationError` for a policy that is none.
+    If the small model fails for good, the large one goes on alone, and *observe* receives `Degraded`; if the large one
+    fails, the pair has failed. *left* is the budget of the run. Raise `ConfigurationError` for an invalid policy.
     """
 
     role: Role
@@ -187,33 +191,33 @@ class Nested:
     large: Model
     policy: Callable[[Model, Model], Policy]
     ahead: int = 1
-    observe: Observer = _nobody
+    observe: Observer = _ignore
     left: Callable[[Chain], int] = lambda chain: sys.maxsize
 
     def __post_init__(self) -> None:
         self._alone = False
-        self._courses: WeakKeyDictionary[AsyncExitStack, Course] = WeakKeyDictionary()
-        self._policy(Terms())
+        self._streams: WeakKeyDictionary[AsyncExitStack, VerifiedStream] = WeakKeyDictionary()
+        self._policy(InnerOptions())
 
     def budgeted(self, left: Callable[[Chain], int]) -> Nested:
-        """The same pair, for a run of which *left* is the budget."""
+        """Return the same pair for a run whose budget is *left*."""
         small = self.small.budgeted(left) if isinstance(self.small, Nested) else self.small
         return replace(self, small=small, left=left)
 
     def leave(self) -> None:
-        """Give the places at replicas up: the run is over."""
+        """Release the models' replicas, as the run is over."""
         for model in (self.small, self.large):
             if isinstance(model, ReplicatedModel | Nested):
                 model.leave()
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
         """Write the next step as `Model.write` says, or the answer, by the model that the pair's policy lets answer."""
-        terms = self._terms(chain, options)
+        inner = self._inner_options(chain, options)
         with self._failing():
             try:
                 if not (self._alone or chain.finished or chain.closed):
-                    return await self._verified(chain, terms, options)
-                author = self.large if self._alone else self._policy(terms).answerer
+                    return await self._verified(chain, inner, options)
+                author = self.large if self._alone else self._policy(inner).answerer
                 return await self._by(author, chain, options)
             except EndpointUnavailable as exc:
                 if self._alone or exc.role != self.small.role:
@@ -238,12 +242,12 @@ class Nested:
         with self._failing():
             return await self.large.ask(self._inside(chain), question, choices, opening=opening)
 
-    async def _verified(self, chain: Chain, terms: Terms, options: WriteOptions) -> Step:
+    async def _verified(self, chain: Chain, inner: InnerOptions, options: WriteOptions) -> Step:
         limit, stack = options.get("limit", DEFAULT_LIMIT), KEPT_OPEN.get()
-        course = await self._course(chain, terms, stack)
-        course.place = len(chain.steps)
+        stream = await self._stream(chain, inner, stack)
+        stream.place = len(chain.steps)
         try:
-            begun = await course.opened(limit)
+            begun = await stream.opened(limit)
             growing = StepBuilder(
                 self.role,
                 "",
@@ -251,60 +255,60 @@ class Nested:
                 before=chain.text,
                 limit=limit,
                 opening=begun,
-                top=terms.top,
+                top=inner.top,
             )
-            step = None if len(begun) >= limit else await grow(growing, course.take, options.get("until"))
+            step = None if len(begun) >= limit else await grow(growing, stream.take, options.get("until"))
             step = step or growing.end("length")
         except BaseException:
-            await course.close()
+            await stream.close()
             raise
-        whole = course.exhausted and not growing.overran
-        step = self._joined(step, course.pieces if whole else beginning(course.pieces, len(step.text)))
-        if stack is None or not whole or course.ended or step.stop == "end" or terms.opening:
-            await course.close()
+        whole = stream.exhausted and not growing.overran
+        step = self._joined(step, stream.pieces if whole else beginning(stream.pieces, len(step.text)))
+        if stack is None or not whole or stream.ended or step.stop == "end" or inner.opening:
+            await stream.close()
         else:
-            course.wait_for(chain.extend(step))
+            stream.wait_for(chain.extend(step))
         return step
 
-    async def _course(self, chain: Chain, terms: Terms, stack: AsyncExitStack | None) -> Course:
-        """Go on with the course that was left open, or begin one, which is left open only for one write at a time."""
-        kept = self._courses.get(stack) if stack is not None else None
-        if kept is not None and kept.expected == chain and kept.terms == terms:
-            kept.expected = None
-            return kept
-        if kept is not None and kept.expected is not None:
-            await kept.close()
+    async def _stream(self, chain: Chain, inner: InnerOptions, stack: AsyncExitStack | None) -> VerifiedStream:
+        """Continue the open stream if it fits *chain*, or begin one, which stays open for one write at a time."""
+        open_stream = self._streams.get(stack) if stack is not None else None
+        if open_stream is not None and open_stream.expected == chain and open_stream.inner == inner:
+            open_stream.expected = None
+            return open_stream
+        if open_stream is not None and open_stream.expected is not None:
+            await open_stream.close()
         ahead = self.ahead if stack is not None else 0
-        course = Course(self._policy(terms), self._inside(chain), terms, ahead, self._spent, self._tell)
+        stream = VerifiedStream(self._policy(inner), self._inside(chain), inner, ahead, self._spent, self._report)
         if stack is not None:
-            self._courses[stack] = course
-            stack.push_async_callback(course.close)
-        return course
+            self._streams[stack] = stream
+            stack.push_async_callback(stream.close)
+        return stream
 
     async def _by(self, author: Model, chain: Chain, options: WriteOptions) -> Step:
         """Let *author*, one of the two models, write without the other."""
         return self._ours(await author.write(self._inside(chain), **options))
 
-    def _terms(self, chain: Chain, options: WriteOptions) -> Terms:
+    def _inner_options(self, chain: Chain, options: WriteOptions) -> InnerOptions:
         limit, opening = options.get("limit", DEFAULT_LIMIT), options.get("opening", "")
         cap = limit if limit < min(DEFAULT_LIMIT, self.left(chain)) else None  # None: the limit is the budget's
-        return Terms(cap, options.get("top", 0), opening, len(chain.text) if opening else 0)
+        return InnerOptions(cap, options.get("top", 0), opening, len(chain.text) if opening else 0)
 
-    def _policy(self, terms: Terms) -> Policy:
-        return self.policy(Bound(self.small, self.left, terms), Bound(self.large, self.left, terms))
+    def _policy(self, inner: InnerOptions) -> Policy:
+        return self.policy(InnerModel(self.small, self.left, inner), InnerModel(self.large, self.left, inner))
 
     def _spent(self, inside: Chain) -> bool:
         return self.left(inside) <= 0
 
-    def _tell(self, place: int, draft: Step, verdict: Verdict) -> None:
+    def _report(self, place: int, draft: Step, verdict: Verdict) -> None:
         self.observe(JudgedWithin(self.role, place, draft, verdict))
 
     def _inside(self, chain: Chain) -> Chain:
-        """The chain as the pair's own models made it, which goes on where the chain does."""
-        steps = [piece for step in chain.steps for piece in (self._made(step) or (step,))]
+        """Replace the pair's steps in *chain* by the pieces of its own models, and stay at the same place."""
+        steps = [piece for step in chain.steps for piece in (self._pieces(step) or (step,))]
         return replace(chain, steps=tuple(steps))
 
-    def _made(self, step: Step) -> tuple[Step, ...]:
+    def _pieces(self, step: Step) -> tuple[Step, ...]:
         if step.author != self.role or not step.pieces or step.pieces[-1].stop != "end":
             return step.pieces if step.author == self.role else ()
         *before, last = step.pieces  # The write may have ended with the last token of a turn.
@@ -314,7 +318,7 @@ class Nested:
         return replace(step, author=self.role, pieces=(step,))
 
     def _joined(self, step: Step, pieces: Sequence[Step]) -> Step:
-        """Name the vocabulary of *step*, if its *pieces* share one: otherwise its text is encoded anew."""
+        """Give *step* its *pieces*, and their vocabulary if they share one; otherwise its text is encoded again."""
         vocabularies = {piece.vocabulary for piece in pieces}
         vocabulary = vocabularies.pop() if len(vocabularies) == 1 else ""
         return replace(step, vocabulary=vocabulary, pieces=tuple(pieces))
@@ -326,17 +330,17 @@ class Nested:
 
     @contextmanager
     def _failing(self) -> Generator[None]:
-        """Make a failure of one of the two that of the pair."""
+        """Raise a failure of one of the two models as a failure of the pair."""
         try:
             yield
         except EndpointError as exc:
             raise type(exc)(exc.cause, role=self.role, url=exc.url, verb=exc.verb) from exc
 
 
-def within(role: Role, observe: Observer) -> Observer:
-    """Make an observer of a pair's own models of the one that *observe*s the pair in its *role*."""
+def observe_within(role: Role, observe: Observer) -> Observer:
+    """Make the observer of a pair's own models: it passes events on to *observe* with the pair's *role* in the path."""
 
-    def told(event: Event) -> None:
+    def relabel(event: Event) -> None:
         match event:
             case JudgedWithin(path):
                 observe(replace(event, path=f"{role}.{path}"))
@@ -345,4 +349,4 @@ def within(role: Role, observe: Observer) -> Observer:
             case _:
                 observe(event)
 
-    return told
+    return relabel

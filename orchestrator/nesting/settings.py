@@ -1,4 +1,4 @@
-"""How a nested pair is described. Frozen; no I/O."""
+"""The settings of a nested pair. Frozen; no I/O."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pydantic_settings import NoDecode
 from ..endpoints import Endpoint
 
 SINGLE, PAIR = "one model", "a nested pair"
-TAGS = frozenset({SINGLE, PAIR})  # what pydantic puts into the places of errors, and no user has written
+TAGS = frozenset({SINGLE, PAIR})  # pydantic puts them into the locations of errors, where no user expects them
 
 
 class Nesting(BaseModel, frozen=True, extra="forbid"):
-    """What is set of a nested pair besides its models: a *policy* with its *options*, how far *ahead* it works."""
+    """The settings of a nested pair other than its models: *policy*, its *options*, and *ahead* in drafts."""
 
     role: Literal["small"] = "small"
     policy: str = "specreason"
@@ -24,27 +24,27 @@ class Nesting(BaseModel, frozen=True, extra="forbid"):
     ahead: NonNegativeInt = 2
 
 
-def kind(given: object) -> str:
-    """Say whether *given* describes a pair: it has no URL, but something that only a pair has."""
-    if isinstance(given, Nesting):
+def kind(value: object) -> str:
+    """Return the tag of *value*: a pair has no URL, but a key that only pairs have."""
+    if isinstance(value, Nesting):
         return PAIR
-    keys = set(cast("dict[str, Any]", given)) if isinstance(given, dict) else set[str]()
+    keys = set(cast("dict[str, Any]", value)) if isinstance(value, dict) else set[str]()
     return PAIR if "url" not in keys and keys & (set(NestedPair.model_fields) - {"role"}) else SINGLE
 
 
-def for_role(given: Any, role: str) -> Any:
-    """Let an endpoint be given as its URL alone, and never ask for the role that its place already says."""
-    if isinstance(given, str):
-        return {"role": role, "url": given}
-    return {"role": role, **cast("dict[str, Any]", given)} if isinstance(given, dict) else given
+def for_role(value: Any, role: str) -> Any:
+    """Expand an endpoint that is only a URL, and add the *role* if *value* has none."""
+    if isinstance(value, str):
+        return {"role": role, "url": value}
+    return {"role": role, **cast("dict[str, Any]", value)} if isinstance(value, dict) else value
 
 
 class NestedPair(Nesting, frozen=True):
     """
-    Two models that stand in for one: a *policy* with *options* over a *small* and a *large* one.
+    Two models that stand in for one: a *policy* with *options* over a *small* and a *large* model.
 
-    It works *ahead* by so many drafts of its own small model, beyond those that its caller asked for. The small one may
-    be such a pair as well.
+    *ahead* is the number of drafts that the pair works ahead beyond the step that its caller waits for. The small model
+    may be a nested pair too.
     """
 
     small: Annotated[SmallModel, NoDecode]
@@ -52,25 +52,25 @@ class NestedPair(Nesting, frozen=True):
 
     @field_validator("small", "large", mode="before")
     @classmethod
-    def _role(cls, given: Any, about: Any) -> Any:
-        return for_role(given, about.field_name)
+    def _role(cls, value: Any, info: Any) -> Any:
+        return for_role(value, info.field_name)
 
     @property
     def models(self) -> tuple[tuple[str, Endpoint], ...]:
-        """The single models in it with their paths, the cheapest first."""
+        """The single models in the pair with their paths, the cheapest first."""
         inner = self.small.models if isinstance(self.small, NestedPair) else (("small", self.small),)
         return tuple((f"{self.role}.{path}", one) for path, one in (*inner, ("large", self.large)))
 
     @property
     def nested(self) -> Mapping[str, NestedPair]:
-        """This pair and those within it, by their paths."""
-        found: dict[str, NestedPair] = {self.role: self}
+        """This pair and the pairs in it, by path."""
+        pairs: dict[str, NestedPair] = {self.role: self}
         if isinstance(self.small, NestedPair):
-            found |= {f"{self.role}.{path}": pair for path, pair in self.small.nested.items()}
-        return found
+            pairs |= {f"{self.role}.{path}": pair for path, pair in self.small.nested.items()}
+        return pairs
 
     def turned(self, places: int) -> NestedPair:
-        """The same models, each with another of its servers first."""
+        """Return the same pair, where each model begins with another of its servers; see `Endpoint.turned`."""
         return self.model_copy(update={"small": self.small.turned(places), "large": self.large.turned(places)})
 
 
@@ -81,7 +81,7 @@ NestedPair.model_rebuild()
 
 
 def neighbours(small: Endpoint | NestedPair, large: Endpoint) -> Mapping[str, tuple[Endpoint, Endpoint]]:
-    """Every model with the next dearer one, which judges it, as a pair of their own; named by their paths."""
+    """Return each model with the next larger one, which judges it, as a pair of endpoints, named by their paths."""
     cheaper = small.models if isinstance(small, NestedPair) else (("small", small),)
     return {
         f"{path} with {judge}": (

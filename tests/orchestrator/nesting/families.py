@@ -11,7 +11,7 @@ from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
 from stepspec.orchestrator.events import Event, Observer
 from stepspec.orchestrator.nesting import Nested
-from stepspec.orchestrator.nesting.model import within
+from stepspec.orchestrator.nesting.model import observe_within
 from stepspec.orchestrator.reason import End
 
 from ...fakes import Said, ScriptedModel
@@ -102,7 +102,7 @@ def family(
     budget, events = budget or Budget(), list[Event]() if events is None else events
     observers: list[Observer] = [events.append]
     for _ in inner:
-        observers.append(within("small", observers[-1]))
+        observers.append(observe_within("small", observers[-1]))
     models = [member(seed, "0", "small", observers[-1], sticky=sticky)]
     cheap: Model = models[0]
     for place, name in enumerate(inner, 1):

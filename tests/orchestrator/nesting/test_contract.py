@@ -11,7 +11,7 @@ from stepspec import policies
 from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.nesting import Nested
-from stepspec.orchestrator.nesting.model import within
+from stepspec.orchestrator.nesting.model import observe_within
 
 from ...contracts.model import SHORT, ModelContract, Subject
 from ...fakes import ScriptedModel, counting
@@ -33,7 +33,7 @@ class TestNested(ModelContract):
                 reading=lambda chain: 0.0,
                 pace=1e-6,  # seconds; enough to be cancelled in
                 judge=lambda chain, question: {"7": 0.5, "9": 0.25},
-                observe=within("small", events.append),
+                observe=observe_within("small", events.append),
             )
 
         pair = Nested("small", model("small"), model("large"), partial(policies.make, policy), 2, events.append)

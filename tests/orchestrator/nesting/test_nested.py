@@ -27,7 +27,7 @@ from stepspec.orchestrator.chain import DELIMITER, THINK_END
 from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Degraded, Event, JudgedWithin, Moved
 from stepspec.orchestrator.nesting import Nested
-from stepspec.orchestrator.nesting.model import within
+from stepspec.orchestrator.nesting.model import observe_within
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as run_to_the_answer
 
@@ -67,7 +67,7 @@ def trio(
 ) -> Trio:
     """Make them; the small one refuses the tiny one's steps at *refused*."""
     events: list[Event] = []
-    observe = within("small", events.append)
+    observe = observe_within("small", events.append)
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
         return {"0": 1.0} if len(chain.steps) - 1 in refused else {"9": 1.0}
@@ -287,7 +287,7 @@ def test_the_larger_one_of_the_pair_scores_answers_questions_and_branches_for_it
 
 def test_paths_grow_from_pair_to_pair() -> None:
     told: list[Event] = []
-    observe = within("small", within("small", told.append))
+    observe = observe_within("small", observe_within("small", told.append))
     called = Called("large", "ask", "done", 0.0, 1.0)
     for event in (called, Moved("small", "a", "b", "gone"), JudgedWithin("small", 0, Step("", "small"), Accept())):
         observe(event)

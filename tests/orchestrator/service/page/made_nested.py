@@ -10,7 +10,7 @@ from stepspec import policies
 from stepspec.orchestrator import Budget, Chain
 from stepspec.orchestrator.events import Started
 from stepspec.orchestrator.nesting import Nested
-from stepspec.orchestrator.nesting.model import within
+from stepspec.orchestrator.nesting.model import observe_within
 from stepspec.orchestrator.run import run as run_to_answer
 from stepspec.orchestrator.trace import Recorder, dump
 
@@ -46,7 +46,7 @@ def nested(ahead: int = 2) -> bytes:
 
     async def main() -> bytes:
         recorder = Recorder(asyncio.get_running_loop().time)
-        tiny.observe = small.observe = within("small", recorder)
+        tiny.observe = small.observe = observe_within("small", recorder)
         large.observe = recorder
         step_by_step = partial(policies.make, "bild", scale="step", rollback=1.0)
         pair = Nested("small", tiny, small, step_by_step, 2, recorder)

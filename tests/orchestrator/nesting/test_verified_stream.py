@@ -1,4 +1,4 @@
-"""The course of a nested pair by hand: what becomes of each verdict, token by token, and what is open meanwhile."""
+"""The stream of a nested pair by hand: what becomes of each verdict, token by token, and what is open meanwhile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from stepspec.orchestrator import Accept, Chain, Model, Rival, Rollback, Step, Token, Verdict
 from stepspec.orchestrator.chain import Role, Stop
-from stepspec.orchestrator.nesting.model import Course, Terms
+from stepspec.orchestrator.nesting.model import InnerOptions, VerifiedStream
 
 from ...fakes import ScriptedModel, run
 from ..arms import PROBLEM
@@ -54,20 +54,20 @@ class Ruled:
         await asyncio.sleep(1)
 
 
-def course(
+def stream(
     policy: Ruled,
-    terms: Terms = Terms(),  # noqa: B008 -- frozen
+    inner: InnerOptions = InnerOptions(),  # noqa: B008 -- frozen
     ahead: int = 0,
     spent: Callable[[Chain], bool] = lambda chain: False,
-) -> tuple[Course, list[tuple[int, str, Verdict]]]:
+) -> tuple[VerifiedStream, list[tuple[int, str, Verdict]]]:
     told: list[tuple[int, str, Verdict]] = []
-    made = Course(
-        policy, PROBLEM, terms, ahead, spent, lambda place, draft, verdict: told.append((place, draft.text, verdict))
+    made = VerifiedStream(
+        policy, PROBLEM, inner, ahead, spent, lambda place, draft, verdict: told.append((place, draft.text, verdict))
     )
     return made, told
 
 
-async def words(made: Course, most: int = 99) -> list[str]:
+async def words(made: VerifiedStream, most: int = 99) -> list[str]:
     """Take so many tokens, or all there are and why no more come."""
     taken: list[str] = []
     while len(taken) < most:
@@ -80,7 +80,7 @@ async def words(made: Course, most: int = 99) -> list[str]:
 
 def test_what_is_accepted_comes_token_by_token_and_then_why_no_more_does() -> None:
     async def main() -> None:
-        made, told = course(Ruled((ONE, LAST)))
+        made, told = stream(Ruled((ONE, LAST)))
         made.place = 7
         assert made.exhausted
         assert await words(made, 1) == ["One"]
@@ -102,7 +102,7 @@ def test_the_rival_that_stands_comes_in_the_drafts_place_and_the_next_follows_it
     )
 
     async def main() -> None:
-        made, _ = course(policy, ahead=1)
+        made, _ = stream(policy, ahead=1)
         assert await words(made) == ["Two", ".\n\n", "Three", ".", "(end)"]
         assert made.pieces == [TWO, LAST]
         await made.close()
@@ -116,7 +116,7 @@ def test_what_is_kept_comes_before_its_repair_which_tells_why(keep: int, kept: l
     policy = Ruled((ONE, LAST, LAST), {ONE.text: Rollback(keep, "doubt")})
 
     async def main() -> None:
-        made, _ = course(policy, ahead=1)
+        made, _ = stream(policy, ahead=1)
         assert await words(made, len(kept) + 2) == [*kept, "Other", ".\n\n"]
         assert [(piece.author, piece.stop, piece.note) for piece in made.pieces] == [
             *[("small", "length", "") for _ in kept],
@@ -134,7 +134,7 @@ def test_what_is_kept_may_spend_the_budget_and_then_nothing_is_repaired(keep: in
     policy = Ruled((ONE,), {ONE.text: Rollback(keep, "doubt")})
 
     async def main() -> None:
-        made, _ = course(policy, spent=lambda chain: bool(chain.steps) or policy.log != [])
+        made, _ = stream(policy, spent=lambda chain: bool(chain.steps) or policy.log != [])
         assert await words(made, 1) == (["Other"] if repaired else ["One"])
         await made.close()
 
@@ -145,7 +145,7 @@ def test_what_is_kept_may_spend_the_budget_and_then_nothing_is_repaired(keep: in
 @pytest.mark.parametrize(("stop", "why"), [("delimiter", "(length)"), ("end", "(end)")])
 def test_a_repair_without_a_token_ends_the_course_for_it_would_never_come_to_an_end(stop: Stop, why: str) -> None:
     async def main() -> None:
-        made, _ = course(Ruled((ONE,), {ONE.text: Rollback()}, repaired=Step("", "large", stop)))
+        made, _ = stream(Ruled((ONE,), {ONE.text: Rollback()}, repaired=Step("", "large", stop)))
         assert await words(made) == [why]
         assert made.ended
         await made.close()
@@ -170,7 +170,7 @@ def test_an_opening_takes_the_tokens_that_cover_it_and_no_more_than_it_may(
     opening: str, limit: int, taken: list[str]
 ) -> None:
     async def main() -> None:
-        made, _ = course(Ruled((ONE, TWO, LAST)), Terms(opening=opening))
+        made, _ = stream(Ruled((ONE, TWO, LAST)), InnerOptions(opening=opening))
         assert [token.text for token in await made.opened(limit)] == taken
         await made.close()
 
@@ -182,7 +182,7 @@ def test_a_course_that_waits_works_on_as_far_as_it_may(ahead: int, drafts: int) 
     policy = Ruled((ONE, TWO, LAST))
 
     async def main() -> None:
-        made, _ = course(policy, ahead=ahead)
+        made, _ = stream(policy, ahead=ahead)
         await words(made, 2)
         made.wait_for(PROBLEM.extend(ONE))
         assert (made.expected, made.pieces) == (PROBLEM.extend(ONE), [])
@@ -198,7 +198,7 @@ def test_after_a_repair_it_begins_again_as_soon_as_it_waits() -> None:
     policy = Ruled((ONE, LAST), {ONE.text: Rollback(0, "doubt")})
 
     async def main() -> None:
-        made, _ = course(policy, ahead=1)
+        made, _ = stream(policy, ahead=1)
         await words(made, 2)
         made.wait_for(PROBLEM.extend(OTHER))
         await asyncio.sleep(10)
