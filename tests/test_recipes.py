@@ -14,11 +14,17 @@ from stepspec.evals.experiments.bench import NESTED, THREE
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import vllm_flags
-from stepspec.orchestrator.launcher.commands import servers, settings, waves
-from stepspec.orchestrator.launcher.launch import RunningPair, Server
-from stepspec.orchestrator.launcher.machine import Files, Installed, MachineFacts, installed, look
+from stepspec.orchestrator.launcher.commands import servers, solver_settings, waves
+from stepspec.orchestrator.launcher.launch import RunningServer, Server
+from stepspec.orchestrator.launcher.machine import (
+    InstalledVllm,
+    MachineFacts,
+    ModelFiles,
+    inspect_machine,
+    installed_vllm,
+)
 from stepspec.orchestrator.launcher.pair import METHODS, Pair, StartedServer, load
-from stepspec.orchestrator.launcher.preflight import refuse, warnings
+from stepspec.orchestrator.launcher.preflight import check_pair, warnings
 from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags
 
 from .fakes import ScriptedModel, counting
@@ -27,8 +33,8 @@ from .orchestrator.launcher.configs import CONFIGS
 RECIPES = Path(__file__).parent.parent / "recipes"
 ALL = sorted(RECIPES.glob("*.toml"))
 KNOWN = MachineFacts(
-    Installed("0.32.0", frozenset(METHODS), suffixes=False),
-    {(name, None): Files(config) for name, config in CONFIGS.items()},
+    InstalledVllm("0.32.0", frozenset(METHODS), suffix_decoding=False),
+    {(name, None): ModelFiles(config) for name, config in CONFIGS.items()},
 )
 EAGLE = {"method": "eagle3", "num_speculative_tokens": 3, "model": "RedHatAI/Qwen3-32B-speculator.eagle3"}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
@@ -114,8 +120,8 @@ def test_a_recipe_comes_to_the_commands_that_it_states(name: str) -> None:
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_recipe_says_how_its_makers_recommend_to_sample(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
-    standing = {path: RunningPair("http://127.0.0.1:1/v1", "m") for path in pair.models}
-    assert settings(pair, standing)["sampling"] == SAMPLING.get(name, QWEN)
+    standing = {path: RunningServer("http://127.0.0.1:1/v1", "m") for path in pair.models}
+    assert solver_settings(pair, standing)["sampling"] == SAMPLING.get(name, QWEN)
 
 
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
@@ -148,7 +154,7 @@ def test_a_dry_run_of_a_recipe_passes(
     def asked(_: object) -> ParsedFlags:  # vLLM itself is asked below, about all recipes at once
         return ParsedFlags(known, {})
 
-    monkeypatch.setattr(vllm_flags, "ask", asked)
+    monkeypatch.setattr(vllm_flags, "parse", asked)
     monkeypatch.setattr(sys, "argv", ["stepspec", "up", str(path), "--dry-run"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -164,11 +170,11 @@ def test_a_dry_run_of_a_recipe_passes(
 def test_the_installed_vllm_takes_every_command_line_of_every_recipe() -> None:
     """Its own parser reads them, with the names of parsers and the methods of speculation."""
     made = {f"{path.stem} {one.name}": one for path in ALL for one in servers(load(path))}
-    told = vllm_flags.ask({name: one.command(8000)[len(one.program) :] for name, one in made.items()})
+    told = vllm_flags.parse({name: one.command(8000)[len(one.program) :] for name, one in made.items()})
     assert isinstance(told, ParsedFlags), told
     assert dict(told.refusals) == dict.fromkeys(made, "")
     assert {flag for path in ALL for one in load(path).started.values() for flag in one.flags} <= told.flags
-    known = installed()
+    known = installed_vllm()
     assert known is not None
     assert known.methods is not None
     assert {one.speculation.method for path in ALL for one in load(path).started.values()} <= {*known.methods, "none"}
@@ -177,7 +183,7 @@ def test_the_installed_vllm_takes_every_command_line_of_every_recipe() -> None:
 @pytest.mark.parametrize("name", sorted(UNSIZED))
 def test_what_is_not_known_of_a_model_that_is_not_here_is_told_and_no_obstacle(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
-    unchecked = refuse(pair, KNOWN)
+    unchecked = check_pair(pair, KNOWN)
     for one in pair.started.values():
         assert any(one.model in each for each in unchecked)
 
@@ -185,12 +191,12 @@ def test_what_is_not_known_of_a_model_that_is_not_here_is_told_and_no_obstacle(n
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - UNSIZED))
 def test_a_recipe_fits_onto_its_cards_and_not_onto_much_smaller_ones(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
-    unchecked = refuse(pair, KNOWN)
+    unchecked = check_pair(pair, KNOWN)
     assert all("speculator" in one for one in unchecked)
     assert len(unchecked) == (COMMANDS[name][-1] == EAGLE)
     smaller = pair.model_copy(update={"card": (pair.card or 0) * 0.6})
     with pytest.raises(ConfigurationError, match="does not fit"):
-        refuse(smaller, KNOWN)
+        check_pair(smaller, KNOWN)
 
 
 @pytest.mark.parametrize("name", ["qwq-32b", "deepseek-r1-32b"])
@@ -199,13 +205,13 @@ def test_the_recipes_say_rightly_that_these_pairs_cannot_draft_for_each_other(na
     large: dict[str, Any] = {**pair.large.model_dump(), "speculation": "draft_model"}
     wrong = Pair.model_validate({**pair.model_dump(), "large": large})
     with pytest.raises(ConfigurationError, match="152064 and 151936 rows"):
-        refuse(wrong, KNOWN)
+        check_pair(wrong, KNOWN)
 
 
 @pytest.mark.parametrize("name", MINIATURE)
 def test_a_miniature_recipe_is_what_the_testbed_starts(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
-    assert refuse(pair, look(pair)) == ()
+    assert check_pair(pair, inspect_machine(pair)) == ()
     for ours, theirs in zip(servers(pair), miniature_servers("off", MINIATURE[name]), strict=True):
         assert Path(ours.model) == Path(theirs.model).resolve()
         assert ours.served_name == theirs.served_name

@@ -31,8 +31,8 @@ from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.events import Called, Observer
 from stepspec.orchestrator.interfaces import Model, Policy
 from stepspec.orchestrator.launcher import Served, launch
-from stepspec.orchestrator.launcher.hybrids import CURE
-from stepspec.orchestrator.launcher.up import starting
+from stepspec.orchestrator.launcher.up import show_progress
+from stepspec.orchestrator.launcher.vllm_flags import HYBRID_FLAGS
 from stepspec.policies import BiLD, SpecReason
 
 from ..command_line import script
@@ -198,9 +198,9 @@ async def run(steps: int, refuse_every: int, console: Console) -> list[Cost]:
     """Build the hybrid, serve it twice, and measure."""
     with TemporaryDirectory(prefix="stepspec-hybrid-") as folder:
         model = make_hybrid(Path(folder) / "model")
-        servers = [hybrid_server(model, "plain"), hybrid_server(model, "cured", CURE)]
+        servers = [hybrid_server(model, "plain"), hybrid_server(model, "cured", HYBRID_FLAGS)]
         async with AsyncExitStack() as stack:
-            with starting(console) as tell:
+            with show_progress(console) as tell:
                 served = await stack.enter_async_context(launch(servers, on_progress=tell))
             return await measure(served["plain"], served["cured"], steps, refuse_every)
 

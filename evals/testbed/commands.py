@@ -12,16 +12,14 @@ from rich.text import Text
 from stepspec.cli.display import Narrator
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.launcher import Served, TokenSpeculation
-from stepspec.orchestrator.launcher.launch import RunningPair
-from stepspec.orchestrator.launcher.up import STOPPING, as_json, as_text, until_signalled
+from stepspec.orchestrator.launcher.launch import RunningServer
+from stepspec.orchestrator.launcher.up import as_json, as_text, until_signalled
 
 from ..experiments.arms import LARGE, SHIPPED, SMALL, measure
 from ..results import Result, summarise
 from ..sample import Sample, Task
 from .servers import MODELS, NO_SPECULATION, PAIR, SCORERS, running
 from .solving_pair import fresh_tasks, pair_solver
-
-__all__ = ["STOPPING", "up"]
 
 
 async def up(
@@ -54,8 +52,8 @@ async def up(
     await until_signalled(serve())
 
 
-def _describe(served: Served, speculation: TokenSpeculation | None) -> RunningPair:
-    return RunningPair(
+def _describe(served: Served, speculation: TokenSpeculation | None) -> RunningServer:
+    return RunningServer(
         base_url=served.base_url,
         model=served.served_name,
         suffix_scoring=served.name in SCORERS,

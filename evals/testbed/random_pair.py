@@ -34,7 +34,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Answered, Committed, Event, Started
 from stepspec.orchestrator.launcher import Served, Server, launch
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
-from stepspec.orchestrator.launcher.up import starting
+from stepspec.orchestrator.launcher.up import show_progress
 from stepspec.policies import METHODS
 
 from ..command_line import script
@@ -142,7 +142,7 @@ async def serving(
     with tempfile.TemporaryDirectory() as folder:
         described = await asyncio.to_thread(servers, Path(folder), small, cache)
         async with AsyncExitStack() as stack:
-            with starting(console) as on_progress:
+            with show_progress(console) as on_progress:
                 served = await stack.enter_async_context(launch(described, on_progress=on_progress))
             yield served
 

@@ -26,7 +26,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import Served, Server, TokenSpeculation, launch
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
-from stepspec.orchestrator.launcher.up import starting
+from stepspec.orchestrator.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
 PROFILES = Path(__file__).with_name("profiles.toml")
@@ -212,7 +212,7 @@ async def running(
     async with AsyncExitStack() as stack:
         drafter = stack.enter_context(paced_drafter(models / DRAFTER, read_pace(profile, DRAFTER)))
         servers = miniature_servers(profile, roles, models=models, speculation=speculation, drafter=drafter)
-        with starting(console) as on_progress:
+        with show_progress(console) as on_progress:
             launching = launch(servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=on_progress)
             served = await stack.enter_async_context(launching)
         yield served

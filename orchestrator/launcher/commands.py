@@ -1,4 +1,8 @@
-"""What is told of the servers of a pair, in the shape of its file; and that as the settings of a solver over them."""
+"""
+A pair as command lines of vLLM, and as the settings of a solver that uses its servers.
+
+Both follow the shape of the pair's file: large, small and, where the small model is a pair, its own large and small.
+"""
 
 from __future__ import annotations
 
@@ -9,144 +13,143 @@ from typing import Any, cast
 
 from ..endpoints.settings import Endpoint
 from ..toml import one_line
-from .launch import RunningPair, Server
-from .machine import variables
+from .launch import RunningServer, Server
+from .machine import card_variables
 from .pair import Pair, PairWithin, StartedServer
 
 SMALL, LARGE = "small", "large"
-OWN = ("policy", "options", "ahead")  # what is set of a pair within
-OF_ENDPOINT = ("template", "thinks", "suffix_scoring")  # what is set of a model to start and of its endpoint
-TOLD_APART = {"role", "url", "replicas", "api_key"}
+NESTING_SETTINGS = ("policy", "options", "ahead")
+SHARED_SETTINGS = ("template", "thinks", "suffix_scoring")  # settings of both a StartedServer and an Endpoint
+OMITTED_SETTINGS = {"role", "url", "replicas", "api_key"}
 
-
-def outline(pair: Pair, leaf: Callable[[str], Any]) -> dict[str, Any]:
-    """Return both roles of *pair*: for a model what *leaf* makes of its path, for a pair within its own outline."""
-    return {LARGE: leaf(LARGE), SMALL: _outlined(pair.small, SMALL, leaf)}
-
-
-def settings(pair: Pair, standing: Mapping[str, RunningPair]) -> dict[str, Any]:
-    """
-    Return what a solver has to be told to use the servers of *pair*, which stand at *standing*.
-
-    Keys of servers that ran already are left out: they are not for everybody who sees what is told.
-    """
-    sampling = {"sampling": pair.sampling.model_dump(exclude_unset=True)} if pair.sampling else {}
-    return {**outline(pair, lambda path: _endpoint(pair.models[path], standing[path])), **sampling}
-
-
-def as_toml(told: Mapping[str, Any]) -> str:
-    """Write `settings` as a settings file, a line for each thing, which begins with its path."""
-    return "\n".join(f"{name} = {one_line(value)}" for name, value in _lines(told))
-
-
-def _outlined(one: Endpoint | StartedServer | PairWithin, path: str, leaf: Callable[[str], Any]) -> Any:
-    if not isinstance(one, PairWithin):
-        return leaf(path)
-    own = {name: getattr(one, name) for name in OWN}
-    return {**own, LARGE: leaf(f"{path}.{LARGE}"), SMALL: _outlined(one.small, f"{path}.{SMALL}", leaf)}
-
-
-def _endpoint(one: Endpoint | StartedServer, standing: RunningPair) -> str | dict[str, Any]:
-    """What is to be set of one server: its URL alone, where there is no more."""
-    if isinstance(one, StartedServer):
-        set_here = {name: getattr(one, name) for name in OF_ENDPOINT if name in one.model_fields_set}
-        return {"url": standing.base_url, **set_here} if set_here else standing.base_url
-    more = one.model_dump(mode="json", exclude_unset=True, exclude=TOLD_APART)
-    return {"url": standing.base_url, **more} if more or one.api_key else standing.base_url
-
-
-def _lines(told: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in told.items():
-        if isinstance(value, dict) and SMALL in value:
-            yield from _lines(cast("dict[str, Any]", value), f"{path}{name}.")
-        else:
-            yield f"{path}{name}", value
-
-
-# With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. As zeros it at least is JSON;
-# otherwise, glibc gives away whatever bits were there, and every other reply fails over a number that is none.
+# With the scores of a suffix, vLLM's V1 runner sends memory that it has not written to. Filled with zeros, that memory
+# at least is valid JSON; otherwise it may hold numbers such as NaN, and every other reply fails to parse.
 ZEROS: Mapping[str, str] = {"MALLOC_PERTURB_": "255"}
 
 
-def servers(pair: Pair, allotment: Sequence[str] | None = None) -> tuple[Server, ...]:
+def servers(pair: Pair, visible: Sequence[str] | None = None) -> tuple[Server, ...]:
     """
-    Describe the servers to start, the dearest model's first; they are called by their paths.
+    Describe the servers to start, largest model first; their names are their paths in *pair*.
 
-    *allotment* are the names of the cards that are ours, if not all are.
+    *visible* are the names of the cards in CUDA_VISIBLE_DEVICES; None if all cards may be used.
     """
-    return tuple(_server(pair, path, one, allotment) for path, one in pair.started.items())
+    return tuple(_server(pair, path, server, visible) for path, server in pair.started.items())
 
 
-def waves(pair: Pair, allotment: Sequence[str] | None = None) -> tuple[tuple[Server, ...], ...]:
+def waves(pair: Pair, visible: Sequence[str] | None = None) -> tuple[tuple[Server, ...], ...]:
     """
-    Return the servers in the order in which to start them: those of one wave at the same time.
+    Return the servers in the order in which to start them; those of one wave start at the same time.
 
-    vLLM measures how much of a card its own model takes, and has to be the only one that takes any meanwhile. Of those
-    that share a card, the dearest goes first.
+    vLLM measures how much of a card its own model takes, and no other process may allocate memory there meanwhile. Of
+    the servers that share a card, the one with the largest model starts first.
     """
-    begun: list[list[Server]] = []
-    taken: list[set[int]] = []
-    for server, one in zip(servers(pair, allotment), pair.started.values(), strict=True):
-        place = max((wave for wave, cards in enumerate(taken, 1) if cards & set(one.gpus)), default=0)
-        if place == len(begun):
-            begun.append([])
-            taken.append(set())
-        begun[place].append(server)
-        taken[place].update(one.gpus)
-    return tuple(map(tuple, begun))
+    ordered: list[list[Server]] = []
+    cards: list[set[int]] = []  # of each wave
+    for server, settings in zip(servers(pair, visible), pair.started.values(), strict=True):
+        index = max((after for after, used in enumerate(cards, 1) if used & set(settings.gpus)), default=0)
+        if index == len(ordered):
+            ordered.append([])
+            cards.append(set())
+        ordered[index].append(server)
+        cards[index].update(settings.gpus)
+    return tuple(map(tuple, ordered))
 
 
-def shown(server: Server) -> str:
-    """Return the command as a shell would take it, with what is added to the environment before it."""
+def shell_line(server: Server) -> str:
+    """Return the command line for a shell, preceded by the environment variables that it needs."""
     environment = [f"{name}={shlex.quote(value)}" for name, value in server.env.items()]
     return " ".join([*environment, shlex.join(server.command(server.port))])
 
 
 def arguments(flags: Mapping[str, Any]) -> list[str]:
-    """Spell flags as vLLM's command line wants them: True stands alone, False not at all, and tables are JSON."""
-    spelled: list[str] = []
+    """Convert flags to vLLM's arguments: True becomes the flag alone, False nothing, tables and lists JSON."""
+    words: list[str] = []
     for name, value in flags.items():
         if value is True:
-            spelled.append(f"--{name}")
+            words.append(f"--{name}")
         elif value is not False:
-            spelled += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
-    return spelled
+            words += [f"--{name}", json.dumps(value) if isinstance(value, dict | list) else str(value)]
+    return words
 
 
-def _server(pair: Pair, path: str, one: StartedServer, allotment: Sequence[str] | None) -> Server:
+def _server(pair: Pair, path: str, server: StartedServer, visible: Sequence[str] | None) -> Server:
     return Server(
         name=path,
-        model=one.model,
-        served_name=one.served_name,
-        args=tuple(_arguments(pair, path, one)),
-        env={**_environment(one, allotment), **one.environment},
-        host=one.host,
-        port=one.port,
+        model=server.model,
+        served_name=server.served_name,
+        args=tuple(_arguments(pair, path, server)),
+        env={**_environment(server, visible), **server.environment},
+        host=server.host,
+        port=server.port,
     )
 
 
-def _arguments(pair: Pair, path: str, one: StartedServer) -> Sequence[str]:
+def _arguments(pair: Pair, path: str, server: StartedServer) -> Sequence[str]:
     drafter = pair.drafter(path)
-    speculation = one.speculation.configuration(drafter[0] if drafter else None)
-    if speculation and drafter and drafter[1] and one.speculation.model is None:
+    speculation = server.speculation.configuration(drafter[0] if drafter else None)
+    if speculation and drafter and drafter[1] and server.speculation.model is None:
         speculation["revision"] = drafter[1]
-    own: dict[str, Any] = {
-        "revision": one.revision or False,
-        "dtype": one.dtype,
-        "max-model-len": one.context,
-        "tensor-parallel-size": len(one.gpus) if len(one.gpus) > 1 else False,
-        "gpu-memory-utilization": one.memory if one.gpus else False,
-        "enable-prefix-caching" if one.prefix_caching else "no-enable-prefix-caching": True,
-        "enable-prompt-tokens-details": True,  # tells how much of a prompt was cached
-        "generation-config": "vllm",  # what a request leaves out is vLLM's default, not the model's
+    flags: dict[str, Any] = {
+        "revision": server.revision or False,
+        "dtype": server.dtype,
+        "max-model-len": server.context,
+        "tensor-parallel-size": len(server.gpus) if len(server.gpus) > 1 else False,
+        "gpu-memory-utilization": server.memory if server.gpus else False,
+        "enable-prefix-caching" if server.prefix_caching else "no-enable-prefix-caching": True,
+        "enable-prompt-tokens-details": True,  # Replies state how much of a prompt was cached.
+        "generation-config": "vllm",  # A field that a request omits has vLLM's default, not the model's.
         "scheduling-policy": "priority",  # verdicts before drafts, and both before bets
-        "enable-scale-out": one.suffix_scoring,
+        "enable-scale-out": server.suffix_scoring,
         "speculative-config": speculation or False,
     }
-    return arguments({**own, **one.flags})
+    return arguments({**flags, **server.flags})
 
 
-def _environment(one: StartedServer, allotment: Sequence[str] | None) -> Mapping[str, str]:
-    if one.gpus:
-        return variables(one.gpus, allotment)
-    return ZEROS if one.suffix_scoring else {}
+def _environment(server: StartedServer, visible: Sequence[str] | None) -> Mapping[str, str]:
+    if server.gpus:
+        return card_variables(server.gpus, visible)
+    return ZEROS if server.suffix_scoring else {}
+
+
+def outline(pair: Pair, leaf: Callable[[str], Any]) -> dict[str, Any]:
+    """Return a table in the shape of *pair*: *leaf* of its path for each model, a table for each pair within."""
+    return {LARGE: leaf(LARGE), SMALL: _outline(pair.small, SMALL, leaf)}
+
+
+def solver_settings(pair: Pair, running: Mapping[str, RunningServer]) -> dict[str, Any]:
+    """
+    Return the settings of a solver that uses the servers of *pair*; *running* has the servers by path.
+
+    The API keys of servers that ran already are omitted, because the settings are printed.
+    """
+    sampling = {"sampling": pair.sampling.model_dump(exclude_unset=True)} if pair.sampling else {}
+    return {**outline(pair, lambda path: _endpoint_settings(pair.models[path], running[path])), **sampling}
+
+
+def as_toml(settings: Mapping[str, Any]) -> str:
+    """Write `solver_settings` as a settings file: one dotted key per line."""
+    return "\n".join(f"{name} = {one_line(value)}" for name, value in _dotted(settings))
+
+
+def _outline(model: Endpoint | StartedServer | PairWithin, path: str, leaf: Callable[[str], Any]) -> Any:
+    if not isinstance(model, PairWithin):
+        return leaf(path)
+    nesting = {name: getattr(model, name) for name in NESTING_SETTINGS}
+    return {**nesting, LARGE: leaf(f"{path}.{LARGE}"), SMALL: _outline(model.small, f"{path}.{SMALL}", leaf)}
+
+
+def _endpoint_settings(model: Endpoint | StartedServer, running: RunningServer) -> str | dict[str, Any]:
+    """Return the settings of one endpoint: its URL alone if it has no other settings."""
+    if isinstance(model, StartedServer):
+        shared = {name: getattr(model, name) for name in SHARED_SETTINGS if name in model.model_fields_set}
+        return {"url": running.base_url, **shared} if shared else running.base_url
+    others = model.model_dump(mode="json", exclude_unset=True, exclude=OMITTED_SETTINGS)
+    return {"url": running.base_url, **others} if others or model.api_key else running.base_url
+
+
+def _dotted(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, dict) and SMALL in value:
+            yield from _dotted(cast("dict[str, Any]", value), f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,7 +1,7 @@
 """
-Keep a server, and whatever it starts, from outliving the program that wanted it.
+End a server, and every process it has started, when the program that started it stops or dies.
 
-A script of its own between the two, so that it survives when that program is killed. The program holds the other end of
+A process of its own between the two, so that it survives if that program is killed. The program holds the other end of
 standard input: one byte starts the server, the end of the stream stops it. Two lines come back on standard output: the
 server's process id, and its exit code once it has ended.
 """
@@ -17,61 +17,61 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-LINGER = 1.0  # seconds in which the children of a server that has ended may end by themselves
+CHILDREN_SECONDS = 1.0  # for the children of a server that has ended to end by themselves
 NOT_STARTED = 127  # the shell's exit code for a command that it cannot run
 
 
 def main(grace: float, command: list[str]) -> None:
-    """Run *command* in a process group of its own until it ends or we are told to stop."""
-    over = threading.Event()
+    """Run *command* in a process group of its own until it ends, a signal arrives or standard input ends."""
+    stop = threading.Event()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, frame: over.set())
+        signal.signal(number, lambda number, frame: stop.set())
     if not sys.stdin.buffer.read(1):
         return
     try:
         server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True)
     except OSError as error:
         print(error, file=sys.stderr, flush=True)
-        tell(0, NOT_STARTED)
+        write_lines(0, NOT_STARTED)
         return
-    tell(server.pid)
-    meanwhile(sys.stdin.buffer.read, over)
-    meanwhile(lambda: tell(server.wait()), over)
-    over.wait()
+    write_lines(server.pid)
+    stop_after(sys.stdin.buffer.read, stop)
+    stop_after(lambda: write_lines(server.wait()), stop)
+    stop.wait()
     end(server, grace)
 
 
-def tell(*numbers: int) -> None:
-    """Print *numbers*, a line each; nobody may be left to read them."""
+def write_lines(*numbers: int) -> None:
+    """Print *numbers*, one a line; ignore that the reader may be gone."""
     with suppress(BrokenPipeError):
         sys.stdout.write("".join(f"{number}\n" for number in numbers))
         sys.stdout.flush()
 
 
-def meanwhile(wait: Callable[[], object], over: threading.Event) -> None:
-    """Set *over* when *wait* returns."""
+def stop_after(wait: Callable[[], object], stop: threading.Event) -> None:
+    """Call *wait* in a thread, and set *stop* when it returns."""
 
     def run() -> None:
         wait()
-        over.set()
+        stop.set()
 
     threading.Thread(target=run, daemon=True).start()
 
 
 def end(server: subprocess.Popen[bytes], grace: float) -> None:
     """Terminate the server's group; kill it *grace* seconds later, or soon after the server itself has ended."""
-    reach(server.pid, signal.SIGTERM)
+    signal_group(server.pid, signal.SIGTERM)
     with suppress(subprocess.TimeoutExpired):
         server.wait(grace)
-        last = time.monotonic() + LINGER
-        while reach(server.pid, 0) and time.monotonic() < last:
+        deadline = time.monotonic() + CHILDREN_SECONDS
+        while signal_group(server.pid, 0) and time.monotonic() < deadline:
             time.sleep(0.01)
-    reach(server.pid, signal.SIGKILL)
+    signal_group(server.pid, signal.SIGKILL)
     server.wait()
 
 
-def reach(group: int, number: int) -> bool:
-    """Send a signal to a process group; say whether there is one. Signal 0 only asks."""
+def signal_group(group: int, number: int) -> bool:
+    """Send a signal to a process group; return whether the group exists. Signal 0 only tests that."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""What to serve, and what is then served. Values only: nothing here starts anything."""
+"""Start vLLM servers as children of this program, wait until they answer, supervise them, and stop them at the end."""
 
 from __future__ import annotations
 
@@ -23,40 +23,39 @@ import aiohttp
 
 from ..concurrency import supervised
 from ..errors import ConfigurationError, ServerDied, ServerError, ServerNotReady
-from .process import Child, child, port_taken, reasons, reserve
+from .process import Child, child, failure_lines, port_taken, reserve_port
 
 State: TypeAlias = Literal["starting", "ready"]
 
-ENTRY, DEPRECATED = "vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server"
+ENTRY, DEPRECATED_ENTRY = "vllm.entrypoints.launchers.api_server.entry", "vllm.entrypoints.openai.api_server"
 
 
-def program(executable: str = sys.executable) -> tuple[str, ...]:
+def vllm_program(executable: str = sys.executable) -> tuple[str, ...]:
     """
-    Return what serves a model with the vLLM of this environment: ``vllm serve``, or else a module.
+    Return the program that serves a model with the vLLM of this environment: ``vllm serve`` or ``python -m``.
 
-    The command fails on vLLM's CPU build, which is installed under another distribution's name than the one whose
-    version it looks up. The older one of the modules is deprecated, and the only one that an older vLLM has.
+    The command fails on vLLM's CPU build, because it looks up its version under another distribution's name. An older
+    vLLM has only the deprecated module.
     """
     command = Path(executable).with_name("vllm")
-    if command.is_file() and _installed_as("vllm"):
+    if command.is_file() and _has_distribution("vllm"):
         return str(command), "serve"
-    found = importlib.util.find_spec("vllm")
-    places = (Path(place).parent for place in (found and found.submodule_search_locations) or ())
+    spec = importlib.util.find_spec("vllm")
+    parents = (Path(place).parent for place in (spec and spec.submodule_search_locations) or ())
     entry = Path(*ENTRY.split(".")).with_suffix(".py")
-    return executable, "-m", ENTRY if any((place / entry).is_file() for place in places) else DEPRECATED
+    return executable, "-m", ENTRY if any((parent / entry).is_file() for parent in parents) else DEPRECATED_ENTRY
 
 
-def _installed_as(distribution: str) -> bool:
+def _has_distribution(name: str) -> bool:
     try:
-        return bool(importlib.metadata.version(distribution))
+        return bool(importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return False
 
 
 @cache
-def vllm() -> tuple[str, ...]:
-    """Return `program` for this interpreter, looked up once."""
-    return program()
+def _own_vllm() -> tuple[str, ...]:
+    return vllm_program()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ class Server:
     """
     One vLLM server to start.
 
-    *name* is what progress and errors call it. *args* go to vLLM as they are, *env* is added to our own environment.
-    *port* 0 takes a free one. *program* may be another interpreter's vLLM.
+    *name* identifies it in progress and errors. *args* go to vLLM as they are, *env* is added to this program's
+    environment. *port* 0 takes a free one. *program* may be another interpreter's vLLM.
     """
 
     name: str
@@ -75,18 +74,18 @@ class Server:
     env: Mapping[str, str] = field(default_factory=dict[str, str])
     host: str = "127.0.0.1"
     port: int = 0
-    program: tuple[str, ...] = field(default_factory=vllm)
+    program: tuple[str, ...] = field(default_factory=_own_vllm)
 
     def command(self, port: int) -> tuple[str, ...]:
-        """Return the command line that serves it at *port*."""
-        where = ("--host", self.host, "--port", str(port))
+        """Return the command line that serves the model at *port*."""
+        address = ("--host", self.host, "--port", str(port))
         model = (str(self.model),) if self.program[-1] == "serve" else ("--model", str(self.model))
-        return (*self.program, *model, "--served-model-name", self.served_name, *where, *self.args)
+        return (*self.program, *model, "--served-model-name", self.served_name, *address, *self.args)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A server that answers. *pid* is the leader of its process group, *log* what the group has printed."""
+    """A server that answers. *pid* is the leader of its process group, *log* the file with the group's output."""
 
     name: str
     base_url: str
@@ -96,12 +95,12 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class RunningPair:
+class RunningServer:
     """
-    One server that answers: its base URL, the *model*'s served name, what is set for its endpoint.
+    A server that answers, as it is printed for other programs: its base URL and the served name of its *model*.
 
-    *speculation* is the method that drafts tokens for it; of a server that we did not start we do not know it, and
-    there is neither *pid* nor *log*.
+    *speculation* is the method that drafts tokens under the model. It is None, as *pid* and *log* are, for a server
+    that this program has not started.
     """
 
     base_url: str
@@ -114,121 +113,17 @@ class RunningPair:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the server called *name* is, *seconds* after it was launched."""
+    """The state of the server called *name*, *seconds* after it was launched."""
 
     name: str
     seconds: float
     state: State
 
 
-ATTEMPTS = 3  # a port that somebody else took in the meantime is worth another try
-POLL = 0.2  # seconds between two looks at a server that is starting
-LOG_END = 65536  # characters: where a failed server's reasons are looked for
-
-
-@dataclass(frozen=True, slots=True)
-class StartTerms:
-    """What all servers of one launch share."""
-
-    folder: Path
-    launched: float
-    ready_timeout: float
-    grace: float
-    on_progress: Callable[[Progress], object]
-    http: aiohttp.ClientSession
-
-    @property
-    def elapsed(self) -> float:
-        return time.monotonic() - self.launched
-
-
-class ServerProcess:
-    """Keeps one server; *served* is set once it answers."""
-
-    def __init__(self, server: Server, terms: StartTerms) -> None:
-        self.server, self.terms = server, terms
-        self.served: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
-        self.log = terms.folder / f"{server.name}.log"
-
-    async def keep(self) -> None:
-        """Start the server and keep it until cancelled; raise ServerError if it does not start, or ends by itself."""
-        for attempt in range(1, ATTEMPTS + 1):
-            code = await self._run()
-            stolen = not self.served.done() and not self.server.port and port_taken(self._log_end())
-            if not stolen or attempt == ATTEMPTS:
-                raise self._died(code)
-
-    async def _run(self) -> int:
-        """Run the server once and return its exit code."""
-        env = {**os.environ, **self.server.env}
-        with self._reserve() as held:
-            port = int(held.getsockname()[1])
-            root = f"http://{self.server.host}:{port}"
-            async with child(self.server.command(port), env=env, log=self.log, grace=self.terms.grace) as process:
-                if await self._healthy(root, process):
-                    self._announce(
-                        Served(self.server.name, f"{root}/v1", self.server.served_name, process.pid, self.log)
-                    )
-                await asyncio.wait({process.ended})
-                return process.ended.result()
-
-    def _reserve(self) -> socket.socket:
-        where = self.server.host, self.server.port
-        try:
-            return reserve(*where)
-        except OSError as error:
-            raise ConfigurationError(
-                f"the {self.server.name} server cannot have {where[0]}:{where[1]}: {error.strerror}"
-            ) from error
-
-    async def _healthy(self, root: str, process: Child) -> bool:
-        """Wait until the server answers; return False if it ends instead."""
-        while not process.ended.done():
-            if await _answers(self.terms.http, root, self.server.served_name):
-                return True
-            if self.terms.elapsed > self.terms.ready_timeout:
-                raise ServerNotReady(self._report(f"did not answer within {self.terms.ready_timeout:g} s"))
-            self._tell("starting")
-            await asyncio.wait({process.ended}, timeout=POLL)
-        return False
-
-    def _announce(self, served: Served) -> None:
-        if not self.served.done():  # It is cancelled if the block is, at the very moment the server is ready.
-            self.served.set_result(served)
-            self._tell("ready")
-
-    def _tell(self, state: State) -> None:
-        self.terms.on_progress(Progress(self.server.name, self.terms.elapsed, state))
-
-    def _died(self, code: int) -> ServerDied:
-        when = "while it was in use" if self.served.done() else "before it answered"
-        return ServerDied(self._report(f"ended {when}, with {_spelled(code)}"))
-
-    def _report(self, what: str) -> str:
-        said = "".join(f"\n    {line}" for line in reasons(self._log_end()))
-        return f"the {self.server.name} server {what}{':' if said else ', silently'}{said}\n  its log: {self.log}"
-
-    def _log_end(self) -> str:
-        try:
-            return self.log.read_text(encoding="utf-8", errors="replace")[-LOG_END:]
-        except OSError:  # Somebody tidied it away; what is reported matters more.
-            return ""
-
-
-async def _answers(http: aiohttp.ClientSession, root: str, served_name: str) -> bool:
-    """Say whether the server at *root* is healthy and the one we mean: a stolen port may be healthy too."""
-    try:
-        async with http.get(f"{root}/health", raise_for_status=True), http.get(f"{root}/v1/models") as models:
-            return any(model["id"] == served_name for model in (await models.json())["data"])
-    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError):
-        return False
-
-
-def _spelled(code: int) -> str:
-    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"
-
-
-LOOK = aiohttp.ClientTimeout(total=5.0)
+ATTEMPTS = 3  # starts of a server whose free port another program took first
+POLL_SECONDS = 0.2  # between two requests to a server that is starting
+LOG_CHARACTERS = 65536  # of the end of a failed server's log, searched for the reason
+REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 
 @asynccontextmanager
@@ -249,33 +144,134 @@ async def launch(
     """
     _check(servers)
     with _log_folder(log_dir) as folder:
-        async with aiohttp.ClientSession(timeout=LOOK) as http:
-            terms = StartTerms(folder, time.monotonic(), ready_timeout, grace, on_progress, http)
-            keepers = [ServerProcess(server, terms) for server in servers]
-            async with supervised(*(keeper.keep() for keeper in keepers)):
-                yield {keeper.server.name: await keeper.served for keeper in keepers}
+        async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
+            shared = _Launch(folder, time.monotonic(), ready_timeout, grace, on_progress, http)
+            processes = [_ServerProcess(server, shared) for server in servers]
+            async with supervised(*(process.run() for process in processes)):
+                yield {process.server.name: await process.served for process in processes}
 
 
 def _check(servers: Sequence[Server]) -> None:
     names = [server.name for server in servers]
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
-    if any(server.program == vllm() for server in servers) and importlib.util.find_spec("vllm") is None:
+    if any(server.program == _own_vllm() for server in servers) and importlib.util.find_spec("vllm") is None:
         raise ConfigurationError("vLLM is not installed: pip install 'stepspec[testbed]', with a GPU 'stepspec[vllm]'")
 
 
 @contextmanager
-def _log_folder(wanted: Path | None) -> Generator[Path]:
-    if wanted is not None:
-        wanted.mkdir(parents=True, exist_ok=True)
-        yield wanted
+def _log_folder(log_dir: Path | None) -> Generator[Path]:
+    """Yield *log_dir*; if None, a temporary folder that is kept only if a server fails."""
+    if log_dir is not None:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        yield log_dir
         return
-    made, keep = Path(tempfile.mkdtemp(prefix="stepspec-")), False
+    folder, keep = Path(tempfile.mkdtemp(prefix="stepspec-")), False
     try:
-        yield made
+        yield folder
     except ServerError:
         keep = True
         raise
     finally:
         if not keep:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Launch:
+    """The settings and the HTTP client that all servers of one launch share."""
+
+    log_folder: Path
+    launched: float
+    ready_timeout: float
+    grace: float
+    on_progress: Callable[[Progress], object]
+    http: aiohttp.ClientSession
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self.launched
+
+
+class _ServerProcess:
+    """Runs one server; *served* is set once it answers."""
+
+    def __init__(self, server: Server, launch: _Launch) -> None:
+        self.server, self._launch = server, launch
+        self.served: asyncio.Future[Served] = asyncio.get_running_loop().create_future()
+        self._log = launch.log_folder / f"{server.name}.log"
+
+    async def run(self) -> None:
+        """Run the server until cancelled; raise ServerError if it does not start, or ends by itself."""
+        for attempt in range(1, ATTEMPTS + 1):
+            code = await self._run_once()
+            stolen = not self.served.done() and not self.server.port and port_taken(self._log_end())
+            if not stolen or attempt == ATTEMPTS:
+                raise self._died(code)
+
+    async def _run_once(self) -> int:
+        """Run the server once and return its exit code."""
+        server, env = self.server, {**os.environ, **self.server.env}
+        with self._reserve_port() as reserved:
+            port = int(reserved.getsockname()[1])
+            root = f"http://{server.host}:{port}"
+            async with child(server.command(port), env=env, log=self._log, grace=self._launch.grace) as process:
+                if await self._wait_until_ready(root, process):
+                    self._announce(Served(server.name, f"{root}/v1", server.served_name, process.pid, self._log))
+                await asyncio.wait({process.ended})
+                return process.ended.result()
+
+    def _reserve_port(self) -> socket.socket:
+        host, port = self.server.host, self.server.port
+        try:
+            return reserve_port(host, port)
+        except OSError as error:
+            raise ConfigurationError(
+                f"the {self.server.name} server cannot listen at {host}:{port}: {error.strerror}"
+            ) from error
+
+    async def _wait_until_ready(self, root: str, process: Child) -> bool:
+        """Wait until the server answers; return False if it ends instead."""
+        while not process.ended.done():
+            if await _answers(self._launch.http, root, self.server.served_name):
+                return True
+            if self._launch.elapsed > self._launch.ready_timeout:
+                raise ServerNotReady(self._report(f"did not answer within {self._launch.ready_timeout:g} s"))
+            self._report_progress("starting")
+            await asyncio.wait({process.ended}, timeout=POLL_SECONDS)
+        return False
+
+    def _announce(self, served: Served) -> None:
+        if not self.served.done():  # The future is cancelled if the block is cancelled just when the server is ready.
+            self.served.set_result(served)
+            self._report_progress("ready")
+
+    def _report_progress(self, state: State) -> None:
+        self._launch.on_progress(Progress(self.server.name, self._launch.elapsed, state))
+
+    def _died(self, code: int) -> ServerDied:
+        when = "while it was in use" if self.served.done() else "before it answered"
+        return ServerDied(self._report(f"ended {when}, with {_exit_text(code)}"))
+
+    def _report(self, failure: str) -> str:
+        lines = "".join(f"\n    {line}" for line in failure_lines(self._log_end()))
+        return f"the {self.server.name} server {failure}{':' if lines else ', silently'}{lines}\n  its log: {self._log}"
+
+    def _log_end(self) -> str:
+        try:
+            return self._log.read_text(encoding="utf-8", errors="replace")[-LOG_CHARACTERS:]
+        except OSError:  # The log may have been deleted; the report of the failure matters more.
+            return ""
+
+
+async def _answers(http: aiohttp.ClientSession, root: str, served_name: str) -> bool:
+    """Return whether a healthy server at *root* serves *served_name*: another program may have taken the port."""
+    try:
+        async with http.get(f"{root}/health", raise_for_status=True), http.get(f"{root}/v1/models") as models:
+            return any(model["id"] == served_name for model in (await models.json())["data"])
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError):
+        return False
+
+
+def _exit_text(code: int) -> str:
+    return f"exit code {code}" if code >= 0 else f"signal {signal.Signals(-code).name}"

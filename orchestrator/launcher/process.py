@@ -1,4 +1,4 @@
-"""Find the lines of a server's log that say why it failed. Pure: text in, lines out."""
+"""A server as a child process: run it under a guard, reserve its port, and find in its log why it failed."""
 
 from __future__ import annotations
 
@@ -12,53 +12,6 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-
-WIDTH = 300  # characters of a line worth repeating; vLLM lists every architecture it knows
-PORT_TAKEN = "address already in use"
-
-_PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?")
-_STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?")
-_FAILURE = re.compile(r"^([\w.]*(Error|Exception|Interrupt|Exit)\b|[\w.]+: error: |error: |Killed|Fatal |Segmentation)")
-_FOLLOWING = 3  # lines after an exception's first that may still be its message
-
-
-def reasons(log: str, *, limit: int = 8) -> list[str]:
-    """
-    Return the lines that tell what went wrong, without vLLM's prefixes; failing that, the last lines of all.
-
-    vLLM's processes report the same failure one after the other, the root cause first. Tracebacks are cut down to the
-    exceptions they end with, and long lines to their beginnings.
-    """
-    lines = [_Line(line) for line in log.splitlines() if line.strip()]
-    found = list(dict.fromkeys(_failures(lines))) or [line.text for line in lines]
-    return [line if len(line) <= WIDTH else line[: WIDTH - 3] + "..." for line in found[-limit:]]
-
-
-def port_taken(log: str) -> bool:
-    """Say whether the server found its port in use."""
-    return PORT_TAKEN in log.lower()
-
-
-class _Line:
-    def __init__(self, line: str) -> None:
-        bare = _PREFIX.sub("", line.rstrip())
-        stamp = _STAMP.match(bare)
-        self.level = stamp["level"] if stamp else ""
-        self.text = bare[stamp.end() :] if stamp else bare
-
-
-def _failures(lines: Iterable[_Line]) -> Iterable[str]:
-    following, level = 0, ""
-    for line in lines:
-        if _FAILURE.match(line.text):
-            following, level = _FOLLOWING, line.level
-            yield line.text
-        elif following and line.level == level and line.text.startswith(" ") and "^^^" not in line.text:
-            following -= 1
-            yield line.text
-        else:
-            following = 0
-
 
 GUARD = Path(__file__).with_name("guard.py")
 
@@ -92,8 +45,8 @@ async def child(command: Sequence[str], *, env: Mapping[str, str], log: Path, gr
     assert guard.stdout is not None
     try:
         guard.stdin.write(b"\n")
-        pid = await _number(guard.stdout)
-        ended = asyncio.create_task(_number(guard.stdout))
+        pid = await _read_number(guard.stdout)
+        ended = asyncio.create_task(_read_number(guard.stdout))
         try:
             yield Child(pid, ended)
         finally:
@@ -106,29 +59,78 @@ async def child(command: Sequence[str], *, env: Mapping[str, str], log: Path, gr
         await guard.wait()
 
 
-async def _number(lines: asyncio.StreamReader) -> int:
-    """Return what the guard says next, or what became of it."""
+async def _read_number(lines: asyncio.StreamReader) -> int:
+    """Return the next number that the guard prints; -9 if the guard has ended, because then it was killed."""
     return int(await lines.readline() or -signal.SIGKILL)
 
 
 def _kill(group: int) -> None:
-    """Do what the guard, killed itself, can do no longer."""
+    """Kill the process group in place of a guard that was killed itself."""
     with suppress(ProcessLookupError):
         if group > 0:
             os.killpg(group, signal.SIGKILL)
 
 
-def reserve(host: str, port: int = 0) -> socket.socket:
+def reserve_port(host: str, port: int = 0) -> socket.socket:
     """
-    Hold *port*, or a free one, for the child: bound but not listening, it is given to nobody who does not insist.
+    Bind *port*, or a free one, without listening: other programs cannot take it as long as the socket is open.
 
-    vLLM insists: it sets SO_REUSEADDR too, and so can bind the port again and listen. Raise OSError if it is in use.
+    vLLM can: it sets SO_REUSEADDR too, binds the port again and listens. Raise OSError if the port is in use.
     """
-    held = socket.socket(socket.AF_INET)
+    reserved = socket.socket(socket.AF_INET)
     try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((host, port))
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((host, port))
     except BaseException:
-        held.close()
+        reserved.close()
         raise
-    return held
+    return reserved
+
+
+LINE_WIDTH = 300  # characters of a log line that are repeated; vLLM lists every architecture it knows
+PORT_TAKEN = "address already in use"
+
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) ?")
+_STAMP = re.compile(r"^(?P<level>[A-Z]+) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?")
+_FAILURE = re.compile(r"^([\w.]*(Error|Exception|Interrupt|Exit)\b|[\w.]+: error: |error: |Killed|Fatal |Segmentation)")
+_MESSAGE_LINES = 3  # indented lines after an exception's first line that may still be its message
+
+
+def failure_lines(log: str, *, limit: int = 8) -> list[str]:
+    """
+    Return the lines of *log* that state why a server failed, without vLLM's prefixes, or else its last lines.
+
+    vLLM's processes report the same failure one after the other, the root cause first. Tracebacks are reduced to the
+    exceptions they end with, and long lines to their beginnings.
+    """
+    lines = [_LogLine(line) for line in log.splitlines() if line.strip()]
+    selected = list(dict.fromkeys(_failures(lines))) or [line.text for line in lines]
+    return [line if len(line) <= LINE_WIDTH else line[: LINE_WIDTH - 3] + "..." for line in selected[-limit:]]
+
+
+def port_taken(log: str) -> bool:
+    """Return whether the server found its port in use."""
+    return PORT_TAKEN in log.lower()
+
+
+class _LogLine:
+    """One line without its prefix and its stamp; *level* is empty if it has no stamp."""
+
+    def __init__(self, line: str) -> None:
+        bare = _PREFIX.sub("", line.rstrip())
+        stamp = _STAMP.match(bare)
+        self.level = stamp["level"] if stamp else ""
+        self.text = bare[stamp.end() :] if stamp else bare
+
+
+def _failures(lines: Iterable[_LogLine]) -> Iterable[str]:
+    remaining, level = 0, ""
+    for line in lines:
+        if _FAILURE.match(line.text):
+            remaining, level = _MESSAGE_LINES, line.level
+            yield line.text
+        elif remaining and line.level == level and line.text.startswith(" ") and "^^^" not in line.text:
+            remaining -= 1
+            yield line.text
+        else:
+            remaining = 0

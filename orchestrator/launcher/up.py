@@ -1,4 +1,4 @@
-"""Servers that stand ready for other programs: how they are told of, and how long they stay."""
+"""``stepspec up``: check a pair's file, start its servers, print where they are, and keep them until a signal."""
 
 from __future__ import annotations
 
@@ -13,162 +13,111 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..concurrency import background
 from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
 from ..errors import EndpointError
-from . import hybrids, vllm_flags
-from .commands import as_toml, outline, servers, settings, shown, waves
-from .launch import Progress, RunningPair, Served, launch
-from .machine import allotted, look
+from . import vllm_flags
+from .commands import as_toml, outline, servers, shell_line, solver_settings, waves
+from .launch import Progress, RunningServer, Served, launch
+from .machine import MachineFacts, inspect_machine, visible_cards
 from .pair import Pair, StartedServer, load
-from .preflight import refuse, warnings
-from .vllm_flags import ParsedFlags
+from .preflight import check_pair, warnings
 
-STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
-def as_json(standing: Mapping[str, RunningPair]) -> str:
-    """Return one line: an object by role."""
-    return json.dumps({role: asdict(one) for role, one in standing.items()})
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+USAGE = "These are settings of a solver: write them to a file, and name it in STEPSPEC_CONFIG."
 
 
-def as_text(standing: Mapping[str, RunningPair]) -> str:
-    """Return a line for each server: its role and its base URL."""
-    width = max(map(len, standing))
-    return "\n".join(f"{role:<{width}}  {one.base_url}" for role, one in standing.items())
-
-
-async def until_signalled(work: Coroutine[None, None, None]) -> None:
-    """Do *work*; a signal that asks us to stop cancels it, and that is no error."""
-    task = asyncio.create_task(work)
-    loop = asyncio.get_running_loop()
-    for number in STOPPING:
-        loop.add_signal_handler(number, task.cancel)
-    try:
-        await asyncio.wait({task})
-    finally:
-        for number in STOPPING:
-            loop.remove_signal_handler(number)
-        task.cancel()
-        await asyncio.wait({task})
-    if not task.cancelled():
-        task.result()
-
-
-@contextmanager
-def starting(console: Console) -> Generator[Callable[[Progress], None]]:
-    """Draw a line that what we yield keeps up to date; where there is no terminal, say only who is ready."""
-    seen: dict[str, Progress] = {}
-    with console.status("starting vLLM") as status:
-
-        def tell(progress: Progress) -> None:
-            seen[progress.name] = progress
-            if progress.state == "ready":
-                console.print(f"{progress.name} is ready after {progress.seconds:.0f} s", style="dim")
-            status.update(line(seen.values()))
-
-        yield tell
-
-
-def line(seen: Iterable[Progress]) -> str:
-    """Say who is still starting, and since when."""
-    waiting = [progress for progress in seen if progress.state == "starting"]
-    return (
-        f"starting {' and '.join(p.name for p in waiting)}: {max(p.seconds for p in waiting):.0f} s" if waiting else ""
-    )
-
-
-USE = "These are settings of a solver: write them to a file, and name it in STEPSPEC_CONFIG."
-
-
-def checked(path: Path, console: Console, methods: Collection[str] = ()) -> Pair:
+def load_checked(path: Path, console: Console, methods: Collection[str] = ()) -> Pair:
     """
-    Read the pair at *path*; print what may hardly work well, and what could not be checked.
+    Load the pair at *path*; print warnings and what could not be checked.
 
-    Raise `ConfigurationError` if it cannot work, or a model is to be served under the name of one of the *methods*.
-    Hybrids among the models are given the flags that their prefix cache needs, where the installed vLLM has them.
+    Raise `ConfigurationError` if the pair cannot run, or a model is to be served under the name of one of the
+    *methods*. Servers of hybrids get the flags that their prefix cache needs, if the installed vLLM has them.
     """
     pair = load(path)
-    facts = look(pair)
-    unchecked = refuse(pair, facts, methods)
-    cured = _with_known_flags(pair, hybrids.wanted(pair, facts), console)
-    for warning in (*warnings(pair, facts), *hybrids.warnings(pair, facts)):
-        _say(console, f"warning: {warning}", "yellow")
-    for each in unchecked:
-        _say(console, f"not checked: {each}")
-    return cured
+    facts = inspect_machine(pair)
+    unchecked = check_pair(pair, facts, methods)
+    complete = _complete_flags(pair, facts, console)
+    for warning in warnings(pair, facts):
+        _note(console, f"warning: {warning}", "yellow")
+    for subject in unchecked:
+        _note(console, f"not checked: {subject}")
+    return complete
 
 
-def _with_known_flags(pair: Pair, blocked: Mapping[str, StartedServer], console: Console) -> Pair:
-    """Return *pair* with the flags for the hybrids *blocked*; refuse those of its own that vLLM refuses."""
-    cured = hybrids.cured(pair, blocked)
-    if not (asked := vllm_flags.lines(cured)):
+def _complete_flags(pair: Pair, facts: MachineFacts, console: Console) -> Pair:
+    """Return *pair* with the flags that hybrids need; raise `ConfigurationError` for flags that vLLM refuses."""
+    hybrids = vllm_flags.hybrids_without_flags(pair, facts)
+    complete = vllm_flags.with_hybrid_flags(pair, hybrids)
+    if not (lines := vllm_flags.flagged_lines(complete)):
         return pair
-    with console.status("asking vLLM about its flags"):
-        parsed = vllm_flags.ask(asked)
+    with console.status("checking the flags with vLLM's parser"):
+        parsed = vllm_flags.parse(lines)
     if isinstance(parsed, str):
-        _say(console, f"not checked: the flags of {' and '.join(asked)}: vLLM could not be asked ({parsed})")
+        _note(console, f"not checked: the flags of {' and '.join(lines)}: vLLM's parser could not be run ({parsed})")
         return pair
-    spelled = " ".join(f"--{flag} {value}" for flag, value in hybrids.CURE.items())
-    if blocked and not parsed.flags >= hybrids.CURE.keys():
-        lacking = " and ".join(blocked)
-        _say(
+    added = " ".join(f"--{flag} {value}" for flag, value in vllm_flags.HYBRID_FLAGS.items())
+    if hybrids and not parsed.flags >= vllm_flags.HYBRID_FLAGS.keys():
+        paths = " and ".join(hybrids)
+        _note(
             console,
-            f"warning: {lacking}: a hybrid, whose prefixes this vLLM caches in large blocks: no {spelled}",
+            f"warning: {paths}: a hybrid, whose prefixes this vLLM caches in large blocks: no {added}",
             "yellow",
         )
-        cured, asked = pair, vllm_flags.lines(pair)
-        parsed = vllm_flags.ask(asked) if asked else ParsedFlags(parsed.flags, {})
+        complete, hybrids, lines = pair, {}, vllm_flags.flagged_lines(pair)
+        parsed = vllm_flags.parse(lines) if lines else vllm_flags.ParsedFlags(parsed.flags, {})
         if isinstance(parsed, str):
             return pair
-    vllm_flags.refuse(cured, parsed)
-    for path in blocked if cured is not pair else ():
-        _say(console, f"{path}: a hybrid: {spelled}, so that its prefix cache follows the chain")
-    return cured
+    vllm_flags.check_flags(complete, parsed)
+    for path in hybrids:
+        _note(console, f"{path}: a hybrid: {added}, so that its prefix cache follows the chain")
+    return complete
 
 
-def _say(console: Console, line: str, style: str = "dim") -> None:
+def _note(console: Console, line: str, style: str = "dim") -> None:
     console.print(line, style=style, highlight=False, soft_wrap=True)
 
 
-def commands(pair: Pair) -> str:
-    """Return every command line as a shell would take it, a line each; what is not started is a comment."""
+def command_lines(pair: Pair) -> str:
+    """Return the shell command of every server to start, one a line; the rest of *pair* is in comments."""
     lines = [
-        f"# {path} is a pair: {one.policy} over {path}.small and {path}.large, {one.ahead} ahead"
-        for path, one in pair.nested.items()
+        f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large, {nested.ahead} ahead"
+        for path, nested in pair.nested.items()
     ]
-    lines += [f"# {path} runs at {', '.join(one.urls)}" for path, one in pair.connected.items()]
-    return "\n".join([*lines, *map(shown, servers(pair, allotted(os.environ)))])
+    lines += [f"# {path} runs at {', '.join(endpoint.urls)}" for path, endpoint in pair.connected.items()]
+    return "\n".join([*lines, *map(shell_line, servers(pair, visible_cards(os.environ)))])
 
 
 async def up(pair: Pair, console: Console, *, json_output: bool = False, log_dir: Path | None = None) -> None:
     """
-    Bring *pair* up, print where its models are, and return when a signal has stopped the servers.
+    Start *pair*, print where its models are, and return when a signal has stopped the servers.
 
-    What is printed are the settings of a solver over them; with *json_output* it is one line, an object by role, and
-    tells of the servers. Progress goes to *console*.
+    Print the settings of a solver that uses them; with *json_output* one line: an object with the servers by role.
+    Progress goes to *console*.
     """
 
-    async def stay() -> None:
+    async def serve() -> None:
         async with AsyncExitStack() as stack:
-            with starting(console) as tell:
-                standing = await stack.enter_async_context(running(pair, log_dir=log_dir, on_progress=tell))
-            told = outline(pair, lambda path: asdict(standing[path]))
-            print(json.dumps(told) if json_output else as_toml(settings(pair, standing)), flush=True)
-            for said in _said(pair, settings_printed=not json_output):
-                console.print(said, style="dim", highlight=False, soft_wrap=True)
+            with show_progress(console) as on_progress:
+                models = await stack.enter_async_context(running(pair, log_dir=log_dir, on_progress=on_progress))
+            by_role = outline(pair, lambda path: asdict(models[path]))
+            print(json.dumps(by_role) if json_output else as_toml(solver_settings(pair, models)), flush=True)
+            for note in _notes(pair, settings_printed=not json_output):
+                _note(console, note)
             await asyncio.Event().wait()
 
-    await until_signalled(stay())
+    await until_signalled(serve())
 
 
-def _said(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
-    """What has to be known of what was printed, and how it ends."""
+def _notes(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
+    """Yield how to use the printed settings, and how to stop the servers."""
     if settings_printed:
-        yield USE
-        for path, one in pair.connected.items():
-            if one.api_key:
-                yield f"The key of {path} is not among them: set STEPSPEC_{path.upper().replace('.', '__')}__API_KEY."
+        yield USAGE
+        for path, endpoint in pair.connected.items():
+            if endpoint.api_key:
+                variable = f"STEPSPEC_{path.upper().replace('.', '__')}__API_KEY"
+                yield f"The key of {path} is not among them: set {variable}."
     if pair.started:
         yield "Ctrl-C stops them."
 
@@ -179,39 +128,34 @@ async def running(
     *,
     log_dir: Path | None = None,
     on_progress: Callable[[Progress], object] = lambda progress: None,
-) -> AsyncGenerator[Mapping[str, RunningPair]]:
+) -> AsyncGenerator[Mapping[str, RunningServer]]:
     """
     Yield every model by its path once all answer. Servers that share a card are started one after the other.
 
-    Raise an `EndpointError` if one that should run does not, before anything is started, and `ServerError` as `launch`
-    does.
+    Raise an `EndpointError`, before anything is started, if a server does not answer that the pair's file describes as
+    running, and `ServerError` as `launch` does.
     """
-    met = dict(
-        zip(
-            pair.connected,
-            await asyncio.gather(*(_meet(path, one) for path, one in pair.connected.items())),
-            strict=True,
-        )
-    )
+    endpoints = await asyncio.gather(*(_connect(path, endpoint) for path, endpoint in pair.connected.items()))
+    connected = dict(zip(pair.connected, endpoints, strict=True))
     async with AsyncExitStack() as stack:
         served: dict[str, Served] = {}
-        for wave in waves(pair, allotted(os.environ)):
+        for wave in waves(pair, visible_cards(os.environ)):
             launching = launch(wave, log_dir=log_dir, ready_timeout=pair.ready_seconds, on_progress=on_progress)
             served |= await stack.enter_async_context(launching)
-        started = {path: _standing(one, served[path]) for path, one in pair.started.items()}
-        yield {path: met[path] if path in met else started[path] for path in pair.models}
+        started = {path: _running_server(server, served[path]) for path, server in pair.started.items()}
+        yield {path: connected[path] if path in connected else started[path] for path in pair.models}
 
 
-async def _meet(path: str, endpoint: Endpoint) -> RunningPair:
-    """Ask every server of *endpoint* which model it serves."""
+async def _connect(path: str, endpoint: Endpoint) -> RunningServer:
+    """Ask every replica of *endpoint* which model it serves."""
     try:
-        models = [await _served_by(each) for each in endpoint.each]
+        models = [await _served_model(replica) for replica in endpoint.each]
     except EndpointError as exc:
         raise type(exc)(exc.cause, role=path, url=exc.url, verb=exc.verb) from exc
-    return RunningPair(",".join(each.v1 for each in endpoint.each), models[0], endpoint.suffix_scoring)
+    return RunningServer(",".join(replica.v1 for replica in endpoint.each), models[0], endpoint.suffix_scoring)
 
 
-async def _served_by(endpoint: Endpoint) -> str:
+async def _served_model(endpoint: Endpoint) -> str:
     connection = Connection(endpoint)
     try:
         return await connection.chosen()
@@ -219,12 +163,62 @@ async def _served_by(endpoint: Endpoint) -> str:
         await connection.close()
 
 
-def _standing(one: StartedServer, served: Served) -> RunningPair:
-    return RunningPair(
+def _running_server(settings: StartedServer, served: Served) -> RunningServer:
+    return RunningServer(
         base_url=served.base_url,
         model=served.served_name,
-        suffix_scoring=one.suffix_scoring,
-        speculation=one.speculation.method,
+        suffix_scoring=settings.suffix_scoring,
+        speculation=settings.speculation.method,
         pid=served.pid,
         log=str(served.log),
     )
+
+
+async def until_signalled(coroutine: Coroutine[None, None, None]) -> None:
+    """Run *coroutine*; one of the `STOP_SIGNALS` cancels it, and that is no error."""
+    loop = asyncio.get_running_loop()
+    async with background(coroutine) as (task,):
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, task.cancel)
+        try:
+            await asyncio.wait({task})
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+    if not task.cancelled():
+        task.result()
+
+
+@contextmanager
+def show_progress(console: Console) -> Generator[Callable[[Progress], None]]:
+    """Show which servers are starting in a status line, updated by the yielded callback; print each that is ready."""
+    latest: dict[str, Progress] = {}
+    with console.status("starting vLLM") as status:
+
+        def on_progress(progress: Progress) -> None:
+            latest[progress.name] = progress
+            if progress.state == "ready":
+                console.print(f"{progress.name} is ready after {progress.seconds:.0f} s", style="dim")
+            status.update(progress_line(latest.values()))
+
+        yield on_progress
+
+
+def progress_line(latest: Iterable[Progress]) -> str:
+    """Name the servers that are still starting and for how long; empty if all are ready."""
+    waiting = [progress for progress in latest if progress.state == "starting"]
+    if not waiting:
+        return ""
+    names = " and ".join(progress.name for progress in waiting)
+    return f"starting {names}: {max(progress.seconds for progress in waiting):.0f} s"
+
+
+def as_json(servers: Mapping[str, RunningServer]) -> str:
+    """Return one line: an object by role."""
+    return json.dumps({role: asdict(server) for role, server in servers.items()})
+
+
+def as_text(servers: Mapping[str, RunningServer]) -> str:
+    """Return a line for each server: its role and its base URL."""
+    width = max(map(len, servers))
+    return "\n".join(f"{role:<{width}}  {server.base_url}" for role, server in servers.items())

@@ -1,8 +1,8 @@
 """
-Read command lines by vLLM's own parser: they come in as JSON by their names; what it says against each goes out.
+Parse command lines with vLLM's own parser: a JSON object of them on standard input, the refusals on standard output.
 
-A script for a process of its own, for importing vLLM takes seconds and changes much. What it prints is its last line,
-as vLLM may print others: an object with the ``flags`` that there are, and the ``refusals`` by name.
+A process of its own, because importing vLLM takes seconds and changes global state. vLLM may print other lines; the
+result is the last one: an object with all ``flags`` that the parser knows, and the ``refusals`` by name.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ def main() -> None:
 
 
 def refusal(parser: FlexibleArgumentParser, line: list[str]) -> str:
-    """Return what the parser has against *line*; nothing if it takes it."""
-    said = io.StringIO()
+    """Return why the parser refuses *line*; empty if it accepts it."""
+    printed = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
-            if parsed := parser.parse_args(line):
-                validate_parsed_serve_args(parsed)
+        with contextlib.redirect_stderr(printed):
+            if options := parser.parse_args(line):
+                validate_parsed_serve_args(options)
     except SystemExit:
-        return said.getvalue().strip().rpartition("error: ")[2] or "it would end at once"
-    except Exception as exc:  # the checks that vLLM makes itself end in any kind
+        return printed.getvalue().strip().rpartition("error: ")[2] or "it would end at once"
+    except Exception as exc:  # vLLM's own checks raise exceptions of any type.
         return str(exc).removeprefix("Error: ") or repr(exc)
     return ""
 

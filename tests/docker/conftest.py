@@ -73,6 +73,6 @@ def parsed(rendered: Mapping[str, list[Tree]]) -> vllm_flags.ParsedFlags:
     for recipe in sorted((ROOT / "recipes").glob("*.toml")):
         for server in servers(load(recipe)):
             lines[f"recipe {recipe.stem} {server.name}"] = [str(server.model), *server.args]
-    told = vllm_flags.ask(lines)
+    told = vllm_flags.parse(lines)
     assert isinstance(told, vllm_flags.ParsedFlags), told
     return told

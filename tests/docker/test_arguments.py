@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepspec.orchestrator.launcher.pair import load
-from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags, refuse
+from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags, check_flags
 
 from .files import COMPOSED, ROOT, Tree, composed
 
@@ -26,7 +26,7 @@ def test_vllm_takes_every_command_line(parsed: ParsedFlags) -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_vllm_is_not_found_to_lack_a_flag_of_a_recipe(path: Path, parsed: ParsedFlags) -> None:
-    refuse(load(path), parsed)
+    check_flags(load(path), parsed)
     assert "no-such-flag" not in parsed.flags
 
 

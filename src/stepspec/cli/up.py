@@ -13,7 +13,7 @@ from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.servers import miniature_servers, speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
-from stepspec.orchestrator.launcher.commands import shown
+from stepspec.orchestrator.launcher.commands import shell_line
 
 from .. import policies
 from ..models import check_within
@@ -76,17 +76,17 @@ def up(
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
     if pair is not None:
         _refuse_the_testbeds(context, pair)
-        described = launcher.checked(pair, stderr, policies.METHODS)
+        described = launcher.load_checked(pair, stderr, policies.METHODS)
         check_within(described.nested)
         if dry_run:
-            stdout.print(launcher.commands(described), markup=False, highlight=False, soft_wrap=True)
+            stdout.print(launcher.command_lines(described), markup=False, highlight=False, soft_wrap=True)
         else:
             wait(launcher.up(described, stderr, json_output=json, log_dir=log_dir))
         return
     roles = ("large", "small", *(("small-other",) if other else ()), *(("tiny",) if tiny else ()))
     chosen = speculations(speculation)
     if dry_run:
-        commands = map(shown, miniature_servers(profile, roles, speculation=chosen))
+        commands = map(shell_line, miniature_servers(profile, roles, speculation=chosen))
         stdout.print("\n".join(commands), markup=False, highlight=False, soft_wrap=True)
         return
     wait(testbed.up(profile, roles, json_output=json, log_dir=log_dir, speculation=chosen))

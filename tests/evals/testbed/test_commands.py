@@ -14,7 +14,7 @@ from rich.console import Console
 from stepspec.evals.testbed import commands as module
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.launcher import Progress, Served, launch
-from stepspec.orchestrator.launcher.up import line, starting
+from stepspec.orchestrator.launcher.up import STOP_SIGNALS, progress_line, show_progress
 
 from ...orchestrator.launcher.running import die, members, scripted
 
@@ -48,7 +48,7 @@ def stand(monkeypatch: pytest.MonkeyPatch) -> Stand:
     return stand
 
 
-@pytest.mark.parametrize("number", module.STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 async def test_a_signal_stops_the_servers_and_is_no_error(
     stand: Stand, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -98,14 +98,14 @@ async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(s
 
 def test_the_progress_line_names_who_is_missing() -> None:
     large, small = Progress("large", 11.6, "starting"), Progress("small", 3.2, "starting")
-    assert line([large, small]) == "starting large and small: 12 s"
-    assert line([large, Progress("small", 9.0, "ready")]) == "starting large: 12 s"
-    assert line([]) == ""
+    assert progress_line([large, small]) == "starting large and small: 12 s"
+    assert progress_line([large, Progress("small", 9.0, "ready")]) == "starting large: 12 s"
+    assert progress_line([]) == ""
 
 
 def test_without_a_terminal_only_the_ready_are_told() -> None:
     output = io.StringIO()
-    with starting(Console(file=output)) as tell:
+    with show_progress(Console(file=output)) as tell:
         tell(Progress("small", 1.0, "starting"))
         tell(Progress("small", 17.3, "ready"))
     assert output.getvalue() == "small is ready after 17 s\n"

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, NestedPair, settings
-from stepspec.orchestrator.launcher.commands import as_toml, outline
-from stepspec.orchestrator.launcher.commands import settings as told_to_solvers
-from stepspec.orchestrator.launcher.launch import RunningPair
+from stepspec.orchestrator.launcher.commands import as_toml, outline, solver_settings
+from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.pair import Pair
 
 BIG, TINY = {"model": "big"}, {"model": "tiny"}
@@ -40,8 +39,8 @@ def printed(described: dict[str, Any]) -> str:
     pair = Pair.model_validate(described)
     places = {path: f"http://{path}:9/v1" for path in pair.started}
     places |= {path: ",".join(each.v1 for each in one.each) for path, one in pair.connected.items()}
-    standing = {path: RunningPair(place, "served") for path, place in places.items()}
-    return as_toml(told_to_solvers(pair, standing))
+    standing = {path: RunningServer(place, "served") for path, place in places.items()}
+    return as_toml(solver_settings(pair, standing))
 
 
 @pytest.fixture

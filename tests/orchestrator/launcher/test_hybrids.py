@@ -15,11 +15,11 @@ from stepspec.evals.testbed.random_models import HYBRID_SHAPE
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import machine, vllm_flags
-from stepspec.orchestrator.launcher.hybrids import CURE
-from stepspec.orchestrator.launcher.machine import Installed
+from stepspec.orchestrator.launcher.machine import InstalledVllm
 from stepspec.orchestrator.launcher.pair import Pair, StartedServer
-from stepspec.orchestrator.launcher.preflight import hybrid
-from stepspec.orchestrator.launcher.up import checked, commands
+from stepspec.orchestrator.launcher.preflight import is_hybrid
+from stepspec.orchestrator.launcher.up import command_lines, load_checked
+from stepspec.orchestrator.launcher.vllm_flags import HYBRID_FLAGS
 
 from .configs import CONFIGS
 
@@ -32,7 +32,7 @@ known = {known}
 refusals = {{name: "" for name in asked}}
 print(json.dumps({{"flags": known, "refusals": refusals}}))
 """
-NEW = [*CURE, "max-num-seqs", "mamba-block-size"]
+NEW = [*HYBRID_FLAGS, "max-num-seqs", "mamba-block-size"]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ NEW = [*CURE, "max-num-seqs", "mamba-block-size"]
     ],
 )
 def test_a_hybrid_is_known_by_its_configuration(config: Mapping[str, Any]) -> None:
-    assert hybrid(config)
+    assert is_hybrid(config)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,15 @@ def test_a_hybrid_is_known_by_its_configuration(config: Mapping[str, Any]) -> No
     ],
 )
 def test_others_are_not_taken_for_one(config: Mapping[str, Any]) -> None:
-    assert not hybrid(config)
+    assert not is_hybrid(config)
 
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A pair of a hybrid and of a model that is none, on a machine whose vLLM knows the flags."""
-    monkeypatch.setattr(machine, "installed", lambda: Installed("0.32.0", frozenset({"mtp", "ngram"}), suffixes=False))
+    monkeypatch.setattr(
+        machine, "installed_vllm", lambda: InstalledVllm("0.32.0", frozenset({"mtp", "ngram"}), suffix_decoding=False)
+    )
     parser(monkeypatch, NEW)
     for name, config in {"hybrid": QWEN, "plain": CONFIGS["Qwen/Qwen3-0.6B"]}.items():
         (tmp_path / name).mkdir()
@@ -80,13 +82,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def parser(monkeypatch: pytest.MonkeyPatch, known: list[str]) -> None:
     """Let a script stand in for vLLM's parser, which knows the flags *known*."""
-    monkeypatch.setattr(vllm_flags, "ASK", (sys.executable, "-c", PARSER.format(known=known)))
+    monkeypatch.setattr(vllm_flags, "WORKER", (sys.executable, "-c", PARSER.format(known=known)))
 
 
 def brought(file: Path, large: str = "", small: str = 'model = "./plain"') -> Pair:
     own = 'model = "./hybrid"\ngpus = []\ncontext = 4096\n'
     file.write_text(f"[large]\n{own}{large}\n[small]\ngpus = []\ncontext = 4096\n{small}\n")
-    return checked(file, Console(width=300))
+    return load_checked(file, Console(width=300))
 
 
 def started(pair: Pair, path: str) -> StartedServer:
@@ -95,10 +97,10 @@ def started(pair: Pair, path: str) -> StartedServer:
 
 def test_the_flags_are_set_and_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pair = brought(file)
-    assert started(pair, "large").flags == CURE
+    assert started(pair, "large").flags == HYBRID_FLAGS
     assert started(pair, "small").flags == {}
-    assert SPELLED in commands(pair).splitlines()[0]
-    assert "mamba" not in commands(pair).splitlines()[1]
+    assert SPELLED in command_lines(pair).splitlines()[0]
+    assert "mamba" not in command_lines(pair).splitlines()[1]
     assert f"large: a hybrid: {SPELLED}" in capsys.readouterr().out
 
 
@@ -106,10 +108,10 @@ def test_a_hybrid_within_a_nested_pair_is_given_them_too(file: Path) -> None:
     one = 'gpus = []\ncontext = 4096\nmodel = "./hybrid"'
     within = f"[small.large]\n{one}\nname = 'other'\n[small.small]\n{one.replace('hybrid', 'plain')}\n"
     file.write_text(f"[large]\n{one}\n{within}")
-    pair = checked(file, Console(quiet=True))
+    pair = load_checked(file, Console(quiet=True))
     assert {path: dict(one.flags) for path, one in pair.started.items()} == {
-        "large": CURE,
-        "small.large": CURE,
+        "large": HYBRID_FLAGS,
+        "small.large": HYBRID_FLAGS,
         "small.small": {},
     }
 
@@ -123,7 +125,7 @@ def test_who_has_set_it_up_otherwise_is_left_alone(own: str, file: Path) -> None
 
 
 def test_other_flags_stay(file: Path) -> None:
-    assert started(brought(file, "flags = { max-num-seqs = 3 }"), "large").flags == {"max-num-seqs": 3, **CURE}
+    assert started(brought(file, "flags = { max-num-seqs = 3 }"), "large").flags == {"max-num-seqs": 3, **HYBRID_FLAGS}
 
 
 def test_a_vllm_without_the_flags_is_started_without_them_and_that_is_told(
@@ -139,9 +141,9 @@ def test_a_vllm_without_the_flags_is_started_without_them_and_that_is_told(
 def test_a_parser_that_cannot_be_asked_changes_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(vllm_flags, "ASK", (sys.executable, "-c", "raise SystemExit(3)"))
+    monkeypatch.setattr(vllm_flags, "WORKER", (sys.executable, "-c", "raise SystemExit(3)"))
     assert started(brought(file), "large").flags == {}
-    assert "vLLM could not be asked" in capsys.readouterr().out
+    assert "vLLM's parser could not be run" in capsys.readouterr().out
 
 
 def test_drafted_tokens_under_a_hybrid_are_warned_of(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,4 +159,4 @@ def test_the_installed_vllm_knows_the_flags(file: Path, monkeypatch: pytest.Monk
     pytest.importorskip("vllm")
     monkeypatch.undo()
     pair = brought(file)
-    assert started(pair, "large").flags == CURE
+    assert started(pair, "large").flags == HYBRID_FLAGS

@@ -16,7 +16,7 @@ import pytest
 
 from stepspec.orchestrator.errors import ConfigurationError, ServerDied, ServerNotReady
 from stepspec.orchestrator.launcher import Progress, Server, launch
-from stepspec.orchestrator.launcher.launch import DEPRECATED, ENTRY, program
+from stepspec.orchestrator.launcher.launch import DEPRECATED_ENTRY, ENTRY, vllm_program
 
 from .running import die, gone, members, parent, scripted
 
@@ -122,16 +122,16 @@ async def test_cancelling_a_start_stops_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 async def test_a_killed_parent_leaves_no_orphans(number: int, tmp_path: Path) -> None:
     script = Path(__file__).with_name("scripted_server.py")
-    program = await asyncio.create_subprocess_exec(
+    vllm_program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PROGRAM, str(script), str(tmp_path)),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,
     )
-    assert program.stdout is not None
-    groups = [int(pid) for pid in (await program.stdout.readline()).split()]
+    assert vllm_program.stdout is not None
+    groups = [int(pid) for pid in (await vllm_program.stdout.readline()).split()]
     assert [len(members(group)) for group in groups] == [2, 2]
-    program.send_signal(number)
-    await program.wait()
+    vllm_program.send_signal(number)
+    await vllm_program.wait()
     assert all([await gone(group) for group in groups])
 
 
@@ -245,13 +245,13 @@ def test_a_model_is_served_by_the_command_where_that_works(tmp_path: Path, monke
         return installed[name]
 
     monkeypatch.setattr(importlib.metadata, "version", version)
-    assert program(str(python))[:2] == (str(python), "-m")  # There is no command.
+    assert vllm_program(str(python))[:2] == (str(python), "-m")  # There is no command.
     command.touch()
-    assert program(str(python)) == (str(command), "serve")
-    server = Server("large", "org/big", "big", program=program(str(python)))
+    assert vllm_program(str(python)) == (str(command), "serve")
+    server = Server("large", "org/big", "big", program=vllm_program(str(python)))
     assert server.command(8000)[:6] == (str(command), "serve", "org/big", "--served-model-name", "big", "--host")
     installed.clear()  # As vLLM's CPU build is installed, whose command fails for that reason.
-    module = program(str(python))
+    module = vllm_program(str(python))
     assert module[:2] == (str(python), "-m")
     assert Server("large", "org/big", "big", program=module).command(8000)[3:5] == ("--model", "org/big")
 
@@ -262,8 +262,8 @@ def test_the_module_that_is_no_longer_meant_is_for_a_vllm_that_has_no_other(
     places = [str(tmp_path / "vllm")]
     found = SimpleNamespace(submodule_search_locations=places)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: found)  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
-    assert program("/nowhere/python") == ("/nowhere/python", "-m", DEPRECATED)
+    assert vllm_program("/nowhere/python") == ("/nowhere/python", "-m", DEPRECATED_ENTRY)
     entry = tmp_path / Path(*ENTRY.split(".")).with_suffix(".py")
     entry.parent.mkdir(parents=True)
     entry.touch()
-    assert program("/nowhere/python") == ("/nowhere/python", "-m", ENTRY)
+    assert vllm_program("/nowhere/python") == ("/nowhere/python", "-m", ENTRY)

@@ -13,7 +13,13 @@ import pytest
 
 from stepspec.evals.testbed.servers import MODELS
 from stepspec.orchestrator.launcher import machine
-from stepspec.orchestrator.launcher.machine import Card, MachineFacts, installed, look, methods
+from stepspec.orchestrator.launcher.machine import (
+    Card,
+    MachineFacts,
+    inspect_machine,
+    installed_vllm,
+    speculation_methods,
+)
 from stepspec.orchestrator.launcher.pair import Pair
 
 SOURCE = """
@@ -30,37 +36,37 @@ def pair(**large: object) -> Pair:
 
 
 def test_the_methods_are_read_from_the_source_with_the_types_it_is_made_of() -> None:
-    assert methods(SOURCE) == frozenset({"ngram", "eagle3", "dflash", "on_card"})
-    assert methods("Other = Literal['x']") is None
+    assert speculation_methods(SOURCE) == frozenset({"ngram", "eagle3", "dflash", "on_card"})
+    assert speculation_methods("Other = Literal['x']") is None
 
 
 def test_the_installed_vllm_has_the_methods_that_are_offered_and_is_not_imported() -> None:
-    found = installed()
+    found = installed_vllm()
     if found is None:
         pytest.skip("vLLM is not installed here")
     assert found.methods is not None
     assert {"ngram", "suffix", "draft_model", "eagle3", "mtp", "medusa", "dflash"} <= found.methods
     assert found.version
-    code = f"import sys; from {machine.__name__} import installed; installed(); print('vllm' in sys.modules)"
+    code = f"import sys; from {machine.__name__} import installed_vllm; installed_vllm(); print('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 def test_local_models_are_read_with_their_drafter() -> None:
-    known = look(pair(speculation="draft_model"))
+    known = inspect_machine(pair(speculation="draft_model"))
     large, small = (known.of(str(MODELS / name), None) for name in ("large", "small"))
     assert large.config is not None
     assert small.vocabulary is not None
     assert large.vocabulary == small.vocabulary
     assert large.config["hidden_size"] == 128
-    other = look(pair(speculation={"method": "draft_model", "model": str(MODELS / "small-other")}))
+    other = inspect_machine(pair(speculation={"method": "draft_model", "model": str(MODELS / "small-other")}))
     assert other.of(str(MODELS / "small-other"), None).vocabulary != large.vocabulary
     assert other.cards is None
 
 
 def test_a_folder_that_is_none_is_missing_and_a_hub_name_only_unknown() -> None:
-    known = look(pair(model="/nowhere/at/all"))
+    known = inspect_machine(pair(model="/nowhere/at/all"))
     assert known.of("/nowhere/at/all", None).missing == "/nowhere/at/all"
-    assert look(pair(model="org/name")).of("org/name", None) == machine.Files()
+    assert inspect_machine(pair(model="org/name")).of("org/name", None) == machine.ModelFiles()
 
 
 def test_what_the_hubs_cache_holds_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,21 +76,21 @@ def test_what_the_hubs_cache_holds_is_local(tmp_path: Path, monkeypatch: pytest.
     snapshot.mkdir(parents=True)
     (kept / "refs").mkdir()
     (kept / "refs" / "main").write_text("abc123")
-    assert machine.folder("org/name") is None
+    assert machine.model_folder("org/name") is None
     (snapshot / "config.json").write_text(json.dumps({"hidden_size": 8}))
-    assert machine.folder("org/name") == machine.folder("org/name", "abc123") == snapshot
-    assert machine.folder("org/name", "other") is None
-    assert machine.configuration(snapshot) == {"hidden_size": 8}
-    assert machine.vocabulary(snapshot) is None
+    assert machine.model_folder("org/name") == machine.model_folder("org/name", "abc123") == snapshot
+    assert machine.model_folder("org/name", "other") is None
+    assert machine.read_config(snapshot) == {"hidden_size": 8}
+    assert machine.read_vocabulary(snapshot) is None
     (snapshot / "config.json").write_text("[]")
-    assert machine.configuration(snapshot) is None
+    assert machine.read_config(snapshot) is None
 
 
 def test_a_port_that_somebody_has_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert look(pair(port=port)).taken == {("127.0.0.1", port): "Address already in use"}
-    assert look(pair(port=port)).taken == {}
+        assert inspect_machine(pair(port=port)).taken == {("127.0.0.1", port): "Address already in use"}
+    assert inspect_machine(pair(port=port)).taken == {}
 
 
 @pytest.fixture
@@ -96,7 +102,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
         script = tmp_path / "nvidia-smi"
         script.write_text(f"#!/bin/sh\nprintf '{told}'\n")
         script.chmod(0o755)
-        monkeypatch.setattr(machine, "ASK", (str(script), *machine.ASK[1:]))
+        monkeypatch.setattr(machine, "NVIDIA_SMI", (str(script), *machine.NVIDIA_SMI[1:]))
 
     return tells
 
@@ -120,11 +126,11 @@ def test_the_driver_is_asked_where_a_card_is_wanted(
     told: str, cards: tuple[float | None, ...] | None, driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver(told)
-    known = look(pair(gpus=[0]))
-    assert (sizes(known), known.allotted) == (cards, None)
-    assert look(pair()).cards is None
-    monkeypatch.setattr(machine, "ASK", ("/nowhere/nvidia-smi",))
-    assert look(pair(gpus=[0])).cards is None
+    known = inspect_machine(pair(gpus=[0]))
+    assert (sizes(known), known.visible) == (cards, None)
+    assert inspect_machine(pair()).cards is None
+    monkeypatch.setattr(machine, "NVIDIA_SMI", ("/nowhere/nvidia-smi",))
+    assert inspect_machine(pair(gpus=[0])).cards is None
 
 
 @pytest.mark.parametrize(
@@ -149,10 +155,10 @@ def test_what_the_environment_allots_are_the_cards_and_in_its_order(
 ) -> None:
     driver(FOUR)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
-    known = look(pair(gpus=[0]))
-    assert (known.allotted, sizes(known)) == (allotted, cards)
-    monkeypatch.setattr(machine, "ASK", ("/nowhere/nvidia-smi",))
-    assert look(pair(gpus=[0])).cards == (Card(),) * len(allotted)
+    known = inspect_machine(pair(gpus=[0]))
+    assert (known.visible, sizes(known)) == (allotted, cards)
+    monkeypatch.setattr(machine, "NVIDIA_SMI", ("/nowhere/nvidia-smi",))
+    assert inspect_machine(pair(gpus=[0])).cards == (Card(),) * len(allotted)
 
 
 def test_the_driver_is_found_on_the_path_and_tells_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,4 +167,7 @@ def test_the_driver_is_found_on_the_path_and_tells_names(tmp_path: Path, monkeyp
     script.write_text("#!/bin/sh\necho '0, GPU-0, 81559, NVIDIA H100 80GB HBM3'\necho '1, GPU-1, 23034, NVIDIA L4'\n")
     script.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert look(pair(gpus=[0])).cards == (Card(81559 / 1024, "NVIDIA H100 80GB HBM3"), Card(23034 / 1024, "NVIDIA L4"))
+    assert inspect_machine(pair(gpus=[0])).cards == (
+        Card(81559 / 1024, "NVIDIA H100 80GB HBM3"),
+        Card(23034 / 1024, "NVIDIA L4"),
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepspec.evals.testbed.servers import MODELS
-from stepspec.orchestrator.launcher.preflight import GIB, shape
+from stepspec.orchestrator.launcher.preflight import GIB, model_shape
 
 from .configs import CONFIGS
 
@@ -26,7 +26,7 @@ from .configs import CONFIGS
     ],
 )
 def test_models_have_the_parameters_that_their_cards_state(model: str, billions: float) -> None:
-    sized = shape(CONFIGS[model])
+    sized = model_shape(CONFIGS[model])
     assert sized is not None
     assert sized.parameters / 1e9 == pytest.approx(billions, abs=0.05)
     assert sized.weights() == 2 * sized.parameters
@@ -34,7 +34,7 @@ def test_models_have_the_parameters_that_their_cards_state(model: str, billions:
 
 def test_the_miniature_models_have_the_parameters_that_their_files_hold() -> None:
     for name in ("large", "small", "small-other"):
-        sized = shape(json.loads((MODELS / name / "config.json").read_text()))
+        sized = model_shape(json.loads((MODELS / name / "config.json").read_text()))
         weights = MODELS / name / "model.safetensors"
         head = int.from_bytes(weights.read_bytes()[:8], "little") + 8
         assert sized is not None
@@ -43,37 +43,37 @@ def test_the_miniature_models_have_the_parameters_that_their_files_hold() -> Non
 
 
 def test_a_tokens_keys_and_values_are_those_of_every_layer() -> None:
-    sized = shape(CONFIGS["Qwen/Qwen3-32B"])
+    sized = model_shape(CONFIGS["Qwen/Qwen3-32B"])
     assert sized is not None
     assert sized.token() == 2 * 64 * 8 * 128 * 2 == 256 * 1024
-    assert sized.token(number=1) == sized.token() / 2
+    assert sized.token(number_bytes=1) == sized.token() / 2
     assert sized.token(2) == sized.token() / 2
     assert sized.token(16) == sized.token(8)  # a head of keys is never divided
 
 
 def test_tensor_parallelism_divides_the_weights() -> None:
-    sized = shape(CONFIGS["Qwen/Qwen3-32B"])
+    sized = model_shape(CONFIGS["Qwen/Qwen3-32B"])
     assert sized is not None
     assert sized.weights(2) * 2 == sized.weights()
 
 
 def test_quantisation_leaves_the_vocabulary_alone() -> None:
-    whole, quartered = shape(CONFIGS["Qwen/Qwen3-8B"]), shape(CONFIGS["Qwen/Qwen3-8B-AWQ"])
+    whole, quartered = model_shape(CONFIGS["Qwen/Qwen3-8B"]), model_shape(CONFIGS["Qwen/Qwen3-8B-AWQ"])
     assert whole is not None
     assert quartered is not None
     vocabulary = 2 * 2 * 151936 * 4096
     assert quartered.weights() - vocabulary == pytest.approx((whole.weights() - vocabulary) / 4)
     assert quartered.weights() / GIB == pytest.approx(5.6, abs=0.05)
-    fp8 = shape({**CONFIGS["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "fp8"}})
+    fp8 = model_shape({**CONFIGS["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "fp8"}})
     assert fp8 is not None
     assert fp8.weights() - vocabulary == pytest.approx((whole.weights() - vocabulary) / 2)
 
 
 def test_the_type_of_the_numbers_may_be_chosen() -> None:
-    chosen = shape(CONFIGS["Qwen/Qwen3-1.7B"], "float32")
+    chosen = model_shape(CONFIGS["Qwen/Qwen3-1.7B"], "float32")
     assert chosen is not None
     assert chosen.weights() == 4 * chosen.parameters
-    halved = shape({**CONFIGS["Qwen/Qwen3-1.7B"], "torch_dtype": "float32"})  # which vLLM halves by itself
+    halved = model_shape({**CONFIGS["Qwen/Qwen3-1.7B"], "torch_dtype": "float32"})  # which vLLM halves by itself
     assert halved is not None
     assert halved.weights() == 2 * halved.parameters
 
@@ -90,9 +90,9 @@ def test_the_type_of_the_numbers_may_be_chosen() -> None:
     ],
 )
 def test_what_the_formula_does_not_fit_is_not_sized(other: dict[str, Any]) -> None:
-    assert shape({**CONFIGS["Qwen/Qwen3-8B"], **other}) is None
+    assert model_shape({**CONFIGS["Qwen/Qwen3-8B"], **other}) is None
 
 
 def test_a_model_within_a_model_is_sized_as_itself() -> None:
     text = dict(CONFIGS["Qwen/Qwen3-8B"])
-    assert shape({"model_type": "sees", "text_config": text}) == shape(text)
+    assert model_shape({"model_type": "sees", "text_config": text}) == model_shape(text)

@@ -10,7 +10,7 @@ import pytest
 
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher.commands import servers, shown, waves
+from stepspec.orchestrator.launcher.commands import servers, shell_line, waves
 from stepspec.orchestrator.launcher.pair import METHODS, Pair, TokenSpeculation, load
 
 SMALL = {"model": "tiny"}
@@ -58,8 +58,10 @@ def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -
     assert (made.name, made.model, made.served_name, made.host, made.port) == (
         *("large", "big", "teacher", "127.0.0.2", 8001),
     )
-    assert shown(made).startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING ")
-    assert "--hf-overrides '{\"rope_theta\": 1}'" in shown(made)
+    assert shell_line(made).startswith(
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=2,3 VLLM_LOGGING_LEVEL=WARNING "
+    )
+    assert "--hf-overrides '{\"rope_theta\": 1}'" in shell_line(made)
 
 
 def test_cards_are_those_that_are_allotted_to_us_in_their_order() -> None:
@@ -145,12 +147,12 @@ def test_each_method_is_known_to_the_command() -> None:
         ("speculative", "'none', 'ngram'"),
         ({"method": "ngram", "model": "m"}, "ngram drafts without a model: leave it out"),
         ("eagle3", "eagle3 needs a drafter trained for this model: name it"),
-        ({"method": "medusa", "model": "m"}, "how many tokens medusa was trained for"),
-        ({"method": "ngram", "heterogeneous": True}, "for draft_model alone"),
-        ({"method": "suffix", "lookup": [3, 4]}, "lookup is for ngram alone"),
-        ({"method": "ngram", "lookup": [5, 4]}, "the fewest tokens and then the most"),
-        ({"method": "draft_model", "revision": "r"}, "a revision is that of a model"),
-        ({"tokens": 3}, "there is no method"),
+        ({"method": "medusa", "model": "m"}, "medusa needs `tokens`: the number it was trained for"),
+        ({"method": "ngram", "heterogeneous": True}, "only for draft_model"),
+        ({"method": "suffix", "lookup": [3, 4]}, "lookup is only for ngram"),
+        ({"method": "ngram", "lookup": [5, 4]}, "the minimum and then the maximum number of tokens"),
+        ({"method": "draft_model", "revision": "r"}, "revision needs a `model`"),
+        ({"tokens": 3}, "the method is none"),
         ({"method": "ngram", "more": {"prompt_lookup_max": 3}}, "prompt_lookup_max"),
         ({"method": "ngram", "depth": 3}, "unknown setting 'large.speculation.depth'"),
     ],
@@ -164,16 +166,16 @@ def test_a_speculation_that_cannot_be_meant_is_refused(speculation: Any, complai
     [
         ({}, "large.model"),
         ({"model": "big", "memory": 1.1}, "large.memory"),
-        ({"model": "big", "gpus": [0, 0]}, "a card is named twice"),
+        ({"model": "big", "gpus": [0, 0]}, "a card is repeated"),
         ({"model": "big", "gpu": 1}, "unknown setting 'large.gpu'"),
-        ({"model": "big", "flags": {"max-model-len": 3}}, "'max-model-len' has a setting of its own, context"),
+        ({"model": "big", "flags": {"max-model-len": 3}}, "'max-model-len' has its own setting, context"),
         ({"model": "big", "flags": {"max_num_seqs": 3}}, "write 'max_num_seqs' as 'max-num-seqs'"),
         ({"model": "big", "flags": {"--seed": 3}}, "write '--seed' as 'seed'"),
-        ({"model": "big", "environment": {"CUDA_VISIBLE_DEVICES": "1"}}, "has a setting of its own, gpus"),
+        ({"model": "big", "environment": {"CUDA_VISIBLE_DEVICES": "1"}}, "has its own setting, gpus"),
         ({"url": "ftp://there"}, "not the URL of a server"),
         ({"url": "http://there:1", "gpus": [0]}, "unknown setting 'large.gpus'"),
         ("big", "large.url: 'big' is not the URL of a server"),
-        ({"small": {"model": "a"}, "large": {"model": "b"}}, "large: only the small model may be a pair in its turn"),
+        ({"small": {"model": "a"}, "large": {"model": "b"}}, "large: only the small model may be a pair itself"),
     ],
 )
 def test_a_role_that_cannot_be_meant_is_refused(large: Any, complaint: str, tmp_path: Path) -> None:
@@ -210,10 +212,10 @@ def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
         load(tmp_path / "nowhere.toml")
     (tmp_path / "pair.toml").write_text("large = [")
-    with pytest.raises(ConfigurationError, match=r"pair\.toml is no TOML"):
+    with pytest.raises(ConfigurationError, match=r"pair\.toml is not TOML"):
         load(tmp_path / "pair.toml")
     (tmp_path / "pair.toml").write_bytes(b'large = "\xff"')
-    with pytest.raises(ConfigurationError, match=r"pair\.toml is no TOML"):
+    with pytest.raises(ConfigurationError, match=r"pair\.toml is not TOML"):
         load(tmp_path / "pair.toml")
 
 

@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher.machine import Card, Files, Installed, MachineFacts
+from stepspec.orchestrator.launcher.machine import Card, InstalledVllm, MachineFacts, ModelFiles
 from stepspec.orchestrator.launcher.pair import Pair, StartedServer
-from stepspec.orchestrator.launcher.preflight import need, refuse, shape, warnings
+from stepspec.orchestrator.launcher.preflight import check_pair, memory_need, model_shape, warnings
 
 from .configs import CONFIGS, decoder
 
 LARGE, SMALL = "Qwen/Qwen3-32B", "Qwen/Qwen3-1.7B"
-VLLM = Installed("0.32.0", frozenset({"ngram", "suffix", "draft_model", "eagle3", "medusa"}), suffixes=False)
+VLLM = InstalledVllm("0.32.0", frozenset({"ngram", "suffix", "draft_model", "eagle3", "medusa"}), suffix_decoding=False)
 WORDS: Mapping[str, int] = {"a": 0, "b": 1, "c": 2}
 
 
-def facts(vllm: Installed | None = VLLM, **found: Any) -> MachineFacts:
-    files = {(name, None): Files(config) for name, config in CONFIGS.items()}
+def facts(vllm: InstalledVllm | None = VLLM, **found: Any) -> MachineFacts:
+    files = {(name, None): ModelFiles(config) for name, config in CONFIGS.items()}
     return MachineFacts(vllm, found.pop("files", files), **found)
 
 
@@ -38,18 +38,18 @@ def pair(large: dict[str, Any] | None = None, small: dict[str, Any] | None = Non
 
 def complaint(wrong: Pair, known: MachineFacts) -> str:
     with pytest.raises(ConfigurationError) as failure:
-        refuse(wrong, known)
+        check_pair(wrong, known)
     return str(failure.value)
 
 
 def test_a_pair_that_fits_is_let_through() -> None:
-    assert refuse(pair(), facts(cards=cards_of(79.2, 79.2))) == ()
+    assert check_pair(pair(), facts(cards=cards_of(79.2, 79.2))) == ()
 
 
 def test_without_vllm_nothing_can_be_started_but_it_may_be_connected_to() -> None:
     assert "vLLM is not installed: pip install 'stepspec[vllm]'" in complaint(pair(), facts(None))
     elsewhere = Pair.model_validate({"large": {"url": "http://a:1"}, "small": {"url": "http://b:1"}})
-    assert refuse(elsewhere, facts(None)) == ()
+    assert check_pair(elsewhere, facts(None)) == ()
 
 
 def test_a_method_that_the_installed_vllm_lacks_is_named_with_those_it_has() -> None:
@@ -60,29 +60,29 @@ def test_a_method_that_the_installed_vllm_lacks_is_named_with_those_it_has() -> 
 def test_suffix_needs_arctic_inference() -> None:
     wrong = pair({"speculation": "suffix"})
     assert "suffix needs arctic-inference, which is not installed: pip install arctic-" in complaint(wrong, facts())
-    has = Installed("0.32.0", VLLM.methods, suffixes=True)
-    assert refuse(wrong, facts(has)) == ()
+    has = InstalledVllm("0.32.0", VLLM.methods, suffix_decoding=True)
+    assert check_pair(wrong, facts(has)) == ()
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_sum() -> None:
     said = complaint(pair(card=47), facts())
-    assert "large does not fit: it takes 66.5 GiB (61.0 of weights, 4.0 for the keys and values" in said
+    assert "large does not fit: it takes 66.5 GiB (61.0 for weights, 4.0 for the keys and values" in said
     assert "may use 0.9 of 47 GiB: raise large.memory, lower large.context, use more gpus" in said
-    assert refuse(pair({"gpus": [0, 2]}, card=47), facts()) == ()
+    assert check_pair(pair({"gpus": [0, 2]}, card=47), facts()) == ()
 
 
 def test_what_fits_by_itself_may_not_fit_with_its_drafter() -> None:
     tight = {"memory": 0.85}
-    assert refuse(pair(tight), facts()) == ()
+    assert check_pair(pair(tight), facts()) == ()
     assert "for its drafter" in complaint(pair({**tight, "speculation": "draft_model"}), facts())
 
 
 def test_smaller_keys_and_values_and_no_graphs_make_room() -> None:
-    sized = shape(CONFIGS[LARGE])
+    sized = model_shape(CONFIGS[LARGE])
     assert sized is not None
-    plain = need(StartedServer(model=LARGE), sized, None)
-    halved = need(StartedServer(model=LARGE, flags={"kv-cache-dtype": "fp8_e4m3"}), sized, None)
-    eager = need(StartedServer(model=LARGE, flags={"enforce-eager": True}), sized, None)
+    plain = memory_need(StartedServer(model=LARGE), sized, None)
+    halved = memory_need(StartedServer(model=LARGE, flags={"kv-cache-dtype": "fp8_e4m3"}), sized, None)
+    eager = memory_need(StartedServer(model=LARGE, flags={"enforce-eager": True}), sized, None)
     assert halved.tokens == plain.tokens / 2
     assert plain.total - eager.total == 1.0
 
@@ -90,27 +90,35 @@ def test_smaller_keys_and_values_and_no_graphs_make_room() -> None:
 def test_the_driver_says_what_a_card_has_unless_the_file_does() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE}, "small": {"model": SMALL, "gpus": [1]}})
     assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=cards_of(24.0, 79.0)))
-    assert refuse(unsaid, facts(cards=cards_of(79.0, 24.0))) == ()
+    assert check_pair(unsaid, facts(cards=cards_of(79.0, 24.0))) == ()
 
 
 def test_what_cannot_be_checked_is_told() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE}, "small": {"model": "new/small", "gpus": [1]}})
-    told = refuse(unsaid, facts())
+    told = check_pair(unsaid, facts())
     assert told == (
         "large: the memory of its GPUs: nvidia-smi does not tell; say `card = GIB` at the top of the file",
         "small: the memory and the vocabulary of new/small, which is not on this machine yet",
         "small: the memory of its GPUs: nvidia-smi does not tell; say `card = GIB` at the top of the file",
     )
-    odd = {(LARGE, None): Files({**CONFIGS[LARGE], "kv_lora_rank": 512}), (SMALL, None): Files(CONFIGS[SMALL])}
-    (told_of_odd,) = refuse(pair(), facts(files=odd))
+    odd = {
+        (LARGE, None): ModelFiles({**CONFIGS[LARGE], "kv_lora_rank": 512}),
+        (SMALL, None): ModelFiles(CONFIGS[SMALL]),
+    }
+    (told_of_odd,) = check_pair(pair(), facts(files=odd))
     assert "no decoder that the formula fits" in told_of_odd
-    assert "its source does not tell" in refuse(pair(), facts(Installed("9.9", None, suffixes=False)))[0]
+    assert (
+        "its source does not list them"
+        in check_pair(pair(), facts(InstalledVllm("9.9", None, suffix_decoding=False)))[0]
+    )
 
 
 def test_two_models_on_one_card_must_share_it() -> None:
     shared = pair({"memory": 0.9}, {"gpus": [0], "memory": 0.2})
-    assert "GPU 0 is given away more than once (large.memory 0.9 + small.memory 0.2 > 1)" in complaint(shared, facts())
-    assert refuse(pair({"memory": 0.9}, {"gpus": [0], "memory": 0.1}), facts()) == ()
+    assert "GPU 0: the shares of its memory exceed 1 (large.memory 0.9 + small.memory 0.2 > 1)" in complaint(
+        shared, facts()
+    )
+    assert check_pair(pair({"memory": 0.9}, {"gpus": [0], "memory": 0.1}), facts()) == ()
 
 
 def test_a_card_that_is_not_there_is_named() -> None:
@@ -120,21 +128,21 @@ def test_a_card_that_is_not_there_is_named() -> None:
 @pytest.mark.parametrize(
     ("allotted", "cards", "said"),
     [
-        (("4",), (79.0,), "there is no GPU 1; CUDA_VISIBLE_DEVICES allots 4, which gpus number from 0"),
-        (("GPU-a",), (None,), "there is no GPU 1; CUDA_VISIBLE_DEVICES allots GPU-a, which gpus number from 0"),
-        (("4", "9"), (79.0,), "allots 4, 9, which gpus number from 0, and the driver does not know 9"),
-        ((), (), "there is no GPU 0; CUDA_VISIBLE_DEVICES allots none"),
+        (("4",), (79.0,), "there is no GPU 1; CUDA_VISIBLE_DEVICES allows 4, which gpus number from 0"),
+        (("GPU-a",), (None,), "there is no GPU 1; CUDA_VISIBLE_DEVICES allows GPU-a, which gpus number from 0"),
+        (("4", "9"), (79.0,), "allows 4, 9, which gpus number from 0, and the driver does not know 9"),
+        ((), (), "there is no GPU 0; CUDA_VISIBLE_DEVICES allows none"),
     ],
 )
 def test_a_card_that_is_not_ours_is_refused_with_what_is(
     allotted: tuple[str, ...], cards: tuple[float | None, ...], said: str
 ) -> None:
-    assert said in complaint(pair(), facts(cards=cards_of(*cards), allotted=allotted))
+    assert said in complaint(pair(), facts(cards=cards_of(*cards), visible=allotted))
 
 
 def test_a_card_of_unknown_size_is_told_and_the_others_still_count() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE, "gpus": [0, 1]}, "small": {"model": SMALL, "gpus": [2]}})
-    (told,) = refuse(unsaid, facts(cards=cards_of(79.0, None, None), allotted=("5", "MIG-a", "MIG-b")))
+    (told,) = check_pair(unsaid, facts(cards=cards_of(79.0, None, None), visible=("5", "MIG-a", "MIG-b")))
     assert told.startswith("small: the memory of its GPUs: nvidia-smi does not tell")
     assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=cards_of(None, 24.0, 79.0)))
 
@@ -142,20 +150,22 @@ def test_a_card_of_unknown_size_is_told_and_the_others_still_count() -> None:
 def test_an_address_in_use_is_named() -> None:
     wrong = pair({"port": 8001})
     said = complaint(wrong, facts(taken={("127.0.0.1", 8001): "Address already in use"}))
-    assert "large.port: 127.0.0.1:8001 cannot be had (Address already in use)" in said
-    assert "large and small are to listen at port 8001" in complaint(pair({"port": 8001}, {"port": 8001}), facts())
-    assert "large and small are to be served as 'm'" in complaint(pair({"name": "m"}, {"name": "m"}), facts())
+    assert "large.port: 127.0.0.1:8001 is not available (Address already in use)" in said
+    assert "large and small have the same port 8001" in complaint(pair({"port": 8001}, {"port": 8001}), facts())
+    assert "large and small have the same served name 'm'" in complaint(pair({"name": "m"}, {"name": "m"}), facts())
 
 
 def test_a_model_is_served_under_a_name_that_is_no_method() -> None:
     methods = ("specreason", "bild", "large")
-    assert refuse(pair(), facts(), methods) == ()
+    assert check_pair(pair(), facts(), methods) == ()
     with pytest.raises(ConfigurationError, match=r"large.name: 'bild' is the name of a method: leave `name` out"):
-        refuse(pair({"name": "bild"}), facts(), methods)
+        check_pair(pair({"name": "bild"}), facts(), methods)
     for name in ("large", "small", "auto"):
-        assert f"small.name: '{name}' is no model's own name" in complaint(pair(small={"name": name}), facts())
+        assert f"small.name: '{name}' is a reserved name" in complaint(pair(small={"name": name}), facts())
     same = pair({"model": SMALL})
-    assert f"large and small are to be served as '{SMALL}': give each a name of its own" in complaint(same, facts())
+    assert f"large and small have the same served name '{SMALL}': set a different `name` for each" in complaint(
+        same, facts()
+    )
 
 
 def test_a_card_that_is_given_away_to_nine_tenths_is_no_matter_and_beyond_it_is_told() -> None:
@@ -191,7 +201,7 @@ def test_a_card_larger_than_the_file_says_and_cards_that_differ_are_told() -> No
     assert "large: its cards differ (NVIDIA H100, 79.6 GiB; NVIDIA A100, 80.0 GiB)" in told
 
 
-def drafting(large: Files, small: Files, **more: Any) -> tuple[Pair, MachineFacts]:
+def drafting(large: ModelFiles, small: ModelFiles, **more: Any) -> tuple[Pair, MachineFacts]:
     speculation = {"method": "draft_model", **more}
     return pair({"speculation": speculation}), facts(files={(LARGE, None): large, (SMALL, None): small})
 
@@ -203,37 +213,39 @@ def test_embeddings_of_other_sizes_cannot_draft() -> None:
     assert f"{distilled} cannot draft for {qwq}: their embeddings have 152064 and 151936 rows" in said
     assert "Set heterogeneous = true" in said
     mended = {"method": "draft_model", "heterogeneous": True}
-    assert refuse(pair({"model": qwq, "speculation": mended, "gpus": [0, 2]}, {"model": distilled}), facts()) == ()
+    assert check_pair(pair({"model": qwq, "speculation": mended, "gpus": [0, 2]}, {"model": distilled}), facts()) == ()
 
 
 def test_the_same_size_is_not_the_same_vocabulary() -> None:
     config = CONFIGS[SMALL]
-    same = drafting(Files(config, WORDS), Files(config, dict(WORDS)))
-    assert refuse(*same) == ()
-    said = complaint(*drafting(Files(config, WORDS), Files(config, {"a": 0, "c": 1, "b": 2})))
+    same = drafting(ModelFiles(config, WORDS), ModelFiles(config, dict(WORDS)))
+    assert check_pair(*same) == ()
+    said = complaint(*drafting(ModelFiles(config, WORDS), ModelFiles(config, {"a": 0, "c": 1, "b": 2})))
     assert "2 of its 3 tokens have another id there, or none" in said
-    unknown = drafting(Files(config, WORDS), Files(config, None))
-    assert refuse(*unknown) == ()
-    assert refuse(*drafting(Files(config, WORDS), Files(config, {"z": 0}), heterogeneous=True)) == ()
+    unknown = drafting(ModelFiles(config, WORDS), ModelFiles(config, None))
+    assert check_pair(*unknown) == ()
+    assert check_pair(*drafting(ModelFiles(config, WORDS), ModelFiles(config, {"z": 0}), heterogeneous=True)) == ()
 
 
 def test_somebody_else_has_to_draft() -> None:
     small = {"url": "http://there:1"}
     nobody = Pair.model_validate({"large": {"model": LARGE, "speculation": "draft_model"}, "small": small})
-    assert "no model to draft is known here: name one" in complaint(nobody, facts())
+    assert "the pair has no smaller model that could draft: set" in complaint(nobody, facts())
     itself = pair({"speculation": {"method": "draft_model", "model": LARGE}})
     assert "cannot draft for itself" in complaint(itself, facts())
-    assert "small.speculation: no model to draft" in complaint(pair(small={"speculation": "draft_model"}), facts())
+    assert "small.speculation: the pair has no smaller model" in complaint(
+        pair(small={"speculation": "draft_model"}), facts()
+    )
 
 
 def test_a_folder_without_a_model_and_a_context_too_long_are_refused() -> None:
     wrong = pair({"model": "/nowhere"})
-    gone = facts(files={("/nowhere", None): Files(missing="/nowhere"), (SMALL, None): Files(CONFIGS[SMALL])})
+    gone = facts(files={("/nowhere", None): ModelFiles(missing="/nowhere"), (SMALL, None): ModelFiles(CONFIGS[SMALL])})
     assert "large.model: no model at /nowhere" in complaint(wrong, gone)
     assert "the model takes 40960 tokens, not 65536: lower it" in complaint(pair(small={"context": 65536}), facts())
     stretched: dict[str, Any] = {"context": 65536, "flags": {"hf-overrides": {"rope_scaling": {}}}}
-    assert refuse(pair(small=stretched), facts()) == ()
-    odd = {(LARGE, None): Files(CONFIGS[LARGE]), (SMALL, None): Files(decoder(96, 2, 3, 1, 96, 100))}
+    assert check_pair(pair(small=stretched), facts()) == ()
+    odd = {(LARGE, None): ModelFiles(CONFIGS[LARGE]), (SMALL, None): ModelFiles(decoder(96, 2, 3, 1, 96, 100))}
     wrong = pair(small={"gpus": [1, 2]})
     assert "3 attention heads cannot be divided among 2 cards" in complaint(wrong, facts(files=odd))
 
@@ -243,7 +255,7 @@ def test_on_a_cpu_the_keys_and_values_need_room() -> None:
     assert "kv-cache-memory-bytes is 268435456: raise it, or lower small.context" in complaint(
         pair(small={**cpu, "context": 8192}), facts()
     )
-    assert refuse(pair(small=cpu), facts()) == ()
+    assert check_pair(pair(small=cpu), facts()) == ()
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:

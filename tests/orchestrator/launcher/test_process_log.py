@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from stepspec.orchestrator.launcher.process import port_taken, reasons
+from stepspec.orchestrator.launcher.process import failure_lines, port_taken
 
 from .scripted_server import TRACEBACK
 
@@ -14,36 +14,36 @@ VALIDATION = """\
 
 
 def test_root_cause_first_without_frames_and_prefixes() -> None:
-    assert reasons(TRACEBACK) == [
+    assert failure_lines(TRACEBACK) == [
         "ValueError: the weights are rotten",
         "RuntimeError: Engine core initialization failed. See root cause above.",
     ]
 
 
 def test_an_error_of_several_lines_keeps_them() -> None:
-    assert reasons(VALIDATION) == [
+    assert failure_lines(VALIDATION) == [
         "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
         "  Value error, Invalid repository ID or local directory specified: '/nowhere'.",
     ]
 
 
 def test_the_same_failure_is_told_once() -> None:
-    assert reasons(TRACEBACK * 2) == reasons(TRACEBACK)
+    assert failure_lines(TRACEBACK * 2) == failure_lines(TRACEBACK)
 
 
 def test_a_refused_argument_is_a_reason() -> None:
     log = "usage: api_server.py [-h] [--headless]\n\napi_server.py: error: argument --port: invalid int value: 'x'\n"
-    assert reasons(log) == ["api_server.py: error: argument --port: invalid int value: 'x'"]
+    assert failure_lines(log) == ["api_server.py: error: argument --port: invalid int value: 'x'"]
 
 
 def test_without_an_error_the_last_lines_have_to_do() -> None:
     log = "".join(f"(Worker pid=1) INFO 11-21 13:05:07 [a.py:1] line {n}\n\n" for n in range(20))
-    assert reasons(log, limit=2) == ["line 18", "line 19"]
-    assert reasons("") == []
+    assert failure_lines(log, limit=2) == ["line 18", "line 19"]
+    assert failure_lines("") == []
 
 
 def test_a_long_line_is_cut() -> None:
-    (line,) = reasons("ValueError: " + "x" * 10_000)
+    (line,) = failure_lines("ValueError: " + "x" * 10_000)
     assert line.startswith("ValueError: xxx")
     assert line.endswith("x...")
     assert len(line) == 300

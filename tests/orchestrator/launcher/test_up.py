@@ -17,9 +17,9 @@ from rich.console import Console
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
 from stepspec.orchestrator.launcher import Server, launch
 from stepspec.orchestrator.launcher import up as module
-from stepspec.orchestrator.launcher.launch import RunningPair
+from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.pair import Pair
-from stepspec.orchestrator.launcher.up import checked, commands, running, up
+from stepspec.orchestrator.launcher.up import command_lines, load_checked, running, up
 
 from .running import members, scripted
 
@@ -62,7 +62,7 @@ async def test_servers_that_run_already_are_met_and_left_alone(tmp_path: Path) -
     async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
         roles = {name: {"url": one.base_url} for name, one in served.items()}
         async with running(Pair.model_validate(roles)) as standing:
-            assert standing == {name: RunningPair(one.base_url, f"toy-{name}") for name, one in served.items()}
+            assert standing == {name: RunningServer(one.base_url, f"toy-{name}") for name, one in served.items()}
         assert all(members(one.pid) for one in served.values())
 
 
@@ -151,21 +151,21 @@ def test_a_file_is_checked_and_what_could_not_be_is_told(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     file = tmp_path / "pair.toml"
     file.write_text('card = 24\n[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nurl = "http://a:1,http://b:1"\n')
-    pair = checked(file, Console(width=200))
+    pair = load_checked(file, Console(width=200))
     assert "not checked: large: the memory and the vocabulary of org/big" in capsys.readouterr().out
-    comment, command = commands(pair).splitlines()
+    comment, command = command_lines(pair).splitlines()
     assert comment == "# small runs at http://a:1, http://b:1"
     assert command.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 ")
     assert "--model org/big" in command
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,4")
-    checked(file, CONSOLE)
-    assert "CUDA_VISIBLE_DEVICES=5 " in commands(pair)
+    load_checked(file, CONSOLE)
+    assert "CUDA_VISIBLE_DEVICES=5 " in command_lines(pair)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(ConfigurationError, match="large: there is no GPU 0; CUDA_VISIBLE_DEVICES allots none"):
-        checked(file, CONSOLE)
+    with pytest.raises(ConfigurationError, match="large: there is no GPU 0; CUDA_VISIBLE_DEVICES allows none"):
+        load_checked(file, CONSOLE)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert commands(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large, 1 ahead"
-    assert len(commands(THREE).splitlines()) == 4
+    assert command_lines(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large, 1 ahead"
+    assert len(command_lines(THREE).splitlines()) == 4
     file.write_text('[large]\nmodel = "./gone"\n[small]\nmodel = "org/tiny"\ngpus = [1]\n')
     with pytest.raises(ConfigurationError, match=f"large.model: no model at {tmp_path}/gone"):
-        checked(file, CONSOLE)
+        load_checked(file, CONSOLE)

@@ -11,10 +11,10 @@ from rich.console import Console
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import machine, vllm_flags
-from stepspec.orchestrator.launcher.machine import Installed
+from stepspec.orchestrator.launcher.machine import InstalledVllm
 from stepspec.orchestrator.launcher.pair import Pair
-from stepspec.orchestrator.launcher.up import checked
-from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags, ask, lines, refuse
+from stepspec.orchestrator.launcher.up import load_checked
+from stepspec.orchestrator.launcher.vllm_flags import ParsedFlags, check_flags, flagged_lines, parse
 
 KNOWN = frozenset({"max-num-seqs", "hf-overrides", "seed", "enforce-eager", "no-enforce-eager"})
 FILE = '[large]\nmodel = "org/big"\ngpus = []\nflags = { max-num-seq = 3 }\n[small]\nurl = "http://a:1"\n'
@@ -33,22 +33,22 @@ def pair(large: dict[str, Any], small: dict[str, Any] | None = None) -> Pair:
 
 def complaint(wrong: Pair, **refusals: str) -> str:
     with pytest.raises(ConfigurationError) as failure:
-        refuse(wrong, ParsedFlags(KNOWN, refusals))
+        check_flags(wrong, ParsedFlags(KNOWN, refusals))
     return str(failure.value)
 
 
 def scripted(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     """Let *source* stand in for vLLM's parser."""
-    monkeypatch.setattr(vllm_flags, "ASK", (sys.executable, "-c", source))
+    monkeypatch.setattr(vllm_flags, "WORKER", (sys.executable, "-c", source))
 
 
 def test_only_servers_that_are_given_flags_are_asked_about_with_all_their_arguments() -> None:
-    assert lines(pair({})) == {}
-    asked = lines(pair({"max-num-seqs": 3}, {}))
+    assert flagged_lines(pair({})) == {}
+    asked = flagged_lines(pair({"max-num-seqs": 3}, {}))
     assert list(asked) == ["large"]
     assert asked["large"][:4] == ("--model", "big", "--served-model-name", "big")
     assert asked["large"][-2:] == ("--max-num-seqs", "3")
-    assert list(lines(pair({}, {"seed": 1}))) == ["small"]
+    assert list(flagged_lines(pair({}, {"seed": 1}))) == ["small"]
 
 
 def test_an_unknown_flag_is_named_with_the_nearest_one() -> None:
@@ -70,12 +70,12 @@ def test_what_vllm_refuses_for_another_reason_is_told_in_its_words() -> None:
 
 def test_flags_that_vllm_takes_are_let_through() -> None:
     good = pair({"max-num-seqs": 3, "no-enforce-eager": True, "hf-overrides.rope_theta": 1}, {"seed": 1})
-    refuse(good, ParsedFlags(KNOWN, {"large": "", "small": ""}))
+    check_flags(good, ParsedFlags(KNOWN, {"large": "", "small": ""}))
 
 
 def test_the_last_line_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, ANSWER)
-    assert ask({"large": ["--a", "b"]}) == ParsedFlags(frozenset({"max-num-seqs"}), {"large": "--a b"})
+    assert parse({"large": ["--a", "b"]}) == ParsedFlags(frozenset({"max-num-seqs"}), {"large": "--a b"})
 
 
 @pytest.mark.parametrize(
@@ -89,8 +89,8 @@ def test_the_last_line_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_parser_that_cannot_be_asked_says_why(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, source)
-    monkeypatch.setattr(vllm_flags, "PATIENCE", 0.5 if "sleep" in source else 60.0)
-    said = ask({})
+    monkeypatch.setattr(vllm_flags, "WORKER_SECONDS", 0.5 if "sleep" in source else 60.0)
+    said = parse({})
     assert isinstance(said, str)
     assert why in said
 
@@ -98,7 +98,9 @@ def test_a_parser_that_cannot_be_asked_says_why(source: str, why: str, monkeypat
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A pair's file with a wrong flag, on a machine that has vLLM."""
-    monkeypatch.setattr(machine, "installed", lambda: Installed("0.32.0", frozenset[str](), suffixes=False))
+    monkeypatch.setattr(
+        machine, "installed_vllm", lambda: InstalledVllm("0.32.0", frozenset[str](), suffix_decoding=False)
+    )
     (tmp_path / "pair.toml").write_text(FILE)
     return tmp_path / "pair.toml"
 
@@ -106,26 +108,26 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_wrong_flag_is_refused_before_anything_is_started(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, ANSWER)
     with pytest.raises(ConfigurationError, match=r"large\.flags: the installed vLLM has no flag 'max-num-seq'"):
-        checked(file, Console(quiet=True))
+        load_checked(file, Console(quiet=True))
 
 
 def test_flags_that_could_not_be_checked_are_told(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(monkeypatch, "raise ImportError('cli_args')")
-    checked(file, Console(width=200))
-    said = "not checked: the flags of large: vLLM could not be asked (ImportError: cli_args)"
+    load_checked(file, Console(width=200))
+    said = "not checked: the flags of large: vLLM's parser could not be run (ImportError: cli_args)"
     assert said in capsys.readouterr().out
 
 
 def test_without_flags_nobody_is_asked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_flags, "ask", lambda asked: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(vllm_flags, "parse", lambda asked: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     file.write_text(FILE.replace("flags = { max-num-seq = 3 }", ""))
-    checked(file, Console(quiet=True))
+    load_checked(file, Console(quiet=True))
 
 
 def test_it_is_asked_only_about_what_is_right_otherwise(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_flags, "ask", lambda asked: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(vllm_flags, "parse", lambda asked: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     file.write_text(FILE.replace("org/big", "./gone"))
     with pytest.raises(ConfigurationError, match=r"large\.model: no model at"):
-        checked(file, Console(quiet=True))
+        load_checked(file, Console(quiet=True))

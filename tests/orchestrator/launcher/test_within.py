@@ -12,9 +12,9 @@ import pytest
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher.commands import servers, waves
-from stepspec.orchestrator.launcher.machine import Card, Files, Installed, MachineFacts
+from stepspec.orchestrator.launcher.machine import Card, InstalledVllm, MachineFacts, ModelFiles
 from stepspec.orchestrator.launcher.pair import Pair, PairWithin, StartedServer, load
-from stepspec.orchestrator.launcher.preflight import refuse
+from stepspec.orchestrator.launcher.preflight import check_pair
 
 from .configs import CONFIGS
 
@@ -37,8 +37,8 @@ retries = 0
 """
 BIG, MIDDLE, TINY = "Qwen/Qwen3-32B", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B"
 KNOWN = MachineFacts(
-    Installed("0.32.0", frozenset({"draft_model", "ngram"}), suffixes=False),
-    {(name, None): Files(config) for name, config in CONFIGS.items()},
+    InstalledVllm("0.32.0", frozenset({"draft_model", "ngram"}), suffix_decoding=False),
+    {(name, None): ModelFiles(config) for name, config in CONFIGS.items()},
 )
 
 CARDS: list[tuple[Sequence[Sequence[int]], list[list[str]]]] = [
@@ -66,7 +66,7 @@ def three(
 
 def complaint(wrong: Pair, known: MachineFacts = KNOWN) -> str:
     with pytest.raises(ConfigurationError) as failure:
-        refuse(wrong, known)
+        check_pair(wrong, known)
     return str(failure.value)
 
 
@@ -106,7 +106,7 @@ def test_pairs_nest_to_any_depth_and_every_model_has_its_path(tmp_path: Path) ->
         ("[small.small.large]", "[small.small.lrage]", "unknown setting 'small.small.lrage' (did you mean 'large'?)"),
         ("[small.small.small]", "[small.smalls.small]", "unknown setting 'small.smalls' (did you mean 'small'?)"),
         ('large = "http', 'crad = 24\nlarge = "http', "unknown setting 'crad' (did you mean 'card'?)"),
-        ('large = "http', 'policy = "bild"\nlarge = "http', "policy: this file has it for pairs within"),
+        ('large = "http', 'policy = "bild"\nlarge = "http', "policy: only a pair within has it in this file"),
         ('model = "org/tiny"', "", "small.small.large.model: Field required"),
         (
             "port = 8001",
@@ -144,7 +144,7 @@ def test_the_next_cheaper_model_drafts_tokens() -> None:
         update={"small": three().nested["small"].model_copy(update={"large": Endpoint(role="large", url="http://m:1")})}
     )
     assert elsewhere.drafter("large") is None
-    assert "large.speculation: no model to draft is known here" in complaint(elsewhere)
+    assert "large.speculation: the pair has no smaller model that could draft" in complaint(elsewhere)
 
 
 @pytest.mark.parametrize(("cards", "order"), CARDS)
@@ -156,24 +156,27 @@ def test_only_servers_that_share_a_card_wait_for_each_other(
 
 
 def test_three_models_that_fit_are_let_through() -> None:
-    assert refuse(three(), KNOWN) == ()
+    assert check_pair(three(), KNOWN) == ()
 
 
 def test_the_shares_of_a_card_are_summed_over_all_models() -> None:
     said = complaint(three(tiny={"gpus": [0]}))
-    assert "GPU 0 is given away more than once (large.memory 0.55 + small.large.memory 0.4 + small.small.memory" in said
+    assert (
+        "GPU 0: the shares of its memory exceed 1 (large.memory 0.55 + small.large.memory 0.4 + small.small.memory"
+        in said
+    )
 
 
 def test_each_model_within_is_checked() -> None:
     assert "small.large does not fit: it takes 19.0 GiB" in complaint(three(middle={"memory": 0.2}))
     assert "raise small.small.memory" in complaint(three(tiny={"memory": 0.01}))
     taken = MachineFacts(KNOWN.vllm, KNOWN.files, taken={("127.0.0.1", 8003): "Address already in use"})
-    assert "small.small.port: 127.0.0.1:8003 cannot be had" in complaint(three(tiny={"port": 8003}), taken)
+    assert "small.small.port: 127.0.0.1:8003 is not available" in complaint(three(tiny={"port": 8003}), taken)
     same = {"port": 8001, "name": "m"}
     said = complaint(three(same, {"port": 8002}, same))
-    assert "large and small.small are to listen at port 8001" in said
-    assert "large and small.small are to be served as 'm'" in said
-    assert "large and small.large and small.small are to listen at port 1" in complaint(three(*[{"port": 1}] * 3))
+    assert "large and small.small have the same port 8001" in said
+    assert "large and small.small have the same served name 'm'" in said
+    assert "large and small.large and small.small have the same port 1" in complaint(three(*[{"port": 1}] * 3))
     assert "small.small: there is no GPU 4" in complaint(
         three(tiny={"gpus": [4]}), MachineFacts(KNOWN.vllm, cards=(Card(79.0),) * 2)
     )
