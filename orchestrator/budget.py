@@ -1,4 +1,4 @@
-"""What a run may cost. Pure: how much is left is a function of the chain."""
+"""The budget of a run. Pure: how much is left is a function of the chain."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Budget:
     """
     Limits of one run; None means no limit.
 
-    *tokens* bounds the thinking and the answer together, each token counted in the vocabulary of the model that wrote
-    it (SpecReason's own budget is 8192, section 5.1); of these *answer* are kept for the answer, by default 512 or a
-    quarter, whichever is less, and it may have what the thinking leaves. *steps* bounds the thinking. *seconds* bounds
-    the whole run, of which a quarter is kept for the answer. Raise `ConfigurationError` for limits that leave no room.
+    *tokens* limits the thinking and the answer together; each token is counted in the vocabulary of the model that
+    wrote it (SpecReason's own budget is 8192, section 5.1). *answer* of these are kept for the answer: by default 512
+    or a quarter, whichever is less. The answer may also use what the thinking leaves. *steps* limits the thinking.
+    *seconds* limits the run; a quarter is kept for the answer. Raise `ConfigurationError` for limits that leave no
+    room.
     """
 
     tokens: int = 8192
@@ -49,14 +50,14 @@ class Budget:
         return None if self.seconds is None else self.seconds * (1 - ANSWER_SHARE)
 
     def left(self, chain: Chain) -> int:
-        """How many tokens the next write may have: of the thinking, or of the answer once the thinking is over."""
+        """How many tokens the next write may have, in the thinking or, after it, in the answer."""
         if not (chain.finished or chain.closed):
             return max(0, self.tokens - self.for_answer - chain.tokens)
         thinking, answer = chain.parts()
         return max(0, self.left_to_answer(thinking) - answer.tokens)
 
     def left_to_answer(self, chain: Chain) -> int:
-        """How many tokens the answer to *chain*, which holds the thinking alone, may have."""
+        """How many tokens the answer may have; *chain* is the thinking alone."""
         return max(self.for_answer, self.tokens - chain.tokens)
 
     def fit(self, room: int) -> Budget:
@@ -72,7 +73,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Budgeted:
-    """A model that never writes more than *left* says; otherwise the same."""
+    """A *model* that writes at most as many tokens as are *left* for the chain."""
 
     model: Model
     left: Callable[[Chain], int]

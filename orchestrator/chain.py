@@ -1,4 +1,4 @@
-"""The values everything else talks about. No I/O, no models, no mutation."""
+"""The values of the system: tokens, steps, chains and verdicts. Frozen, without I/O."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 from .step_ends import BLANK_LINE, BLANK_LINES, StepEnds
 
 Role: TypeAlias = Literal["small", "large"]
-Party: TypeAlias = Literal["small", "large", "critic"]  # who may be called; a critic writes nothing
+Party: TypeAlias = Literal["small", "large", "critic"]  # a model that may be called; a critic writes nothing
 Speaker: TypeAlias = Literal["system", "user", "assistant"]
 Stop: TypeAlias = Literal["delimiter", "length", "until", "end", "open"]
 
@@ -30,9 +30,9 @@ class Token:
     """
     A piece of text and what one model knows about it.
 
-    *logprob* is in nats; *rank* counts from 1, the model's own first choice (0: unknown); *id* is the token's number in
-    the vocabulary named by its step (-1: unknown, the text has to be encoded again). *top* are the likeliest tokens of
-    its place, best first, where they were asked for.
+    *logprob* is in nats. *rank* counts from 1, the model's first choice (0: unknown). *id* is the token's number in the
+    vocabulary that its step names (-1: unknown; the text has to be encoded again). *top* are the likeliest tokens of
+    its position, best first, if they were requested.
     """
 
     text: str
@@ -45,13 +45,13 @@ class Token:
 @dataclass(frozen=True, slots=True)
 class Step:
     """
-    One unit of reasoning, delimiter included, so that a chain's text is a plain join.
+    One unit of reasoning. It includes its delimiter, so that the text of a chain is a plain join.
 
-    *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit, so it is not a whole step),
-    "until" (the caller's condition), "end" (the thinking was closed, or the model ended its turn), "open" (the model
-    wanted to end and was not allowed to: the end is taken off). *vocabulary* names the one that the token ids belong
-    to; *note* is the reason of the rollback that this step repairs. Where a nested pair is the author, *pieces* are the
-    steps that its own models made it of, whose texts and tokens join to its own.
+    *stop* says why it ended: "delimiter" (a stop string), "length" (the token limit: the step is incomplete), "until"
+    (the caller's condition), "end" (the thinking was closed, or the model ended its turn), "open" (the model ended the
+    thinking but may not: the end is cut off). *vocabulary* names the vocabulary of the token ids. *note* is the reason
+    of the rollback that this step repairs. If the author is a nested pair, *pieces* are the steps that its own models
+    wrote; their texts and tokens join to those of the step.
     """
 
     text: str
@@ -63,7 +63,7 @@ class Step:
     pieces: tuple[Step, ...] = ()
 
     def cut(self, keep: int) -> Step:
-        """Keep the first *keep* characters: whole tokens with their ids, and the rest of the last one as text."""
+        """Keep the first *keep* characters: whole tokens with their ids, and the part of a last token as text."""
         tokens: list[Token] = []
         left = keep
         for token in self.tokens:
@@ -75,7 +75,7 @@ class Step:
         return replace(self, text=self.text[:keep], stop="length", tokens=tuple(tokens), pieces=pieces)
 
     def leaves(self) -> Iterator[tuple[str, Step]]:
-        """The pieces that no pair made of others, each with the path of its author: ``small.large``, say."""
+        """The pieces that have no pieces of their own, each with the path of its author, such as ``small.large``."""
         if not self.pieces:
             yield self.author, self
         for piece in self.pieces:
@@ -84,7 +84,7 @@ class Step:
 
 
 def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:
-    """The first *keep* characters of *steps*, of which the last may be cut."""
+    """The first *keep* characters of *steps*; the last step may be cut."""
     kept: list[Step] = []
     for step in steps:
         if keep <= 0:
@@ -97,9 +97,9 @@ def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:
 @dataclass(frozen=True, slots=True)
 class Chain:
     """
-    A problem and the steps committed so far. Growing returns a new chain.
+    A problem and the steps committed so far. Extending it returns a new chain.
 
-    *ends* says where the steps of the run end; it is no part of what the chain says.
+    *ends* says where steps end in this run; chains that differ only in it are equal.
     """
 
     messages: tuple[Message, ...]
@@ -108,7 +108,7 @@ class Chain:
 
     @classmethod
     def of(cls, problem: str | Sequence[Message], ends: StepEnds = BLANK_LINES) -> Chain:
-        """Begin a chain with one user message, or with a whole conversation."""
+        """Begin a chain with one user message, or with a conversation."""
         messages = (Message("user", problem),) if isinstance(problem, str) else tuple(problem)
         return cls(messages, ends=ends)
 
@@ -122,16 +122,16 @@ class Chain:
 
     @property
     def whole(self) -> bool:
-        """Whether the text ends where a step does, so that the next step is not the rest of one."""
+        """Whether the text ends where a step ends, so that the next step does not complete one that was cut."""
         return self.ends.at_end(self.text)
 
     @property
     def closed(self) -> bool:
-        """Whether the thinking is over, so that whatever is written next is the answer."""
+        """Whether the thinking is over, so that the next step is part of the answer."""
         return any(step.text.endswith(THINK_END) for step in self.steps)
 
     def parts(self) -> tuple[Chain, Chain]:
-        """The chain up to the end of the thinking, and the steps after that: the answer, as far as it is written."""
+        """Split into two chains: the thinking, and the steps after it, which are the answer as far as it is written."""
         ends = (place for place, step in enumerate(self.steps, 1) if step.text.endswith(THINK_END))
         end = next(ends, len(self.steps))
         return replace(self, steps=self.steps[:end]), replace(self, steps=self.steps[end:])
@@ -147,7 +147,7 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """Another step for a draft's place, and its *score*; *reason* says why it was refused, "" if it stands there."""
+    """An alternative to a draft, and its *score*. *reason* says why it was rejected; "" if it replaces the draft."""
 
     step: Step
     score: float | None = None
@@ -156,7 +156,7 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The draft stands; drafting goes on from it. What *rivals* it had were refused."""
+    """The draft is accepted as it is; its *rivals*, if it had any, are rejected."""
 
     score: float | None = None
     rivals: tuple[Rival, ...] = ()
@@ -165,20 +165,20 @@ class Accept:
 @dataclass(frozen=True, slots=True)
 class Rollback:
     """
-    Keep the first *keep* characters of the draft, then repair. 0 rejects it whole.
+    Keep the first *keep* characters of the draft, 0 to reject it whole, then repair.
 
-    One of its *rivals* may stand in its place; then nothing is repaired.
+    One of its *rivals* may replace it; then nothing is repaired.
     """
 
     keep: int = 0
     reason: str = ""
     score: float | None = None
-    instead: Step | None = None  # a step already written while verifying, if there is one
+    instead: Step | None = None  # a step that was written while verifying; None if there is none
     rivals: tuple[Rival, ...] = ()
 
     @property
     def chosen(self) -> Rival | None:
-        """The rival that stands, if one does."""
+        """The rival that replaces the draft; None if there is none."""
         return next((rival for rival in self.rivals if not rival.reason), None)
 
 

@@ -2,14 +2,14 @@
 Everything that stepspec raises on purpose.
 
     StepspecError
-    |-- ConfigurationError (ValueError)     yours: a setting, an option or an argument is wrong
-    |-- EndpointError                       a served model: names its role, its URL and what was asked of it
-    |   |-- EndpointUnavailable             no connection, a server error, or no answer before the deadline
-    |   |-- EndpointRejected                the server understood and refused: key, model name, request
+    |-- ConfigurationError (ValueError)     a setting, an option or an argument of the user is wrong
+    |-- EndpointError                       a served model failed: with its role, its URL and the kind of request
+    |   |-- EndpointUnavailable             no connection, a server error, or no response before the deadline
+    |   |-- EndpointRejected                the server rejected the request: key, model name, body
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
-    |   `-- MalformedReply                  the server answered, but not what was asked
+    |   `-- MalformedReply                  the response does not match the request
     |-- MissingCapability                   the method needs something that this endpoint cannot do
-    |-- WorkersLost                         an eval on other machines has none left, or one trial costs it too many
+    |-- WorkersLost                         a distributed evaluation has no worker left, or one trial loses too many
     `-- ServerError                         a server that stepspec itself started
         |-- ServerNotReady                  not healthy before the deadline
         `-- ServerDied                      its process ended; carries the exit code and the last log lines
@@ -24,15 +24,15 @@ from .chain import Role
 
 
 class StepspecError(Exception):
-    """The root of the tree above."""
+    """The base class of all errors above."""
 
 
 class ConfigurationError(StepspecError, ValueError):
-    """A setting, an option or an argument is wrong; the message says which and what would do."""
+    """A setting, an option or an argument is wrong; the message says which one, and which values are valid."""
 
 
 class EndpointError(StepspecError):
-    """A served model failed. *role*, *url* and *verb* say which and at what."""
+    """A served model failed: *role* and *url* name the model, *verb* the kind of request."""
 
     def __init__(self, message: str, *, role: Role | str = "", url: str = "", verb: str = "") -> None:
         where = f"the {role} model at {url}" if role else url
@@ -41,19 +41,19 @@ class EndpointError(StepspecError):
 
 
 class EndpointUnavailable(EndpointError):
-    """No connection, a server error, or no answer before the deadline. Another replica or a later try may do."""
+    """No connection, a server error, or no response before the deadline. Another replica, or a retry, may work."""
 
 
 class EndpointRejected(EndpointError):
-    """The server understood the request and refused it. The same request will be refused again."""
+    """The server understood the request and rejected it. It will reject the same request again."""
 
 
 class ContextTooLong(EndpointRejected):
-    """The chain and the tokens asked for no longer fit into the model's context."""
+    """The chain and the requested tokens no longer fit into the model's context."""
 
 
 class MalformedReply(EndpointError):
-    """The server answered, but not what was asked."""
+    """The response does not match the request."""
 
 
 class MissingCapability(StepspecError):
@@ -61,7 +61,7 @@ class MissingCapability(StepspecError):
 
 
 class WorkersLost(StepspecError):
-    """An eval on other machines has no worker left, or one of its trials costs it too many."""
+    """A distributed evaluation has no worker left, or one of its trials loses too many workers."""
 
 
 class ServerError(StepspecError):
@@ -77,6 +77,6 @@ class ServerDied(ServerError):
 
 
 def near(word: str, known: Iterable[str]) -> str:
-    """Suggest the one of the *known* words that is most like *word*, in brackets to put behind it; if any is."""
+    """Return " (did you mean ...?)" with the *known* word that is most similar to *word*; "" if none is similar."""
     close = difflib.get_close_matches(word, list(known), n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,4 +1,8 @@
-"""What happens in a run, as frozen values. The loop and the endpoints emit them; whoever watches consumes them."""
+"""
+The events of a run, as frozen values. They are the format of traces: a new field needs a default.
+
+The loop and the endpoints emit events; an `Observer` is any callable that takes one.
+"""
 
 from __future__ import annotations
 
@@ -12,23 +16,23 @@ from .stats import Acceptance
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]
 Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer", "watch", "shadow"]
-"""What a request is for; "" outside of a run. A *watch* may end the thinking, a *shadow* measures the judge."""
+"""The purpose of a request; "" outside of a run. "watch" is a stop rule's, "shadow" that of a check of the judge."""
 
 
 @dataclass(frozen=True, slots=True)
 class Called:
     """
-    One request to a served model is over, whatever became of it.
+    One request to a served model has ended; *fate* says how.
 
-    *started* is in seconds since the run began and *seconds* how long the request was open; *first* is the seconds to
-    its first token. *written* counts every token that the server sent, whether or not anybody used it; *prompt* and
-    *cached* are prompt tokens, of which the server found *cached* in its prefix cache. *url* tells replicas apart.
+    *started* is in seconds since the run began, *seconds* the time that the request was open, and *first* the seconds
+    to its first token. *written* counts every token that the server sent, used or not. *prompt* counts prompt tokens,
+    of which *cached* were in the server's prefix cache. *url* tells replicas apart.
 
-    Where *role* is a nested pair, the model is the one at its *path* there: ``small.large``, say. Elsewhere it is "".
+    If *role* is a nested pair, *path* names the model in it, such as ``small.large``; otherwise it is "".
 
-    *purpose* is what the request was for, and *step* the index of the step that it was about, -1 if it was about none.
-    A request that was kept open (the sticky stream) wrote for the steps from *step* to *last_step*; for any other
-    request the two are equal. In a nested pair the purpose is the one within that pair, and the step that of the chain.
+    *purpose* is that of the request, and *step* the index of the step that it was about (-1: none). A request that was
+    kept open (a sticky stream) wrote the steps from *step* to *last_step*; for any other request the two are equal. In
+    a nested pair the purpose is the one within that pair, and the step is that of the chain.
     """
 
     role: Party
@@ -50,10 +54,10 @@ class Called:
 @dataclass(frozen=True, slots=True)
 class Started:
     """
-    A run begins: the conversation that poses the problem, and what is needed to read the rest.
+    A run begins, with the conversation that poses the problem.
 
-    *models* names them by their roles, and those within a nested pair also by their paths, as in `Called`. *seed* is
-    that of the sampling; None if the models write greedily, and in traces from before it was recorded.
+    *models* are pairs of a role and the model's name; models in a nested pair are listed by their paths, as in
+    `Called`. *seed* is that of the sampling; None if the models write greedily, and in traces without it.
     """
 
     messages: tuple[Message, ...]
@@ -64,7 +68,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Drafted:
-    """The draft of step *index* is complete; nobody has verified it yet."""
+    """The draft of step *index* is complete, and not verified yet."""
 
     index: int
     draft: Step
@@ -81,7 +85,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The bet on step *index* is off: an earlier draft was rolled back."""
+    """The bet on step *index* is lost: an earlier draft was rolled back."""
 
     index: int
     draft: Step
@@ -89,7 +93,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class JudgedWithin:
-    """The nested pair at *path* came to a verdict on its own smaller model's draft, as part of step *index*."""
+    """The nested pair at *path* judged a draft of its own small model, as part of step *index*."""
 
     path: str
     index: int
@@ -99,7 +103,7 @@ class JudgedWithin:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The draft of step *index* was rolled back, and a rival of it, *step*, stands in its place: nobody repairs it."""
+    """The draft of step *index* was rolled back, and its rival *step* replaces it: nothing is repaired."""
 
     index: int
     step: Step
@@ -116,7 +120,7 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """*step* now is step *index* of the chain, for good."""
+    """*step* is now step *index* of the chain, for good."""
 
     index: int
     step: Step
@@ -125,7 +129,7 @@ class Committed:
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """A further piece of the final answer, for good; the pieces join to the text of the solution."""
+    """The next piece of the final answer, for good; the pieces join to the text of the solution."""
 
     text: str
 
@@ -139,7 +143,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Degraded:
-    """A model failed for good; the run goes on without it. *path* is that of `Called`, if it was in a nested pair."""
+    """A model failed for good; the run continues without it. *path* is that of `Called`."""
 
     role: Role
     cause: str
@@ -148,7 +152,7 @@ class Degraded:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The replica at *url* failed; the run goes on at another one. *path* is that of `Called`."""
+    """The replica at *url* failed; the run continues with the one at *to*. *path* is that of `Called`."""
 
     role: Role
     url: str
@@ -160,13 +164,13 @@ class Moved:
 @dataclass(frozen=True, slots=True)
 class Adapted:
     """
-    What a run was given, as earlier ones taught: a *value* of the *option* that makes its policy looser, and a depth.
+    The threshold and the depth that a run uses, learnt from the *runs* before it.
 
-    Of a policy that has no such option the depth alone, *ahead*, is adapted. At the value at most a share of *bad* of
-    the accepted steps may be bad, and a committed step is expected to take so many *seconds*; None where too little is
-    known. All of it was learnt from so many *runs*. *checks* are the grades of the steps that shadows have looked at
-    since the last event of this kind, and whether the large model agreed that they are correct; *own* says, check by
-    check, whether it agreed with a step of its own at the same place.
+    *value* is that of *option*, the threshold of the policy; None if the policy has none, then only the depth *ahead*
+    is adapted. With them at most a share of *bad* of the accepted steps is bad, and a committed step is expected to
+    take *seconds*; None if too little is known. *checks* are the steps that shadows checked since the last event of
+    this kind: the grade, and whether the large model agreed that the step is correct. *own* says for each check whether
+    it agreed with a step of its own at the same place.
     """
 
     option: str
@@ -182,11 +186,11 @@ class Adapted:
 @dataclass(frozen=True, slots=True)
 class Speculated:
     """
-    What the server at *url* *counted* of the tokens that it drafts itself, from second *since* of a run to *until*.
+    The tokens that the server at *url* drafted and accepted itself, from second *since* of a run to second *until*.
 
-    It is a look at the server's own counters, which know no runs: they hold what the server did for everybody. *shared*
-    says that others are known to have been at work there. A window may begin before the run, at the last look before.
-    The model is told as in `Called`.
+    *counted* is read from the server's own counters, which include the requests of all its clients. *shared* says that
+    other runs are known to have used the server. The period may start before the run, when the counters were last read.
+    *role* and *path* are those of `Called`.
     """
 
     role: Party
@@ -200,7 +204,7 @@ class Speculated:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A run is over after *seconds*; *reason* is why the thinking or the answer ended."""
+    """A run has ended after *seconds*; *reason* says why the thinking or the answer ended."""
 
     reason: str
     answer: str

@@ -1,4 +1,4 @@
-"""Where the tokens and the seconds of a run went, by model and by fate. A pure function of its events."""
+"""How many tokens and seconds a run used, by model and by fate. A pure function of its events."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ from .stats import Acceptance
 @dataclass(frozen=True, slots=True)
 class Account:
     """
-    What one model did in a run.
+    The tokens and seconds of one model in a run.
 
-    Tokens: *kept* are in the chain or the answer; *discarded* were written for nothing (rejected drafts, lost bets);
-    *judging* were read or written to judge and were not in the server's prefix cache. *prompt* and *cached* count all
-    prompt tokens sent, whatever for. *writing* and *judged* are the seconds that requests of that kind were open; they
-    overlap with the other model's, and may with each other. The account of a model within a nested pair has the *path*
-    of `Called`, and the role of the pair.
+    *kept* tokens are in the chain or the answer; *discarded* ones were written in vain (rejected drafts, lost bets);
+    *judging* ones were read or written to judge, and were not in the server's prefix cache. *prompt* and *cached* count
+    the prompt tokens of all requests. *writing* and *judged* are the seconds that requests of that kind were open;
+    these times may overlap. The account of a model in a nested pair has the *path* of `Called`, and the pair's role.
     """
 
     role: Party
@@ -51,22 +50,22 @@ class Account:
 
     @property
     def waste(self) -> float:
-        """Discarded tokens over written ones; 0 where nothing was written."""
+        """The share of written tokens that were discarded; 0 if nothing was written."""
         return self.discarded / self.written if self.written else 0.0
 
 
-COUNTED = tuple(one.name for one in fields(Account) if one.name not in ("role", "path"))
-"""What of an account can be added up."""
+COUNTED = tuple(field.name for field in fields(Account) if field.name not in ("role", "path"))
+"""The fields of an account that can be added up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speculation:
     """
-    What the servers of one model *counted* of the tokens that they draft themselves while a run was under way.
+    The tokens that the servers of one model drafted and accepted themselves while a run was under way.
 
-    Not what the run did: with *shared*, others are known to have been at work there at the same time, and others whom
-    nobody here knows of may have been. Looked at now and then, from second *since* of the run to second *until*; what
-    came after the last look is not in it. *path* is that of `Account`.
+    *counted* includes the requests of all clients of these servers. With *shared*, other runs are known to have used
+    them at the same time; unknown clients may have done so in any case. The counters were read from second *since* of
+    the run to second *until*. *path* is that of `Account`.
     """
 
     role: Party
@@ -88,13 +87,12 @@ class Speculation:
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """
-    The accounts of both models and of the critic, and how many of the drafts that were judged stood.
+    The accounts of both models and of the critic, and how many of the judged drafts were accepted.
 
-    A draft in whose place a rival stands counts as *accepted*, for nobody repairs it; *chosen* says how many those are.
-    Of a nested pair there are besides, in *nested*, the accounts of the models in it, of which its own is the sum, and
-    in *sifted*, by its path, the drafts that were judged in it and how many of them stood.
-
-    *speculation* tells of the models whose servers speculate on tokens underneath, as far as anybody looked.
+    A draft that is replaced by a rival counts as *accepted*, because nothing is repaired; *chosen* counts such drafts.
+    *nested* are the accounts of the models in nested pairs; a pair's own account is their sum. *sifted* has, by the
+    path of a pair, the number of drafts judged in it and the number accepted. *speculation* covers the models whose
+    servers speculate on tokens, if their counters were read.
     """
 
     small: Account
@@ -110,15 +108,15 @@ class Ledger:
     @property
     def accept_rate(self) -> float | None:
         """
-        Accepted drafts over judged ones that were not bets on a rejected step; None where none was judged.
+        The share of judged drafts that were accepted, without bets on a rejected step; None if none was judged.
 
-        Without the *chosen* it would be that of the drafts as they were first written.
+        It includes the *chosen*: drafts that a rival replaced.
         """
         return self.accepted / self.drafts if self.drafts else None
 
     @property
     def share_large(self) -> float:
-        """The large model's share of the tokens that were kept."""
+        """The large model's share of the kept tokens."""
         kept = self.small.kept + self.large.kept
         return self.large.kept / kept if kept else 0.0
 
@@ -170,20 +168,20 @@ def _sifted(events: tuple[Event, ...]) -> tuple[tuple[str, int, int], ...]:
 
 
 def _speculation(events: tuple[Event, ...]) -> tuple[Speculation, ...]:
-    looks: dict[tuple[Party, str], list[Speculated]] = {}
+    readings: dict[tuple[Party, str], list[Speculated]] = {}
     for event in events:
         if isinstance(event, Speculated):
-            looks.setdefault((event.role, event.path), []).append(event)
+            readings.setdefault((event.role, event.path), []).append(event)
     return tuple(
         Speculation(
             role,
-            sum((one.counted for one in told), Acceptance()),
-            min(one.since for one in told),
-            max(one.until for one in told),
-            shared=any(one.shared for one in told),
+            sum((event.counted for event in own), Acceptance()),
+            min(event.since for event in own),
+            max(event.until for event in own),
+            shared=any(event.shared for event in own),
             path=path,
         )
-        for (role, path), told in sorted(looks.items())
+        for (role, path), own in sorted(readings.items())
     )
 
 
@@ -215,9 +213,9 @@ def _charge(account: Account, call: Called) -> Account:
 
 def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
     """
-    How many drafts were committed whole, and how many were repaired.
+    Return the number of drafts that were committed whole, and the number that were repaired.
 
-    Drafts of lost bets are neither, nor are those in whose place a rival stands.
+    Lost bets and drafts that were replaced by a rival count for neither.
     """
     approved = {(e.index, e.draft.text) for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept)}
     repaired = {e.index for e in events if isinstance(e, Repaired)}

@@ -1,9 +1,9 @@
 """
-How models mark their thinking. Pure.
+The markers of the thinking block, by model family. Pure.
 
-A chain spells the end of its thinking as `THINK_END`, whichever model wrote it, and so do traces, events and policies.
-Only an endpoint knows how its own model spells it: what the model writes is translated as it arrives, and what the
-model reads is translated as it is encoded. So two models with different markers can share a chain.
+Chains, traces, events and policies mark the end of the thinking with `THINK_END`, whichever model wrote it. Only an
+endpoint knows the markers of its own model: it translates text that the model writes as it arrives, and text that the
+model reads when it is encoded. So two models with different markers can share a chain.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .chain import THINK_END
 @dataclass(frozen=True, slots=True)
 class ThinkingMarkers:
     """
-    The marks of one family of models.
+    The markers of one model family.
 
-    *opening* opens the thinking block. *closing* is what the model writes where its thinking ends. *handover* has to
-    follow before the answer can begin; where it is not empty, the models may write other things there. *skipped* is an
-    empty block, after which a model answers at once.
+    *opening* opens the thinking block, *closing* ends it. *handover* has to follow *closing* before the answer can
+    begin; if it is not empty, the models may write other things there. *skipped* is an empty block, after which a model
+    answers at once.
     """
 
     opening: str
@@ -30,22 +30,22 @@ class ThinkingMarkers:
     handover: str = ""
 
     def open_at(self, text: str) -> int:
-        """Return where the block begins that *text* ends in; -1 if *text* leaves no block open."""
+        """Return the position of the opening marker that *text* ends with; -1 if it ends with none."""
         end = text.rstrip()
         mark = self.opening.rstrip()
         return len(end) - len(mark) if end.endswith(mark) else -1
 
     def skips(self, text: str) -> bool:
-        """Whether *text* is an empty block, with or without its opening."""
+        """Whether *text* is an empty block, with or without its opening marker."""
         inside = text.replace(self.opening.rstrip(), "").strip()
         return text.strip() == self.skipped.strip() or (inside == self.closing and not self.handover)
 
     def closed_in(self, text: str) -> bool:
-        """Whether *text*, a generation prompt, ends in a block that is closed: the model is not to think."""
+        """Whether *text*, a generation prompt, ends with a closed block, so that the model does not think."""
         return text.rstrip().endswith(self.skipped.strip() if self.handover else self.closing)
 
     def opened(self, skipped: str) -> str:
-        """Return how the block begins of which *skipped* is the empty form, with half the white space inside."""
+        """Return the opening of the block whose empty form is *skipped*, with half of the white space inside."""
         before, mark, rest = skipped.partition(self.opening.rstrip())
         if not mark:
             return self.opening
@@ -53,12 +53,12 @@ class ThinkingMarkers:
         return before + mark + inside[: (len(inside) + 1) // 2]
 
     def begun(self, written: str) -> str:
-        """Return the opening that *written* begins with, and the line breaks around it; "" if there is none."""
-        found = re.match(rf"\s*{re.escape(self.opening.rstrip())}\n*", written)
-        if not found:
+        """Return the opening marker at the start of *written*, with the line breaks around it; "" if there is none."""
+        match = re.match(rf"\s*{re.escape(self.opening.rstrip())}\n*", written)
+        if not match:
             return ""
-        empty = written[found.end() :].startswith(self.closing)
-        return found[0].rstrip("\n") + "\n" if empty and found[0].endswith("\n") else found[0]
+        empty = written[match.end() :].startswith(self.closing)
+        return match[0].rstrip("\n") + "\n" if empty and match[0].endswith("\n") else match[0]
 
 
 THINK = ThinkingMarkers("<think>", THINK_END, f"<think>\n\n{THINK_END}\n\n")
@@ -86,11 +86,11 @@ OPENINGS = tuple(markers.opening.rstrip() for markers in KNOWN)
 
 
 def opens_block(text: str) -> bool:
-    """Whether *text* begins with a thinking block, as that of a model that was taken not to think may do."""
+    """Whether *text* begins with a thinking block."""
     return text.lstrip().startswith(OPENINGS)
 
 
 def may_open_block(text: str) -> bool:
-    """The same, or *text* is too short to tell."""
+    """Whether *text* begins with a thinking block, or is too short to know."""
     begun = text.lstrip()
     return opens_block(text) or any(mark.startswith(begun) for mark in OPENINGS)

@@ -1,4 +1,4 @@
-"""What became of a problem, for whoever asked. Values only, read off a run's outcome and its trace."""
+"""The result of a run, for users: values only, made from the run's outcome and its trace."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ StepFate: TypeAlias = Literal["kept", "rejected", "lost"]
 @dataclass(frozen=True, slots=True)
 class SolvedStep:
     """
-    One step that was written, and what became of it.
+    One step that was written, and its fate.
 
-    *fate* is "kept", "rejected" (the verdict) or "lost" (a bet on a rejected step). *grade* is the verdict's score,
-    where it has one; *reason* says why a step was rejected, or for what the step that it repairs was. *at* is in
-    seconds since the run began.
+    *fate* is "kept", "rejected" (by the verdict) or "lost" (a bet on a rejected step). *grade* is the verdict's score;
+    None if there is none. *reason* says why the step, or the step that it repairs, was rejected. *at* is in seconds
+    since the run began.
     """
 
     index: int
@@ -37,14 +37,14 @@ class SolvedStep:
 @dataclass(frozen=True, slots=True)
 class Solution:
     r"""
-    What became of a problem.
+    The solution of a problem.
 
-    *answer* is what the last ``\boxed{}`` of *text* holds, or its last line; *text* is all that was written after the
-    thinking, *thinking* the committed steps until then; *steps* go on where the method wrote the answer.
-    *finish_reason* is "stop", or what cut the run short: "length" (tokens or steps), "time", "repetition", "context".
-    *degraded* names models that failed on the way, those in a nested pair by their path. *seconds* is wall time. *seed*
-    is that of the sampling, drawn if none was set: with it, the same run can be asked for again. None if the models
-    wrote greedily.
+    *answer* is the content of the last ``\boxed{}`` of *text*, or its last line. *text* was written after the thinking,
+    and *thinking* is the text of the committed steps before it. *steps* are all steps that were written, including
+    those of the answer if the method wrote it. *finish_reason* is "stop", or what cut the run short: "length" (tokens
+    or steps), "time", "repetition", "context". *degraded* names the models that failed, those in a nested pair by their
+    path. *seconds* is wall time. *seed* is that of the sampling, chosen at random if none was set: the same seed
+    repeats the run. None if the models wrote greedily.
     """
 
     answer: str
@@ -59,7 +59,7 @@ class Solution:
 
     @classmethod
     def of(cls, outcome: Outcome, moments: Sequence[Moment]) -> Solution:
-        """What a run that came to *outcome* amounts to."""
+        """Make the solution of a run from its *outcome* and its trace."""
         events = [moment.event for moment in moments]
         return cls(
             answer=outcome.answer,
@@ -75,17 +75,17 @@ class Solution:
 
 
 def solved_steps(moment: Moment) -> tuple[SolvedStep, ...]:
-    """The steps whose fate *moment* tells: one, or none; of a draft that had rivals, also those."""
+    """The steps whose fate is decided at *moment*: one or none, and the rejected rivals of a draft."""
     match moment.event:
         case Committed(index=index, step=step, score=score):
             return (SolvedStep(index, step.author, step.text, score, "kept", step.note, moment.at),)
         case Judged(index=index, draft=step, verdict=verdict):
-            refused = [rival for rival in verdict.rivals if rival.reason]
+            rejected = [rival for rival in verdict.rivals if rival.reason]
             if isinstance(verdict, Rollback):
-                refused.insert(0, Rival(step, verdict.score, verdict.reason))
+                rejected.insert(0, Rival(step, verdict.score, verdict.reason))
             return tuple(
-                SolvedStep(index, one.step.author, one.step.text, one.score, "rejected", one.reason, moment.at)
-                for one in refused
+                SolvedStep(index, other.step.author, other.step.text, other.score, "rejected", other.reason, moment.at)
+                for other in rejected
             )
         case Lost(index=index, draft=step):
             return (SolvedStep(index, step.author, step.text, None, "lost", "", moment.at),)

@@ -1,15 +1,15 @@
-"""How well a share is known that was counted. No I/O."""
+"""Statistics of counts: an interval for a share, and counters of tokens drafted by a server. No I/O."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-Z = 1.96  # of a normal distribution 95% lie within
+Z = 1.96  # standard deviations; 95% of a normal distribution lie within
 
 
 def wilson(successes: float, n: int) -> tuple[float, float]:
-    """Wilson's score interval (1927) at 95%: between which two values the share lies of which *successes* were seen."""
+    """Wilson's score interval (1927) at 95% for a share, of which *successes* in *n* trials were observed."""
     share = successes / n
     centre = (share + Z * Z / (2 * n)) / (1 + Z * Z / n)
     half = Z / (1 + Z * Z / n) * math.sqrt(share * (1 - share) / n + Z * Z / (4 * n * n))
@@ -19,10 +19,10 @@ def wilson(successes: float, n: int) -> tuple[float, float]:
 @dataclass(frozen=True, slots=True)
 class Acceptance:
     """
-    What became of the tokens that were drafted for a model within its server.
+    The token-level speculation within one model's server, since the server was started.
 
-    *drafts* are passes that verified some, *drafted* the tokens in them, *accepted* those that the model would have
-    written itself. Servers count since they were started: the difference of two looks is what happened in between.
+    *drafts* counts the passes that verified drafted tokens, *drafted* the tokens in them, and *accepted* the tokens
+    that the model would have written itself. The difference of two readings is what happened between them.
     """
 
     drafts: int = 0
@@ -36,7 +36,7 @@ class Acceptance:
 
     @property
     def length(self) -> float | None:
-        """The tokens that a pass with a draft gave in the mean, the model's own included; None if there was none."""
+        """The mean number of tokens per pass with a draft, including the model's own; None if there was none."""
         return 1 + self.accepted / self.drafts if self.drafts else None
 
     def __add__(self, other: Acceptance) -> Acceptance:

@@ -1,4 +1,4 @@
-"""Values as TOML, which the standard library only reads."""
+"""Write TOML, which the standard library only reads. Used by the launcher, by evaluations and by `stepspec adapt`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
 def document(values: Mapping[str, Any]) -> str:
     """
-    Write *values*, those that are mappings as tables; a dot in a table's name puts it into another one.
+    Return *values* as a TOML document, mappings as tables; a dot in a table's name puts it into another table.
 
-    What is None, for which TOML has no word, is left out.
+    Values that are None are left out, because TOML has no null.
     """
     plain = {key: value for key, value in values.items() if not isinstance(value, Mapping)}
     tables: dict[str, Mapping[str, Any]] = {key: value for key, value in values.items() if key not in plain}
@@ -22,15 +22,15 @@ def document(values: Mapping[str, Any]) -> str:
 
 
 def one_line(value: Any) -> str:
-    """Write *value* in one line, as JSON does, but for what is a mapping or no finite number."""
+    """Return *value* as TOML in one line."""
     if isinstance(value, Mapping):
-        given = cast("Mapping[str, Any]", value).items()
-        pairs = ", ".join(f"{_key(key)} = {one_line(each)}" for key, each in given if each is not None)
+        items = cast("Mapping[str, Any]", value).items()
+        pairs = ", ".join(f"{_key(key)} = {one_line(item)}" for key, item in items if item is not None)
         return f"{{ {pairs} }}" if pairs else "{}"
     if isinstance(value, float):
         return repr(float(value))
     if isinstance(value, list | tuple):
-        return f"[{', '.join(one_line(each) for each in cast('list[Any]', value) if each is not None)}]"
+        return f"[{', '.join(one_line(item) for item in cast('list[Any]', value) if item is not None)}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

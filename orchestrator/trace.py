@@ -1,4 +1,4 @@
-"""A run as lines of JSON: every event in order, with the second it happened, enough to replay the chain."""
+"""Traces: the events of a run as lines of JSON, each with its time; enough to replay the chain."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from .chain import Chain
 from .errors import ConfigurationError
 from .events import Answered, Committed, Event, Started
 
-# Infinities become words, for JSON has no such numbers. In tuples, because pydantic takes no config for a dataclass.
+# Infinities are written as strings, because JSON has no such numbers. Each event is wrapped in a tuple, because
+# pydantic accepts no config for a dataclass.
 _CONFIG = ConfigDict(ser_json_inf_nan="strings")
 _ADAPTERS: dict[str, TypeAdapter[Any]] = {
     kind.__name__: TypeAdapter(cast("Any", GenericAlias(tuple, (kind,))), config=_CONFIG) for kind in get_args(Event)
@@ -32,7 +33,7 @@ class Moment:
 
 
 class Stopwatch:
-    """Seconds since it was made, on the running loop's clock."""
+    """Returns the seconds since it was created, on the running event loop's clock."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -43,7 +44,7 @@ class Stopwatch:
 
 
 def dump(moment: Moment) -> bytes:
-    """One line of a trace, newline included."""
+    """Return one line of a trace, with its line break."""
     name = type(moment.event).__name__
     head = orjson.dumps({"at": round(moment.at, 6), "event": name})
     fields = _ADAPTERS[name].dump_json((moment.event,))
@@ -51,7 +52,7 @@ def dump(moment: Moment) -> bytes:
 
 
 def parse(line: bytes) -> Moment:
-    """Read one line. Raise `ConfigurationError` if it is not one of a trace."""
+    """Parse one line. Raise `ConfigurationError` if it is not a line of a trace."""
     try:
         fields = orjson.loads(line)
         at, name = float(fields.pop("at")), fields.pop("event")
@@ -70,7 +71,7 @@ def read(path: Path) -> list[Moment]:
 
 
 def replay(events: Iterable[Event]) -> Chain:
-    """Rebuild the chain from the events of one run; its last step is the answer, or several are."""
+    """Rebuild the chain from the events of one run; its last steps are the answer."""
     chain: Chain | None = None
     for event in events:
         match event:

@@ -1,5 +1,5 @@
 """
-Choose: where a small step is refused, its likeliest rivals are graded before the large model writes.
+Choose: where a small step is rejected, its likeliest alternatives are graded before the large model writes.
 
 The drafts without replacement of recursive speculative decoding (Jeon et al. 2024, arXiv:2402.14160) and of SpecTr (Sun
 et al. 2023, arXiv:2310.15141), with steps for tokens and SpecReason's grade for the test.
@@ -24,28 +24,28 @@ from .option_types import MOST, Above0, Amount, Grade, Share, Top
 from .specreason import SpecReason
 
 BEATEN = "beaten"
-HALF = "\ufffd"  # what is shown of half a character
+HALF = "\ufffd"  # stands for a part of a character
 MARKUP = re.compile(r"\s*<[^\s<>]+>\s*")  # tokens that end a turn or call a tool: <|im_end|>, </s>
 
 
 @dataclass(frozen=True, slots=True)
 class Choose:
     """
-    Let a draft have rivals by the small model, *candidates* with itself; the best that passes is kept, or none.
+    Keep the best of several *candidates*: the draft and rivals by the small model; if none passes, repair.
 
-    A rival is begun as the draft is, up to a token of which the small model was unsure, and there with another one, of
-    a probability of *least* at least: no two candidates begin alike, and a draft without such a token has no rivals.
-    Rivals *fork* "anywhere", from the likeliest of those tokens, or at the "first" token of the draft only. With a
-    *temperature* above 0 the tokens are drawn without replacement instead (Gumbel's top k), by *seed* and chain.
+    A rival copies the draft up to a token of which the small model was unsure, and has another token there, whose
+    probability is *least* or more. So no two candidates begin alike, and a draft without such a token has no rivals.
+    Rivals *fork* "anywhere", at the likeliest of those tokens, or only at the "first" token of the draft. With a
+    *temperature* above 0 the tokens are sampled without replacement instead (Gumbel's top k), by *seed* and chain.
 
-    Steps are graded as by SpecReason: one passes if its grade, *read* "expected" or "greedy", reaches *threshold*, and
-    the judge puts *sure* of its probability on digits at least. Only if the draft is refused the rivals are written, in
-    one request, and graded, in another. To *compare* is to do so with every draft that may have rivals: then it stands
-    only if none of them is better. A rival that says what another says, or goes round in circles, is refused at once.
-    One candidate is SpecReason.
+    Steps are graded as by SpecReason: one passes if its grade, *read* "expected" or "greedy", is at least *threshold*,
+    and if the judge puts at least *sure* of its probability on digits. The rivals are written, in one request, and
+    graded, in another, only if the draft is rejected. With *compare* that is done for every draft that can have rivals,
+    and the draft is accepted only if no rival is better. A rival with the text of another candidate, or one that
+    repeats the chain, is rejected without a grade. One candidate is SpecReason.
 
-    The papers test tokens so that their distribution stays the large model's, which a threshold on grades does not.
-    They fork at every token of a tree; here at one.
+    The papers test tokens so that their distribution stays the large model's; a threshold on grades does not preserve
+    it. They fork at every token of a tree; here at one.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -83,80 +83,80 @@ class Choose:
         if begun and self.compare:
             rivals = await self.rivals(chain, draft, begun)
             verdict, *verdicts = await self.grade(chain, [draft, *standing(rivals)])
-            return decided(verdict, rivals, verdicts)
+            return combine(verdict, rivals, verdicts)
         verdict = await self.alone.verify(chain, draft)
         if isinstance(verdict, Accept) or not begun:
             return verdict
         rivals = await self.rivals(chain, draft, begun)
-        return decided(verdict, rivals, await self.grade(chain, standing(rivals)))
+        return combine(verdict, rivals, await self.grade(chain, standing(rivals)))
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.alone.repair(chain, draft, rollback)
 
     def beginnings(self, chain: Chain, draft: Step) -> list[Step]:
         """How the rivals of *draft* begin, the likeliest first."""
-        found = forks(chain, draft, log(self.least), 1 if self.fork == "first" else len(draft.tokens))
+        beginnings = forks(chain, draft, log(self.least), 1 if self.fork == "first" else len(draft.tokens))
         if self.temperature:
-            found = drawn(found, self.temperature, self.seed, chain)
-        return found[: self.candidates - 1]
+            beginnings = shuffle(beginnings, self.temperature, self.seed, chain)
+        return beginnings[: self.candidates - 1]
 
     async def rivals(self, chain: Chain, draft: Step, begun: Sequence[Step]) -> list[Rival]:
-        """Write the rivals of *draft*; those that need no judge have the reason of their refusal."""
-        said, found = {draft.text.strip()}, list[Rival]()
+        """Write the rivals of *draft*; those that need no judge have the reason of their rejection."""
+        texts, rivals = {draft.text.strip()}, list[Rival]()
         for step in await self.small.branch(chain, begun):
-            reason = "same" if step.text.strip() in said else obstacle(chain, step)
-            said.add(step.text.strip())
-            found.append(Rival(step, reason=reason))
-        return found
+            reason = "same" if step.text.strip() in texts else obstacle(chain, step)
+            texts.add(step.text.strip())
+            rivals.append(Rival(step, reason=reason))
+        return rivals
 
     async def grade(self, chain: Chain, steps: Sequence[Step]) -> list[Verdict]:
-        """Grade *steps* as each follows *chain*; where the judge's server can, that is one request."""
+        """Grade *steps*, each as the next step of *chain*, all at the same time."""
         return await at_once(self.alone.verify(chain, step) for step in steps)
 
 
 def forks(chain: Chain, step: Step, least: float, places: int) -> list[Step]:
     """
-    The beginnings that part from *step*, after *chain*, at one of its first *places* tokens, the likeliest first.
+    Return the beginnings that differ from *step*, after *chain*, in one of its first *places* tokens, likeliest first.
 
-    A beginning ends in the token that makes the difference, of a log-probability of *least* at least. Token by token,
-    none is the beginning of another one or of *step*, so that whatever is made of them differs.
+    A beginning ends with the token that differs, whose log-probability is *least* or more. No beginning is a prefix of
+    another one or of *step*, token by token, so that the steps that continue them all differ.
     """
-    found: list[Step] = []
-    before, text, look = chain.text, "", 0
+    beginnings: list[Step] = []
+    before, text, start = chain.text, "", 0
     for place, token in enumerate(step.tokens[:places]):
-        whole = place == 0 or bool(step.tokens[place - 1].text)  # no character is open
-        for other in _others(token, text) if whole else ():
-            if other.logprob >= least and chain.ends.search(before, text + other.text, look)[0] < 0:
-                tokens = *(replace(one, top=()) for one in step.tokens[:place]), other
-                found.append(Step(text + other.text, step.author, "until", tokens, step.vocabulary))
+        complete = place == 0 or bool(step.tokens[place - 1].text)  # not within a character
+        for other in _alternatives(token, text) if complete else ():
+            if other.logprob >= least and chain.ends.search(before, text + other.text, start)[0] < 0:
+                tokens = *(replace(earlier, top=()) for earlier in step.tokens[:place]), other
+                beginnings.append(Step(text + other.text, step.author, "until", tokens, step.vocabulary))
         text += token.text
-        look = chain.ends.search(before, text, look)[1]
-    return sorted(found, key=_likeliness, reverse=True)
+        start = chain.ends.search(before, text, start)[1]
+    return sorted(beginnings, key=_last_logprob, reverse=True)
 
 
-def drawn(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) -> list[Step]:
-    """Put *begun* in an order drawn without replacement by their last tokens' probabilities: Gumbel's top k."""
-    lot = random.Random(repr((seed, [message.content for message in chain.messages], chain.text)))
+def shuffle(begun: Sequence[Step], temperature: float, seed: int, chain: Chain) -> list[Step]:
+    """Order *begun* by sampling without replacement by the probabilities of their last tokens: Gumbel's top k."""
+    rng = random.Random(repr((seed, [message.content for message in chain.messages], chain.text)))
 
-    def luck() -> float:
-        return -log(max(lot.expovariate(1.0), 1e-300))
+    def gumbel() -> float:
+        return -log(max(rng.expovariate(1.0), 1e-300))
 
-    keys = {place: _likeliness(step) / temperature + luck() for place, step in enumerate(begun)}
+    keys = {place: _last_logprob(step) / temperature + gumbel() for place, step in enumerate(begun)}
     return [begun[place] for place in sorted(keys, key=lambda place: keys[place], reverse=True)]
 
 
 def standing(rivals: Sequence[Rival]) -> list[Step]:
-    """Those that nobody has refused yet."""
+    """The steps of the *rivals* that are not rejected yet."""
     return [rival.step for rival in rivals if not rival.reason]
 
 
-def decided(verdict: Verdict, rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> Verdict:
-    """Put together the *verdict* on a draft and those on its *rivals* that are standing; one at most stays so."""
-    rulings = iter(verdicts)
-    judged = [rival if rival.reason else _ruled(rival.step, next(rulings)) for rival in rivals]
-    best = max((rival for rival in judged if not rival.reason), key=_worth, default=None)
+def combine(verdict: Verdict, rivals: Sequence[Rival], verdicts: Sequence[Verdict]) -> Verdict:
+    """Combine the *verdict* on a draft with the *verdicts* on those of its *rivals* that are `standing`."""
+    remaining = iter(verdicts)
+    judged = [rival if rival.reason else _graded(rival.step, next(remaining)) for rival in rivals]
+    best = max((rival for rival in judged if not rival.reason), key=_grade, default=None)
     if isinstance(verdict, Accept):
-        if best is None or _worth(verdict) >= _worth(best):
+        if best is None or _grade(verdict) >= _grade(best):
             best = None
         else:
             verdict = Rollback(reason=BEATEN, score=verdict.score)
@@ -164,22 +164,22 @@ def decided(verdict: Verdict, rivals: Sequence[Rival], verdicts: Sequence[Verdic
     return replace(verdict, rivals=tuple(others))
 
 
-def _ruled(step: Step, verdict: Verdict) -> Rival:
+def _graded(step: Step, verdict: Verdict) -> Rival:
     return Rival(step, verdict.score, verdict.reason if isinstance(verdict, Rollback) else "")
 
 
-def _worth(passed: Rival | Accept) -> float:
-    assert passed.score is not None  # Whoever passed was graded.
+def _grade(passed: Rival | Accept) -> float:
+    assert passed.score is not None  # A candidate that passed has a grade.
     return passed.score
 
 
-def _likeliness(begun: Step) -> float:
+def _last_logprob(begun: Step) -> float:
     return begun.tokens[-1].logprob
 
 
-def _others(token: Token, before: str) -> Iterator[Token]:
-    """The tokens that may stand for *token* after *before*: words that do not end the thinking."""
-    if token.id < 0:  # It was cut where the step ends, or nobody knows which one it was.
+def _alternatives(token: Token, before: str) -> Iterator[Token]:
+    """The tokens that may replace *token* after *before*: plain text that does not end the thinking."""
+    if token.id < 0:  # The token was cut at the end of the step, or is unknown.
         return
     for other in token.top:
         ends = THINK_END in before + other.text

@@ -18,11 +18,10 @@ from .option_types import Amount, Several
 @dataclass(frozen=True, slots=True)
 class Glimpse:
     """
-    Let the large model write the step if the entropy of its first token, in nats over the *top* likeliest tokens, is at
-    least *threshold*.
+    Let the large model write a step if the entropy of its first token is *threshold* nats or more.
 
-    The defaults are those of the authors' code (its script for AIME uses 0.9). Here the first token is part of the
-    draft; the authors' code requests it separately.
+    The entropy is over the *top* likeliest tokens. The defaults are those of the authors' code (its script for AIME
+    uses 0.9). Here the first token is part of the draft; the authors' code requests it separately.
     """
 
     small: Model

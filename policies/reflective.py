@@ -1,5 +1,5 @@
 """
-Semantic Reflective Verification: the large model reads a draft twice, the second time after a call to reflect on it.
+Semantic Reflective Verification: the large model reads a draft twice, the second time after a prompt to reflect.
 
 Wang et al. 2025, arXiv:2505.18629.
 """
@@ -25,24 +25,24 @@ PROMPTS = {name: load(f"reflective.{name}") for name in ("reflect", "neutral")}
 @dataclass(frozen=True, slots=True)
 class Reflective:
     """
-    Keep a draft up to the first token that the large model would not write, going by a blend of two readings.
+    Keep a draft up to the first token that the large model would not write, by a blend of two readings.
 
-    One prefill reads ``draft | prompt, anchor | draft``; the anchor is the chain's last paragraph, so that the second
-    copy stands after the same words as the first. The second reading weighs *alpha*, a third-party implementation's
-    default, and the first the rest. *accept* a token that "match"es the likeliest of the fused distribution, or one
-    that is "typical" of it: its probability is above *epsilon* or above *delta* times ``exp(-entropy)``, with the
-    constants of Medusa (arXiv:2401.10774). Unless *accept* is set, it is a match for greedy models, and typical for
-    models that are *sampled*: a match would cut most of what they draw, and leave the likeliest text.
+    One prefill reads ``draft | prompt, anchor | draft``. The anchor is the chain's last paragraph, so that the second
+    copy follows the same words as the first. The second reading has the weight *alpha*, the default of a third-party
+    implementation; the first has the rest. *accept* "match" accepts a token that is the likeliest of the fused
+    distribution; "typical" accepts one whose probability is above *epsilon* or above *delta* times ``exp(-entropy)``,
+    with the constants of Medusa (arXiv:2401.10774). By default it is a match for greedy models and typical for models
+    that are *sampled*: a match would cut most of what they sample, and leave the likeliest text.
 
-    The *prompt* "neutral", of the same length, is the control for what a copy gains by being a copy. The paper's body
-    could not be read, nor its prompt, its anchor's length or where it takes the corrected token from. Here the large
-    model writes on from what was kept, by itself.
+    The *prompt* "neutral", of the same length, is the control: it shows what a second copy gains by being a copy. The
+    paper's text could not be read, so its prompt, the length of its anchor and the source of its corrected token are
+    not known. Here the large model continues after the tokens that were kept.
 
-    Logits are fused over the *top* tokens of both places, 20 at most. Log-probabilities do for logits, as a constant
-    for each place cancels out. A token that one list lacks counts there as its last one, which is the most it can be:
-    a match is a match in the whole vocabulary, however short the lists, while typical probabilities leave out the mass
-    beyond both. *top* is 2 for a match, which more hardly change while each costs the server time, and else 20, unless
-    it is told. Raise `MissingCapability` for an endpoint that does not tell the top tokens.
+    Logits are fused over the *top* tokens of both positions, 20 at most. Log-probabilities replace logits, because a
+    constant per position cancels out. A token that is missing in one list has the value of the last one there, which is
+    the most it can have: so a match is a match in the whole vocabulary, however short the lists are, while typical
+    probabilities leave out the mass beyond both. *top* is by default 2 for a match, because more hardly change it and
+    each costs the server time, and 20 otherwise. Raise `MissingCapability` if the endpoint does not return top tokens.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class Reflective:
 
     @property
     def rule(self) -> Literal["match", "typical"]:
-        """What decides about a token."""
+        """The rule that accepts tokens: *accept*, or the default."""
         return self.accept or ("typical" if self.sampled else "match")
 
     @property
@@ -98,7 +98,7 @@ def anchor(chain: Chain) -> str:
 
 
 def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
-    """Blend two readings of one place; return the probability of every token that either tells, by its id."""
+    """Blend two readings of one position; return the probability, by id, of every token in either list."""
     read, reread = _logits(first), _logits(second)
     least, again = (min(other.logprob for other in token.top) for token in (first, second))
     fused = {id: (1 - alpha) * read.get(id, least) + alpha * reread.get(id, again) for id in read | reread}
@@ -108,16 +108,16 @@ def fuse(first: Token, second: Token, alpha: float) -> dict[int, float]:
 
 
 def entropy(chances: Mapping[int, float]) -> float:
-    """In nats."""
+    """The entropy of *chances*, in nats."""
     return -sum(p * log(p) for p in chances.values() if p)
 
 
 def _logits(token: Token) -> dict[int, float]:
     if not token.top:
-        raise MissingCapability("the large model's endpoint does not tell the top tokens, which 'reflective' needs")
+        raise MissingCapability("the large model's endpoint does not return the top tokens, which 'reflective' needs")
     return {other.id: other.logprob for other in (*token.top, token)}
 
 
 def _break(chain: Chain, draft: Step) -> str:
-    """What has to stand between *draft* and a paragraph of its own."""
+    """The text needed after *draft* so that a new paragraph follows."""
     return "" if draft.text.endswith(THINK_END) or chain.extend(draft).whole else chain.ends.text

@@ -1,5 +1,5 @@
 """
-RelayGen: the large model leads, and after words that announce an easy sentence the small one finishes it.
+RelayGen: the large model writes, and after words that announce an easy sentence the small one finishes it.
 
 Song, Kim and Kim 2026, arXiv:2602.06454.
 """
@@ -29,17 +29,17 @@ TAIL = 32  # characters at the end of a step that are looked at after every toke
 @dataclass(frozen=True, slots=True)
 class Relay:
     """
-    The large model writes up to one of the *cues*, the small one to the end of that sentence, and nobody judges.
+    The large model writes up to one of the *cues*, the small one to the end of that sentence; nothing is judged.
 
-    Cues belong to a pair of models, found by ``stepspec profile``, as the paper does by its own measure; the defaults
-    are those that its two pairs share. They are matched as they are spelt, within words too. In the paper the small
-    model writes the answer. The authors' code lets the large model write five tokens before it looks for a cue; here a
-    sentence may begin with one. Cues are words: raise `ConfigurationError` for none.
+    Cues depend on the pair of models. ``stepspec profile`` finds them, as the paper does with a measure of its own; the
+    defaults are those that the paper's two pairs share. They match exactly as they are spelt, also within words. As in
+    the paper, the small model writes the answer. In the authors' code the large model writes five tokens before a cue
+    counts; here a sentence may begin with one. Raise `ConfigurationError` if a cue is empty, or if there is none.
 
-    A sentence ends at a full stop, an exclamation mark or a question mark, also at the full-width ones, and with the
-    whole token that holds the mark, with what else it holds: a bracket, a quotation mark, a line break. The authors'
-    stop strings cut such a token. As with theirs, the point of 3.14 and that of an abbreviation are full stops: the
-    large model goes on there.
+    A sentence ends with a full stop, an exclamation mark or a question mark, ASCII or full-width, and with the whole
+    token that contains it: that may also hold a bracket, a quotation mark or a line break. The authors' stop strings
+    cut such a token. As with theirs, the point in 3.14 and that of an abbreviation end a sentence: the large model
+    continues there.
     """
 
     answer: ClassVar[AnsweredBy] = "small"
@@ -74,5 +74,5 @@ class Relay:
 
 
 def ends_a_sentence(step: Step) -> bool:
-    """Whether the last token ends the sentence, though not the paragraph: that one has a delimiter of its own."""
+    """Whether the last token ends a sentence; the end of a paragraph is a delimiter, which ends the step anyway."""
     return SENTENCE_END.search(step.text[-TAIL:]) is not None

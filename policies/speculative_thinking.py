@@ -32,7 +32,7 @@ UNFINISHED = re.compile(r"\w+\Z")
 
 
 def cue(sentence: str) -> str:
-    """Return "reflection" or "affirmation", whichever has more words in *sentence*; "" if neither has any."""
+    """Return "reflection" or "affirmation", whichever has more words in *sentence*; "" if it contains neither."""
     reflections, affirmations = len(REFLECTION.findall(sentence)), len(AFFIRMATION.findall(sentence))
     if not reflections + affirmations:
         return ""
@@ -42,15 +42,16 @@ def cue(sentence: str) -> str:
 @dataclass(frozen=True, slots=True)
 class SpeculativeThinking:
     """
-    Where the first *n1* tokens of a small paragraph hold a cue, let the large model begin it anew with *n1* tokens.
+    If the first *n1* tokens of a small paragraph contain a cue, the large model starts it anew with *n1* tokens.
 
-    It goes on for *n2* more if those speak of verifying. After *limit* takeovers that reflect (5 more after each recap,
-    up to 30) it is told to look for mistakes and writes *n3* tokens (25 more each time, up to 200). For a small model
-    that does not reason (*reasoning* false) it begins every paragraph, the first with *begin* tokens. Words and numbers
-    are the paper's (sections 3 and 4.2, appendix A.2) and, where it is silent, its code's.
+    If these contain a word of verification, it continues for *n2* tokens. After *limit* takeovers that reflect (5 more
+    after each recap, up to 30) it is asked to look for mistakes and writes *n3* tokens (25 more each time, up to 200).
+    If the small model does not reason (*reasoning* is false), the large one starts every paragraph, the first with
+    *begin* tokens. Words and numbers are the paper's (sections 3 and 4.2, appendix A.2) or, where it has none, the
+    authors' code's.
 
-    Deviations: words match as a whole, not inside others; a cue ends the draft at once, as both kinds lead to a
-    takeover; a paragraph without one is kept as it was classified, where the code has it written again.
+    Deviations: cues match whole words, not parts of others. A cue ends the draft at once, because both kinds lead to a
+    takeover. A paragraph without a cue is kept; the authors' code has it written again.
     """
 
     answer: ClassVar[AnsweredBy] = "method"
@@ -73,8 +74,8 @@ class SpeculativeThinking:
             return await self.large.write(chain, stop=(), limit=owed)
         if not chain.whole:
             return await self.small.write(chain)
-        reflections, recaps = counted(chain)
-        if reflections >= grown(self.limit, by=5 * recaps, most=30):
+        reflections, recaps = count_takeovers(chain)
+        if reflections >= increased(self.limit, by=5 * recaps, most=30):
             return Step(RECAP, "large", "length")
         if not self.reasoning:
             return Step("", "small", "until")
@@ -92,21 +93,21 @@ class SpeculativeThinking:
         return await self.large.write(chain)
 
     def opening_cue(self, step: Step) -> str:
-        """Classify the first *n1* tokens of *step*, less a word that may go on."""
+        """Classify the first *n1* tokens of *step*, without a last word that may be incomplete."""
         return cue(UNFINISHED.sub("", "".join(token.text for token in step.tokens[: self.n1])))
 
     def owed(self, chain: Chain) -> int:
-        """How many tokens the large model has to write before it is the small one's turn again."""
+        """The number of tokens that the large model has to write before the small one drafts again."""
         if not chain.steps:
             return 0 if self.reasoning else self.begin
         last = chain.steps[-1]
         if last.text == RECAP:
-            return grown(self.n3, by=25 * (counted(chain)[1] - 1), most=200)
+            return increased(self.n3, by=25 * (count_takeovers(chain)[1] - 1), most=200)
         return self.n2 if last.note in TAKEOVERS and VERIFICATION.search(last.text) else 0
 
 
-def counted(chain: Chain) -> tuple[int, int]:
-    """Count the takeovers since the last recap that reflect, and the recaps."""
+def count_takeovers(chain: Chain) -> tuple[int, int]:
+    """Return the number of takeovers that reflect since the last recap, and the number of recaps."""
     reflections = recaps = 0
     for step in chain.steps:
         if step.text == RECAP:
@@ -116,5 +117,5 @@ def counted(chain: Chain) -> tuple[int, int]:
     return reflections, recaps
 
 
-def grown(start: int, *, by: int, most: int) -> int:
+def increased(start: int, *, by: int, most: int) -> int:
     return max(start, min(start + by, most))

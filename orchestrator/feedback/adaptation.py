@@ -1,4 +1,4 @@
-"""What the last runs say about time and quality, and what follows for a threshold and a depth. No I/O."""
+"""Adapt the threshold and the depth of a policy to the time and quality of the last runs. No I/O."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from ..stats import Z, wilson
 from ..trace import Moment
 from .run_stats import RunStats, ShadowCheck
 
-DRAFTS, VERDICTS = 5, 20  # to be timed before anything is said about speed
+DRAFTS, VERDICTS = 5, 20  # the least number of timings before costs are estimated
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
     """
-    Seconds to *draft* a step, to *judge* it and to *repair* it, and what the time of a committed step follows from.
+    Seconds to *draft*, *judge* and *repair* a step. From these follows the time of a committed step.
 
-    Of drafts a share *a* is accepted, so that a rejected one comes after a/(1 - a) others. Working *k* drafts ahead,
-    one is committed every max(draft, (draft + judge)/(k + 1)) seconds: the small model writes one after the other, and
-    k + 1 are under way. A rejected one is drafted and judged in full, for there is nothing behind it to overlap with,
-    and then repaired. Until its verdict is known min(k, judge/draft) bets are made on it; each delays the rest by a
-    *toll*, a share of the seconds of a draft.
+    A share *a* of the drafts is accepted. *k* drafts ahead, a step is committed every
+    max(draft, (draft + judge)/(k + 1)) seconds: the small model writes one draft after the other, and k + 1 are under
+    way. A rejected draft is drafted and judged in full, because nothing overlaps with it, and then repaired. Before its
+    verdict is known, min(k, judge/draft) bets are made on it; each costs the *toll*, a share of the seconds of a draft.
     """
 
     draft: float
@@ -36,7 +35,7 @@ class Costs:
     toll: float = 0.1
 
     def step(self, accepted: float, ahead: int) -> float:
-        """Seconds to a committed step, where a share *accepted* of the drafts is, *ahead* drafts ahead."""
+        """Expected seconds per committed step if a share *accepted* of the drafts is accepted, *ahead* drafts ahead."""
         pace = max(self.draft, (self.draft + self.judge) / (ahead + 1))
         lost = min(ahead, self.judge / self.draft) if self.draft > 0 else ahead
         rejected = self.draft + self.judge + self.repair + lost * self.toll * self.draft
@@ -45,7 +44,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A share that was estimated, and between which bounds it lies: Wilson's, at 95%."""
+    """An estimated share with its 95% bounds (Wilson's)."""
 
     mean: float
     least: float
@@ -53,14 +52,14 @@ class Share:
 
     @classmethod
     def of(cls, figures: Sequence[float]) -> Share:
-        """The mean of *figures* from 0 to 1; where there are none, none is bad, and all of the next ones may be."""
+        """The mean of *figures*, each 0 to 1; without figures the share is 0, with the bounds 0 and 1."""
         return cls(fmean(figures), *wilson(sum(figures), len(figures))) if figures else cls(0.0, 0.0, 1.0)
 
     def corrected(self, more: Sequence[Share], less: Sequence[Share]) -> Share:
         """
-        The sum of this share and those of *more*, minus those of *less*; a sum below 0 is taken for 0.
+        Add the shares *more*, subtract the shares *less*, and limit the result to 0 to 1.
 
-        Its bounds are as far away as those of all terms together (MOVER: Zou and Donner, 2008), from 0 to 1.
+        The distances of the bounds are those of all terms combined (MOVER: Zou and Donner, 2008).
         """
         mean = self.mean + sum(term.mean for term in more) - sum(term.mean for term in less)
         plus = (self, *more)
@@ -73,10 +72,10 @@ class Share:
 @dataclass(eq=False)
 class Evidence:
     """
-    The last *window* drafts, and as many seconds of each kind.
+    The last *window* drafts, and the last *window* timings of each kind.
 
-    A grade over the *top* one is read as the probability that the step is good. That is the judge's own opinion, and
-    whether it is right is not known; shadows tell by how much it is off.
+    A grade divided by *top*, the highest grade, is read as the probability that the step is good. That is the judge's
+    opinion; shadows measure how far it is off.
     """
 
     top: float
@@ -92,39 +91,39 @@ class Evidence:
     def _deque(self) -> deque[Any]:
         return deque(maxlen=self.window)
 
-    def add(self, lesson: RunStats) -> None:
-        self.grades.extend(lesson.grades)
-        self.accepted.extend(lesson.accepted)
-        self.checks.extend(lesson.checks)
-        self._drafts.extend(lesson.drafts)
-        self._judged.extend(lesson.judged)
-        self._repairs.extend(lesson.repairs)
+    def add(self, stats: RunStats) -> None:
+        self.grades.extend(stats.grades)
+        self.accepted.extend(stats.accepted)
+        self.checks.extend(stats.checks)
+        self._drafts.extend(stats.drafts)
+        self._judged.extend(stats.judged)
+        self._repairs.extend(stats.repairs)
 
     @property
     def costs(self) -> Costs | None:
-        """Medians; None until enough was timed. Where nothing was ever repaired, a repair is free."""
+        """The medians of the timings; None until there are enough. Without repairs so far, a repair costs 0."""
         if len(self._drafts) < DRAFTS or len(self._judged) < VERDICTS:
             return None
         repair = median_low(self._repairs) if self._repairs else 0.0
         return Costs(median_low(self._drafts), median_low(self._judged), repair)
 
     def rate(self, threshold: float | None) -> float:
-        """The share of the drafts that *threshold* accepts, or that were accepted; there has to be one."""
+        """The share of the drafts that *threshold* accepts; None: that were accepted. There has to be a draft."""
         if threshold is None:
             return fmean(self.accepted)
         return fmean(grade is not None and grade >= threshold for grade in self.grades)
 
     def enough(self, limit: float) -> bool:
-        """Whether a share of *limit* could be excluded at all, if nothing were bad."""
+        """Whether there are enough grades to exclude a share of *limit* if no step is bad."""
         return len(self.grades) >= needed(limit)
 
     def bad(self, threshold: float, limit: float) -> Share:
         """
         The share of bad steps among those that *threshold* accepts.
 
-        Without shadows it is the judge's mean doubt, taken as it is: its lower bound is the mean itself. With enough of
-        them to tell *limit*, the doubt is corrected: by the share of the checked steps that the large model disputes,
-        beyond the share that it disputes of its own steps, less the judge's doubt about the checked steps.
+        Without shadows it is the judge's mean doubt, whose lower bound is then the mean itself. With enough shadows for
+        *limit*, the doubt is corrected: plus the share of the checked steps that the large model disputes, minus the
+        share of its own steps that it disputes, minus the judge's doubt about the checked steps.
         """
         doubts = Share.of([self._doubt(grade) for grade in self.grades if grade is not None and grade >= threshold])
         if len(self.checks) < needed(limit):
@@ -139,16 +138,17 @@ class Evidence:
 
 
 def needed(limit: float) -> int:
-    """How many steps, if none of them is bad, have a share of *limit* for their upper bound."""
+    """The number of steps after which, if none is bad, the upper bound of the bad share is *limit*."""
     return ceil(Z * Z * (1 - limit) / limit)
 
 
 def kept(evidence: Evidence, thresholds: Sequence[float], own: float, limit: float) -> list[float]:
     """
-    Those of *thresholds*, the strictest first, that keep the *limit*; none if that cannot be said of any.
+    Return those of *thresholds*, the strictest first, that keep the *limit*.
 
-    A user's *own* one and stricter ones do so unless the evidence is against it, by their lower bounds; looser ones for
-    sure, by their upper bounds. Whatever is stricter than one that keeps it keeps it too, however few grades it has.
+    The user's *own* threshold and stricter ones keep it unless their lower bound exceeds it; looser ones only if their
+    upper bound does not. A threshold that is stricter than one that keeps the limit keeps it too, however few grades it
+    has.
     """
     for place in reversed(range(len(thresholds))):
         bad = evidence.bad(thresholds[place], limit)
@@ -158,12 +158,12 @@ def kept(evidence: Evidence, thresholds: Sequence[float], own: float, limit: flo
 
 
 WINDOW = 1024
-MARGIN = 0.02  # of the time, to be saved before anything is changed
+MARGIN = 0.02  # the least share of the time that a change has to save
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the next run is given: a *threshold*, if there is one to adapt, and a depth."""
+    """The *threshold* of the next run, None if there is none to adapt, and its depth *ahead*."""
 
     threshold: float | None
     ahead: int
@@ -172,13 +172,13 @@ class Choice:
 @dataclass(eq=False)
 class Adaptation:
     """
-    Decides between runs, and never in one: a chain is not judged by moving rules.
+    Decides between runs, never during one: all drafts of a chain are judged by one threshold.
 
-    At most a share of *limit* of the accepted steps may be bad, as far as grades and shadows tell (see `Evidence`).
-    Among the *thresholds*, the strictest first, that keep it (see `kept`), and the depths up to *most*, those are
-    sought that take the least time (see `Costs`), beginning with *choice*. A run moves each by one place at most,
-    towards the best, if that saves more than a fiftieth; a threshold that breaks the limit gets stricter whatever it
-    costs. Neither moves before there is enough evidence. *top* is the highest grade there is.
+    At most a share of *limit* of the accepted steps may be bad, as far as grades and shadows show (see `Evidence`).
+    Among the *thresholds*, the strictest first, that keep the limit (see `kept`), and the depths up to *most*, the
+    fastest pair is sought (see `Costs`), starting from *choice*. Each run moves both by at most one place towards it,
+    if it saves more than a fiftieth of the time; a threshold that exceeds the limit gets stricter at any cost. Neither
+    moves before there is enough evidence. *top* is the highest possible grade.
     """
 
     limit: float
@@ -192,7 +192,9 @@ class Adaptation:
 
     def __post_init__(self) -> None:
         if not 0 < self.limit < 1 or self.most < 0:
-            raise ConfigurationError(f"an adaptation needs a limit between 0 and 1, and a depth: {self.limit}")
+            raise ConfigurationError(
+                f"adaptation needs a limit between 0 and 1, and a depth of 0 or more: {self.limit}"
+            )
         if list(self.thresholds) != sorted(set(self.thresholds), reverse=True):
             raise ConfigurationError(f"thresholds go from the strictest to the loosest: {self.thresholds}")
         if self.thresholds and self.choice.threshold not in self.thresholds:
@@ -202,11 +204,11 @@ class Adaptation:
         self._checks: list[ShadowCheck] = []
 
     def checked(self, check: ShadowCheck) -> None:
-        """Keep the result of a shadow, for the trace of the next run to hold."""
+        """Keep the result of a shadow for the trace of the next run."""
         self._checks.append(check)
 
     def begin(self, option: str = "") -> Adapted:
-        """What the next run is given, and why: the first thing that its trace should tell after its start."""
+        """Return the threshold and depth of the next run, as the event that follows `Started` in its trace."""
         checks, self._checks = self._checks, []
         return replace(
             self.standing(option),
@@ -215,7 +217,7 @@ class Adaptation:
         )
 
     def standing(self, option: str = "") -> Adapted:
-        """The same, without a run."""
+        """Return the present threshold and depth, without starting a run."""
         evidence, threshold, ahead = self.evidence, self.choice.threshold, self.choice.ahead
         costs, bad = evidence.costs, None
         seconds = costs.step(evidence.rate(threshold), ahead) if costs and evidence.grades else None
@@ -224,21 +226,21 @@ class Adaptation:
         return Adapted(option, threshold, ahead, self.runs, bad, seconds)
 
     def learn(self, moments: Iterable[Moment]) -> None:
-        """Learn from the trace of a run that is over, and decide about the next."""
+        """Learn from the trace of a run that has ended, and decide about the next one."""
         self.add(RunStats.of(moments))
 
-    def add(self, lesson: RunStats) -> None:
-        """The same, from what the trace tells."""
-        self.evidence.add(lesson)
+    def add(self, stats: RunStats) -> None:
+        """Learn from the statistics of a run that has ended, and decide about the next one."""
+        self.evidence.add(stats)
         self.runs += 1
         self.choice = self._next()
 
     @property
     def hopeless(self) -> bool:
-        """Whether no threshold that accepts anything keeps the limit, by what is known."""
+        """Whether, by the evidence so far, no threshold that accepts any step keeps the limit."""
         evidence = self.evidence
         return self._kept() is not None and all(
-            evidence.rate(one) == 0 or evidence.bad(one, self.limit).least > self.limit for one in self.thresholds
+            evidence.rate(value) == 0 or evidence.bad(value, self.limit).least > self.limit for value in self.thresholds
         )
 
     def _kept(self) -> list[float] | None:
@@ -267,7 +269,7 @@ class Adaptation:
         return self._towards(best)
 
     def _towards(self, best: Choice) -> Choice:
-        """One place from the present choice to the *best*."""
+        """Move the present choice by one place towards the *best*."""
         now = self.choice
         ahead = now.ahead + _sign(best.ahead - now.ahead)
         if now.threshold is None or best.threshold is None:
@@ -275,7 +277,7 @@ class Adaptation:
         return Choice(self._place(now.threshold, _sign(now.threshold - best.threshold)), ahead)
 
     def _place(self, threshold: float | None, places: int) -> float | None:
-        """The threshold that is so many *places* looser."""
+        """Return the threshold that is *places* looser."""
         return None if threshold is None else self.thresholds[self.thresholds.index(threshold) + places]
 
 

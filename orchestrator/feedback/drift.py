@@ -1,4 +1,4 @@
-"""Whether live grades still look like those that a threshold was calibrated on. No I/O."""
+"""Detect that live grades no longer look like those that a threshold was calibrated on. No I/O."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ..errors import ConfigurationError
 from ..events import Event, Judged
 
 BINS = 10
-LEAST = 200  # grades, before anything is said
-LEVEL_Z = 3.09  # one false alarm in a thousand looks
+LEAST = 200  # grades before a drift can be reported
+LEVEL_Z = 3.09  # one false alarm in a thousand checks
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """How many grades fell into each bin: up to the first of *edges*, up to the second, ..., above the last."""
+    """The number of grades in each bin: up to the first of *edges*, up to the second, ..., above the last."""
 
     edges: tuple[float, ...]
     counts: tuple[int, ...]
@@ -35,19 +35,20 @@ class Histogram:
 
     @classmethod
     def of(cls, grades: Sequence[float], edges: Sequence[float] | None = None) -> Histogram:
-        """Count *grades*; without *edges*, into bins that hold about as many each."""
+        """Count *grades*; without *edges*, the bins hold about equally many grades."""
         if edges is None:
             ranked = sorted(grades)
             edges = sorted({ranked[place * len(ranked) // BINS] for place in range(1, BINS)} if ranked else ())
-        found = Counter(bisect_left(edges, grade) for grade in grades)
-        return cls(tuple(edges), tuple(found[place] for place in range(len(edges) + 1)))
+        counter = Counter(bisect_left(edges, grade) for grade in grades)
+        return cls(tuple(edges), tuple(counter[place] for place in range(len(edges) + 1)))
 
 
 def surprise(one: Histogram, other: Histogram) -> float:
     """
-    How unlikely it is that both were drawn from the same source, in standard deviations; 0 or less is no surprise.
+    How unlikely it is that both histograms come from the same source, in standard deviations.
 
-    The chi-squared statistic of two samples, made normal (Wilson and Hilferty, 1931). Both need the same edges.
+    This is the chi-squared statistic of two samples, transformed to a normal one (Wilson and Hilferty, 1931). Both need
+    the same edges.
     """
     if one.edges != other.edges:
         raise ConfigurationError("histograms of different bins cannot be compared")
@@ -66,10 +67,10 @@ def surprise(one: Histogram, other: Histogram) -> float:
 @dataclass(frozen=True, slots=True)
 class Drift:
     """
-    Live grades beside the *calibrated* ones.
+    The *live* grades compared with the *calibrated* ones.
 
-    They drifted where both would hardly come from one source, and apart enough to matter: *moved* is the share of the
-    grades that fell into other bins.
+    They have drifted if both are unlikely to come from one source and the difference is large enough to matter: *moved*
+    is the share of the grades that fell into other bins.
     """
 
     calibrated: Histogram
@@ -86,7 +87,7 @@ class Drift:
 
 
 class GradeWatch:
-    """An observer that counts the grades of any number of runs beside the *calibrated* ones."""
+    """An observer that counts the grades of runs, to compare them with the *calibrated* ones."""
 
     def __init__(self, calibrated: Histogram) -> None:
         self._calibrated = calibrated

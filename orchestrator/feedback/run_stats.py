@@ -1,4 +1,4 @@
-"""What one run tells about speed and quality, read off its trace. No I/O."""
+"""Timings and grades of one run, from its trace. No I/O."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ShadowCheck:
     """
     The result of a shadow: the *grade* of an accepted step, and whether the large model *agreed* that it is correct.
 
-    *own* says the same of the control: a step that the large model wrote itself at that place.
+    *own* is whether it agreed that the control is correct: a step that it wrote itself at the same place.
     """
 
     grade: float
@@ -34,12 +34,12 @@ class ShadowCheck:
 @dataclass(frozen=True, slots=True)
 class RunStats:
     """
-    What happened in one run; all but the grades and the checks are in seconds.
+    Timings, in seconds, and grades of one run.
 
-    *drafts* are those of drafts that nothing held up, the first after a start or a repair; *judged* those from a draft
-    to its verdict; *repairs* those from a rollback to its repair. *grades* has one for every draft that was committed
-    or repaired; None where the verdict had no score. *accepted* says which of these were. Bets that were lost are in
-    *judged* alone. *checks* are what the shadows had found when the run began.
+    *drafts* are the times of drafts that did not wait for anything: the first after the start or a repair. *judged* are
+    the times from a draft to its verdict, and *repairs* those from a rollback to its repair. *grades* has an entry for
+    every draft that was committed or repaired (None: the verdict had no score), and *accepted* says which of these were
+    accepted. Lost bets count in *judged* only. *checks* are the results of shadows that were known when the run began.
     """
 
     drafts: tuple[float, ...] = ()
@@ -51,10 +51,10 @@ class RunStats:
 
     @classmethod
     def of(cls, moments: Iterable[Moment]) -> RunStats:
-        """Read the trace of a run, whether or not it came to its end."""
+        """Read the trace of a run, complete or not."""
         reading = _Reading()
         for moment in moments:
-            reading.read(round(moment.at, 6), moment)  # as a trace on disk has it, so that it teaches the same
+            reading.read(round(moment.at, 6), moment)  # as in a trace on disk, so that both give the same result
         return cls(
             tuple(reading.drafts),
             tuple(reading.judged),
@@ -68,10 +68,10 @@ class RunStats:
 @dataclass(eq=False)
 class _Reading:
     """
-    A trace that is being read.
+    The state while a trace is read.
 
-    *free* is when the small model could begin, if it has not; with *anew* the next commit lets it begin again. Steps
-    that the large model leads with are nobody's drafts.
+    *free* is the time since which the small model could draft; None while it drafts. With *anew* the next commit lets
+    it start again. Steps that the large model leads with are not drafts.
     """
 
     drafts: list[float] = field(default_factory=list[float])
@@ -90,7 +90,7 @@ class _Reading:
             case Started():
                 self.free = at
             case Adapted(checks=checks, own=own):
-                # Checks without controls, of older traces, asked another question: they teach nothing.
+                # Checks without controls are from older traces, with another question: they are left out.
                 self.checks += [
                     ShadowCheck(grade, agreed, right) for (grade, agreed), right in zip(checks, own, strict=False)
                 ]

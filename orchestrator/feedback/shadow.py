@@ -1,9 +1,9 @@
 """
-Shadows: a small share of the accepted steps is checked once more, off the critical path, to measure the judge live.
+Shadows: a small share of the accepted steps is checked once more, in the background, to measure the judge live.
 
-A shadow delays no run and is part of none: its tokens are counted here, and not in the ledger of a run. Each check has
-a control: a step that the large model writes itself at the same place is checked the same way. What the check disputes
-of the model's own steps is the check's own error; only the excess counts against the accepted steps.
+A shadow delays no run, and its tokens are counted here, not in the ledger of a run. Each check has a control: a step
+that the large model writes itself at the same place is checked in the same way. The share of the model's own steps that
+the check disputes is the error of the check; only the excess counts against the accepted steps.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from ..events import Called, Committed, Event
 from ..interfaces import RequestContext, requesting
 from .load import Load
 
-MOST = 4  # at the same time; what comes on top is skipped, for it is only a sample
+MOST = 4  # checks at the same time; further ones are skipped, because shadows are only a sample
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Whether a check *agreed* that an accepted step is correct, and that the control, an *own* step of it, is."""
+    """Whether a check *agreed* that an accepted step is correct, and that the control, the model's *own*, is."""
 
     agreed: bool
     own: bool
@@ -37,11 +37,11 @@ Check: TypeAlias = Callable[[Chain, Step], Awaitable[Finding | None]]  # None: t
 @dataclass(frozen=True, slots=True)
 class ShadowRecord:
     """
-    The results of the shadows so far: accepted steps that the check *agreed* are correct, and those that it *disputed*.
+    The results of all shadows so far: the number of accepted steps that were *agreed* to be correct, or *disputed*.
 
-    Of as many own steps of the large model, the controls, it disputed *own_disputed*. *failed* checks came to no
-    result, and *skipped* ones were not begun as too many were under way or a server was busy. *read* and *written* are
-    tokens, of all shadows.
+    There is one control for each; *own_disputed* of the controls were disputed. *failed* checks had no result, and
+    *skipped* ones were not started, because too many were under way or a server was busy. *read* and *written* are the
+    tokens of all shadows.
     """
 
     agreed: int = 0
@@ -58,7 +58,7 @@ class ShadowRecord:
 
     @property
     def excess(self) -> float | None:
-        """The share of the accepted steps that is disputed, beyond that of the large model's own; None if unknown."""
+        """The disputed share of the accepted steps, minus that of the large model's own steps; None without checks."""
         return (self.disputed - self.own_disputed) / self.checked if self.checked else None
 
     def plus(self, finding: Finding) -> ShadowRecord:
@@ -72,7 +72,7 @@ class ShadowRecord:
 
 
 class Shadows:
-    """Checks a *share* of the accepted steps, chosen by lot; the same step is always chosen, or never."""
+    """Checks a random *share* of the accepted steps, at most *most* at a time; a step is always chosen, or never."""
 
     def __init__(self, share: float, *, most: int = MOST) -> None:
         self._share, self._most = share, most
@@ -80,9 +80,9 @@ class Shadows:
         self.record = ShadowRecord()
 
     def consider(self, chain: Chain, step: Step, check: Check, *, calm: bool = True) -> None:
-        """Perhaps begin to *check* that *step* is correct after *chain*; not while a server is not *calm*."""
-        whole = step.stop in ("delimiter", "end") and (not chain.text or chain.whole)
-        if not whole or _drawn(chain, step) >= self._share:
+        """Start to *check* that *step* is correct after *chain*, if it is chosen and the server is *calm*."""
+        complete = step.stop in ("delimiter", "end") and (not chain.text or chain.whole)
+        if not complete or _random(chain, step) >= self._share:
             return
         if not calm or len(self._open) >= self._most:
             self.record = replace(self.record, skipped=self.record.skipped + 1)
@@ -92,18 +92,18 @@ class Shadows:
         task.add_done_callback(self._open.discard)
 
     def observe(self, event: Event) -> None:
-        """Count what a shadow's own requests cost."""
+        """Count the tokens of a shadow's own requests."""
         if isinstance(event, Called):
             read, written = self.record.read + event.prompt, self.record.written + event.written
             self.record = replace(self.record, read=read, written=written)
 
     async def settled(self) -> None:
-        """Wait until none is under way."""
+        """Wait until no check is under way."""
         if self._open:
             await asyncio.wait(self._open)
 
     async def close(self) -> None:
-        """Cancel what is under way, and wait until it is gone."""
+        """Cancel the checks that are under way, and wait until they are gone."""
         for task in self._open:
             task.cancel()
         await self.settled()
@@ -120,9 +120,9 @@ class Shadows:
 
 class Shadowing:
     """
-    Lets *shadows* consider the accepted steps of one run, which begins with *chain*, while the *load* is calm.
+    An observer of one run, which starts with *chain*: it passes the accepted steps to *shadows* while *load* is calm.
 
-    *checking* makes what a step of some grade is checked with.
+    *checking* returns the check of a step with a given grade.
     """
 
     def __init__(self, shadows: Shadows, chain: Chain, checking: Callable[[float | None], Check], load: Load) -> None:
@@ -136,7 +136,7 @@ class Shadowing:
         self._chain = self._chain.extend(event.step)
 
 
-def _drawn(chain: Chain, step: Step) -> float:
-    """A number from 0 to below 1, every one as likely."""
-    said = "\0".join([*[message.content for message in chain.messages], chain.text, step.text])
-    return int.from_bytes(blake2b(said.encode(), digest_size=6, person=b"shadow").digest()) / 2**48
+def _random(chain: Chain, step: Step) -> float:
+    """Return a uniform random number, 0 or above and below 1, determined by *chain* and *step*."""
+    text = "\0".join([*[message.content for message in chain.messages], chain.text, step.text])
+    return int.from_bytes(blake2b(text.encode(), digest_size=6, person=b"shadow").digest()) / 2**48

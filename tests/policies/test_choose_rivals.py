@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from stepspec.orchestrator import Accept, Rival, Rollback, Step, Token
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.policies.choose import decided, drawn, forks
+from stepspec.policies.choose import combine, forks, shuffle
 
 from ..orchestrator.arms import BOUNDED, PROBLEM
 
@@ -66,12 +66,12 @@ def test_any_number_of_a_token_is_a_token_and_what_says_the_same_is_the_same() -
 def test_beginnings_are_drawn_without_replacement_by_the_seed_and_the_chain() -> None:
     draft = step(token("So", *[(f"w{n}", -1.0 - n / 4) for n in range(6)]))
     found = forks(PROBLEM, draft, NEVER, 1)
-    orders = [drawn(found, 1.0, seed, PROBLEM) for seed in range(40)]
+    orders = [shuffle(found, 1.0, seed, PROBLEM) for seed in range(40)]
     assert all(sorted(one.text for one in order) == sorted(one.text for one in found) for order in orders)
     assert len({tuple(one.text for one in order) for order in orders}) > 20
-    assert drawn(found, 1.0, 3, PROBLEM) == drawn(found, 1.0, 3, PROBLEM)
+    assert shuffle(found, 1.0, 3, PROBLEM) == shuffle(found, 1.0, 3, PROBLEM)
     other = PROBLEM.extend(draft)
-    assert any(drawn(found, 1.0, seed, PROBLEM) != drawn(found, 1.0, seed, other) for seed in range(5))
+    assert any(shuffle(found, 1.0, seed, PROBLEM) != shuffle(found, 1.0, seed, other) for seed in range(5))
 
 
 @pytest.mark.parametrize(("temperature", "share"), [(1.0, 4 / 9), (0.5, 16 / 21), (2.0, 2 / 7)])
@@ -79,13 +79,13 @@ def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(temperatu
     found = forks(
         PROBLEM, step(token("So", ("a", math.log(0.4)), *[(word, math.log(0.1)) for word in "bcdef"])), NEVER, 1
     )
-    firsts = [drawn(found, temperature, seed, PROBLEM)[0].text for seed in range(1500)]
+    firsts = [shuffle(found, temperature, seed, PROBLEM)[0].text for seed in range(1500)]
     assert firsts.count("a") / len(firsts) == pytest.approx(share, abs=0.05)
 
 
 def test_of_rivals_that_are_equal_one_stands() -> None:
     rivals = [Rival(step(token("So")))] * 2
-    ruling = decided(Rollback(reason="grade"), rivals, [Accept(8.0)] * 2)
+    ruling = combine(Rollback(reason="grade"), rivals, [Accept(8.0)] * 2)
     assert [rival.reason for rival in ruling.rivals] == ["", "beaten"]
 
 
