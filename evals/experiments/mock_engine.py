@@ -22,7 +22,7 @@ from stepspec.orchestrator.chain import (
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, Template
 from stepspec.orchestrator.events import Event, Observer, Started
 from stepspec.orchestrator.run import run
-from stepspec.orchestrator.service.interfaces import Method, Offer
+from stepspec.orchestrator.service.interfaces import Offer, ServedMethod
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder
 
@@ -122,4 +122,4 @@ class InstantEngine:
 
     def offer(self) -> Offer:
         """What a service over this engine serves."""
-        return Offer(self, {"specreason": Method("", {})}, "specreason")
+        return Offer(self, {"specreason": ServedMethod("", {})}, "specreason")

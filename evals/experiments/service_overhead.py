@@ -20,14 +20,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.orchestrator.chain import Accept, Message, Role
+from stepspec.orchestrator.chain import Accept, Message
 from stepspec.orchestrator.events import Called, Committed, Event, Judged, Repaired
 from stepspec.orchestrator.service.app import Server, Service, listen
 from stepspec.orchestrator.service.interfaces import Engine, Offer
-from stepspec.orchestrator.service.middleware import ServiceRequest
-from stepspec.orchestrator.service.observers import ServiceObserver
+from stepspec.orchestrator.service.observers import RequestArrived, RunEvent, ServiceEvent, ServiceObserver
 from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.solution import Solution
 from stepspec.service_factory import offer
 
 from ..command_line import script
@@ -60,28 +58,19 @@ class Arrival:
 
 
 class Watch:
-    """A witness that notes when things happened in the run that is going on."""
+    """A `ServiceObserver` that notes when each event of the current run happened."""
 
     def __init__(self) -> None:
         self.happened: list[tuple[float, Event]] = []
 
-    def begins(self, visit: ServiceRequest) -> None:
-        self.happened.clear()
-
-    def sees(self, visit: ServiceRequest, index: int, event: Event) -> None:
-        self.happened.append((time.perf_counter(), event))
-
-    def solved(self, visit: ServiceRequest, index: int, solution: Solution) -> None:
-        pass
-
-    def failed(self, visit: ServiceRequest, exc: Exception) -> None:
-        pass
-
-    def ends(self, visit: ServiceRequest) -> None:
-        pass
-
-    def looked(self, role: Role, up: bool) -> None:
-        pass
+    def __call__(self, event: ServiceEvent) -> None:
+        match event:
+            case RequestArrived():
+                self.happened.clear()
+            case RunEvent(event=run_event):
+                self.happened.append((time.perf_counter(), run_event))
+            case _:
+                pass
 
     @property
     def upstream(self) -> float:
@@ -200,10 +189,10 @@ class Typical:
 
 
 @asynccontextmanager
-async def serving(offer: Offer, witnesses: Sequence[ServiceObserver] = ()) -> AsyncGenerator[str]:
+async def serving(offer: Offer, observers: Sequence[ServiceObserver] = ()) -> AsyncGenerator[str]:
     """Serve *offer* at a free port; yield the base URL."""
     settings = ServiceSettings(port=0, max_running=256, health_every=3600)
-    service = Service(offer, settings, witnesses)
+    service = Service(offer, settings, observers)
     server = Server(service, settings, lambda message: None)
     with listen(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]

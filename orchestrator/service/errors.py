@@ -1,11 +1,11 @@
 """
-Every refusal and failure as the service tells it: OpenAI's shape, the right status, and whether to try again. Pure.
+API errors: every failure in OpenAI's shape, with its status and whether to try again. No I/O.
 
-    400  the request is wrong: the parameter is named, and what would do
-    401  no key, or not the right one
-    404  no such model or path;  405  no such method;  408  the body did not come;  413  it is too large
-    429  too many requests at once;  503  draining, or a server is down: both say when to come back
-    500  ours, or a server that answers nonsense;  504  no answer before the deadline
+    400  the request is wrong; the message names the parameter and a cure
+    401  the API key is missing or wrong
+    404  no such model or path;  405  no such method;  408  the body did not arrive;  413  the body is too large
+    429  too many requests at once;  503  draining, or a server is down: both carry Retry-After
+    500  a bug in the service, or a malformed reply of a server;  504  no answer before the deadline
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ TYPES: Mapping[int, str] = {
     504: "timeout_error",
 }
 RETRY_AFTER = 2  # seconds; a full queue and a restarting server both move on in about that time
-UNFORESEEN = "internal_error"
-LEFT = 499  # what a request counts as whose client went away
+INTERNAL_ERROR = "internal_error"
+CLIENT_CLOSED = 499  # the status in logs and metrics of a request whose client disconnected; nginx's number
 
 
 @dataclass(eq=False)
@@ -47,8 +47,8 @@ class ApiError(Exception):
     """
     A request that gets no answer, or only the beginning of one.
 
-    *param* names what is wrong with the request. *retry* says whether the same request may succeed soon; None leaves
-    that to the client's own rules. *open* are more headers.
+    *param* names the wrong parameter of the request. *retry* says whether the same request may succeed soon; None
+    leaves that to the client's own rules. *headers* are added to those of the response.
     """
 
     status: int
@@ -77,18 +77,18 @@ class ApiError(Exception):
         return headers
 
 
-def bad(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """Refuse a request that is wrong in itself."""
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """Make the error of a request that is wrong in itself."""
     return ApiError(400, message, param, code)
 
 
-def of(exc: BaseException, *, worked: bool = False) -> ApiError:
+def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
     """
-    Say what *exc* means for a client.
+    Translate *exc* for the client.
 
-    A run that *worked* for a while before it failed is not worth repeating without being asked.
+    After *partial* work (a served model has written tokens) the client is asked not to retry by itself.
     """
-    retry = False if worked else None
+    retry = False if partial else None
     match exc:
         case ApiError():
             return exc
@@ -105,12 +105,12 @@ def of(exc: BaseException, *, worked: bool = False) -> ApiError:
         case TimeoutError():
             return ApiError(504, "no answer before the deadline", code="deadline", retry=False)
         case _:
-            return ApiError(500, "the service failed; its log says how", code=UNFORESEEN, retry=retry)
+            return ApiError(500, "the service failed; see its log for the cause", code=INTERNAL_ERROR, retry=retry)
 
 
-def place(location: Sequence[int | str]) -> str:
-    """Spell where in a request something stands, as ``messages[0].content``."""
-    spelt = ""
+def format_path(location: Sequence[int | str]) -> str:
+    """Write the location of a value in a request as ``messages[0].content``."""
+    path = ""
     for part in location:
-        spelt += f"[{part}]" if isinstance(part, int) else f".{part}" if spelt else part
-    return spelt
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path

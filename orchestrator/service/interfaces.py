@@ -1,4 +1,4 @@
-"""What the service serves, given to it by argument: it knows no policy and no solver by name."""
+"""What the service serves and reports, as its builder passes it in: the service imports no policy and no solver."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class Engine(Protocol):
         session: str | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> Solution:
-        """Solve one *problem*; cancelling the call closes every request of it."""
+        """Solve one *problem*; cancelling the call closes all its requests to the models."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationStatus:
-    """With *confidence*, *policy* loses at most *max_loss* of the problems while its *option* has this *value*."""
+    """The calibrated bound: at *confidence*, *policy* loses at most *max_loss* of the problems at this *value*."""
 
     policy: str
     option: str
@@ -60,20 +60,20 @@ class CalibrationStatus:
 @dataclass(frozen=True, slots=True)
 class JudgeStatus:
     """
-    What there is to know by now; None where nothing is.
+    The current evidence about the judge.
 
-    The *promise* is that of the calibration in force, and *drift* the grades since. *shadows* are the checks so far.
+    *calibration* is the calibration in force, and *drift* compares its grades with those since; *shadows* are the
+    shadow checks so far. Each is None if there is none.
     """
 
-    promise: CalibrationStatus | None = None
+    calibration: CalibrationStatus | None = None
     drift: Drift | None = None
     shadows: ShadowRecord | None = None
 
     @property
-    def told(self) -> dict[str, Any]:
-        """The same as values of JSON."""
+    def as_json(self) -> dict[str, Any]:
         return {
-            "promise": self.promise and asdict(self.promise),
+            "promise": self.calibration and asdict(self.calibration),
             "drift": self.drift and _drift(self.drift),
             "shadows": self.shadows and _shadows(self.shadows),
         }
@@ -89,14 +89,10 @@ def _shadows(record: ShadowRecord) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Method:
-    """
-    One method as clients choose it: what it is *about*, and its *options* with their defaults.
+class ServedMethod:
+    """A method as clients choose it, with its default *options*; *judges* says whether it can reject a draft."""
 
-    *judges* is whether anything may be rejected in it.
-    """
-
-    about: str
+    description: str
     options: Mapping[str, Any]
     judges: bool = True
 
@@ -104,31 +100,35 @@ class Method:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """
-    What is served: the *engine*, its *methods* by name, and what applies to requests that do not say.
+    What a service offers: the *engine*, its *methods* by name, and defaults for what a request leaves open.
 
-    *policy* is the default method, and *options* are those configured for it. *trust* tells what is known by now about
-    the judge, *speculation* what the servers count of token-level speculation, by role or path. *session_header* is the
-    header of a request that keeps what belongs together on one server; "" if there is none. *check* takes a method
-    and options for it, and raises `ConfigurationError` for wrong values.
+    *policy* is the default method and *options* its configured ones. *judge_status* returns the current evidence about
+    the judge, *speculation* the counts of token-level speculation of the servers, by role or path. *session_header* is
+    the header that keeps the requests of one session on one server; "" if there is none. *check* raises
+    `ConfigurationError` if the options are wrong for the method.
     """
 
     engine: Engine
-    methods: Mapping[str, Method]
+    methods: Mapping[str, ServedMethod]
     policy: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     sampling: Sampling = field(default_factory=Sampling)
     budget: Budget = field(default_factory=Budget)
     version: str = "0"
-    trust: Callable[[], JudgeStatus] = JudgeStatus
+    judge_status: Callable[[], JudgeStatus] = JudgeStatus
     speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance]
     session_header: str = ""
     check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options
 
     @property
     def unjudged(self) -> frozenset[str]:
-        """The methods in which nothing is judged."""
+        """The methods that accept every draft."""
         return frozenset(name for name, method in self.methods.items() if not method.judges)
 
-    def options_of(self, method: str) -> Mapping[str, Any]:
-        """The options of *method* as a request that says nothing has them."""
-        return {**self.methods[method].options, **(self.options if method == self.policy else {})}
+    def configured_options(self, method: str) -> Mapping[str, Any]:
+        """The options of *method* that the settings set: those of the default method, none of any other."""
+        return self.options if method == self.policy else {}
+
+    def default_options(self, method: str) -> Mapping[str, Any]:
+        """All options of *method*, with the values for a request that sets none."""
+        return {**self.methods[method].options, **self.configured_options(method)}

@@ -1,4 +1,4 @@
-"""Metrics in Prometheus' text format, in a registry of their own. Labels take few values, whatever clients send."""
+"""Metrics in Prometheus' text format, in a registry of their own. Labels have few values, whatever clients send."""
 
 from __future__ import annotations
 
@@ -7,104 +7,115 @@ from collections.abc import Callable, Collection, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ..chain import Role
 from ..events import Adapted, Called, Event
 from ..feedback.drift import Drift
 from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
 from ..stats import Acceptance
-from .admission import Admission
+from .context import Admission
 from .interfaces import JudgeStatus
-from .middleware import ServiceRequest
+from .observers import (
+    MODEL_PATHS,
+    HealthChecked,
+    RequestFinished,
+    RunEvent,
+    RunResult,
+    ServiceEvent,
+    ServiceRequest,
+)
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
-NO_MODEL = "none"  # is what a request asks for that was not read, or that is not about a model
-PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"})
+NO_MODEL = "none"  # the label of requests that name no model, or that were refused unread
 
 
 class Metrics:
-    """A `Witness` that counts. Methods that are *unjudged* accept everything, and have no accept ratio."""
+    """An observer that counts. The *unjudged* methods accept every draft, and have no accept ratio."""
 
     def __init__(
         self,
-        gate: Admission,
+        admission: Admission,
         version: str,
-        trust: Callable[[], JudgeStatus] = JudgeStatus,
+        judge_status: Callable[[], JudgeStatus] = JudgeStatus,
         unjudged: Collection[str] = (),
         speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance],
     ) -> None:
         self._unjudged = unjudged
-        self._trust, self._graded_before, self._shadows_before = trust, 0, ShadowRecord()
-        self._speculation, self._speculated = speculation, dict[str, Acceptance]()
+        self._judge_status, self._grades_before, self._shadows_before = judge_status, 0, ShadowRecord()
+        self._speculation, self._speculation_before = speculation, dict[str, Acceptance]()
         self.registry = registry = CollectorRegistry()
-        asked = ("endpoint", "model")
+        labels = ("endpoint", "model")
 
-        def histogram(name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
-            return Histogram(f"stepspec_{name}", about, labels, buckets=buckets, registry=registry)
+        def histogram(name: str, help: str, buckets: tuple[float, ...], *labels: str) -> Histogram:
+            return Histogram(f"stepspec_{name}", help, labels, buckets=buckets, registry=registry)
 
-        def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(f"stepspec_{name}", about, labels, registry=registry)
+        def counter(name: str, help: str, *labels: str) -> Counter:
+            return Counter(f"stepspec_{name}", help, labels, registry=registry)
 
-        def gauge(name: str, about: str, *labels: str) -> Gauge:
-            return Gauge(f"stepspec_{name}", about, labels, registry=registry)
+        def gauge(name: str, help: str, *labels: str) -> Gauge:
+            return Gauge(f"stepspec_{name}", help, labels, registry=registry)
 
-        self._requests = counter("requests", "Requests that were answered, by HTTP status.", *asked, "status")
-        self._seconds = histogram("request_seconds", "From a request to the end of its answer.", SECONDS, *asked)
+        self._requests = counter("requests", "Answered requests, by HTTP status.", *labels, "status")
+        self._seconds = histogram("request_seconds", "Seconds from request to end of answer.", SECONDS, *labels)
         self._first = histogram(
-            "first_step_seconds", "From a request to its first verified step.", SECONDS, "endpoint", "model"
+            "first_step_seconds", "Seconds from a request to its first verified step.", SECONDS, "endpoint", "model"
         )
-        self._queued = histogram("queue_seconds", "What a request waited for a place.", SECONDS)
-        self._overhead = histogram("overhead_seconds", "The service's own part of a request.", MILLISECONDS, *asked)
-        self._refused = counter("refusals", "Requests that got no answer, or only a part.", "endpoint", "code")
-        self._steps = counter("steps", "Steps that were written, by what became of them.", "model", "author", "fate")
-        self._tokens = counter("tokens", "Tokens by what became of them.", "model", "role", "fate")
+        self._queued = histogram("queue_seconds", "Seconds that a request waited for admission.", SECONDS)
+        self._overhead = histogram(
+            "overhead_seconds",
+            "Seconds in the service itself: no queue, no model.",
+            MILLISECONDS,
+            *labels,
+        )
+        self._refused = counter("refusals", "Requests without an answer or with an incomplete one.", "endpoint", "code")
+        self._steps = counter("steps", "Written steps, by fate.", "model", "author", "fate")
+        self._tokens = counter("tokens", "Written tokens, by fate.", "model", "role", "fate")
         self._prompt = counter("prompt_tokens", "Prompt tokens sent to a server.", "model", "role", "cached")
         self._waste = histogram("waste_ratio", "Discarded tokens over written ones, per run.", RATIOS, "model", "role")
         self._accepted = histogram("accept_ratio", "Accepted drafts over judged ones, per run.", RATIOS, "model")
-        self._ended = counter("runs", "Runs that came to an end, by why.", "model", "reason")
-        self._upstream = histogram("upstream_seconds", "Requests to a served model.", SECONDS, "role", "verb")
-        self._failed = counter("upstream_errors", "Requests to a served model that failed.", "role", "verb")
-        self._depth = gauge("adapted_ahead", "The depth that runs are given, where it is adapted.", "model")
-        self._value = gauge("adapted_value", "The value of the option that is adapted.", "model", "option")
-        self._up = gauge("upstream_up", "Whether a server of the role is up.", "role")
-        self._graded = counter("grades", "Grades that were compared with those of the calibration.", "model")
-        self._moved = gauge("grade_drift", "Share of these grades in other bins than the calibration's.", "model")
-        self._drifted = gauge("grade_drifted", "Whether that share is large, and no chance.", "model")
-        self._shadows = counter("shadows", "Accepted steps that were to be checked once more, by outcome.", "outcome")
-        self._own_disputed = counter("shadow_own_disputed", "Own steps of the large model that its check disputed.")
-        self._shadow_tokens = counter("shadow_tokens", "Tokens that shadows read and wrote.", "verb")
-        self._passes = counter("speculation_passes", "Passes of a role's servers that verified drafted tokens.", "role")
-        self._drafted = counter("speculation_drafted_tokens", "Tokens that a role's servers drafted.", "role")
-        self._accepted_tokens = counter("speculation_accepted_tokens", "Those of them that were accepted.", "role")
-        running = gauge("requests_running", "Requests that are being worked on.")
-        waiting = gauge("requests_waiting", "Requests that wait for a place.")
-        running.set_function(lambda: gate.running)
-        waiting.set_function(lambda: gate.waiting)
-        Info("stepspec", "The version.", registry=registry).info({"version": version})
+        self._ended = counter("runs", "Finished runs, by finish reason.", "model", "reason")
+        self._upstream = histogram("upstream_seconds", "Seconds of requests to a model.", SECONDS, "role", "verb")
+        self._failed = counter("upstream_errors", "Failed requests to a model.", "role", "verb")
+        self._depth = gauge("adapted_ahead", "Lookahead depth that adaptation has chosen.", "model")
+        self._value = gauge("adapted_value", "Option value that adaptation has chosen.", "model", "option")
+        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
+        self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
+        self._moved = gauge("grade_drift", "Share of grades in other bins than in the calibration.", "model")
+        self._drifted = gauge("grade_drifted", "1 if the drift of grades is large and significant, else 0.", "model")
+        self._shadows = counter("shadows", "Shadow checks of accepted steps, by outcome.", "outcome")
+        self._own_disputed = counter("shadow_own_disputed", "The large model's own steps that a shadow check disputed.")
+        self._shadow_tokens = counter("shadow_tokens", "Tokens that shadow checks read and wrote.", "verb")
+        self._passes = counter("speculation_passes", "Forward passes that verified tokens drafted by a server.", "role")
+        self._drafted = counter("speculation_drafted_tokens", "Tokens drafted by the servers of a role.", "role")
+        self._accepted_tokens = counter("speculation_accepted_tokens", "Accepted ones of these tokens.", "role")
+        running = gauge("requests_running", "Requests that are running.")
+        waiting = gauge("requests_waiting", "Requests that wait for admission.")
+        running.set_function(lambda: admission.running)
+        waiting.set_function(lambda: admission.waiting)
+        Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
 
     def scrape(self) -> tuple[bytes, str]:
-        """The metrics as text, and its content type."""
-        trust = self._trust()
-        if trust.promise is not None and trust.drift is not None:
-            self._note_drift(trust.promise.policy, trust.drift)
-        if trust.shadows is not None:
-            self._count_shadows(trust.shadows)
-        for role, counted in self._speculation().items():
-            self._count_speculation(role, counted)
+        """Return the metrics as text, and its content type."""
+        status = self._judge_status()
+        if status.calibration is not None and status.drift is not None:
+            self._note_drift(status.calibration.policy, status.drift)
+        if status.shadows is not None:
+            self._count_shadows(status.shadows)
+        for role, counts in self._speculation().items():
+            self._count_speculation(role, counts)
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
-    def _count_speculation(self, role: str, counted: Acceptance) -> None:
-        grown = counted - self._speculated.get(role, Acceptance())
-        self._speculated[role] = counted
-        self._passes.labels(role).inc(grown.drafts)
-        self._drafted.labels(role).inc(grown.drafted)
-        self._accepted_tokens.labels(role).inc(grown.accepted)
+    def _count_speculation(self, role: str, counts: Acceptance) -> None:
+        new = counts - self._speculation_before.get(role, Acceptance())
+        self._speculation_before[role] = counts
+        self._passes.labels(role).inc(new.drafts)
+        self._drafted.labels(role).inc(new.drafted)
+        self._accepted_tokens.labels(role).inc(new.accepted)
 
     def _note_drift(self, model: str, drift: Drift) -> None:
-        self._graded.labels(model).inc(drift.live.n - self._graded_before)
-        self._graded_before = drift.live.n
+        self._graded.labels(model).inc(drift.live.n - self._grades_before)
+        self._grades_before = drift.live.n
         self._moved.labels(model).set(drift.moved)
         self._drifted.labels(model).set(drift.drifted)
 
@@ -116,24 +127,33 @@ class Metrics:
         for verb in ("read", "written"):
             self._shadow_tokens.labels(verb).inc(getattr(record, verb) - getattr(before, verb))
 
-    def begins(self, visit: ServiceRequest) -> None:
-        pass
+    def __call__(self, event: ServiceEvent) -> None:
+        match event:
+            case RunEvent(request, _, _, run_event):
+                self._run_event(request, run_event)
+            case RunResult(request, _, solution):
+                self._run_result(request.model, solution)
+            case RequestFinished(request):
+                self._request(request)
+            case HealthChecked(role, up):
+                self._up.labels(role).set(up)
+            case _:
+                pass
 
-    def sees(self, visit: ServiceRequest, index: int, event: Event) -> None:
+    def _run_event(self, request: ServiceRequest, event: Event) -> None:
         match event:
             case Called():
                 self._upstream.labels(event.role, event.verb).observe(event.seconds)
                 if event.fate == "failed":
                     self._failed.labels(event.role, event.verb).inc()
             case Adapted(option, value, ahead):
-                self._depth.labels(visit.model).set(ahead)
+                self._depth.labels(request.model).set(ahead)
                 if value is not None:
-                    self._value.labels(visit.model, option).set(value)
+                    self._value.labels(request.model, option).set(value)
             case _:
                 pass
 
-    def solved(self, visit: ServiceRequest, index: int, solution: Solution) -> None:
-        model = visit.model
+    def _run_result(self, model: str, solution: Solution) -> None:
         self._ended.labels(model, solution.finish_reason).inc()
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
@@ -151,23 +171,17 @@ class Metrics:
         if solution.ledger.accept_rate is not None and model not in self._unjudged:
             self._accepted.labels(model).observe(solution.ledger.accept_rate)
 
-    def failed(self, visit: ServiceRequest, exc: Exception) -> None:
-        pass
-
-    def ends(self, visit: ServiceRequest) -> None:
-        endpoint, model = visit.path if visit.path in PATHS else "other", visit.model or NO_MODEL
-        self._requests.labels(endpoint, model, str(visit.status)).inc()
-        if visit.refusal is not None:
-            self._refused.labels(endpoint, visit.refusal.code or str(visit.refusal.status)).inc()
+    def _request(self, request: ServiceRequest) -> None:
+        endpoint, model = request.path if request.path in MODEL_PATHS else "other", request.model or NO_MODEL
+        self._requests.labels(endpoint, model, str(request.status)).inc()
+        if request.error is not None:
+            self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
         if endpoint == "other":
             return
-        self._seconds.labels(endpoint, model).observe(visit.seconds)
-        if visit.first_step is not None:
-            self._first.labels(endpoint, model).observe(visit.first_step)
-        if visit.begun is not None:
-            self._queued.observe(visit.queued)
-        if visit.upstream is not None:
-            self._overhead.labels(endpoint, model).observe(visit.overhead)
-
-    def looked(self, role: Role, up: bool) -> None:
-        self._up.labels(role).set(up)
+        self._seconds.labels(endpoint, model).observe(request.seconds)
+        if request.first_step is not None:
+            self._first.labels(endpoint, model).observe(request.first_step)
+        if request.admitted is not None:
+            self._queued.observe(request.queued)
+        if request.upstream is not None:
+            self._overhead.labels(endpoint, model).observe(request.overhead)

@@ -1,4 +1,4 @@
-"""From the events of a run to what a client is told: deltas, messages, usage, steps. Pure."""
+"""From the events of a run to the fields of a reply: deltas, usage, steps, ledgers. No I/O."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from ..chain import THINK_END
 from ..events import Answered, Answering, Called, Committed, Event
 from ..ledger import COUNTED, Account, Ledger, Speculation
 from ..solution import Solution
+from .observers import RunEvent, RunResult
 from .run_requests import RunRequest
 from .settings import Thinking
 
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
-FAILED, FAILED_EVENT = b"data: %b\n\n" + DONE, b"event: error\ndata: %b\n\n"  # with the refusal's body
+FAILED, FAILED_EVENT = b"data: %b\n\n" + DONE, b"event: error\ndata: %b\n\n"  # %b: the body of the error
 OPEN, CLOSE = "<think>\n", "\n</think>\n\n"
 FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "both": ("reasoning", "reasoning_content"),
@@ -29,11 +30,12 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "content": (),
     "none": (),
 }
+"""The fields of a message that hold the thinking."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A further piece of a message, and what is to be told about the step that it is."""
+    """A further part of a message, by field, and the description of the step that it is; None if it is no step."""
 
     fields: Mapping[str, str]
     step: Mapping[str, Any] | None = None
@@ -41,85 +43,89 @@ class Delta:
 
 class DeltaBuilder:
     """
-    Tells the run of one choice, piece by piece; the pieces of a field join to the whole, streamed or not.
+    Builds the message of one run as deltas; those of a field join to the same text, streamed or not.
 
-    A model that does not *think* answers as it reasons: then its steps are the content. Where a method goes on through
-    the answer, the steps after the thinking are told as content too.
+    With a model that does not *think*, the steps are the content. A method that reasons through the answer commits
+    steps after the thinking: they are content too.
     """
 
     def __init__(self, thinking: Thinking, *, thinks: bool) -> None:
         self._thinking: Thinking = thinking
         self._thinks = thinks
-        self._inside = self._closed = False
-        self._answered = ""
+        self._tag_open = self._thought = False
+        self._answer = ""
 
-    def hear(self, event: Event) -> Delta | None:
-        """What *event* adds to the message."""
+    def add(self, item: RunEvent | RunResult) -> Delta | None:
+        """Return what *item* adds to the message; None for nothing."""
+        return self.finish(item.solution) if isinstance(item, RunResult) else self.add_event(item.event)
+
+    def add_event(self, event: Event) -> Delta | None:
+        """Return what *event* adds to the message; None for nothing."""
         match event:
             case Committed(index=index, step=step, score=score):
-                told = {"index": index, "author": step.author, "grade": score, "fate": "kept", "reason": step.note}
-                reasons = self._thinks and not self._closed
-                self._closed = self._closed or step.text.endswith(THINK_END)
-                return Delta(self._think(step.text.replace(THINK_END, "")) if reasons else {}, told)
+                about = {"index": index, "author": step.author, "grade": score, "fate": "kept", "reason": step.note}
+                thinking = self._thinks and not self._thought
+                self._thought = self._thought or step.text.endswith(THINK_END)
+                return Delta(self._think(step.text.replace(THINK_END, "")) if thinking else {}, about)
             case Answering(text=text):
-                self._answered += text
+                self._answer += text
                 return Delta({"content": self._close() + text})
             case _:
                 return None
 
-    def end(self, solution: Solution) -> Delta | None:
-        """What is still to be told when the run is over."""
-        rest = solution.text.removeprefix(self._answered) if solution.text.startswith(self._answered) else ""
+    def finish(self, solution: Solution) -> Delta | None:
+        """Return the rest of the message when the run is over; None for nothing."""
+        rest = solution.text.removeprefix(self._answer) if solution.text.startswith(self._answer) else ""
         content = self._close() + rest
         return Delta({"content": content}) if content else None
 
     def _think(self, text: str) -> Mapping[str, str]:
         if self._thinking != "content":
             return dict.fromkeys(FIELDS[self._thinking], text)
-        opening, self._inside = ("" if self._inside else OPEN), True
+        opening, self._tag_open = ("" if self._tag_open else OPEN), True
         return {"content": opening + text}
 
     def _close(self) -> str:
-        closing, self._inside = (CLOSE if self._inside else ""), False
+        closing, self._tag_open = (CLOSE if self._tag_open else ""), False
         return closing
 
 
-class Count:
-    """Counts one run, as its observer: tokens, the prompt's cached ones, and when some served model was at work."""
+class TokenCounts:
+    """An observer of one run that counts its tokens, and the seconds in which a served model was busy."""
 
     def __init__(self) -> None:
-        self.reasoning = self.answer = 0
-        self.worked = self._closed = False
+        self.reasoning = self.answer = self.written = 0
+        self._thought = False
         self._calls: list[Called] = []
 
     def __call__(self, event: Event) -> None:
         match event:
-            case Committed(step=step) if self._closed:
+            case Committed(step=step) if self._thought:
                 self.answer += len(step.tokens)
             case Committed(step=step):
                 self.reasoning += len(step.tokens)
-                self._closed = step.text.endswith(THINK_END)
+                self._thought = step.text.endswith(THINK_END)
             case Answered(step=step):
                 self.answer += len(step.tokens)
             case Called():
                 self._calls.append(event)
-                self.worked = self.worked or event.written > 0
+                self.written += event.written
             case _:
                 pass
 
     @property
     def prompt(self) -> int:
-        """The prompt tokens of the first request."""
+        """The prompt tokens of the first request to a model."""
         return min(self._calls, key=lambda call: call.started).prompt if self._calls else 0
 
     @property
     def cached(self) -> int:
-        """How many of them were in a server's prefix cache."""
+        """How many of these prompt tokens were in the server's prefix cache."""
         return min(self._calls, key=lambda call: call.started).cached if self._calls else 0
 
     @property
     def upstream(self) -> float:
-        """Seconds in which at least one request was open."""
+        """Seconds in which at least one request to a model was open."""
         busy = end = 0.0
         for start, stop in sorted((call.started, call.started + call.seconds) for call in self._calls):
             busy += max(0.0, stop - max(start, end))
@@ -127,11 +133,11 @@ class Count:
         return busy
 
 
-def usage(prompt: int, counts: Sequence[Count], *, thinks: bool) -> dict[str, Any]:
+def usage(prompt: int, counts: Sequence[TokenCounts], *, thinks: bool) -> dict[str, Any]:
     """
-    What one answer would have cost on one model: the conversation once, and the tokens that were kept.
+    Return the usage as one model alone would report it: the conversation once, and the tokens that were kept.
 
-    What was written besides, and for nothing, is in the ledger.
+    Discarded tokens and those of judging are in the ledger.
     """
     reasoning = sum(count.reasoning for count in counts)
     completion = reasoning + sum(count.answer for count in counts)
@@ -144,28 +150,29 @@ def usage(prompt: int, counts: Sequence[Count], *, thinks: bool) -> dict[str, An
     }
 
 
-def finish(solution: Solution) -> str:
-    """OpenAI's word for how the run ended; what exactly cut it short is in `about`."""
+def finish_reason(solution: Solution) -> str:
+    """Return OpenAI's finish reason; the field ``stepspec`` has the exact one."""
     return "stop" if solution.finish_reason == "stop" else "length"
 
 
-def about(solution: Solution, order: RunRequest) -> dict[str, Any]:
-    """The rest of what there is to say about one run."""
+def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
+    """Return the field ``stepspec`` of one run."""
+    ledger = solution.ledger
     return {
-        "method": order.method,
+        "method": run_request.method,
         "answer": solution.answer,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,
-        "seed": order.sampling.seed,
-        "accept_rate": solution.ledger.accept_rate,
-        "share_large": solution.ledger.share_large,
+        "seed": run_request.sampling.seed,
+        "accept_rate": ledger.accept_rate,
+        "share_large": ledger.share_large,
         "degraded": list(solution.degraded),
-        "speculation": {one.name: _speculation(one) for one in solution.ledger.speculation} or None,
+        "speculation": {model.name: _speculation(model) for model in ledger.speculation} or None,
     }
 
 
 def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
-    """Every step that was written, and what became of it; with the choice it belongs to, if there are several."""
+    """Return every written step with its fate, and with the index of its choice if there are several choices."""
     return [
         dataclasses.asdict(step) | ({"choice": choice} if len(solutions) > 1 else {})
         for choice, solution in enumerate(solutions)
@@ -174,33 +181,34 @@ def steps(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
 
 
 def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
-    """The ledgers of some runs, added up."""
-    all_of = tuple(ledgers)
-    small, large, critic = (_sum([getattr(one, role) for one in all_of]) for role in ("small", "large", "critic"))
-    drafts, accepted, chosen = (sum(getattr(one, of) for one in all_of) for of in ("drafts", "accepted", "chosen"))
-    nested = _by_path([account for one in all_of for account in one.nested])
-    total = Ledger(small, large, drafts, accepted, critic, chosen, nested, _sifted(all_of), _widest(all_of))
+    """Return the sum of the *ledgers* of some runs."""
+    runs = tuple(ledgers)
+    small, large, critic = (_sum([getattr(run, role) for run in runs]) for role in ("small", "large", "critic"))
+    drafts, accepted, chosen = (sum(getattr(run, count) for run in runs) for count in ("drafts", "accepted", "chosen"))
+    nested = _by_path([account for run in runs for account in run.nested])
+    total = Ledger(small, large, drafts, accepted, critic, chosen, nested, _nested_drafts(runs), _longest(runs))
     return dataclasses.asdict(total) | {
         "accept_rate": total.accept_rate,
         "share_large": total.share_large,
-        "speculation": [_speculation(one) for one in total.speculation],
+        "speculation": [_speculation(model) for model in total.speculation],
     }
 
 
-def _speculation(one: Speculation) -> dict[str, Any]:
-    return dataclasses.asdict(one) | {"rate": one.counted.rate, "length": one.counted.length}
+def _speculation(model: Speculation) -> dict[str, Any]:
+    return dataclasses.asdict(model) | {"rate": model.counted.rate, "length": model.counted.length}
 
 
-def _widest(ledgers: Sequence[Ledger]) -> tuple[Speculation, ...]:
-    """What was seen for the longest time of each model: the runs looked at the same counters, which must not add up."""
-    found: dict[str, Speculation] = {}
-    for one in sorted((one for each in ledgers for one in each.speculation), key=lambda one: one.seconds):
-        found[one.name] = replace(one, shared=one.shared or one.name in found)
-    return tuple(found[name] for name in sorted(found))
+def _longest(ledgers: Sequence[Ledger]) -> tuple[Speculation, ...]:
+    """Take each model's longest window: all runs read the counters of the same servers, so a sum counts twice."""
+    windows = [window for ledger in ledgers for window in ledger.speculation]
+    longest: dict[str, Speculation] = {}
+    for window in sorted(windows, key=lambda window: window.seconds):
+        longest[window.name] = replace(window, shared=window.shared or window.name in longest)
+    return tuple(longest[name] for name in sorted(longest))
 
 
 def _sum(accounts: Sequence[Account]) -> Account:
-    return replace(accounts[0], **{name: sum(getattr(one, name) for one in accounts) for name in COUNTED})
+    return replace(accounts[0], **{name: sum(getattr(account, name) for account in accounts) for name in COUNTED})
 
 
 def _by_path(accounts: Sequence[Account]) -> tuple[Account, ...]:
@@ -208,38 +216,40 @@ def _by_path(accounts: Sequence[Account]) -> tuple[Account, ...]:
     return tuple(_sum([account for account in accounts if account.path == path]) for path in paths)
 
 
-def _sifted(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...]:
-    drafts, stood = Counter[str](), Counter[str]()
-    for path, judged, fine in [sifted for one in ledgers for sifted in one.sifted]:
-        drafts[path] += judged
-        stood[path] += fine
-    return tuple((path, drafts[path], stood[path]) for path in sorted(drafts))
+def _nested_drafts(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...]:
+    """Add up, for each path of a nested pair, its judged and its accepted drafts."""
+    judged, accepted = Counter[str](), Counter[str]()
+    for ledger in ledgers:
+        for path, drafts, good in ledger.sifted:
+            judged[path] += drafts
+            accepted[path] += good
+    return tuple((path, judged[path], accepted[path]) for path in sorted(judged))
 
 
-def failed(path: str) -> bytes:
-    """How a stream of the API at *path* tells that it failed, as `Line.start` wants it."""
+def failure(path: str) -> bytes:
+    """Return the last event of a failed stream of the API at *path*, with ``%b`` for the body of the error."""
     return FAILED_EVENT if path in ("/live", "/v1/responses") else FAILED
 
 
 def event(body: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     return b"data: " + orjson.dumps(body) + b"\n\n"
 
 
 def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
-    """An answer in one piece."""
+    """Return a complete response."""
     return Response(orjson.dumps(body), status, media_type="application/json")
 
 
-def solution(solved: Solution) -> dict[str, Any]:
-    """What became of a run, for whoever has seen its events."""
-    counted = ledger([solved.ledger])
+def solution(solution: Solution) -> dict[str, Any]:
+    """Return the summary that follows the events of a run."""
+    total = ledger([solution.ledger])
     return {
-        "answer": solved.answer,
-        "text": solved.text,
-        "finish_reason": solved.finish_reason,
-        "seconds": solved.seconds,
-        "ledger": counted,
-        "accept_rate": counted["accept_rate"],
-        "share_large": counted["share_large"],
+        "answer": solution.answer,
+        "text": solution.text,
+        "finish_reason": solution.finish_reason,
+        "seconds": solution.seconds,
+        "ledger": total,
+        "accept_rate": total["accept_rate"],
+        "share_large": total["share_large"],
     }

@@ -1,11 +1,12 @@
 """
-The service as a Ray Serve application, for where one machine is not enough.
+The service as a Ray Serve application, for more requests than one process can serve.
 
     serve run stepspec.orchestrator.service.ray:app
     serve run stepspec.orchestrator.service.ray:build small=http://a:8000/v1 service.ray.max_replicas=8
 
-Two deployments: services, as many as there is work for, and fronts, which hold the clients' connections. This is the
-only place of the service that knows Ray, and the only one that imports from above (docs/decisions/0008).
+Two deployments: replicas, each a complete service, whose number follows the load; and fronts, which hold the clients'
+connections. This is the only module of the service that imports Ray, and the only one that imports from above
+(docs/decisions/0008).
 """
 
 from __future__ import annotations
@@ -35,41 +36,41 @@ from stepspec.settings import Settings
 
 from .errors import ApiError
 from .middleware import RequestMiddleware
-from .observers import RequestLog
-from .ray_proxy import BufferedRequest, Messages, ReplicaLost, ReplicaProxy, answered
+from .observers import RequestFailed, RequestFinished, RequestLog, ServiceEvent
+from .ray_proxy import BufferedRequest, Messages, ReplicaLost, ReplicaProxy, stream_messages
 from .settings import ServiceSettings
 
 if TYPE_CHECKING:
     from ray.serve import Application
 
 DIED = (RayActorError, WorkerCrashedError, NodeDiedError, ObjectLostError)
-SPARE = 64  # requests beyond those that a service lets wait: what it refuses, and what asks for its health
-GRACE = 5.0  # seconds by which Ray waits longer than the requests that may finish
-SCRAPING = 5.0  # seconds for every replica to tell its metrics
+SPARE = 64  # requests beyond those that a replica queues: those that it refuses, and health checks
+GRACE = 5.0  # seconds that Ray waits beyond the time to drain
+SCRAPE_SECONDS = 5.0  # for every replica to return its metrics
 HEALTH = BufferedRequest({"method": "GET", "path": "/health", "query_string": b""}, (), b"")
 
 
 class Replica:
-    """One service, with connections of its own to both models."""
+    """A complete service, with its own connections to both models."""
 
-    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray waits for it.
-        place = serve.get_replica_context()
-        self._name = place.replica_tag
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray awaits it.
+        context = serve.get_replica_context()
+        self._name = context.replica_tag
         self._open = AsyncExitStack()
-        self._service = await self._open.enter_async_context(service_factory.opened(settings.turned(place.rank.rank)))
+        self._service = await self._open.enter_async_context(service_factory.opened(settings.turned(context.rank.rank)))
 
-    async def answer(self, asked: BufferedRequest) -> AsyncGenerator[Messages]:
-        async for messages in answered(self._service.app, asked):
+    async def answer(self, request: BufferedRequest) -> AsyncGenerator[Messages]:
+        async for messages in stream_messages(self._service.app, request):
             yield messages
 
     async def metrics(self) -> tuple[str, bytes]:
         return self._name, self._service.metrics.scrape()[0]
 
     async def check_health(self) -> None:
-        """Ask the service as anybody would. A model that is down is no reason to begin again without it."""
-        told = [message async for messages in answered(self._service.app, HEALTH) for message in messages]
-        if not told or told[0]["status"] != 200:
-            raise RuntimeError(f"the service is not healthy: {told}")
+        """Send the service a request. It is healthy while a model is down: a restart would not help."""
+        answer = [message async for messages in stream_messages(self._service.app, HEALTH) for message in messages]
+        if not answer or answer[0]["status"] != 200:
+            raise RuntimeError(f"the service is not healthy: {answer}")
 
     async def __del__(self) -> None:
         if hasattr(self, "_open"):
@@ -77,26 +78,26 @@ class Replica:
 
 
 class RayEntrypoint:
-    """A front, and who answers for it."""
+    """A front: holds clients' connections and has the replicas answer."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: ServiceSettings) -> None:
-        self._replicas, self._settings, self._logs = replicas, settings, RequestLog(settings)
+        self._replicas, self._settings, self._log = replicas, settings, RequestLog(settings)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
-        logs = self._logs
-        door = RequestMiddleware(
-            ReplicaProxy(Starlette(), self._ask, self._scrape, self._settings, logs.log.warning),
-            settings=self._settings,
-            version=service_factory.VERSION,
-            begins=lambda visit: None,
-            ends=lambda visit: logs.ends(visit) if visit.refusal else None,  # A replica's log has the others.
-            failed=logs.failed,
+        proxy = ReplicaProxy(Starlette(), self._send, self._scrape, self._settings, self._log.log.warning)
+        middleware = RequestMiddleware(
+            proxy, settings=self._settings, version=service_factory.VERSION, observe=self._observe
         )
-        return _unnamed(door)
+        return _without_id(middleware)
 
-    async def _ask(self, asked: BufferedRequest) -> AsyncGenerator[Messages]:
-        asking = self._replicas.options(method_name="answer", stream=True)
-        answer = cast("DeploymentResponseGenerator[Messages]", asking.remote(asked))
+    def _observe(self, event: ServiceEvent) -> None:
+        """Log what no replica has logged: requests that the front itself refused, and its own bugs."""
+        if isinstance(event, RequestFailed) or (isinstance(event, RequestFinished) and event.request.error):
+            self._log(event)
+
+    async def _send(self, request: BufferedRequest) -> AsyncGenerator[Messages]:
+        handle = self._replicas.options(method_name="answer", stream=True)
+        answer = cast("DeploymentResponseGenerator[Messages]", handle.remote(request))
         try:
             async for messages in answer:
                 yield messages
@@ -110,19 +111,19 @@ class RayEntrypoint:
             answer.cancel()  # type: ignore[no-untyped-call]
 
     async def _scrape(self) -> Mapping[str, bytes]:
-        told = self._replicas.broadcast("metrics")
-        return dict(await told.results_async(timeout_s=SCRAPING))
+        responses = self._replicas.broadcast("metrics")
+        return dict(await responses.results_async(timeout_s=SCRAPE_SECONDS))
 
 
 def build(arguments: dict[str, Any]) -> Application:
     """
-    Build the application; *arguments* are settings, nested or with dots, and come before the variables and the file.
+    Build the application. *arguments* are settings, nested or with dots; they override variables and file.
 
-    Raise `ConfigurationError` for one that is unknown or wrong.
+    Raise `ConfigurationError` if one is unknown or wrong.
     """
     settings = service_factory.read(_nested(arguments))
     service, scaling = settings.service, settings.service.ray
-    most = service.max_running + service.max_waiting + SPARE
+    max_requests = service.max_running + service.max_waiting + SPARE
     quiet = LoggingConfig(enable_access_log=False)
     replicas = serve.deployment(
         name="replica",
@@ -133,8 +134,8 @@ def build(arguments: dict[str, Any]) -> Application:
             upscale_delay_s=scaling.up_after,
             downscale_delay_s=scaling.down_after,
         ),
-        max_ongoing_requests=most,
-        max_queued_requests=most * scaling.max_replicas,
+        max_ongoing_requests=max_requests,
+        max_queued_requests=max_requests * scaling.max_replicas,
         ray_actor_options={"num_cpus": scaling.cpus},
         graceful_shutdown_timeout_s=service.drain_seconds + GRACE,
         graceful_shutdown_wait_loop_s=0.5,
@@ -144,7 +145,7 @@ def build(arguments: dict[str, Any]) -> Application:
     fronts = serve.deployment(
         name="front",
         num_replicas=scaling.fronts,
-        max_ongoing_requests=most * scaling.max_replicas,
+        max_ongoing_requests=max_requests * scaling.max_replicas,
         ray_actor_options={"num_cpus": 0.1},
         graceful_shutdown_timeout_s=service.drain_seconds + 2 * GRACE,
         graceful_shutdown_wait_loop_s=0.5,
@@ -154,45 +155,45 @@ def build(arguments: dict[str, Any]) -> Application:
 
 
 def __getattr__(name: str) -> Any:
-    """Build `app` when it is asked for, so that settings are read then and not by every import."""
+    """Build `app` on first access: an import alone reads no settings."""
     if name == "app":
         return build({})
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-def _unnamed(app: ASGIApp) -> ASGIApp:
-    """Leave out the request's id, which Ray's proxy adds itself: twice is one too many for most clients."""
+def _without_id(app: ASGIApp) -> ASGIApp:
+    """Remove the header with the request's id: Ray's proxy adds it, and most clients reject it twice."""
 
-    async def unnamed(scope: Scope, receive: Receive, send: Send) -> None:
-        async def pass_on(message: Message) -> None:
+    async def without_id(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 del MutableHeaders(scope=message)["x-request-id"]
             await send(message)
 
-        await app(scope, receive, pass_on)
+        await app(scope, receive, send_without_id)
 
-    return unnamed
+    return without_id
 
 
 def _nested(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Spell ``service.max_running=8`` as one setting inside another."""
+    """Turn ``service.max_running=8`` into nested settings."""
     nested: dict[str, Any] = {}
     for name, value in arguments.items():
         inner = value
         for part in reversed(name.split(".")):
             inner = {part: inner}
-        nested = _joined(nested, cast("dict[str, Any]", inner))
+        nested = _merged(nested, cast("dict[str, Any]", inner))
     return nested
 
 
-def _joined(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    joined = dict(one)
-    for name, value in other.items():
-        known = joined.get(name)
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(first)
+    for name, value in second.items():
+        known = merged.get(name)
         if isinstance(known, dict) and isinstance(value, dict):
-            joined[name] = _joined(cast("dict[str, Any]", known), cast("dict[str, Any]", value))
-        elif name in joined:
-            raise ConfigurationError(f"{name!r} is given twice")
+            merged[name] = _merged(cast("dict[str, Any]", known), cast("dict[str, Any]", value))
+        elif name in merged:
+            raise ConfigurationError(f"{name!r} is set twice")
         else:
-            joined[name] = value
-    return joined
+            merged[name] = value
+    return merged

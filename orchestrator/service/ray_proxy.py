@@ -1,4 +1,9 @@
-"""One request and its answer without a connection between them, so that another process can have the connection."""
+"""
+Requests that are answered in another process: they travel as values, and their answers come back as messages.
+
+The front of the Ray application holds the clients' connections. `ReplicaProxy` sends each request to a replica, and to
+another one if that dies before any of its answer was sent. Nothing here imports Ray, so that it is tested without it.
+"""
 
 from __future__ import annotations
 
@@ -17,22 +22,24 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from . import errors, payloads
-from .errors import ApiError
-from .middleware import OPEN, service_request
+from . import payloads
+from .errors import ApiError, api_error
+from .middleware import PUBLIC_PATHS, service_request
 from .runs import GRACE
 from .settings import ServiceSettings, private
 
 Messages: TypeAlias = tuple[Message, ...]
 
-KEPT = ("method", "path", "raw_path", "root_path", "query_string", "client", "server", "scheme", "http_version")
-PATIENCE = b"x-stainless-read-timeout"
-GOODBYE = 5.0  # seconds for an application to notice that its client has gone
+SCOPE_KEYS = ("method", "path", "raw_path", "root_path", "query_string", "client", "server", "scheme", "http_version")
+CLIENT_TIMEOUT = b"x-stainless-read-timeout"
+CLOSE_SECONDS = 5.0  # for an application to notice that its client has disconnected
+TRAVEL_SECONDS = 10.0  # for an answer to travel from a replica
+LABEL = "replica"  # of every metric
 
 
 @dataclass(frozen=True, slots=True)
 class BufferedRequest:
-    """One request, whole: plain values only, so that it can travel."""
+    """A complete request of plain values, which can be sent to another process."""
 
     scope: Mapping[str, Any]
     headers: tuple[tuple[bytes, bytes], ...]
@@ -40,63 +47,23 @@ class BufferedRequest:
 
     @classmethod
     async def read(cls, request: Request) -> BufferedRequest:
-        """Wait for all of *request*, which goes on under the id that its visit has."""
+        """Read all of *request*. It keeps the id of its `ServiceRequest`."""
         headers = [(name, value) for name, value in request.scope["headers"] if name != b"x-request-id"]
-        scope = {name: request.scope[name] for name in KEPT if name in request.scope}
-        named = (b"x-request-id", service_request(request).id.encode())
-        return cls(scope, (*headers, named), await request.body())
+        scope = {name: request.scope[name] for name in SCOPE_KEYS if name in request.scope}
+        id_header = (b"x-request-id", service_request(request).id.encode())
+        return cls(scope, (*headers, id_header), await request.body())
 
     def after(self, seconds: float) -> BufferedRequest:
-        """The same request so much later: a client that waits for an answer in one piece has that much less left."""
+        """Return a copy for a later attempt: the client's own timeout is shorter by *seconds*."""
         return replace(self, headers=tuple([(name, _less(name, value, seconds)) for name, value in self.headers]))
 
     @property
-    def whole(self) -> Scope:
+    def asgi_scope(self) -> Scope:
         return {"type": "http", "asgi": {"version": "3.0"}, **self.scope, "headers": [*self.headers], "state": {}}
 
 
-async def answered(app: ASGIApp, asked: BufferedRequest) -> AsyncGenerator[Messages]:
-    """
-    Yield what *app* sends for an answer: first nothing, and then all that there is whenever the next is asked for.
-
-    Leaving the generator is to *app* what a client is who goes away; this waits until it is done.
-    """
-    sent, news, left = list[Message](), asyncio.Event(), asyncio.Event()
-    asking = True
-
-    async def receive() -> Message:
-        nonlocal asking
-        if asking:
-            asking = False
-            return {"type": "http.request", "body": asked.body, "more_body": False}
-        await left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-        news.set()
-
-    work = cast("Coroutine[Any, Any, None]", app(asked.whole, receive, send))
-    working = asyncio.create_task(work)
-    working.add_done_callback(lambda _: news.set())
-    try:
-        yield ()
-        while sent or not working.done():
-            await news.wait()
-            news.clear()
-            if sent:
-                messages, sent[:] = tuple(sent), ()
-                yield messages
-        working.result()
-    finally:
-        left.set()
-        await asyncio.wait([working], timeout=GOODBYE)
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
-
-
 def _less(name: bytes, value: bytes, seconds: float) -> bytes:
-    if name != PATIENCE:
+    if name != CLIENT_TIMEOUT:
         return value
     try:
         return b"%.3f" % max(float(value) - seconds, 1.0)
@@ -104,31 +71,72 @@ def _less(name: bytes, value: bytes, seconds: float) -> bytes:
         return value
 
 
-Ask: TypeAlias = Callable[[BufferedRequest], AsyncGenerator[Messages]]
+async def stream_messages(app: ASGIApp, request: BufferedRequest) -> AsyncGenerator[Messages]:
+    """
+    Yield what *app* answers: an empty tuple at first, and then all messages since the last time.
+
+    Closing the generator disconnects the client of *app*, and waits until *app* has ended.
+    """
+    sent, changed, disconnected = list[Message](), asyncio.Event(), asyncio.Event()
+    unread = True
+
+    async def receive() -> Message:
+        nonlocal unread
+        if unread:
+            unread = False
+            return {"type": "http.request", "body": request.body, "more_body": False}
+        await disconnected.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+        changed.set()
+
+    work = cast("Coroutine[Any, Any, None]", app(request.asgi_scope, receive, send))
+    working = asyncio.create_task(work)
+    working.add_done_callback(lambda _: changed.set())
+    try:
+        yield ()
+        while sent or not working.done():
+            await changed.wait()
+            changed.clear()
+            if sent:
+                messages, sent[:] = tuple(sent), ()
+                yield messages
+        working.result()
+    finally:
+        disconnected.set()
+        await asyncio.wait([working], timeout=CLOSE_SECONDS)
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
+
+
+SendToReplica: TypeAlias = Callable[[BufferedRequest], AsyncGenerator[Messages]]
 """
-Has a request answered elsewhere. What comes first says only that somebody began. Raise `Lost` if that one dies, and
-`Refusal` if there is no one.
+Sends a request to a replica and yields its answer; the first item says only that a replica took the request. Raises
+`ReplicaLost` if the replica dies, and `ApiError` if there is none.
 """
 Scrape: TypeAlias = Callable[[], Awaitable[Mapping[str, bytes]]]
-"""The metrics of every service, by its name."""
-Tell: TypeAlias = Callable[..., None]
-
-SLACK = 10.0  # seconds for an answer to travel
+"""Returns the metrics of every replica, by its name."""
+Log: TypeAlias = Callable[..., None]
 
 
 class ReplicaLost(Exception):
-    """Who was answering has died."""
+    """The replica that answered has died."""
 
 
 class ReplicaProxy:
     """
-    Answers requests with what *ask* brings, and the metrics with what *scrape* does; the rest is for *app*.
+    Answers requests with what *send_to_replica* yields, and ``/metrics`` with what *scrape* returns.
 
-    *tell* hears of every service that was lost. It stands behind a `Door`.
+    Anything but HTTP is for *app*. *log* receives every lost replica. It runs behind a `RequestMiddleware`.
     """
 
-    def __init__(self, app: ASGIApp, ask: Ask, scrape: Scrape, settings: ServiceSettings, tell: Tell) -> None:
-        self._app, self._ask, self._scrape, self._settings, self._tell = app, ask, scrape, settings, tell
+    def __init__(
+        self, app: ASGIApp, send_to_replica: SendToReplica, scrape: Scrape, settings: ServiceSettings, log: Log
+    ) -> None:
+        self._app, self._send_to_replica, self._scrape = app, send_to_replica, scrape
+        self._settings, self._log = settings, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -136,111 +144,112 @@ class ReplicaProxy:
             return
         request = Request(scope, receive)
         path = service_request(request).path
-        self._look(path, scope.get("server"))
+        self._check_address(path, scope.get("server"))
         if path == "/metrics" and request.method == "GET":
-            text = together(await self._scrape())
-            await Response(text, headers={"Content-Type": KIND})(scope, receive, send)
+            text = merge_metrics(await self._scrape())
+            await Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})(scope, receive, send)
         else:
             await self._answer(path, await BufferedRequest.read(request), send)
 
-    def _look(self, path: str, server: Any) -> None:
-        """Refuse to work for everybody who can reach a public address, unless that is meant."""
+    def _check_address(self, path: str, server: Any) -> None:
+        """Refuse requests at a public address without a key, unless the settings allow them."""
         settings = self._settings
-        if settings.keys or settings.insecure or path in OPEN or server is None or private(str(server[0])):
+        if settings.keys or settings.insecure or path in PUBLIC_PATHS or server is None or private(str(server[0])):
             return
         raise ApiError(
             403,
             f"the service has no key, and {server[0]} can be reached from outside: set STEPSPEC_SERVICE__KEYS, or "
-            "STEPSPEC_SERVICE__INSECURE=true to let anybody in",
+            "STEPSPEC_SERVICE__INSECURE=true to admit every client",
             code="no_key",
         )
 
-    async def _answer(self, path: str, asked: BufferedRequest, send: Send) -> None:
+    async def _answer(self, path: str, request: BufferedRequest, send: Send) -> None:
         began, attempts = time.perf_counter(), self._settings.ray.attempts
         for attempt in range(1, attempts + 1):
-            way = Way(send)
+            answer = HeldAnswer(send)
             try:
-                await self._attempt(asked if attempt == 1 else asked.after(time.perf_counter() - began), way)
+                await self._attempt(request if attempt == 1 else request.after(time.perf_counter() - began), answer)
                 return
             except ReplicaLost as exc:
-                self._tell("lost", path=path, attempt=attempt, begun=way.begun, cause=str(exc))
-                if way.begun:
-                    refusal = ApiError(503, "who was answering has died; ask again", code="replica_lost", retry=True)
-                    await way.break_off(path, refusal)
+                self._log("lost", path=path, attempt=attempt, begun=answer.started, cause=str(exc))
+                if answer.started:
+                    message = "the replica that answered has died; send the request again"
+                    await answer.fail(path, ApiError(503, message, code="replica_lost", retry=True))
                     return
             except (ApiError, TimeoutError) as exc:
-                if not way.begun:
+                if not answer.started:
                     raise
-                await way.break_off(path, errors.of(exc))
+                await answer.fail(path, api_error(exc))
                 return
         message = f"{attempts} replicas of the service died while they worked on this request"
         raise ApiError(503, message, code="replica_lost", retry=False)
 
-    async def _attempt(self, asked: BufferedRequest, way: Way) -> None:
+    async def _attempt(self, request: BufferedRequest, answer: HeldAnswer) -> None:
         settings = self._settings
-        async with aclosing(self._ask(asked)) as answer:
+        async with aclosing(self._send_to_replica(request)) as replies:
             try:
                 async with asyncio.timeout(settings.max_wait):
-                    await anext(answer, None)
+                    await anext(replies, None)
             except TimeoutError:
                 message = f"no replica of the service took the request within {settings.max_wait:g} s"
                 raise ApiError(503, message, code="no_replica", retry=True) from None
-            async with asyncio.timeout(settings.max_seconds + GRACE + SLACK):
-                async for messages in answer:
-                    await way.send(messages)
-        if not way.ended:
+            async with asyncio.timeout(settings.max_seconds + GRACE + TRAVEL_SECONDS):
+                async for messages in replies:
+                    await answer.send(messages)
+        if not answer.finished:
             raise ReplicaLost("the answer broke off")
 
 
 @dataclass(slots=True)
-class Way:
-    """The way back to the client. The head of an answer is held until there is a body, so that it can be replaced."""
+class HeldAnswer:
+    """
+    The answer of a replica on its way to the client.
+
+    Its headers are held back until there is a body: until then another replica can answer instead.
+    """
 
     to: Send
     head: Message | None = None
-    begun: bool = False
-    ended: bool = False
+    started: bool = False
+    finished: bool = False
 
     async def send(self, messages: Messages) -> None:
         for message in messages:
             if message["type"] == "http.response.start":
                 self.head = message
                 continue
-            if not self.begun and self.head is not None:
-                self.begun = True
+            if not self.started and self.head is not None:
+                self.started = True
                 await self.to(self.head)
-            self.ended = not message.get("more_body", False)
+            self.finished = not message.get("more_body", False)
             await self.to(message)
 
-    async def break_off(self, path: str, refusal: ApiError) -> None:
-        """End a stream with *refusal*. Raise it if there is no stream: the connection breaks off then."""
-        heads: list[tuple[bytes, bytes]] = self.head["headers"] if self.head else []
-        if not any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in heads):
-            raise refusal
-        await self.to({"type": "http.response.body", "body": payloads.failed(path) % refusal.body, "more_body": False})
+    async def fail(self, path: str, error: ApiError) -> None:
+        """End a stream with *error*. Any other answer is cut off: *error* is raised."""
+        headers: list[tuple[bytes, bytes]] = self.head["headers"] if self.head else []
+        if not any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
+            raise error
+        await self.to({"type": "http.response.body", "body": payloads.failure(path) % error.body, "more_body": False})
 
 
-KIND = CONTENT_TYPE_LATEST
-LABEL = "replica"
-
-
-def together(scrapes: Mapping[str, bytes]) -> bytes:
-    """Put *scrapes* together: texts in Prometheus' format, by the name of who told them."""
+def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:
+    """Merge the metrics of all replicas, texts in Prometheus' format by name; each sample gets the name as a label."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Told(scrapes))
+    registry.register(ScrapedMetrics(scrapes))
     return generate_latest(registry)
 
 
 @dataclass(frozen=True, eq=False)
-class Told(Collector):
-    """Collects what was told elsewhere."""
+class ScrapedMetrics(Collector):
+    """Collects metrics that were scraped from replicas."""
 
     scrapes: Mapping[str, bytes]
 
     def collect(self) -> Iterable[Metric]:
         families: dict[str, Metric] = {}
         for name, text in self.scrapes.items():
-            for told in text_string_to_metric_families(text.decode()):
-                family = families.setdefault(told.name, Metric(told.name, told.documentation, told.type))
-                family.samples += [one._replace(labels={**one.labels, LABEL: name}) for one in told.samples]
+            for scraped in text_string_to_metric_families(text.decode()):
+                new = Metric(scraped.name, scraped.documentation, scraped.type)
+                samples = [sample._replace(labels={**sample.labels, LABEL: name}) for sample in scraped.samples]
+                families.setdefault(scraped.name, new).samples += samples
         return families.values()

@@ -1,129 +1,204 @@
-"""The routes of the OpenAI API."""
+"""The routes: OpenAI's API, the page with its own runs, and health and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
-from . import openapi, run_requests
-from .chat import Chat, Wanted
+from . import openapi
 from .context import ServiceContext
-from .errors import ApiError, bad
-from .middleware import ServiceRequest, service_request
+from .errors import bad_request
+from .middleware import service_request
+from .observers import ServiceRequest
 from .payloads import json_response
-from .responses import Responding
-from .run_requests import RunRequest, ServedModel
-from .runs import deadline
-from .schemas import ChatRequest, ResponsesRequest
-from .streaming import Line
+from .replies import ChatReply, LiveReply, ReplyFormat, ResponsesReply, reply
+from .run_requests import Resolver, RunRequest, ServedModel, parse_json, parse_request
+from .runs import Runs, deadline
+from .schemas import ChatRequest, LiveRequest, ResponsesRequest
+from .streaming import ClientConnection
 
 
-def router(parts: ServiceContext) -> APIRouter:
-    """Make the routes over *parts*."""
-    routes = APIRouter()
+def api_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of OpenAI's API."""
+    router = APIRouter()
 
-    @routes.post("/v1/chat/completions", **openapi.CHAT)
-    async def chat(request: Request) -> Response:
-        """Answer a conversation, streaming every step of the thinking as it is verified."""
-        visit = service_request(request)
-        body = await request.body()
-        given = run_requests.parse(body)
-        found = _find(parts, visit, given)
-        if isinstance(found, ServedModel):
-            return _passed(parts, visit, found, given, body)
-        return parts.attended(visit, _chat(parts, visit, found, run_requests.read(ChatRequest, given)))
+    @router.post("/v1/chat/completions", **openapi.CHAT)
+    async def chat(http_request: Request) -> Response:
+        """Answer a conversation, and stream every step of the reasoning as it is verified."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = parse_request(ChatRequest, call.content)
+        call.request.log_fields["user"] = body.safety_identifier or body.user
+        runs = call.runs(*call.resolver(call.model).chat(body))
+        thinking = body.overrides.thinking or context.settings.thinking
+        return call.reply(runs, ChatReply(runs, call.request, body, thinking), stream=bool(body.stream))
 
-    @routes.post("/v1/completions", **openapi.COMPLETIONS)
-    async def completions(request: Request) -> Response:
-        """Pass a completion on to one of the served models."""
-        visit = service_request(request)
-        body = await request.body()
-        given = run_requests.parse(body)
-        found = _find(parts, visit, given)
-        if isinstance(found, ServedModel):
-            return _passed(parts, visit, found, given, body)
-        names = ", ".join(parts.catalogue.raw)
-        raise bad(
-            f"{given['model']!r} is a method, and methods answer conversations: POST /v1/chat/completions, or ask a "
-            f"served model by its own name ({names})",
+    @router.post("/v1/completions", **openapi.COMPLETIONS)
+    async def completions(http_request: Request) -> Response:
+        """Forward a completion to one of the served models."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        names = ", ".join(context.models.served)
+        raise bad_request(
+            f"{call.content['model']!r} is a method, and methods answer conversations: POST /v1/chat/completions, or "
+            f"ask a served model by its own name ({names})",
             "model",
             "unsupported_model",
         )
 
-    @routes.post("/v1/responses", **openapi.RESPONSES)
-    async def responses(request: Request) -> Response:
-        """Answer as the newer API does, streaming every step of the thinking as it is verified."""
-        visit = service_request(request)
-        body = await request.body()
-        given = run_requests.parse(body)
-        found = _find(parts, visit, given)
-        if isinstance(found, ServedModel):
-            return _passed(parts, visit, found, given, body)
-        asked = run_requests.read(ResponsesRequest, given)
-        visit.notes["user"] = asked.safety_identifier or asked.user
-        return parts.attended(visit, Responding(parts, visit, asked, _response_order(parts, found, asked)))
+    @router.post("/v1/responses", **openapi.RESPONSES)
+    async def responses(http_request: Request) -> Response:
+        """Answer in the Responses API, and stream every step of the reasoning as it is verified."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = parse_request(ResponsesRequest, call.content)
+        call.request.log_fields["user"] = body.safety_identifier or body.user
+        runs = call.runs(call.resolver(call.model).response(body))
+        thinking = body.overrides.thinking or context.settings.thinking
+        return call.reply(runs, ResponsesReply(runs, call.request, body, thinking), stream=bool(body.stream))
 
-    @routes.get("/v1/models", **openapi.MODELS)
+    @router.get("/v1/models", **openapi.MODELS)
     async def models() -> Response:
         """List the methods, and both served models by their own names."""
-        return json_response({"object": "list", "data": parts.catalogue.listed(parts.created)})
+        return json_response({"object": "list", "data": context.models.listing(context.created)})
 
-    @routes.get("/v1/models/{name:path}", **openapi.MODEL)
+    @router.get("/v1/models/{name:path}", **openapi.MODEL)
     async def model(name: str) -> Response:
-        """Describe one of them."""
-        return json_response(parts.catalogue.described(name, parts.created))
+        """Describe one model."""
+        return json_response(context.models.describe(name, context.created))
 
-    return routes
-
-
-def _find(parts: ServiceContext, visit: ServiceRequest, given: Mapping[str, Any]) -> str | ServedModel:
-    name = given.get("model")
-    if not isinstance(name, str) or not name:
-        missing = "model" not in given
-        raise bad("model is missing" if missing else "model has to be a name", "model", "missing" if missing else None)
-    visit.model = parts.catalogue.label(name)
-    visit.stream = given.get("stream") is True
-    return parts.catalogue.find(name)
+    return router
 
 
-def _chat(parts: ServiceContext, visit: ServiceRequest, method: str, request: ChatRequest) -> Chat:
-    wanted = Wanted(
-        request.model,
-        request.wishes.thinking or parts.settings.thinking,
-        stream=bool(request.stream),
-        tell_usage=request.stream_options is not None and request.stream_options.include_usage,
-    )
-    visit.notes["user"] = request.safety_identifier or request.user
-    made = run_requests.of_chat(request, method, parts.offer, parts.settings)
-    return Chat(parts, visit, wanted, made)
+def page_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of the page."""
+    router = APIRouter()
+
+    @router.get("/", **openapi.PAGE)
+    async def page() -> Response:
+        """Return the page that shows a run."""
+        from .page import headers, html  # reads the page from disk on first use
+
+        return HTMLResponse(html(), headers=headers())
+
+    @router.get("/live/methods", **openapi.LIVE_METHODS)
+    async def methods() -> Response:
+        """List the methods with their options, the default method, and the names of the served models."""
+        offer = context.offer
+        methods = [
+            {"name": name, "about": method.description, "options": offer.default_options(name)}
+            for name, method in offer.methods.items()
+        ]
+        served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
+        return json_response({"default": offer.policy, "methods": methods, "models": served})
+
+    @router.get("/live/trust", **openapi.LIVE_TRUST)
+    async def trust() -> Response:
+        """Return the current evidence about the judge: calibration, drift and shadow checks."""
+        return json_response(context.offer.judge_status().as_json)
+
+    @router.post("/live", **openapi.LIVE)
+    async def live(http_request: Request) -> Response:
+        """Run a problem; stream every event as it happens, and the solution at the end."""
+        request = service_request(http_request)
+        body = parse_request(LiveRequest, parse_json(await http_request.body()))
+        request.model, request.stream = context.models.label(body.model), True
+        method = context.models.find(body.model)
+        if isinstance(method, ServedModel):
+            raise bad_request(f"{body.model!r} is a served model, and only the runs of methods have events", "model")
+        call = ModelCall(context, request, b"", {}, method)
+        return call.reply(call.runs(call.resolver(method).live(body)), LiveReply(), stream=True)
+
+    return router
 
 
-def _response_order(parts: ServiceContext, method: str, asked: ResponsesRequest) -> RunRequest:
-    """The order for a response; what is wrong with it is told in this API's words."""
-    if not asked.turns or asked.turns[-1].role == "assistant":
-        raise bad("the input has to end with what is to be answered", "input", "invalid_value")
-    try:
-        (order,) = run_requests.of_chat(asked.as_chat, method, parts.offer, parts.settings)
-    except ApiError as exc:
-        words = {"messages": "input", "max_completion_tokens": "max_output_tokens"}
-        name = words.get(exc.param or "")
-        if name is None:
-            raise
-        raise replace(exc, param=name, message=exc.message.replace(exc.param or "", name)) from exc
-    return order
+def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str]]) -> APIRouter:
+    """Make the routes for operators, none of which calls a model. *scrape* returns metrics and their content type."""
+    router = APIRouter()
+
+    async def alive() -> Response:
+        """Confirm that the process answers."""
+        return Response()
+
+    for path in ("/health", "/health/liveness", "/health/liveliness", "/ping"):
+        name = path.strip("/").replace("/", "_")
+        router.add_api_route(path, alive, methods=["GET"], operation_id=name, **openapi.ALIVE)
+        router.add_api_route(path, alive, methods=["HEAD"], include_in_schema=False)
+
+    @router.head("/health/readiness", include_in_schema=False)
+    @router.get("/health/readiness", **openapi.READY)
+    async def ready() -> Response:
+        """Say whether new requests are admitted: not while shutting down, nor while the servers of a role are down."""
+        draining, up = context.admission.closed, context.health.all_up
+        status = "draining" if draining else "ready" if up else "down"
+        roles: dict[str, bool] = {role: role_up for role, role_up in context.health.up.items()}
+        return json_response({"status": status, **roles}, 200 if status == "ready" else 503)
+
+    @router.get("/version", **openapi.VERSION)
+    async def version() -> Response:
+        """Return the version."""
+        return json_response({"version": context.offer.version})
+
+    @router.get("/metrics", **openapi.METRICS)
+    async def metrics() -> Response:
+        """Return the metrics in Prometheus' text format."""
+        text, kind = scrape()
+        return Response(text, headers={"Content-Type": kind})
+
+    return router
 
 
-def _passed(
-    parts: ServiceContext, visit: ServiceRequest, raw: ServedModel, given: Mapping[str, Any], body: bytes
-) -> Response:
-    async def work(line: Line) -> None:
-        async with parts.gate.enter() as waited:
-            visit.queued, visit.begun = waited, visit.seconds
-            seconds = deadline(parts.settings, visit, stream=visit.stream) - waited
-            await parts.passing(raw, visit.path, given, body, visit, line, max(seconds, 0.001))
+@dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A request to a *model*: a method, or a served model. *content* is its *body*, parsed."""
 
-    return parts.attended(visit, work)
+    context: ServiceContext
+    request: ServiceRequest
+    body: bytes
+    content: Mapping[str, Any]
+    model: str | ServedModel
+
+    @classmethod
+    async def read(cls, context: ServiceContext, http_request: Request) -> ModelCall:
+        """Read the body and find the model. Raise `ApiError`."""
+        request = service_request(http_request)
+        body = await http_request.body()
+        content = parse_json(body)
+        name = content.get("model")
+        if "model" not in content:
+            raise bad_request("model is missing", "model", "missing")
+        if not isinstance(name, str) or not name:
+            raise bad_request("model has to be a name", "model")
+        request.model = context.models.label(name)
+        request.stream = content.get("stream") is True
+        return cls(context, request, body, content, context.models.find(name))
+
+    def resolver(self, method: str) -> Resolver:
+        return Resolver(method, self.context.offer, self.context.settings)
+
+    def runs(self, *run_requests: RunRequest) -> Runs:
+        return Runs(self.context, self.request, run_requests)
+
+    def reply(self, runs: Runs, format: ReplyFormat, *, stream: bool) -> Response:
+        """Answer with *runs*, written in *format*."""
+        return self.context.respond(self.request, partial(reply, runs, format, stream=stream))
+
+    def forward(self, model: ServedModel) -> Response:
+        """Answer with what the server of *model* answers."""
+
+        async def work(connection: ClientConnection) -> None:
+            context, request = self.context, self.request
+            async with context.admission.enter() as waited:
+                request.queued, request.admitted = waited, request.seconds
+                seconds = max(deadline(context.settings, request, stream=request.stream) - waited, 0.001)
+                await context.upstream.forward(request, model, self.content, self.body, connection, seconds)
+
+        return self.context.respond(self.request, work)

@@ -1,9 +1,14 @@
-"""Model names: every method, ``auto``, and the two served models, which are passed through to. Pure."""
+"""
+From the body of a request to the runs that it asks for, resolved and validated once.
+
+The model of a request is a method, ``auto`` (the default method), or one of the two served models, to which the request
+is forwarded. A request without a seed draws one here, at random.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, cast
 
@@ -11,22 +16,24 @@ import orjson
 from pydantic import ValidationError
 
 from ..budget import Budget
-from ..chain import Message, Role, Speaker
+from ..chain import Message, Role
 from ..endpoints import ModelEndpoint, Sampling
 from ..endpoints.settings import NO_PENALTY
 from ..endpoints.vllm_protocol import Format
 from ..errors import ConfigurationError, near
 from ..run_options import RunOverrides
-from .errors import ApiError, bad
+from .errors import ApiError, bad_request
 from .interfaces import Offer
 from .schemas import (
+    AnyJson,
     ChatRequest,
     Effort,
     LiveRequest,
     Part,
+    ResponsesRequest,
+    SchemaFormat,
     SchemaJson,
     StepspecOptions,
-    Turn,
 )
 from .settings import ServiceSettings
 from .validation import explain
@@ -34,10 +41,19 @@ from .validation import explain
 AUTO = "auto"
 ROLES: tuple[Role, ...] = ("small", "large")
 
+P = TypeVar("P", bound=Part)
+
+MAX_STOPS = 4  # OpenAI's limit, and vLLM's
+EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0}
+"""The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
+
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM forgets what they count with every request, so every step
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A served model by its own name: requests go to its server as they are."""
+    """A served model by its own name: requests to it are forwarded."""
 
     role: Role
     name: str
@@ -45,55 +61,56 @@ class ServedModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelCatalog:
-    """The names that a request may choose between."""
+    """The model names that a request can choose from."""
 
     offer: Offer
 
     @property
-    def orchestrated(self) -> tuple[str, ...]:
+    def methods(self) -> tuple[str, ...]:
         return (AUTO, *self.offer.methods)
 
     @property
-    def raw(self) -> Mapping[str, ServedModel]:
-        """Both models, each under its own name if no other means it, and with its role before it otherwise."""
-        served: dict[Role, str] = {role: self._endpoint(role).name for role in ROLES}
-        taken = {*self.orchestrated, *([served["small"]] if served["small"] == served["large"] else [])}
-        return {(f"{role}:{name}" if name in taken else name): ServedModel(role, name) for role, name in served.items()}
+    def served(self) -> Mapping[str, ServedModel]:
+        """Both served models by name. A name that is not unique has the role as a prefix: ``small:NAME``."""
+        names: dict[Role, str] = {role: self._endpoint(role).name for role in ROLES}
+        taken = {*self.methods, *([names["small"]] if names["small"] == names["large"] else [])}
+        return {(f"{role}:{name}" if name in taken else name): ServedModel(role, name) for role, name in names.items()}
 
     def find(self, name: str) -> str | ServedModel:
-        """Return the method or the model that *name* means. Raise `Refusal`."""
+        """Return the method or the served model called *name*. Raise `ApiError` if there is none."""
         if name == AUTO:
             return self.offer.policy
         if name in self.offer.methods:
             return name
-        found = self.raw.get(name) or {f"{raw.role}:{raw.name}": raw for raw in self.raw.values()}.get(name)
-        if found is None:
-            known = [*self.orchestrated, *self.raw]
+        prefixed = {f"{model.role}:{model.name}": model for model in self.served.values()}
+        model = self.served.get(name) or prefixed.get(name)
+        if model is None:
+            known = [*self.methods, *self.served]
             raise ApiError(
                 404,
                 f"there is no model {name!r}{near(name, known)}; GET /v1/models lists them",
                 "model",
                 "model_not_found",
             )
-        return found
+        return model
 
     def label(self, name: object) -> str:
-        """*name* as a label of few values: a method, ``small`` or ``large`` passed through, or ``unknown``."""
+        """Return a label for metrics, one of few values: the method, ``raw:ROLE`` of a served model, or ``unknown``."""
         try:
-            found = self.find(name) if isinstance(name, str) else None
+            model = self.find(name) if isinstance(name, str) else None
         except ApiError:
-            found = None
-        return "unknown" if found is None else f"raw:{found.role}" if isinstance(found, ServedModel) else found
+            model = None
+        return "unknown" if model is None else f"raw:{model.role}" if isinstance(model, ServedModel) else model
 
-    def listed(self, created: int) -> list[dict[str, Any]]:
-        """The list of models in OpenAI's shape, with the context that each can take."""
-        return [self.described(name, created) for name in (*self.orchestrated, *self.raw)]
+    def listing(self, created: int) -> list[dict[str, Any]]:
+        """Return the list of models in OpenAI's shape, with the context length of each."""
+        return [self.describe(name, created) for name in (*self.methods, *self.served)]
 
-    def described(self, name: str, created: int) -> dict[str, Any]:
-        """One entry of the list. Raise `Refusal` for a name that means nothing."""
-        found = self.find(name)
-        roles: tuple[Role, ...] = (found.role,) if isinstance(found, ServedModel) else ROLES
-        owner = "vllm" if isinstance(found, ServedModel) else "stepspec"
+    def describe(self, name: str, created: int) -> dict[str, Any]:
+        """Return one entry of the list. Raise `ApiError` if there is no model *name*."""
+        model = self.find(name)
+        roles: tuple[Role, ...] = (model.role,) if isinstance(model, ServedModel) else ROLES
+        owner = "vllm" if isinstance(model, ServedModel) else "stepspec"
         room = min(self._endpoint(role).room for role in roles)
         return {"id": name, "object": "model", "created": created, "owned_by": owner, "max_model_len": room}
 
@@ -101,20 +118,9 @@ class ModelCatalog:
         return self.offer.engine.small if role == "small" else self.offer.engine.large
 
 
-B = TypeVar("B", bound=Part)
-
-MOST_STOPS = 4  # OpenAI's limit, and vLLM's
-EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 / 2, "high": 1.0, "xhigh": 1.0}
-"""The share of the tokens for thinking that a request gets; the answer keeps its room."""
-
-SPEAKERS: Mapping[str, Speaker] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-SAMPLED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-PENALTIES = ("presence_penalty", "frequency_penalty")  # which vLLM forgets with every request
-
-
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run that was asked for: the *problem*, and what is chosen for it as the engine's own arguments."""
+    """One run that a request asks for; the fields but *method* are arguments of `Engine.solve`."""
 
     problem: tuple[Message, ...]
     method: str
@@ -125,180 +131,205 @@ class RunRequest:
     format: Format | None = None
 
     def within(self, seconds: float) -> RunRequest:
-        """The same, over in so many seconds at the latest."""
+        """Return a copy that ends after *seconds* at the latest."""
         own = self.budget.seconds
         return replace(self, budget=replace(self.budget, seconds=seconds if own is None else min(own, seconds)))
 
-    def seeded(self, number: int) -> RunRequest:
-        """The same with another seed for each *number* from 1 on."""
-        seed = (self.sampling.seed or 0) + number
-        return replace(self, sampling=self.sampling.model_copy(update={"seed": seed})) if number else self
+    def with_seed_offset(self, offset: int) -> RunRequest:
+        """Return a copy whose seed is larger by *offset*."""
+        seed = (self.sampling.seed or 0) + offset
+        return replace(self, sampling=self.sampling.model_copy(update={"seed": seed}))
 
 
-def read(kind: type[B], body: Mapping[str, Any] | bytes) -> B:
-    """Make a request of what was sent. Raise `Refusal`, which names the parameter and says what would do."""
-    given = body if isinstance(body, Mapping) else parse(body)
+def parse_json(body: bytes) -> dict[str, Any]:
+    """Read a JSON object. Raise `ApiError`."""
     try:
-        return kind.model_validate(given)
-    except ValidationError as exc:
-        raise explain(kind, given, exc) from exc
-
-
-def parse(body: bytes) -> dict[str, Any]:
-    """Read a JSON object. Raise `Refusal`."""
-    try:
-        given = orjson.loads(body)
+        content = orjson.loads(body)
     except orjson.JSONDecodeError as exc:
-        raise bad(f"the body is not JSON: {exc}", code="invalid_json") from exc
-    if not isinstance(given, dict):
-        raise bad("the body has to be a JSON object", code="invalid_json")
-    return given  # pyright: ignore[reportUnknownVariableType]
+        raise bad_request(f"the body is not JSON: {exc}", code="invalid_json") from exc
+    if not isinstance(content, dict):
+        raise bad_request("the body has to be a JSON object", code="invalid_json")
+    return content  # pyright: ignore[reportUnknownVariableType]
 
 
-def of_chat(request: ChatRequest, method: str, offer: Offer, settings: ServiceSettings) -> tuple[RunRequest, ...]:
-    """One order for each of the ``n`` choices. Raise `Refusal`."""
-    sampling, many = _sampling(request, offer.sampling), request.n or 1
-    if many > settings.max_choices:
-        raise bad(f"n={many}: at most {settings.max_choices} choices are made at once", "n", "invalid_value")
-    if many > 1 and sampling.temperature == 0:
-        raise bad("n above 1 with temperature 0 would be the same answer several times", "n", "invalid_value")
-    if request.stream_options is not None and not request.stream:
-        raise bad("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
-    order = _order(
-        request.messages,
-        method,
-        request.wishes,
-        offer,
-        settings,
-        sampling=sampling,
-        budget=_budget(request, offer.budget, settings),
-        stop=_stops(request.stop),
-        format=_format(request),
-    )
-    return tuple([order.seeded(number) for number in range(many)])
-
-
-def of_live(request: LiveRequest, method: str, offer: Offer, settings: ServiceSettings) -> RunRequest:
-    """The run that the page asks for. Raise `Refusal`."""
-    if (request.messages is None) == (request.problem is None):
-        raise bad("give either messages or problem", "messages", "invalid_value")
-    turns = request.messages or [Turn(role="user", content=request.problem or "")]
-    budget = _allowed(_wished(offer.budget, request.wishes), request.wishes, settings)
-    sampling = offer.sampling.model_copy(update={"seed": random.getrandbits(31)})
-    return _order(turns, method, request.wishes, offer, settings, sampling=sampling, budget=budget)
-
-
-def _order(
-    turns: Sequence[Turn],
-    method: str,
-    wishes: StepspecOptions,
-    offer: Offer,
-    settings: ServiceSettings,
-    *,
-    sampling: Sampling,
-    budget: Budget,
-    stop: tuple[str, ...] = (),
-    format: Format | None = None,
-) -> RunRequest:
-    if len(turns) > settings.max_messages:
-        raise bad(f"{len(turns)} messages: at most {settings.max_messages} are taken", "messages", "invalid_value")
-    if turns[-1].role == "assistant":
-        raise bad("the last message is the assistant's: end with what it is to answer", "messages", "invalid_value")
-    wished = wishes.options or {}
-    for name, value in wished.items():
-        _check(name, value, method, offer)
-    configured: Mapping[str, Any] = offer.options if method == offer.policy else {}
-    choices = wishes.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
-    return RunRequest(
-        tuple([Message(SPEAKERS[turn.role], turn.text) for turn in turns]),
-        method,
-        sampling,
-        budget,
-        cast("RunOverrides", {**choices, "policy": method, "options": {**configured, **wished}}),
-        stop,
-        format,
-    )
-
-
-def _check(option: str, value: object, method: str, offer: Offer) -> None:
-    known, param = offer.methods[method].options, f"stepspec.options.{option}"
-    if option not in known:
-        message = f"{method!r} has no option {option!r}{near(option, known)}; its options: {', '.join(known) or 'none'}"
-        raise bad(message, param, "unknown_parameter")
+def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
+    """Validate a request. Raise `ApiError`, which names the wrong parameter and a cure."""
     try:
-        offer.check(method, {option: value})
-    except ConfigurationError as exc:
-        raise bad(str(exc), param, "invalid_value") from exc
+        return schema.model_validate(content)
+    except ValidationError as exc:
+        raise explain(schema, content, exc) from exc
 
 
-def _sampling(request: ChatRequest, configured: Sampling) -> Sampling:
-    """Without a seed every request draws its own, as everywhere; the configured one would always repeat itself."""
-    for name in PENALTIES:
-        if getattr(request, name):
-            raise bad(f"{name}: {NO_PENALTY}", name, "invalid_value")
-    asked = {name: value for name in SAMPLED if (value := getattr(request, name)) is not None}
-    seed = random.getrandbits(31) if request.seed is None else request.seed
-    return configured.model_copy(update=asked | {"seed": seed})
+@dataclass(frozen=True, slots=True)
+class Resolver:
+    """Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises `ApiError`."""
+
+    method: str
+    offer: Offer
+    settings: ServiceSettings
+
+    def chat(self, request: ChatRequest) -> tuple[RunRequest, ...]:
+        """Return one run for each of the ``n`` choices, each with its own seed."""
+        sampling, choices = self._sampling(request), request.n or 1
+        most = self.settings.max_choices
+        if choices > most:
+            raise bad_request(f"n={choices}: at most {most} choices are allowed", "n", "invalid_value")
+        if choices > 1 and sampling.temperature == 0:
+            raise bad_request(
+                "n is above 1 and the temperature 0: all choices would be the same answer", "n", "invalid_value"
+            )
+        if request.stream_options is not None and not request.stream:
+            raise bad_request("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
+        name, tokens = _max_tokens(request)
+        budget = self._budget(request.overrides, name, tokens, request.reasoning_effort)
+        conversation = self._conversation(request.problem_messages, "messages")
+        stop, format = _stops(request.stop), _answer_format(request.response_format)
+        run = self._run(request.overrides, conversation, sampling, budget, stop, format)
+        return tuple([run.with_seed_offset(choice) if choice else run for choice in range(choices)])
+
+    def response(self, request: ResponsesRequest) -> RunRequest:
+        """Return the run of a response."""
+        effort = request.reasoning.effort if request.reasoning else None
+        conversation = self._conversation(request.problem_messages, "input")
+        budget = self._budget(request.overrides, "max_output_tokens", request.max_output_tokens, effort)
+        format = _answer_format(request.text.format if request.text else None)
+        return self._run(request.overrides, conversation, self._sampling(request), budget, (), format)
+
+    def live(self, request: LiveRequest) -> RunRequest:
+        """Return the run of a request of the page."""
+        if (request.messages is None) == (request.problem is None):
+            raise bad_request("send either messages or problem", "messages", "invalid_value")
+        budget = self._budget(request.overrides, "max_tokens", None, None)
+        conversation = self._conversation(request.problem_messages, "messages")
+        return self._run(request.overrides, conversation, self._sampling(request), budget)
+
+    def _run(
+        self,
+        overrides: StepspecOptions,
+        conversation: tuple[Message, ...],
+        sampling: Sampling,
+        budget: Budget,
+        stop: tuple[str, ...] = (),
+        format: Format | None = None,
+    ) -> RunRequest:
+        options = self._options(overrides.options or {})
+        choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
+        chosen = cast("RunOverrides", {**choices, "policy": self.method, "options": options})
+        return RunRequest(conversation, self.method, sampling, budget, chosen, stop, format)
+
+    def _conversation(self, conversation: tuple[Message, ...], param: str) -> tuple[Message, ...]:
+        most = self.settings.max_messages
+        if len(conversation) > most:
+            message = f"the conversation has {len(conversation)} messages: at most {most} are allowed"
+            raise bad_request(message, param, "invalid_value")
+        if not conversation:
+            raise bad_request("the conversation is empty: send a message to answer", param, "invalid_value")
+        if conversation[-1].role == "assistant":
+            message = "the last message is the assistant's: the conversation has to end with a message to answer"
+            raise bad_request(message, param, "invalid_value")
+        return conversation
+
+    def _options(self, requested: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the options of the method, those *requested* over the configured ones."""
+        known = self.offer.methods[self.method].options
+        for name in requested:
+            if name not in known:
+                hint = f"{near(name, known)}; its options: {', '.join(known) or 'none'}"
+                message = f"{self.method!r} has no option {name!r}{hint}"
+                raise bad_request(message, f"stepspec.options.{name}", "unknown_parameter")
+        options = {**self.offer.configured_options(self.method), **requested}
+        if requested and (error := self._check(options)):
+            wrong = [(name, message) for name, value in requested.items() if (message := self._check({name: value}))]
+            name, message = wrong[0] if wrong else ("", error)
+            param = f"stepspec.options.{name}" if name else "stepspec.options"
+            raise bad_request(message, param, "invalid_value")
+        return options
+
+    def _check(self, options: Mapping[str, Any]) -> str:
+        """Return what is wrong with *options*; "" if nothing is."""
+        try:
+            self.offer.check(self.method, options)
+        except ConfigurationError as exc:
+            return str(exc)
+        return ""
+
+    def _sampling(self, request: ChatRequest | ResponsesRequest | LiveRequest) -> Sampling:
+        """Without a seed every request draws one: with the configured seed all answers would be alike."""
+        for name in PENALTIES:
+            if getattr(request, name, None):
+                raise bad_request(f"{name}: {NO_PENALTY}", name, "invalid_value")
+        values = {name: getattr(request, name, None) for name in SAMPLING_FIELDS}
+        seed: int | None = getattr(request, "seed", None)
+        update = {name: value for name, value in values.items() if value is not None}
+        update["seed"] = random.getrandbits(31) if seed is None else seed
+        return self.offer.sampling.model_copy(update=update)
+
+    def _budget(self, overrides: StepspecOptions, name: str, tokens: int | None, effort: Effort | None) -> Budget:
+        """Return the budget; *tokens* is the request's own limit and *name* the name of its parameter."""
+        requested = overrides.budget.tokens if overrides.budget else None
+        if tokens == 1:
+            raise bad_request(f"{name}=1 has no room to think and to answer: send at least 2", name, "invalid_value")
+        if tokens is not None and requested is not None and tokens != requested:
+            message = f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit, send one of them"
+            raise bad_request(message, "stepspec.budget.tokens", "invalid_value")
+        budget = replace(self.offer.budget, tokens=tokens, answer=None) if tokens else self.offer.budget
+        budget = self._limited(_with_overrides(budget, overrides), overrides)
+        if effort is None:
+            return budget
+        answer = budget.for_answer
+        thinking = max(1, int((budget.tokens - answer) * EFFORT[effort]))
+        return replace(budget, tokens=answer + thinking, answer=answer)
+
+    def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
+        """Limit the tokens as the settings say; the tokens that the request reserves for the answer stay."""
+        most = self.settings.max_tokens
+        if most is None or budget.tokens <= most:
+            return budget
+        answer = overrides.budget.answer if overrides.budget else None
+        _check_answer(answer, most)
+        return replace(budget, tokens=most, answer=answer)
 
 
-def _budget(request: ChatRequest, configured: Budget, settings: ServiceSettings) -> Budget:
-    if None not in (request.max_tokens, request.max_completion_tokens) and (
-        request.max_tokens != request.max_completion_tokens
-    ):
-        raise bad("max_tokens and max_completion_tokens differ: send one of them", "max_tokens", "invalid_value")
-    name = "max_completion_tokens" if request.max_completion_tokens else "max_tokens"
-    asked, wishes = request.max_completion_tokens or request.max_tokens, request.wishes
-    wished = wishes.budget.tokens if wishes.budget else None
-    if asked == 1:
-        raise bad(f"{name}=1 has no room to think and to answer: at least 2", name, "invalid_value")
-    if None not in (asked, wished) and asked != wished:
-        message = f"{name} is {asked} and stepspec.budget.tokens {wished}, which mean the same: send one of them"
-        raise bad(message, "stepspec.budget.tokens", "invalid_value")
-    budget = replace(configured, tokens=asked, answer=None) if asked else configured
-    budget = _allowed(_wished(budget, wishes), wishes, settings)
-    if request.reasoning_effort is None:
-        return budget
-    answer = budget.for_answer
-    thinking = max(1, int((budget.tokens - answer) * EFFORT[request.reasoning_effort]))
-    return replace(budget, tokens=answer + thinking, answer=answer)
+def _max_tokens(request: ChatRequest) -> tuple[str, int | None]:
+    """Return the limit of tokens with the name of its parameter."""
+    old, new = request.max_tokens, request.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        message = "max_tokens and max_completion_tokens differ: send one of them"
+        raise bad_request(message, "max_tokens", "invalid_value")
+    return ("max_completion_tokens", new) if new else ("max_tokens", old)
 
 
-def _wished(budget: Budget, wishes: StepspecOptions) -> Budget:
-    asked = wishes.budget.model_dump(exclude_none=True) if wishes.budget else {}
-    if "tokens" in asked and "answer" not in asked:
-        asked["answer"] = None
-    wished = {one.name: getattr(budget, one.name) for one in fields(Budget)} | asked
-    _leave_room(wished["answer"], wished["tokens"])
-    return Budget(**wished)
+def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:
+    requested = overrides.budget.model_dump(exclude_none=True) if overrides.budget else {}
+    if "tokens" in requested and "answer" not in requested:
+        requested["answer"] = None
+    values = {field.name: getattr(budget, field.name) for field in fields(Budget)} | requested
+    _check_answer(values["answer"], values["tokens"])
+    return Budget(**values)
 
 
-def _allowed(budget: Budget, wishes: StepspecOptions, settings: ServiceSettings) -> Budget:
-    """At most what a request may have here; what was wished for the answer stays."""
-    if settings.max_tokens is None or budget.tokens <= settings.max_tokens:
-        return budget
-    answer = wishes.budget.answer if wishes.budget else None
-    _leave_room(answer, settings.max_tokens)
-    return replace(budget, tokens=settings.max_tokens, answer=answer)
-
-
-def _leave_room(answer: int | None, tokens: int) -> None:
+def _check_answer(answer: int | None, tokens: int) -> None:
     if answer is not None and answer >= tokens:
         message = f"{answer} tokens for the answer leave none of {tokens} to think"
-        raise bad(message, "stepspec.budget.answer", "invalid_value")
+        raise bad_request(message, "stepspec.budget.answer", "invalid_value")
 
 
 def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    if len(stops) > MOST_STOPS:
-        raise bad(f"{len(stops)} stop strings: at most {MOST_STOPS}", "stop", "invalid_value")
+    if len(stops) > MAX_STOPS:
+        raise bad_request(f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed", "stop", "invalid_value")
     if "" in stops:
-        raise bad("a stop string is empty", "stop", "invalid_value")
+        raise bad_request("a stop string is empty", "stop", "invalid_value")
     return stops
 
 
-def _format(request: ChatRequest) -> Format | None:
-    match request.response_format:
-        case SchemaJson(json_schema=named):
-            return named.rules
-        case asked:
-            return "json" if asked is not None and asked.type == "json_object" else None
+def _answer_format(format: Part | None) -> Format | None:
+    match format:
+        case SchemaJson(json_schema=schema):
+            return schema.rules
+        case SchemaFormat(rules=rules):
+            return rules
+        case AnyJson():
+            return "json"
+        case _:
+            return None

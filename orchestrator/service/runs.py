@@ -1,12 +1,11 @@
-"""The runs of one request while they go on: what happens in any of them, in order, and what became of them."""
+"""The runs of one request, as an asynchronous iterator over what happens in them."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from ..endpoints.client import CARRIED
 from ..errors import EndpointError
@@ -14,60 +13,98 @@ from ..events import Answering, Committed, Event, Finished, Started
 from ..solution import Solution
 from . import payloads
 from .context import ServiceContext
-from .interfaces import Engine
-from .middleware import ServiceRequest
-from .payloads import Count
+from .errors import CLIENT_CLOSED, INTERNAL_ERROR, api_error
+from .observers import RequestFailed, RunEvent, RunResult, ServiceRequest
+from .payloads import TokenCounts
 from .run_requests import RunRequest
 from .settings import ServiceSettings
-from .streaming import Line
+from .streaming import ClientConnection
 
-EventObserver: TypeAlias = Callable[[int, Event], None]
+RunItem: TypeAlias = RunEvent | RunResult
 
-
-@dataclass(frozen=True, slots=True)
-class RunEvent:
-    """Something happened in the run of choice *index*, so many seconds after it began."""
-
-    index: int
-    at: float
-    event: Event
+PROGRESS = (Committed, Answering, Finished)  # the events that show that a run goes well
+LEAST_SECONDS = 0.001  # for a run whose deadline was over before it began
+GRACE = 10.0  # seconds that a run may exceed its deadline; it keeps the deadline unless a server does not even tokenize
 
 
-@dataclass(frozen=True, slots=True)
-class RunResult:
-    """The run of choice *index* is over."""
+class Runs:
+    """
+    One run for each of the *run_requests* of a request.
 
-    index: int
-    solution: Solution
+    Iterating yields everything that happened since the last iteration, in order; an empty list if that was nothing for
+    `keep_alive` seconds. The exception that ended a run is raised after what happened before it. `solutions` has the
+    runs that are over, by the index of their choice.
+    """
 
-
-Item: TypeAlias = RunEvent | RunResult
-
-
-class RunQueue:
-    """What happens in the runs; the failure of one is raised where the next items are asked for."""
-
-    def __init__(self, notice: EventObserver, carried: Mapping[str, str]) -> None:
-        self._items: list[Item] = []
+    def __init__(self, context: ServiceContext, request: ServiceRequest, run_requests: Sequence[RunRequest]) -> None:
+        self._context, self._request, self.run_requests = context, request, run_requests
+        self.counts = [TokenCounts() for _ in run_requests]
+        self.solutions: dict[int, Solution] = {}
+        self.thinks = context.offer.engine.large.template.thinks
+        self._keep_alive = context.settings.keep_alive
+        self._items: list[RunItem] = []
         self._failure: Exception | None = None
-        self._news = asyncio.Event()
-        self._notice, self._carried = notice, carried
+        self._changed = asyncio.Event()
 
-    async def next(self, within: float | None = None) -> list[Item]:
-        """Wait for the next items, all that there are by then; none if nothing comes *within* so many seconds."""
+    @asynccontextmanager
+    async def started(self, *, stream: bool) -> AsyncGenerator[Self]:
+        """
+        Wait for admission and run everything while the block lasts. Raise `ApiError` if it is refused.
+
+        Leaving the block cancels the runs that are not over, and waits until they are gone.
+        """
+        context, request = self._context, self._request
+        async with context.admission.enter() as waited:
+            seconds = max(deadline(context.settings, request, stream=stream) - waited, LEAST_SECONDS)
+            request.queued, request.admitted = waited, request.seconds
+            async with asyncio.timeout(seconds + GRACE):
+                tasks = [
+                    asyncio.create_task(self._run(choice, run_request.within(seconds)))
+                    for choice, run_request in enumerate(self.run_requests)
+                ]
+                try:
+                    yield self
+                finally:
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.wait(tasks)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> list[RunItem]:
+        if not self._items and len(self.solutions) == len(self.run_requests):
+            raise StopAsyncIteration
+        return await self._next(self._keep_alive)
+
+    async def until(self, events: tuple[type[Event], ...]) -> list[RunItem]:
+        """
+        Wait for the first of these *events*, or for `keep_alive` seconds; return everything that happened until then.
+
+        The headers of a stream wait for it, so that an early failure is answered with its own status.
+        """
+        loop = asyncio.get_running_loop()
+        ends, items = loop.time() + self._keep_alive, list[RunItem]()
+        while (left := ends - loop.time()) > 0:
+            new = await self._next(left)
+            items += new
+            if any(isinstance(item, RunResult) or isinstance(item.event, events) for item in new):
+                break
+        return items
+
+    async def _next(self, seconds: float) -> list[RunItem]:
         if self._failure is None and not self._items:
-            self._news.clear()
+            self._changed.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(within):
-                    await self._news.wait()
+                async with asyncio.timeout(seconds):
+                    await self._changed.wait()
         if self._failure is not None and not self._items:
             raise self._failure
         items, self._items = self._items, []
         return items
 
-    async def follow(self, index: int, engine: Engine, order: RunRequest) -> None:
-        """Run *order* to its end."""
-        CARRIED.set(self._carried)
+    async def _run(self, choice: int, run_request: RunRequest) -> None:
+        CARRIED.set(self._request.forwarded)
         loop = asyncio.get_running_loop()
         began = loop.time()
 
@@ -75,146 +112,73 @@ class RunQueue:
             nonlocal began
             if isinstance(event, Started):
                 began = loop.time()
-            self._notice(index, event)
-            self._put(RunEvent(index, loop.time() - began, event))
+            self.counts[choice](event)
+            if isinstance(event, Committed) and self._request.first_step is None:
+                self._request.first_step = self._request.seconds
+            self._put(RunEvent(self._request, choice, loop.time() - began, event))
 
         try:
-            solution = await engine.solve(
-                order.problem,
-                sampling=order.sampling,
-                budget=order.budget,
-                stop=order.stop,
-                format=order.format,
+            solution = await self._context.offer.engine.solve(
+                run_request.problem,
+                sampling=run_request.sampling,
+                budget=run_request.budget,
+                stop=run_request.stop,
+                format=run_request.format,
                 observe=observe,
-                **order.overrides,
+                **run_request.overrides,
             )
         except Exception as exc:
             self._failure = exc
-            self._news.set()
-        else:
-            self._put(RunResult(index, solution))
+            self._changed.set()
+            return
+        self.solutions[choice] = solution
+        if len(self.solutions) == len(self.run_requests):
+            self._request.upstream = max(counts.upstream for counts in self.counts)
+        self._put(RunResult(self._request, choice, solution))
 
-    def _put(self, item: Item) -> None:
+    def _put(self, item: RunItem) -> None:
+        self._context.observe(item)
         self._items.append(item)
-        self._news.set()
-
-
-@asynccontextmanager
-async def running(
-    engine: Engine, orders: Sequence[RunRequest], notice: EventObserver, carried: Mapping[str, str]
-) -> AsyncGenerator[RunQueue]:
-    """
-    Run all *orders* at the same time; their requests have the headers that are *carried*.
-
-    Leaving the block cancels what is not over, and waits until it is gone.
-    """
-    feed = RunQueue(notice, carried)
-    tasks = [asyncio.create_task(feed.follow(index, engine, order)) for index, order in enumerate(orders)]
-    try:
-        yield feed
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.wait(tasks)
-
-
-VERIFIED = (Committed, Answering, Finished)  # signs of a run that goes well
-LEAST = 0.001  # seconds for a run whose time was up before it began
-GRACE = 10.0  # seconds by which a run may miss its deadline, which it keeps unless a server does not even tokenize
-
-
-class Runs:
-    """
-    One run for each of the *orders* of a request.
-
-    `solutions` has those that are over, by the index of their order.
-    """
-
-    def __init__(self, parts: ServiceContext, visit: ServiceRequest, orders: Sequence[RunRequest]) -> None:
-        self._parts, self._visit, self.orders = parts, visit, orders
-        self._counts = [Count() for _ in orders]
-        self.solutions: dict[int, Solution] = {}
-        self.thinks = parts.offer.engine.large.template.thinks
-        self.keep_alive = parts.settings.keep_alive
-
-    @asynccontextmanager
-    async def begun(self, *, stream: bool) -> AsyncGenerator[RunQueue]:
-        """Wait for a place and run everything while the block lasts. Raise `Refusal` if there is no place."""
-        parts, visit = self._parts, self._visit
-        async with parts.gate.enter() as waited:
-            seconds = max(deadline(parts.settings, visit, stream=stream) - waited, LEAST)
-            visit.queued, visit.begun = waited, visit.seconds
-            orders = [order.within(seconds) for order in self.orders]
-            async with (
-                asyncio.timeout(seconds + GRACE),
-                running(parts.offer.engine, orders, self._notice, visit.carried) as feed,
-            ):
-                yield feed
-
-    @property
-    def going(self) -> bool:
-        return len(self.solutions) < len(self.orders)
-
-    def take(self, item: Item) -> None:
-        """Note what *item* says; the end of the last run is when the served models have done their part."""
-        if isinstance(item, RunResult):
-            self.solutions[item.index] = item.solution
-            self._parts.witness.solved(self._visit, item.index, item.solution)
-            if not self.going:
-                self._visit.upstream = max(count.upstream for count in self._counts)
-
-    async def fail(self, exc: Exception, line: Line) -> None:
-        """Tell the client of a failure, as `Parts.fail` does."""
-        worked = any(count.worked for count in self._counts)
-        await self._parts.fail(self._visit, exc, line, worked=worked)
+        self._changed.set()
 
     async def usage(self) -> dict[str, Any]:
-        """What all of it would have cost; see `reply.usage`."""
+        """The usage of all runs together; see `payloads.usage`."""
         try:
-            prompt = await self._parts.offer.engine.large.count(self.orders[0].problem)
+            prompt = await self._context.offer.engine.large.count(self.run_requests[0].problem)
         except EndpointError:  # No reason to lose the answer.
-            prompt = self._counts[0].prompt
-        return payloads.usage(prompt, self._counts, thinks=self.thinks)
+            prompt = self.counts[0].prompt
+        return payloads.usage(prompt, self.counts, thinks=self.thinks)
 
     def extension(self, choices: Sequence[int]) -> dict[str, Any]:
-        """The fields that no other service has, about the runs of some *choices* that are over."""
-        solutions = [self.solutions[index] for index in choices]
-        told = [payloads.about(self.solutions[index], self.orders[index]) for index in choices]
+        """The fields beyond OpenAI's API, about the runs of some *choices* that are over."""
+        solutions = [self.solutions[choice] for choice in choices]
+        about = [payloads.about(self.solutions[choice], self.run_requests[choice]) for choice in choices]
         return {
             "steps": payloads.steps(solutions),
             "ledger": payloads.ledger(solution.ledger for solution in solutions),
-            "stepspec": told[0] if len(told) == 1 else told,
+            "stepspec": about[0] if len(about) == 1 else about,
         }
 
-    def _notice(self, index: int, event: Event) -> None:
-        self._counts[index](event)
-        if isinstance(event, Committed) and self._visit.first_step is None:
-            self._visit.first_step = self._visit.seconds
-        self._parts.witness.sees(self._visit, index, event)
+    async def fail(self, exc: Exception, connection: ClientConnection) -> None:
+        """Answer with the error: raise it as `ApiError`, or end with it a stream that has started."""
+        request = self._request
+        error = request.error = api_error(exc, partial=any(counts.written for counts in self.counts))
+        if error.code == INTERNAL_ERROR:
+            self._context.observe(RequestFailed(request, exc))
+        if not connection.started:
+            raise error from exc
+        if error.status == CLIENT_CLOSED:
+            request.status = CLIENT_CLOSED
+        else:
+            await connection.fail(error)
 
 
-async def prime(feed: RunQueue, within: float, signs: tuple[type[Event], ...] = VERIFIED) -> list[Item]:
+def deadline(settings: ServiceSettings, request: ServiceRequest, *, stream: bool) -> float:
     """
-    Wait for the first of the *signs* that a run goes well, or *within* so many seconds for its failure.
+    Return the seconds that a request may take.
 
-    Headers wait for it, so that what fails before there is anything to tell has its right status.
+    The client's own timeout limits a reply in one piece only: the bytes of a stream keep the client waiting.
     """
-    loop = asyncio.get_running_loop()
-    ends, items = loop.time() + within, list[Item]()
-    while (left := ends - loop.time()) > 0:
-        news = await feed.next(left)
-        items += news
-        if any(isinstance(item, RunResult) or isinstance(item.event, signs) for item in news):
-            break
-    return items
-
-
-def deadline(settings: ServiceSettings, visit: ServiceRequest, *, stream: bool) -> float:
-    """
-    Seconds until a request has to be over.
-
-    A client that gives up after some seconds without a byte bounds an answer in one piece; a stream keeps it waiting.
-    """
-    if stream or visit.patience is None:
+    if stream or request.client_timeout is None:
         return settings.max_seconds
-    return min(settings.max_seconds, visit.patience)
+    return min(settings.max_seconds, request.client_timeout)

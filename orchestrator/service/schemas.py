@@ -1,55 +1,58 @@
 """
-What a chat completion may ask for, field by field. A field that is not here is refused, and so is every value that
-could not be honoured; what to do instead is in `cures`.
+The bodies of requests, field by field: chat completions, responses, and the page's own runs.
+
+Unknown fields are refused, and so are values that no method can honour; `validation` says what to send instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
+from ..chain import Message, Speaker
 from ..interfaces import AnsweredBy, EndedBy
 from ..run_options import Count, Delimiter, LoadMode, Priority, Share
 from ..step_ends import REGEX
 from .settings import Thinking
 
-MOST_DELIMITERS = 8
+MAX_DELIMITERS = 8
 
-RAW = "ask one of the served models by its own name (GET /v1/models): such requests are passed through untouched"
-TOOLS = f"no method can call tools while it thinks; {RAW}"
+SERVED = "ask one of the served models by its own name (GET /v1/models): such requests are forwarded unchanged"
+TOOLS = f"no method can call tools while it thinks; {SERVED}"
+SPEAKERS: Mapping[str, Speaker] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Nothing: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
+Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
 Metadata: TypeAlias = Annotated[dict[str, str], Field(max_length=16)]
 Effort: TypeAlias = Literal["minimal", "low", "medium", "high", "xhigh"]
 
 
-def _no_expression(delimiter: str | list[str]) -> str | list[str]:
-    """Refuse what could keep the service busy for ever, as an expression may that a client makes up."""
+def _no_regex(delimiter: str | list[str]) -> str | list[str]:
+    """Refuse regular expressions of clients: a malicious one could block the service for ever."""
     texts = [delimiter] if isinstance(delimiter, str) else delimiter
     if any(text.startswith(REGEX) for text in texts):
-        raise ValueError("an expression is taken from the service's own settings only; send texts")
-    if len(texts) > MOST_DELIMITERS:
-        raise ValueError(f"at most {MOST_DELIMITERS} texts")
+        raise ValueError("a regular expression is allowed in the service's own settings only; send plain texts")
+    if len(texts) > MAX_DELIMITERS:
+        raise ValueError(f"at most {MAX_DELIMITERS} texts")
     return delimiter
 
 
-TextDelimiter: TypeAlias = Annotated[Delimiter, AfterValidator(_no_expression)]
+TextDelimiter: TypeAlias = Annotated[Delimiter, AfterValidator(_no_regex)]
 
 
 class Part(BaseModel):
-    """What a request consists of: nothing that is not listed, and no number given as a word."""
+    """A part of a request: unknown fields are refused, and no value is converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class TextPart(Part):
-    """A piece of a message."""
+    """A text part of a message."""
 
     type: Literal["text"]
     text: str
@@ -60,11 +63,11 @@ def _parts(content: object) -> list[object]:
 
 
 def only_text(content: object, kinds: Collection[str] = ("text",)) -> object:
-    """Return *content* if its parts are of these *kinds*, which are text. Raise `ValueError` with the cure."""
+    """Return *content* if all its parts are of these *kinds* of text. Raise `ValueError` with a cure."""
     for part in _parts(content):
         kind = cast("dict[str, Any]", part).get("type") if isinstance(part, dict) else None
         if kind not in kinds:
-            raise ValueError(f"a part of type {kind!r}: the methods read text only; send text parts, or {RAW}")
+            raise ValueError(f"a part of type {kind!r}: the methods read text only; send text parts, or {SERVED}")
     return content
 
 
@@ -74,43 +77,46 @@ def _no_tool(role: object) -> object:
     return role
 
 
-Speaking: TypeAlias = Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_no_tool)]
+TurnRole: TypeAlias = Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_no_tool)]
 Content: TypeAlias = Annotated[str | list[TextPart], BeforeValidator(only_text)]
 
 
 class Turn(Part):
     """
-    A message of the conversation. The thinking of an earlier answer may be sent back, and is dropped, as the models'
-    own chat templates do; so are ``provider_specific_fields``, in which LiteLLM keeps it a second time.
+    A message of the conversation.
+
+    The reasoning of an earlier answer may be sent back, and is dropped, as the models' own chat templates do; so are
+    ``provider_specific_fields``, in which LiteLLM keeps it a second time.
     """
 
-    role: Speaking
+    role: TurnRole
     content: Content
     name: None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
     refusal: None = None
-    annotations: Nothing = None
+    annotations: Empty = None
     audio: None = None
     function_call: None = None
-    tool_calls: Nothing = None
+    tool_calls: Empty = None
     provider_specific_fields: dict[str, Any] | None = None
 
     @property
-    def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+    def message(self) -> Message:
+        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
+        return Message(SPEAKERS[self.role], text)
 
 
 class StreamOptions(Part):
-    """What a stream tells besides."""
+    """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
     continuous_usage_stats: Literal[False] | None = None
 
 
-class Named(Part):
-    """A JSON schema and what it is called."""
+class NamedSchema(Part):
+    """A JSON schema with a name."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), populate_by_name=True)
 
@@ -121,29 +127,29 @@ class Named(Part):
 
 
 class PlainText(Part):
-    """The answer as it comes."""
+    """An answer in free text."""
 
     type: Literal["text"]
 
 
 class AnyJson(Part):
-    """The answer as any JSON object."""
+    """An answer that is any JSON object."""
 
     type: Literal["json_object"]
 
 
 class SchemaJson(Part):
-    """The answer as JSON that a schema describes."""
+    """An answer that is JSON and matches a schema."""
 
     type: Literal["json_schema"]
-    json_schema: Named
+    json_schema: NamedSchema
 
 
 ResponseFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaJson, Field(discriminator="type")]
 
 
 class BudgetOptions(Part):
-    """Limits of this run; see the configured budget."""
+    """Limits of this run; those left out are as configured."""
 
     tokens: Annotated[int, Field(ge=2)] | None = None
     steps: Positive | None = None
@@ -152,7 +158,7 @@ class BudgetOptions(Part):
 
 
 class StepspecOptions(Part):
-    """What only this service knows: the object ``stepspec``, which clients send in ``extra_body``."""
+    """The options of this service: the object ``stepspec``, which clients send in ``extra_body``."""
 
     options: dict[str, Any] | None = None
     ahead: Annotated[Count, Field(le=64)] | None = None
@@ -170,17 +176,17 @@ class StepspecOptions(Part):
 
 
 class Request(Part):
-    """What can be asked of a method."""
+    """A request to a method."""
 
     stepspec: StepspecOptions | None = None
 
     @property
-    def wishes(self) -> StepspecOptions:
+    def overrides(self) -> StepspecOptions:
         return self.stepspec or StepspecOptions()
 
 
 class ChatRequest(Request):
-    """A chat completion by one of the methods."""
+    """The body of a chat completion."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     messages: Annotated[list[Turn], Field(min_length=1)]
@@ -203,15 +209,15 @@ class ChatRequest(Request):
     safety_identifier: Label | None = None
     response_format: ResponseFormat | None = None
 
-    # Hints that change no answer.
+    # Hints that do not change the answer.
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
     metadata: Metadata | None = None
 
-    # What clients send to say that they do not want it.
-    tools: Nothing = None
+    # Features that no method has; clients may send the values that turn them off.
+    tools: Empty = None
     tool_choice: Literal["none"] | None = None
-    functions: Nothing = None
+    functions: Empty = None
     function_call: Literal["none"] | None = None
     parallel_tool_calls: bool | None = None
     logprobs: Literal[False] | None = None
@@ -225,20 +231,28 @@ class ChatRequest(Request):
     prediction: None = None
     web_search_options: None = None
 
+    @property
+    def problem_messages(self) -> tuple[Message, ...]:
+        return tuple([turn.message for turn in self.messages])
+
 
 class LiveRequest(Request):
-    """A run whose every event is told: for the page. Either *messages* or a *problem*."""
+    """The body of a run of the page. It has either *messages* or a *problem*."""
 
     messages: Annotated[list[Turn], Field(min_length=1)] | None = None
     problem: Annotated[str, Field(min_length=1)] | None = None
     model: Annotated[str, Field(min_length=1, max_length=512)] = "auto"
 
+    @property
+    def problem_messages(self) -> tuple[Message, ...]:
+        return tuple([turn.message for turn in self.messages or []]) or (Message("user", self.problem or ""),)
 
-TEXTS = ("input_text", "output_text", "text")
+
+TEXT_KINDS = ("input_text", "output_text", "text")
 
 
 class ItemPart(Part):
-    """A piece of text in an item; annotations and log-probabilities of earlier answers are dropped."""
+    """A text part of an item; annotations and log-probabilities of earlier answers are dropped."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -247,23 +261,23 @@ class ItemPart(Part):
 
 
 class MessageItem(Part):
-    """A turn of the conversation."""
+    """A message of the conversation."""
 
     type: Literal["message"] = "message"
-    role: Speaking
-    content: Annotated[str | list[ItemPart], BeforeValidator(partial(only_text, kinds=TEXTS))]
+    role: TurnRole
+    content: Annotated[str | list[ItemPart], BeforeValidator(partial(only_text, kinds=TEXT_KINDS))]
     id: str | None = None
     status: str | None = None
     phase: str | None = None
 
     @property
-    def turn(self) -> Turn:
+    def message(self) -> Message:
         text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return Turn(role=self.role, content=text)
+        return Message(SPEAKERS[self.role], text)
 
 
 class ReasoningItem(Part):
-    """Earlier thinking, which is dropped, as the models' own chat templates do."""
+    """The reasoning of an earlier answer, which is dropped, as the models' own chat templates do."""
 
     type: Literal["reasoning"]
     id: str | None = None
@@ -273,13 +287,9 @@ class ReasoningItem(Part):
     status: str | None = None
 
 
-def _fields(given: object) -> dict[str, Any]:
-    return cast("dict[str, Any]", given) if isinstance(given, dict) else {}
-
-
-def _typed(item: object) -> object:
-    """An item that has a role and no type is a message. Raise `ValueError` for those that tools leave behind."""
-    fields = _fields(item)
+def _with_type(item: object) -> object:
+    """Add the type of a message to an item with a role. Raise `ValueError` for the items of tool calls."""
+    fields = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")):
         raise ValueError(f"an item of the type {kind!r}: {TOOLS}")
@@ -287,15 +297,15 @@ def _typed(item: object) -> object:
 
 
 class Reasoning(Part):
-    """How long to think."""
+    """The effort of the reasoning."""
 
     effort: Effort | None = None
     summary: None = None
     generate_summary: None = None
 
 
-class SchemaFormat(Named):
-    """JSON that a schema describes, as this API spells it."""
+class SchemaFormat(NamedSchema):
+    """JSON that matches a schema, in the form of the Responses API."""
 
     type: Literal["json_schema"]
 
@@ -304,24 +314,24 @@ TextFormat: TypeAlias = Annotated[PlainText | AnyJson | SchemaFormat, Field(disc
 
 
 class TextOptions(Part):
-    """How the answer is to be written."""
+    """The form of the answer."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
-Tagged: TypeAlias = Annotated[MessageItem | ReasoningItem, Field(discriminator="type")]
-Item: TypeAlias = Annotated[Tagged, BeforeValidator(_typed)]
+TypedItem: TypeAlias = Annotated[MessageItem | ReasoningItem, Field(discriminator="type")]
+Item: TypeAlias = Annotated[TypedItem, BeforeValidator(_with_type)]
 
 
-class PlainStream(Part):
-    """What a stream tells besides: nothing."""
+class ResponsesStreamOptions(Part):
+    """Options of a stream of the Responses API."""
 
     include_obfuscation: Literal[False] | None = None
 
 
 class ResponsesRequest(Request):
-    """A response by one of the methods."""
+    """The body of a response."""
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     input: str | Annotated[list[Item], Field(min_length=1)]
@@ -336,18 +346,18 @@ class ResponsesRequest(Request):
     safety_identifier: Label | None = None
     metadata: Metadata | None = None
 
-    # Hints that change no answer.
+    # Hints that do not change the answer.
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
-    stream_options: PlainStream | None = None
+    stream_options: ResponsesStreamOptions | None = None
 
-    # What clients send to say that they do not want it.
-    tools: Nothing = None
+    # Features that no method has; clients may send the values that turn them off.
+    tools: Empty = None
     tool_choice: Literal["none", "auto"] | None = None
     parallel_tool_calls: bool | None = None
     store: Literal[False] | None = None
     background: Literal[False] | None = None
-    include: Nothing = None
+    include: Empty = None
     truncation: Literal["disabled"] | None = None
     service_tier: Literal["auto", "default"] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
@@ -357,31 +367,8 @@ class ResponsesRequest(Request):
     max_tool_calls: None = None
 
     @property
-    def turns(self) -> list[Turn]:
-        first = [Turn(role="system", content=self.instructions)] if self.instructions else []
+    def problem_messages(self) -> tuple[Message, ...]:
+        first = (Message("system", self.instructions),) if self.instructions else ()
         if isinstance(self.input, str):
-            return [*first, Turn(role="user", content=self.input)]
-        return [*first, *(item.turn for item in self.input if isinstance(item, MessageItem))]
-
-    @property
-    def format(self) -> ResponseFormat | None:
-        asked = self.text.format if self.text else None
-        if isinstance(asked, SchemaFormat):
-            named = Named.model_validate(asked.model_dump(exclude={"type"}))
-            return SchemaJson(type="json_schema", json_schema=named)
-        return asked
-
-    @property
-    def as_chat(self) -> ChatRequest:
-        """The chat completion that does the same."""
-        return ChatRequest(
-            model=self.model,
-            messages=self.turns,
-            stream=self.stream,
-            max_completion_tokens=self.max_output_tokens,
-            reasoning_effort=self.reasoning.effort if self.reasoning else None,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            response_format=self.format,
-            stepspec=self.stepspec,
-        )
+            return (*first, Message("user", self.input))
+        return (*first, *(item.message for item in self.input if isinstance(item, MessageItem)))

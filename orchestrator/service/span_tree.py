@@ -1,45 +1,41 @@
 """
-What a run worked on, from when to when, and which requests that took. Pure.
+The spans of a request, after OpenTelemetry's conventions for generative AI.
 
-Events tell when something was over. When it began is read off what had to be over before, and off the requests.
+A request is a span, each of its runs one below it, and below that the stages of the run (drafts, judgements, repairs,
+the answer) with their calls to models. Stages are read off the events of the run: `Called` names its purpose and step.
+Tokens are attributes of the calls only, so that a sum over spans counts nothing twice.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
-from ..chain import Accept, Role, Rollback, Step
-from ..events import (
-    Answered,
-    Called,
-    Chosen,
-    Committed,
-    Drafted,
-    Judged,
-    Lost,
-    Repaired,
-    Started,
-)
+from ..chain import Accept, Role, Rollback, Step, Verdict
+from ..events import Answered, Called, Chosen, Committed, Drafted, Judged, Lost, Purpose, Repaired, Started
 from ..solution import Solution
 from ..trace import Moment
-from . import tracing
-from .middleware import ServiceRequest, UpstreamCall
+from .observers import ServiceRequest, UpstreamCall
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
 
+PROVIDER = "vllm"
+CALL = "text_completion"
+OPERATIONS: Mapping[str, tuple[str, str]] = {
+    "/v1/chat/completions": ("chat", "chat"),
+    "/v1/completions": (CALL, CALL),
+    "/v1/responses": ("respond", "chat"),
+    "/live": ("live", "chat"),
+}
+"""By path: the first word of a request's span, and the convention's name of the operation."""
 
-Kind: TypeAlias = Literal["draft", "judgement", "repair", "answer"]
+StageKind: TypeAlias = Literal["draft", "judgement", "repair", "answer"]
 StageFate: TypeAlias = Literal["kept", "accepted", "rejected", "lost"]
-
-AT_ONCE = 1e-3  # seconds between the end of one thing and the beginning of the next
-SLACK = 0.02  # seconds between the end of a request and that of what it was for
 
 
 @dataclass(slots=True, eq=False)
@@ -47,12 +43,12 @@ class Stage:
     """
     The draft, the judgement or the repair of step *index*, or the answer; seconds are since the run began.
 
-    A draft is "kept", "rejected" or "lost", a judgement "accepted", "rejected" or, if it was cut short, "lost". *grade*
-    and *reason* are the verdict's. *over* calls of the run were over by then. *calls* were made for this alone;
-    *shared* ones, kept open, for what came before or after as well.
+    A draft is "kept", "rejected" or "lost", a judgement "accepted", "rejected" or, if it was cancelled, "lost". *grade*
+    and *reason* are the verdict's. *calls* were made for this stage alone; *shared* are streams that were kept open and
+    wrote this draft among others.
     """
 
-    kind: Kind
+    kind: StageKind
     index: int
     started: float
     ended: float
@@ -60,184 +56,173 @@ class Stage:
     fate: StageFate = "lost"
     grade: float | None = None
     reason: str = ""
-    over: int = 0
-    calls: list[Called] = field(default_factory=list[Called])
+    calls: Sequence[Called] = ()
     shared: list[Called] = field(default_factory=list[Called])
 
 
 @dataclass(frozen=True, slots=True)
 class Stages:
-    """All *stages* of a run in the order of their ends, and the *rest* of its calls: those shared, and those lost."""
+    """
+    All *stages* of a run in the order of their ends, and the *rest* of its calls: those shared by stages or cancelled.
+
+    Calls without a purpose, as in traces from before purposes were recorded, belong to no stage: they are in the rest.
+    """
 
     stages: Sequence[Stage]
     rest: Sequence[Called]
 
     @classmethod
     def of(cls, moments: Iterable[Moment]) -> Stages:
-        """Read them off the events of a run, which may have ended anyhow."""
-        following = _Following()
+        """Read the stages off the events of a run, which may be incomplete."""
+        reader = _StageReader()
         for moment in moments:
-            following.hear(moment)
-        return cls(following.stages, _hand_out(following.calls, following.stages))
+            reader.read(moment)
+        reader.share_streams()
+        return cls(reader.stages, reader.calls)
 
 
-class _Following:
-    """Follows the events of a run."""
+class _StageReader:
+    """Reads the events of a run one by one; `calls` are those that no stage has claimed so far."""
 
     def __init__(self) -> None:
         self.stages: list[Stage] = []
         self.calls: list[Called] = []
-        self._drafts: dict[int, Stage] = {}
+        self._drafts: dict[int, tuple[Stage, float]] = {}  # by index, with the second since when drafts build on it
+        self._unowned: list[tuple[Stage, float]] = []  # drafts without calls of their own, with the same second
         self._verdicts: dict[int, float] = {}
         self._commits: dict[int, float] = {-1: 0.0}
-        self._free = 0.0  # since when the next draft could be made
-        self._turned: float | None = None  # when a rival took the place of a draft
+        self._restarted = 0.0  # when drafting began anew, after a repair or the choice of a rival
+        self._drafted = 0.0  # when the last draft was complete
+        self._chosen: float | None = None  # when a rival took the place of a draft
 
-    def hear(self, moment: Moment) -> None:
+    def read(self, moment: Moment) -> None:
         at = moment.at
         match moment.event:
-            case Called():
-                self.calls.append(moment.event)
+            case Called() as call:
+                self.calls.append(call)
             case Drafted(index, draft):
-                self._drafted(index, draft, at)
+                self._draft(index, draft, at)
             case Judged(index, _, verdict) if index in self._drafts:
-                self._judged(index, verdict, at)
+                self._judgement(index, verdict, at)
             case Lost(index) if index in self._drafts:
                 self._lost(index, at)
             case Chosen():
-                self._free = self._turned = at
+                self._restarted = self._drafted = self._chosen = at
             case Committed(index):
                 self._commits[index] = at
-                if (drafted := self._drafts.get(index)) is not None and drafted.fate == "accepted":
-                    drafted.fate = "kept"
+                if index in self._drafts and self._drafts[index][0].fate == "accepted":
+                    self._drafts[index][0].fate = "kept"
             case Repaired(index, step, rollback):
-                self._repaired(index, step, rollback, at)
+                self._repair(index, step, rollback, at)
             case Answered(step):
-                begun = self._bet(step.author, self._free, max(self._commits.values()))
-                self._add("answer", len(self._commits) - 1, begun, at, step.author, "kept")
+                calls = self._claim(len(self._commits) - 1, ("answer",), self._restarted, nested=step.author)
+                self._add("answer", len(self._commits) - 1, max(self._commits.values()), at, calls, step.author, "kept")
             case _:
                 pass
 
     def _add(
-        self, kind: Kind, index: int, started: float, at: float, author: Role | None = None, fate: StageFate = "lost"
+        self,
+        kind: StageKind,
+        index: int,
+        started: float,
+        ended: float,
+        calls: Sequence[Called],
+        author: Role | None = None,
+        fate: StageFate = "lost",
     ) -> Stage:
-        stage = Stage(kind, index, started, at, author, fate, over=len(self.calls))
+        """Add a stage. It began with its first call if that was before *started*, as that of a bet is."""
+        started = min([started, *(call.started for call in calls)])
+        stage = Stage(kind, index, started, ended, author, fate, calls=calls)
         self.stages.append(stage)
         return stage
 
-    def _begun(self, author: Role, free: float) -> float:
-        """When *author*, who was *free* since then, began to write a draft."""
-        latest = takewhile(lambda call: _end(call) >= free + AT_ONCE, reversed(self.calls))  # they come when over
-        return max(free, min((call.started for call in latest if _writes(call, author)), default=free))
+    def _claim(
+        self, index: int, purposes: tuple[Purpose, ...], since: float, *, nested: Role | None = None
+    ) -> list[Called]:
+        """
+        Take the calls about step *index* for one of the *purposes* that began after second *since*.
 
-    def _bet(self, author: Role, drafted: float, taken: float) -> float:
-        """When *author* began what was *taken* then: that second, or before, if it was a bet on what was *drafted*."""
-        latest = takewhile(lambda call: _end(call) >= drafted, reversed(self.calls))
-        writes = (call.started for call in latest if _writes(call, author) and call.fate == "done")
-        return min([taken, *[started for started in writes if started >= drafted - AT_ONCE][:1]])
+        Calls within a nested pair have purposes of their own: those of the pair in the role *nested* are taken.
+        """
 
-    def _drafted(self, index: int, draft: Step, at: float) -> None:
-        self._drafts[index] = self._add("draft", index, self._begun(draft.author, self._free), at, draft.author)
-        self._free, self._turned = at, None
+        def fits(call: Called) -> bool:
+            mine = call.role == nested if call.path else call.purpose in purposes
+            return mine and call.purpose != "" and call.step == call.last_step == index and call.started >= since
 
-    def _judged(self, index: int, verdict: Accept | Rollback, at: float) -> None:
-        draft = self._drafts[index]
+        claimed = sorted(filter(fits, self.calls), key=lambda call: call.started)
+        self.calls = [call for call in self.calls if not fits(call)]
+        return claimed
+
+    def _draft(self, index: int, draft: Step, at: float) -> None:
+        calls = self._claim(index, ("draft",), self._restarted, nested=draft.author)
+        started = min([call.started for call in calls], default=self._drafted)
+        stage = self._add("draft", index, started, at, calls, draft.author)
+        if not calls:
+            self._unowned += [(stage, self._restarted), *self._release(draft.author)]
+        self._drafts[index] = stage, self._restarted
+        self._drafted, self._chosen = at, None
+
+    def _release(self, author: Role) -> list[tuple[Stage, float]]:
+        """Take the calls back from the last draft by *author* if they may be a stream that wrote the next draft too."""
+        for stage, since in reversed(self._drafts.values()):
+            if stage.author == author and stage.calls:
+                self.calls += stage.calls
+                stage.calls = ()
+                return [(stage, since)]
+        return []
+
+    def share_streams(self) -> None:
+        """Give every draft without calls the latest stream before it: one that was kept open wrote several drafts."""
+        for stage, since in self._unowned:
+            streams = [
+                call
+                for call in self.calls
+                if call.purpose == "draft"
+                and (call.role, call.path) == (stage.author, "")
+                and call.step <= stage.index
+                and since <= call.started < stage.ended
+            ]
+            stage.shared = streams[-1:]
+
+    def _judgement(self, index: int, verdict: Verdict, at: float) -> None:
+        draft, since = self._drafts[index]
         draft.fate = "accepted" if isinstance(verdict, Accept) else "rejected"
-        judgement = self._add("judgement", index, draft.ended, at, fate=draft.fate)
+        calls = self._claim(index, ("verify",), since, nested="large")
+        judgement = self._add("judgement", index, draft.ended, at, calls, fate=draft.fate)
         judgement.grade = draft.grade = verdict.score
         judgement.reason = draft.reason = verdict.reason if isinstance(verdict, Rollback) else ""
         self._verdicts[index] = at
 
     def _lost(self, index: int, at: float) -> None:
-        draft = self._drafts.pop(index)
+        draft, since = self._drafts.pop(index)
         draft.fate = "lost"
         if index not in self._verdicts:
-            self._add("judgement", index, draft.ended, max(draft.ended, self._turn(at)))
+            calls = self._claim(index, ("verify",), since, nested="large")
+            self._add("judgement", index, draft.ended, max(draft.ended, self._cancelled(at)), calls)
         self._verdicts.pop(index, None)
 
-    def _turn(self, at: float) -> float:
-        """When what is known *at* that second to be lost was given up."""
-        fallen = min((index for index, one in self._drafts.items() if one.fate == "rejected"), default=None)
-        return self._turned or (at if fallen is None else self._taken(fallen))
+    def _cancelled(self, at: float) -> float:
+        """Return when the bets were cancelled that are reported as lost *at* that second."""
+        rejected = min((index for index, (draft, _) in self._drafts.items() if draft.fate == "rejected"), default=None)
+        return self._chosen or (at if rejected is None else self._acted_upon(rejected))
 
-    def _taken(self, index: int) -> float:
-        """When the verdict on step *index*, a rollback, was acted upon."""
+    def _acted_upon(self, index: int) -> float:
+        """Return when the rollback of step *index* was acted upon: all steps before it had to be committed."""
         return max(self._verdicts.get(index, 0.0), self._commits.get(index - 1, 0.0))
 
-    def _repaired(self, index: int, step: Step, rollback: Rollback, at: float) -> None:
-        drafted = index - 1 if rollback.keep else index
-        taken = self._taken(drafted)
-        begun = self._bet(step.author, self._drafts[drafted].ended, taken) if drafted in self._drafts else taken
-        self._add("repair", index, begun, at, step.author, "kept").reason = rollback.reason
+    def _repair(self, index: int, step: Step, rollback: Rollback, at: float) -> None:
+        calls = self._claim(index, ("repair", "hedge"), self._restarted, nested=step.author)
+        rejected = index - 1 if rollback.keep else index
+        stage = self._add("repair", index, self._acted_upon(rejected), at, calls, step.author, "kept")
+        stage.reason = rollback.reason
         self._drafts.clear()
         self._verdicts.clear()
-        self._free = at
-
-
-def _writes(call: Called, author: Role | None) -> bool:
-    return call.verb == "write" and call.role == author
-
-
-def _end(call: Called) -> float:
-    return call.started + call.seconds
-
-
-def _hand_out(calls: Sequence[Called], stages: Sequence[Stage]) -> list[Called]:
-    """Give every call to the stage that it was made for; return those that belong to several, or to none."""
-    owners = _closing(calls, stages)
-    rest, ready = list[Called](), {stage: stage.started for stage in stages}
-    coming, there = deque(sorted(stages, key=lambda stage: stage.started)), list[Stage]()
-    for place, call in sorted(enumerate(calls), key=lambda one: one[1].started):
-        while coming and coming[0].started <= call.started + AT_ONCE:
-            there.append(coming.popleft())
-        there = [stage for stage in there if stage.ended + SLACK >= call.started]
-        stage = owners.get(place) or _owner(call, [stage for stage in there if place < stage.over], ready)
-        if stage is None:
-            rest.append(call)
-        else:
-            stage.calls.append(call)
-            ready[stage] = _end(call)
-    for call in rest:
-        for stage in stages:
-            if _writes(call, stage.author) and call.started < stage.ended and stage.started < _end(call):
-                stage.shared.append(call)
-    return rest
-
-
-def _closing(calls: Sequence[Called], stages: Iterable[Stage]) -> dict[int, Stage]:
-    """Find the calls, by their places, that judgements ended with: a verdict comes as soon as the last one is over."""
-    owners: dict[int, Stage] = {}
-    for stage in stages:
-        first = place = stage.over
-        while stage.kind == "judgement" and place and stage.ended - _end(calls[place - 1]) <= AT_ONCE:
-            place -= 1
-            if calls[place].verb != "write" and place not in owners:
-                first = place
-        if first < stage.over:
-            owners[first] = stage
-    return owners
-
-
-def _owner(call: Called, there: Iterable[Stage], ready: Mapping[Stage, float]) -> Stage | None:
-    """
-    The one of the stages that *call* lies in that it was made for.
-
-    What writes is for those by the same model, if there are such, and all else for judgements. Of several it is for the
-    one that was *ready* for it last, and of those that were at the same time, for the one that is over next.
-    """
-    around = list(there)
-    fitting = [stage for stage in around if stage.author == call.role] if call.verb == "write" or call.path else []
-    if not fitting and not (call.verb == "write" and call.fate == "cancelled"):  # which is a bet on a judged draft
-        fitting = [stage for stage in around if stage.kind == "judgement"]
-    begun = call.started + AT_ONCE
-    claims = {stage: ready[stage] if ready[stage] <= begun else stage.started for stage in fitting}
-    last = [stage for stage, claim in claims.items() if claim >= max(claims.values()) - AT_ONCE]
-    return min(last, key=lambda stage: (ready[stage] > begun, stage.ended), default=None)
+        self._restarted = self._drafted = at
 
 
 @dataclass(slots=True, eq=False)
 class TracedRun:
-    """What is known of the run of a *choice*: who takes part, what happened until when, and what came of it."""
+    """The run of one *choice*: its first event, the later ones with their times, and its solution if it has one."""
 
     choice: int
     began: Started
@@ -248,7 +233,7 @@ class TracedRun:
 
     @property
     def now(self) -> float:
-        """Seconds since it began."""
+        """Seconds since the run began."""
         return asyncio.get_running_loop().time() - self.since
 
     @property
@@ -257,61 +242,52 @@ class TracedRun:
 
 
 class SpanTree:
-    """Makes spans with *tracer*, complete ones, after everything is over."""
+    """Makes spans with *tracer* after their ends, with the times at which things happened."""
 
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
     def run(self, request: Span, run: TracedRun) -> Iterator[Span]:
         """Make the spans of *run* below that of its *request*, one after the other."""
-        told, models = Stages.of(run.moments), dict[str, str](run.began.models)
-        policy = run.began.policy
-        whole = self._span(
-            request,
-            f"invoke_workflow {policy}",
-            (run.clock, 0.0, run.ended),
-            tracing.of_run(policy, run.choice, run.solution),
-        )
-        yield whole
+        stages, models = Stages.of(run.moments), dict[str, str](run.began.models)
+        policy, times = run.began.policy, (run.clock, 0.0, run.ended)
+        attributes = _run_attributes(policy, run.choice, run.solution)
+        run_span = self._span(request, f"invoke_workflow {policy}", times, attributes)
+        yield run_span
         shared: dict[int, Span] = {}
-        for call in told.rest:
-            shared[id(call)] = span = self._call(whole, run, call, models)
+        for call in stages.rest:
+            shared[id(call)] = span = self._call(run_span, run, call, models)
             yield span
-        for stage in told.stages:
+        for stage in stages.stages:
             links = [shared[id(call)] for call in stage.shared]
             times = run.clock, stage.started, stage.ended
-            span = self._span(whole, stage.kind, times, tracing.of_stage(stage), links=links)
+            span = self._span(run_span, stage.kind, times, _stage_attributes(stage), links=links)
             yield span
             for call in stage.calls:
                 yield self._call(span, run, call, models)
 
-    def passed(self, request: Span, visit: ServiceRequest, passed: UpstreamCall) -> None:
-        """Make the span of a request that was *passed* on."""
-        _, operation = tracing.OPERATIONS[visit.path]
-        began = time.time_ns() - int(visit.seconds * 1e9)
+    def forwarded(self, parent: Span, request: ServiceRequest, call: UpstreamCall) -> None:
+        """Make the span of a *request* that was forwarded to a served model."""
+        _, operation = OPERATIONS[request.path]
+        began = time.time_ns() - int(request.seconds * 1e9)
         self._span(
-            request,
-            f"{operation} {passed.model}",
-            (began, passed.started, passed.started + passed.seconds),
-            tracing.of_passed(passed, operation),
+            parent,
+            f"{operation} {call.model}",
+            (began, call.started, call.started + call.seconds),
+            _forwarded_attributes(call, operation),
             client=True,
-            failed=passed.failure is not None,
+            failed=call.failure is not None,
         )
 
-    def _call(self, above: Span, run: TracedRun, call: Called, models: Mapping[str, str]) -> Span:
+    def _call(self, parent: Span, run: TracedRun, call: Called, models: Mapping[str, str]) -> Span:
         model = models.get(call.path or call.role, call.role)
-        return self._span(
-            above,
-            f"{tracing.CALL} {model}",
-            (run.clock, call.started, call.started + call.seconds),
-            tracing.of_call(call, model),
-            client=True,
-            failed=call.fate == "failed",
-        )
+        times = run.clock, call.started, call.started + call.seconds
+        attributes, failed = _call_attributes(call, model), call.fate == "failed"
+        return self._span(parent, f"{CALL} {model}", times, attributes, client=True, failed=failed)
 
     def _span(
         self,
-        above: Span,
+        parent: Span,
         name: str,
         times: tuple[int, float, float],
         attributes: Mapping[str, Any],
@@ -320,19 +296,111 @@ class SpanTree:
         failed: bool = False,
         links: Sequence[Span] = (),
     ) -> Span:
-        """Make a span; *times* are the clock's in nanoseconds, and from then the first and the last second."""
+        """Make a span. *times* are a clock reading in nanoseconds, and first and last second after that."""
         from opentelemetry.trace import Link, SpanKind, Status, StatusCode, set_span_in_context
 
         clock, start, end = times
         span = self._tracer.start_span(
             name,
-            set_span_in_context(above),
+            set_span_in_context(parent),
             SpanKind.CLIENT if client else SpanKind.INTERNAL,
             attributes,
-            [Link(one.get_span_context()) for one in links],
+            [Link(linked.get_span_context()) for linked in links],
             clock + int(start * 1e9),
         )
         if failed:
             span.set_status(Status(StatusCode.ERROR))
         span.end(clock + int(end * 1e9))
         return span
+
+
+def request_name(request: ServiceRequest) -> str:
+    word, _ = OPERATIONS[request.path]
+    return f"{word} {request.model}" if request.model else f"{request.method} {request.path}"
+
+
+def request_attributes(request: ServiceRequest) -> dict[str, Any]:
+    error = request.error
+    return _known(
+        {
+            "gen_ai.operation.name": OPERATIONS[request.path][1],
+            "gen_ai.provider.name": "stepspec",
+            "gen_ai.request.model": request.model,
+            "http.response.status_code": request.status,
+            "user.id": request.log_fields.get("user") or None,
+            "error.type": None if error is None else error.code or str(error.status),
+        }
+    )
+
+
+def _run_attributes(policy: str, choice: int, solution: Solution | None) -> dict[str, Any]:
+    names = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": policy, "stepspec.choice": choice}
+    if solution is None:
+        return names
+    ledger = solution.ledger
+    return names | _known(
+        {
+            "stepspec.finish_reason": solution.finish_reason,
+            "stepspec.share_large": ledger.share_large,
+            "stepspec.accept_rate": ledger.accept_rate,
+            "stepspec.tokens.kept": ledger.small.kept + ledger.large.kept,
+            "stepspec.tokens.discarded": ledger.small.discarded + ledger.large.discarded,
+        }
+    )
+
+
+def _stage_attributes(stage: Stage) -> dict[str, Any]:
+    return _known(
+        {
+            "stepspec.step": stage.index if stage.kind != "answer" else None,
+            "stepspec.author": stage.author,
+            "stepspec.fate": stage.fate,
+            "stepspec.grade": stage.grade,
+            "stepspec.reason": stage.reason or None,
+        }
+    )
+
+
+def _call_attributes(call: Called, model: str) -> dict[str, Any]:
+    return _client_attributes(CALL, model, call.url) | _known(
+        {
+            "gen_ai.usage.input_tokens": call.prompt,
+            "gen_ai.usage.output_tokens": call.written,
+            "gen_ai.usage.cache_read.input_tokens": call.cached,
+            "gen_ai.response.time_to_first_chunk": call.first,
+            "error.type": call.fate if call.fate == "failed" else None,
+            "stepspec.role": call.role,
+            "stepspec.path": call.path or None,
+            "stepspec.verb": call.verb,
+            "stepspec.fate": call.fate,
+        }
+    )
+
+
+def _forwarded_attributes(call: UpstreamCall, operation: str) -> dict[str, Any]:
+    return _client_attributes(operation, call.model, call.url) | _known(
+        {
+            "http.response.status_code": call.status or None,
+            "gen_ai.response.time_to_first_chunk": call.first,
+            "error.type": call.failure,
+            "stepspec.role": call.role,
+        }
+    )
+
+
+def _client_attributes(operation: str, model: str, url: str) -> dict[str, Any]:
+    address = urlsplit(url)
+    return _known(
+        {
+            "gen_ai.operation.name": operation,
+            "gen_ai.provider.name": PROVIDER,
+            "gen_ai.request.model": model,
+            "server.address": address.hostname,
+            "server.port": address.port,
+        }
+    )
+
+
+def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out the attributes that are None."""
+    return {name: value for name, value in attributes.items() if value is not None}

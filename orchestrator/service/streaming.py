@@ -1,4 +1,4 @@
-"""An answer that is worked out while the client waits, and given up as soon as the client goes away."""
+"""A response that is produced while the client waits, and cancelled as soon as the client disconnects."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .errors import LEFT, ApiError
-from .middleware import ServiceRequest
+from .errors import CLIENT_CLOSED, ApiError
+from .observers import ServiceRequest
 
 EVENT_STREAM: Mapping[str, str] = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -19,94 +19,91 @@ EVENT_STREAM: Mapping[str, str] = {
 }
 
 
-class Line:
-    """The way back to the client. What is sent has to be taken within so many *seconds*."""
+class ClientConnection:
+    """Sends a response. The client has to take each message within *send_seconds*, or `ApiError` is raised."""
 
-    def __init__(self, send: Send, seconds: float) -> None:
-        self._send, self._seconds = send, seconds
-        self._last = b""
-        self.open = self.over = False
+    def __init__(self, send: Send, send_seconds: float) -> None:
+        self._send, self._send_seconds = send, send_seconds
+        self._failure = b""
+        self.started = self.finished = False
 
-    async def start(self, headers: Mapping[str, str], status: int = 200, *, last: bytes = b"") -> None:
-        """Begin to answer; a stream says with *last* how it tells that it failed, the refusal in place of ``%b``."""
-        self._last = last
+    async def start(self, headers: Mapping[str, str], status: int = 200, *, failure: bytes = b"") -> None:
+        """Send status and *headers*. *failure* is the last event of a stream that fails, with ``%b`` for the error."""
+        self._failure = failure
         raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
-        self.open = True
+        self.started = True
         await self._deliver({"type": "http.response.start", "status": status, "headers": raw})
 
-    async def send(self, piece: bytes) -> None:
-        """Send a *piece*; an empty one is not worth the way."""
-        if piece:
-            await self._deliver({"type": "http.response.body", "body": piece, "more_body": True})
+    async def send(self, body: bytes) -> None:
+        """Send a further part of the body, if it is not empty."""
+        if body:
+            await self._deliver({"type": "http.response.body", "body": body, "more_body": True})
 
-    async def end(self) -> None:
-        await self._finish(b"")
-
-    async def fail(self, refusal: ApiError) -> None:
-        """End a stream that has begun with *refusal*. Of any other answer no more comes: the server tears it off."""
-        if self._last and not self.over:
-            await self.send(self._last % refusal.body)
-            await self.end()
-
-    async def whole(self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """Send a complete answer."""
-        head = {"Content-Type": "application/json", "Content-Length": str(len(body)), **(headers or {})}
-        await self.start(head, status)
-        await self._finish(body)
-
-    async def _finish(self, body: bytes) -> None:
+    async def finish(self, body: bytes = b"") -> None:
+        """Send the last part of the body."""
         await self._deliver({"type": "http.response.body", "body": body, "more_body": False})
-        self.over = True
+        self.finished = True
+
+    async def fail(self, error: ApiError) -> None:
+        """End a stream that has started with *error*. Any other response stays incomplete: the server cuts it off."""
+        if self._failure and not self.finished:
+            await self.finish(self._failure % error.body)
+
+    async def send_json(self, body: bytes) -> None:
+        """Send a complete response."""
+        await self.start({"Content-Type": "application/json", "Content-Length": str(len(body))})
+        await self.finish(body)
 
     async def _deliver(self, message: dict[str, object]) -> None:
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(self._send_seconds):
                 await self._send(message)
         except TimeoutError:
-            raise ApiError(LEFT, f"the client took nothing for {self._seconds:g} s", code="client_stalled") from None
+            text = f"the client took nothing for {self._send_seconds:g} s"
+            raise ApiError(CLIENT_CLOSED, text, code="client_stalled") from None
 
 
-Work: TypeAlias = Callable[[Line], Coroutine[Any, Any, None]]
+Work: TypeAlias = Callable[[ClientConnection], Coroutine[Any, Any, None]]
 
 
 class StreamedResponse(Response):
     """
-    Runs *work*, which answers on the line that it is given.
+    Runs *work*, which sends the response over its connection.
 
-    When the client goes away, or the service has *ended*, *work* is cancelled, and this waits until it is gone: so is
-    everything that it had begun. A client that is still there is told why there is no more.
+    When the client disconnects, or *aborted* is set, *work* is cancelled, and this waits until all that it started is
+    cancelled too. A client that is still connected receives an error.
     """
 
-    def __init__(self, visit: ServiceRequest, work: Work, send_seconds: float, ended: asyncio.Event) -> None:
+    def __init__(self, request: ServiceRequest, work: Work, send_seconds: float, aborted: asyncio.Event) -> None:
         super().__init__()
-        self._visit, self._work, self._seconds, self._ended = visit, work, send_seconds, ended
+        self._request, self._work, self._send_seconds, self._aborted = request, work, send_seconds, aborted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        line = Line(send, self._seconds)
-        working = asyncio.create_task(self._work(line))
-        interruptions = asyncio.create_task(_left(receive)), asyncio.create_task(self._ended.wait())
+        connection = ClientConnection(send, self._send_seconds)
+        working = asyncio.create_task(self._work(connection))
+        interruptions = asyncio.create_task(_disconnected(receive)), asyncio.create_task(self._aborted.wait())
         try:
             await asyncio.wait((working, *interruptions), return_when=asyncio.FIRST_COMPLETED)
-            done, left = working.done(), interruptions[0].done()
+            done, disconnected = working.done(), interruptions[0].done()
         finally:
             for task in (working, *interruptions):
                 task.cancel()
             await asyncio.wait((working, *interruptions))
         if done:
             working.result()
-        elif left:
-            self._visit.status = LEFT
+        elif disconnected:
+            self._request.status = CLIENT_CLOSED
         else:
-            await self._give_up(line)
+            await self._abort(connection)
 
-    async def _give_up(self, line: Line) -> None:
-        message = "the service ended before the answer was complete"
-        refusal = self._visit.refusal = ApiError(503, message, code="shut_down", retry=True)
-        if not line.open:
-            raise refusal
-        await line.fail(refusal)
+    async def _abort(self, connection: ClientConnection) -> None:
+        message = "the service shut down before the answer was complete"
+        error = self._request.error = ApiError(503, message, code="shut_down", retry=True)
+        if not connection.started:
+            raise error
+        await connection.fail(error)
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,8 +1,4 @@
-"""
-What spans are called and what they tell, after OpenTelemetry's conventions for generative AI. Pure.
-
-Tokens are told of requests to a served model only, so that nothing is counted twice where they are added up.
-"""
+"""Traces of requests in OpenTelemetry: where spans are sent, and the observer that has them made."""
 
 from __future__ import annotations
 
@@ -11,143 +7,46 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from importlib.util import find_spec
 from itertools import islice
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
-from ..chain import Role
 from ..errors import ConfigurationError
-from ..events import Answering, Called, Event, Started
-from ..solution import Solution
+from ..events import Answering, Event, Started
 from ..trace import Moment
-from .metrics import PATHS
-from .middleware import ServiceRequest, UpstreamCall
-from .span_tree import SpanTree, Stage, TracedRun
+from .observers import (
+    MODEL_PATHS,
+    RequestArrived,
+    RequestFailed,
+    RequestFinished,
+    RunEvent,
+    RunResult,
+    ServiceEvent,
+    ServiceRequest,
+)
+from .span_tree import SpanTree, TracedRun, request_attributes, request_name
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Span
 
-
-PROVIDER = "vllm"
-CALL = "text_completion"
-OPERATIONS: Mapping[str, tuple[str, str]] = {
-    "/v1/chat/completions": ("chat", "chat"),
-    "/v1/completions": (CALL, CALL),
-    "/v1/responses": ("respond", "chat"),
-    "/live": ("live", "chat"),
-}
-"""By the path: the first word of a request's span, and the convention's name of the operation."""
-
-
-def request_name(visit: ServiceRequest) -> str:
-    word, _ = OPERATIONS[visit.path]
-    return f"{word} {visit.model}" if visit.model else f"{visit.method} {visit.path}"
-
-
-def of_request(visit: ServiceRequest) -> dict[str, Any]:
-    refusal = visit.refusal
-    return _told(
-        {
-            "gen_ai.operation.name": OPERATIONS[visit.path][1],
-            "gen_ai.provider.name": "stepspec",
-            "gen_ai.request.model": visit.model,
-            "http.response.status_code": visit.status,
-            "user.id": visit.notes.get("user") or None,
-            "error.type": None if refusal is None else refusal.code or str(refusal.status),
-        }
-    )
-
-
-def of_run(policy: str, choice: int, solution: Solution | None) -> dict[str, Any]:
-    """What is told of the run of a *choice*; without a *solution* it was given up, or failed."""
-    named = {"gen_ai.operation.name": "invoke_workflow", "gen_ai.workflow.name": policy, "stepspec.choice": choice}
-    if solution is None:
-        return named
-    ledger = solution.ledger
-    return named | _told(
-        {
-            "stepspec.finish_reason": solution.finish_reason,
-            "stepspec.share_large": ledger.share_large,
-            "stepspec.accept_rate": ledger.accept_rate,
-            "stepspec.tokens.kept": ledger.small.kept + ledger.large.kept,
-            "stepspec.tokens.discarded": ledger.small.discarded + ledger.large.discarded,
-        }
-    )
-
-
-def of_stage(stage: Stage) -> dict[str, Any]:
-    return _told(
-        {
-            "stepspec.step": stage.index if stage.kind != "answer" else None,
-            "stepspec.author": stage.author,
-            "stepspec.fate": stage.fate,
-            "stepspec.grade": stage.grade,
-            "stepspec.reason": stage.reason or None,
-        }
-    )
-
-
-def of_call(call: Called, model: str) -> dict[str, Any]:
-    failed = call.fate == "failed"
-    told = {
-        "gen_ai.usage.input_tokens": call.prompt,
-        "gen_ai.usage.output_tokens": call.written,
-        "gen_ai.usage.cache_read.input_tokens": call.cached,
-        "gen_ai.response.time_to_first_chunk": call.first,
-        "error.type": call.fate if failed else None,
-        "stepspec.role": call.role,
-        "stepspec.path": call.path or None,
-        "stepspec.verb": call.verb,
-        "stepspec.fate": call.fate,
-    }
-    return _client(CALL, model, call.url) | _told(told)
-
-
-def of_passed(passed: UpstreamCall, operation: str) -> dict[str, Any]:
-    told = {
-        "http.response.status_code": passed.status or None,
-        "gen_ai.response.time_to_first_chunk": passed.first,
-        "error.type": passed.failure,
-        "stepspec.role": passed.role,
-    }
-    return _client(operation, passed.model, passed.url) | _told(told)
-
-
-def _client(operation: str, model: str, url: str) -> dict[str, Any]:
-    address = urlsplit(url)
-    told = {
-        "gen_ai.operation.name": operation,
-        "gen_ai.provider.name": PROVIDER,
-        "gen_ai.request.model": model,
-        "server.address": address.hostname,
-        "server.port": address.port,
-    }
-    return _told(told)
-
-
-def _told(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in given.items() if value is not None}
-
-
 log = logging.getLogger("stepspec")
 
 VARIABLES = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-FLUSH = 3.0  # seconds for the last spans to leave
-PORTION = 16  # spans, which take about a millisecond to make
+FLUSH_SECONDS = 3.0  # for the last spans to be sent
+BATCH = 16  # spans, which take about a millisecond to make
 
 
-def wanted() -> bool:
-    """Whether the environment says where spans go."""
+def configured() -> bool:
+    """Whether the environment says where to send spans."""
     return any(os.environ.get(name) for name in VARIABLES)
 
 
 def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvider:
-    """Make what sends spans to where the ``OTEL_*`` variables say. Raise `ConfigurationError` without the SDK."""
+    """Make the provider that sends spans where the ``OTEL_*`` variables say. Raise `ConfigurationError` without SDK."""
     if find_spec("opentelemetry.sdk") is None:
         raise ConfigurationError("tracing needs the OpenTelemetry SDK: pip install 'stepspec[otel]'")
     from opentelemetry.sdk.resources import Resource
@@ -166,9 +65,9 @@ def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvide
 
 class Tracing:
     """
-    A `Witness` that makes spans with *provider*.
+    An observer that makes spans with *provider*.
 
-    Those of a run are made once its request was answered, a few at a time, so that nobody waits for them.
+    The spans of a run are made after its request was answered, a few at a time, so that no request waits for them.
     """
 
     def __init__(self, provider: TracerProvider) -> None:
@@ -176,104 +75,110 @@ class Tracing:
 
         self._provider = provider
         self._tracer = provider.get_tracer("stepspec")
-        self._unfolding = SpanTree(self._tracer)
+        self._spans = SpanTree(self._tracer)
         self._propagator = TraceContextTextMapPropagator()
         self._open: dict[ServiceRequest, Span] = {}
         self._runs: dict[ServiceRequest, dict[int, TracedRun]] = {}
-        self._due: deque[Iterator[Span]] = deque()
+        self._unmade: deque[Iterator[Span]] = deque()
 
     @asynccontextmanager
     async def flushed(self) -> AsyncGenerator[None]:
-        """Send what is left at the end of the block; what has not left within a few seconds is lost."""
+        """Send the remaining spans at the end of the block; those not sent within `FLUSH_SECONDS` are lost."""
         try:
             yield
         finally:
-            for made in self._due:
-                deque(made, maxlen=0)
-            self._due.clear()
-            if not await _within(FLUSH, self._provider.shutdown):
-                log.warning("the last spans are lost: nobody took them within %g s", FLUSH)
+            for spans in self._unmade:
+                deque(spans, maxlen=0)
+            self._unmade.clear()
+            if not await _finishes(self._provider.shutdown, FLUSH_SECONDS):
+                log.warning("the last spans are lost: their receiver did not take them within %g s", FLUSH_SECONDS)
 
-    def begins(self, visit: ServiceRequest) -> None:
-        if visit.path not in PATHS:
+    def __call__(self, event: ServiceEvent) -> None:
+        match event:
+            case RequestArrived(request):
+                self._arrived(request)
+            case RunEvent(request, choice, _, run_event):
+                self._run_event(request, choice, run_event)
+            case RunResult(request, choice, solution):
+                if (run := self._runs.get(request, {}).get(choice)) is not None:
+                    run.solution = solution
+            case RequestFailed(request, exception):
+                if (span := self._open.get(request)) is not None:
+                    span.record_exception(exception)
+            case RequestFinished(request):
+                self._finished(request)
+            case _:
+                pass
+
+    def _arrived(self, request: ServiceRequest) -> None:
+        if request.path not in MODEL_PATHS:
             return
         from opentelemetry.trace import SpanKind, set_span_in_context
 
-        above = self._propagator.extract(visit.headers)
-        span = self._tracer.start_span(f"{visit.method} {visit.path}", above, SpanKind.SERVER)
-        span.set_attributes({"http.request.method": visit.method, "url.path": visit.path, "stepspec.request": visit.id})
-        self._open[visit], self._runs[visit] = span, {}
-        carried: dict[str, str] = {}
-        self._propagator.inject(carried, set_span_in_context(span))
-        visit.carried = {**visit.carried, **carried}
-        visit.notes["trace_id"] = f"{span.get_span_context().trace_id:032x}"
+        parent = self._propagator.extract(request.headers)
+        span = self._tracer.start_span(f"{request.method} {request.path}", parent, SpanKind.SERVER)
+        about = {"http.request.method": request.method, "url.path": request.path, "stepspec.request": request.id}
+        span.set_attributes(about)
+        self._open[request], self._runs[request] = span, {}
+        headers: dict[str, str] = {}
+        self._propagator.inject(headers, set_span_in_context(span))
+        request.forwarded = {**request.forwarded, **headers}
+        request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
-    def sees(self, visit: ServiceRequest, index: int, event: Event) -> None:
-        runs = self._runs.get(visit)
+    def _run_event(self, request: ServiceRequest, choice: int, event: Event) -> None:
+        runs = self._runs.get(request)
         if runs is None:
             return
         if isinstance(event, Started):
-            runs[index] = TracedRun(index, event)
-        elif (run := runs.get(index)) is not None and not isinstance(event, Answering):
+            runs[choice] = TracedRun(choice, event)
+        elif (run := runs.get(choice)) is not None and not isinstance(event, Answering):
             run.moments.append(Moment(run.now, event))
 
-    def solved(self, visit: ServiceRequest, index: int, solution: Solution) -> None:
-        run = self._runs.get(visit, {}).get(index)
-        if run is not None:
-            run.solution = solution
-
-    def failed(self, visit: ServiceRequest, exc: Exception) -> None:
-        if (span := self._open.get(visit)) is not None:
-            span.record_exception(exc)
-
-    def ends(self, visit: ServiceRequest) -> None:
+    def _finished(self, request: ServiceRequest) -> None:
         from opentelemetry.trace import Status, StatusCode
 
-        span, runs = self._open.pop(visit, None), self._runs.pop(visit, {})
+        span, runs = self._open.pop(request, None), self._runs.pop(request, {})
         if span is None:
             return
-        span.update_name(request_name(visit))
-        span.set_attributes(of_request(visit))
-        if visit.status >= 500:
+        span.update_name(request_name(request))
+        span.set_attributes(request_attributes(request))
+        if request.status >= 500:
             span.set_status(Status(StatusCode.ERROR))
-        for passed in visit.passed:
-            self._unfolding.passed(span, visit, passed)
+        for call in request.calls:
+            self._spans.forwarded(span, request, call)
         span.end()
-        pouring = bool(self._due)
-        self._due.extend(self._unfolding.run(span, run) for run in runs.values())
-        if self._due and not pouring:
-            asyncio.get_running_loop().call_soon(self._pour)
+        scheduled = bool(self._unmade)
+        self._unmade.extend(self._spans.run(span, run) for run in runs.values())
+        if self._unmade and not scheduled:
+            asyncio.get_running_loop().call_soon(self._make_batch)
 
-    def looked(self, role: Role, up: bool) -> None:
-        pass
-
-    def _pour(self) -> None:
-        """Make a few of the spans that are due, and see to the rest when everybody else had a turn."""
-        made: list[Span] = []
+    def _make_batch(self) -> None:
+        """Make a few spans, and schedule the next batch after everything else that is ready to run."""
+        spans: list[Span] = []
         try:
-            made = list(islice(self._due[0], PORTION)) if self._due else []
+            spans = list(islice(self._unmade[0], BATCH)) if self._unmade else []
         finally:
-            if self._due and not made:
-                self._due.popleft()
-            if self._due:
-                asyncio.get_running_loop().call_soon(self._pour)
+            if self._unmade and not spans:
+                self._unmade.popleft()
+            if self._unmade:
+                asyncio.get_running_loop().call_soon(self._make_batch)
 
 
-async def _within(seconds: float, work: Callable[[], object]) -> bool:
+async def _finishes(work: Callable[[], object], seconds: float) -> bool:
     """
-    Whether *work* was done within so many *seconds*; it goes on in a thread that nothing waits for.
+    Whether *work* finishes within *seconds*; if not, it goes on in a daemon thread.
 
-    The SDK's own deadlines do not hold: it retries for ten seconds, whatever it is told.
+    The SDK's own deadlines do not hold: it retries for ten seconds whatever the deadline.
     """
-    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    loop, finished = asyncio.get_running_loop(), asyncio.Event()
 
     def run() -> None:
         work()
-        with suppress(RuntimeError):  # The loop is closed, and nobody waits any more.
-            loop.call_soon_threadsafe(over.set)
+        with suppress(RuntimeError):  # The loop is closed already.
+            loop.call_soon_threadsafe(finished.set)
 
     threading.Thread(target=run, name="last-spans", daemon=True).start()
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
-            await over.wait()
-    return over.is_set()
+            await finished.wait()
+    return finished.is_set()

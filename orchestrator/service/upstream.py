@@ -1,10 +1,10 @@
-"""Whether both servers are up, from a light look at them now and then; asking for it waits for nothing."""
+"""The servers of both models: whether they are up, and forwarding of requests to a served model by its own name."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,123 +12,125 @@ import aiohttp
 import orjson
 
 from ..chain import Role
+from ..concurrency import background
 from ..endpoints import ModelEndpoint, ReplicatedEndpoint
 from . import payloads
 from .errors import ApiError
-from .middleware import ServiceRequest
+from .observers import HealthChecked, ServiceObserver, ServiceRequest
 from .run_requests import ServedModel
-from .streaming import EVENT_STREAM, Line
+from .streaming import EVENT_STREAM, ClientConnection
 
-WITHIN = 5.0  # seconds for one look
+CHECK_SECONDS = 5.0  # for one health check
+RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 
 
 class HealthMonitor:
-    """The last known state of each role's servers; *tell* hears of every look."""
+    """Checks the health of the servers; `up` is the last result by role. *observe* receives every result."""
 
     def __init__(
-        self, http: aiohttp.ClientSession, endpoints: Mapping[Role, ModelEndpoint], tell: Callable[[Role, bool], None]
+        self, http: aiohttp.ClientSession, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver
     ) -> None:
-        self._http, self._endpoints, self._tell = http, endpoints, tell
+        self._http, self._endpoints, self._observe = http, endpoints, observe
         self.up: dict[Role, bool] = dict.fromkeys(endpoints, True)  # They answered when the engine was entered.
 
     @property
-    def steady(self) -> bool:
+    def all_up(self) -> bool:
         return all(self.up.values())
 
     @asynccontextmanager
-    async def felt(self, every: float) -> AsyncGenerator[None]:
-        """Look at every server *every* so many seconds while the block lasts."""
+    async def checking(self, seconds: float) -> AsyncGenerator[None]:
+        """Check every server, and again *seconds* after that, while the block lasts."""
 
-        async def feel() -> None:
+        async def check() -> None:
             while True:
-                await asyncio.gather(*map(self._look, self._endpoints))
-                await asyncio.sleep(every)
+                await asyncio.gather(*map(self._check, self._endpoints))
+                await asyncio.sleep(seconds)
 
-        feeling = asyncio.create_task(feel())
-        try:
+        async with background(check()):
             yield
-        finally:
-            feeling.cancel()
-            await asyncio.wait([feeling])
 
-    async def _look(self, role: Role) -> None:
+    async def _check(self, role: Role) -> None:
         """A role is up if one of its servers is."""
-        answers = await asyncio.gather(*map(self._healthy, self._endpoints[role].settings.urls))
-        self.up[role] = any(answers)
-        self._tell(role, self.up[role])
+        healthy = await asyncio.gather(*map(self._healthy, self._endpoints[role].settings.urls))
+        self.up[role] = any(healthy)
+        self._observe(HealthChecked(role, self.up[role]))
 
     async def _healthy(self, url: str) -> bool:
         try:
-            async with self._http.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=WITHIN)) as response:
+            async with self._http.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=CHECK_SECONDS)) as response:
                 return response.status < 500
         except (aiohttp.ClientError, TimeoutError):
             return False
 
 
-RETURNED = ("Content-Type", "Retry-After", "x-should-retry")
-
-
 class UpstreamProxy:
-    """Passes requests on to both models' servers, over connections that are kept."""
+    """Forwards requests to both models' servers, over connections that are kept open."""
 
     def __init__(self, http: aiohttp.ClientSession, small: ModelEndpoint, large: ModelEndpoint) -> None:
         self._http = http
         self._endpoints = {"small": small, "large": large}
         self._turns = itertools.count()
 
-    async def __call__(
+    async def forward(
         self,
-        raw: ServedModel,
-        path: str,
-        given: Mapping[str, Any],
+        request: ServiceRequest,
+        model: ServedModel,
+        content: Mapping[str, Any],
         body: bytes,
-        visit: ServiceRequest,
-        line: Line,
+        connection: ClientConnection,
         seconds: float,
     ) -> None:
-        """Send *body* to the server of *raw*, and answer on *line* with what it says. Raise `Refusal`."""
-        endpoint = self._endpoints[raw.role]
-        if given["model"] != raw.name:
-            body = orjson.dumps({**given, "model": raw.name})
+        """Send *body* (parsed: *content*) to *model*, and its answer over *connection*. Raise `ApiError`."""
+        endpoint = self._endpoints[model.role]
+        if content["model"] != model.name:
+            body = orjson.dumps({**content, "model": model.name})
         failures: list[str] = []
         for url in self._urls(endpoint):
             try:
-                await self._ask(raw, f"{url}{path}", body, visit, line, seconds)
+                await self._send(request, model, f"{url}{request.path}", body, connection, seconds)
                 return
             except (TimeoutError, aiohttp.ClientError) as exc:
-                if line.open:
-                    visit.refusal = ApiError(503, f"the answer broke off: {exc!r}", code="upstream_error", retry=False)
-                    await line.fail(visit.refusal)
+                if connection.started:
+                    error = ApiError(503, f"the answer broke off: {exc!r}", code="upstream_error", retry=False)
+                    request.error = error
+                    await connection.fail(error)
                     return
                 if isinstance(exc, TimeoutError):
-                    message = f"the {raw.role} model did not answer in time"
+                    message = f"the {model.role} model did not answer in time"
                     raise ApiError(504, message, code="deadline", retry=False) from None
                 failures.append(f"{url}: {exc}")
-        message = f"the {raw.role} model's server cannot be reached: {'; '.join(failures)}"
+        message = f"the {model.role} model's server cannot be reached: {'; '.join(failures)}"
         raise ApiError(503, message, code="upstream_unavailable")
 
-    async def _ask(
-        self, raw: ServedModel, url: str, body: bytes, visit: ServiceRequest, line: Line, seconds: float
+    async def _send(
+        self,
+        request: ServiceRequest,
+        model: ServedModel,
+        url: str,
+        body: bytes,
+        connection: ClientConnection,
+        seconds: float,
     ) -> None:
-        endpoint = self._endpoints[raw.role]
-        with visit.passing(raw.role, raw.name, url) as passed:
-            async with self._open(endpoint, url, body, visit, seconds) as response:
-                visit.upstream = visit.seconds - (visit.begun or 0.0)
-                passed.answered(response.status, visit.seconds)
+        endpoint = self._endpoints[model.role]
+        with request.calling(model.role, model.name, url) as call:
+            async with self._open(request, endpoint, url, body, seconds) as response:
+                request.upstream = request.seconds - (request.admitted or 0.0)
+                call.answered(response.status, request.seconds)
                 if response.status in (401, 403):
-                    raise _refused(raw, endpoint, url, response.status)
-                await _forward(response, line, endpoint.settings.deadlines.between, payloads.failed(visit.path))
-                visit.upstream = visit.seconds - (visit.begun or 0.0)
+                    raise _key_refused(model, endpoint, url, response.status)
+                failure = payloads.failure(request.path)
+                await _return(response, connection, endpoint.settings.deadlines.between, failure)
+                request.upstream = request.seconds - (request.admitted or 0.0)
 
     def _urls(self, endpoint: ModelEndpoint) -> Sequence[str]:
-        """The servers of *endpoint*, by turns, those that are known to be down last."""
+        """Return the servers of *endpoint* in turn, with those that are known to be down at the end."""
         urls, turn = endpoint.settings.urls, next(self._turns)
         rotated = [urls[(turn + place) % len(urls)] for place in range(len(urls))]
         down: Mapping[str, str] = endpoint.down if isinstance(endpoint, ReplicatedEndpoint) else {}
         return sorted(rotated, key=lambda url: url in down)
 
-    def _open(self, endpoint: ModelEndpoint, url: str, body: bytes, visit: ServiceRequest, seconds: float) -> Any:
-        headers = {**visit.carried, "Content-Type": "application/json", "Accept-Encoding": "identity"}
+    def _open(self, request: ServiceRequest, endpoint: ModelEndpoint, url: str, body: bytes, seconds: float) -> Any:
+        headers = {**request.forwarded, "Content-Type": "application/json", "Accept-Encoding": "identity"}
         key = endpoint.settings.api_key
         if key is not None:
             headers["Authorization"] = f"Bearer {key.get_secret_value()}"
@@ -137,25 +139,29 @@ class UpstreamProxy:
         return self._http.post(url, data=body, headers=headers, timeout=timeout)
 
 
-async def _forward(response: aiohttp.ClientResponse, line: Line, between: float, last: bytes) -> None:
-    headers = {name: value for name in RETURNED if (value := response.headers.get(name)) is not None}
-    streaming = response.content_type == "text/event-stream"
-    await line.start(
-        {**(EVENT_STREAM if streaming else {}), **headers}, response.status, last=last if streaming else b""
+async def _return(
+    response: aiohttp.ClientResponse, connection: ClientConnection, between: float, failure: bytes
+) -> None:
+    headers = {name: value for name in RETURNED_HEADERS if (value := response.headers.get(name)) is not None}
+    stream = response.content_type == "text/event-stream"
+    await connection.start(
+        {**(EVENT_STREAM if stream else {}), **headers}, response.status, failure=failure if stream else b""
     )
-    while piece := await _read(response, between):
-        await line.send(piece)
-    await line.end()
+    while part := await _read(response, between):
+        await connection.send(part)
+    await connection.finish()
 
 
-async def _read(response: aiohttp.ClientResponse, within: float) -> bytes:
-    async with asyncio.timeout(within):
+async def _read(response: aiohttp.ClientResponse, seconds: float) -> bytes:
+    async with asyncio.timeout(seconds):
         return await response.content.readany()
 
 
-def _refused(raw: ServedModel, endpoint: ModelEndpoint, url: str, status: int) -> ApiError:
-    """The client's key is right, or it would not have come this far: the one that its server refuses is another."""
-    had = "the service's key for it" if endpoint.settings.api_key else "a request without a key; the service has none"
-    variable = f"STEPSPEC_{raw.role.upper()}__API_KEY"
-    message = f"the {raw.role} model's server at {url} refused {had} (HTTP {status}): whoever runs it sets {variable}"
+def _key_refused(model: ServedModel, endpoint: ModelEndpoint, url: str, status: int) -> ApiError:
+    """Make the error for the operator: the service's key is wrong; the client's was accepted already."""
+    key = "the service's key for it" if endpoint.settings.api_key else "a request without a key; the service has none"
+    variable = f"STEPSPEC_{model.role.upper()}__API_KEY"
+    message = (
+        f"the {model.role} model's server at {url} refused {key} (HTTP {status}): the operator has to set {variable}"
+    )
     return ApiError(500, message, code="upstream_error", retry=False)

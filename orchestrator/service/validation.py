@@ -1,4 +1,4 @@
-"""What to do instead of asking for what no method can do, by where a request asks for it. Values only."""
+"""From a validation error to the error of the API: the parameter, what is wrong with it, and a cure. No I/O."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from pydantic_core import ErrorDetails
 
 from ..budget import Budget
 from ..errors import near
-from .errors import ApiError, bad, place
-from .schemas import RAW, TOOLS, StepspecOptions, Turn
+from .errors import ApiError, bad_request, format_path
+from .schemas import SERVED, TOOLS, StepspecOptions, Turn
 
-LOGPROBS = f"the steps come from two models, whose probabilities do not compare; {RAW}"
-IDS = f"the token ids of two models do not agree; {RAW}"
-WRITING = f"two models write in turns, step by step, which leaves no place for it; leave it out, or {RAW}"
-TEMPLATE = f"the prompts are written by both models' own chat templates; leave it out, or {RAW}"
-FORMAT = f"send response_format with a JSON schema, or {RAW}"
+LOGPROBS = f"the steps come from two models, and their probabilities do not compare; {SERVED}"
+IDS = f"the token ids of two models do not agree; {SERVED}"
+WRITING = f"two models write in turns, step by step, and cannot apply it; leave it out, or {SERVED}"
+TEMPLATE = f"the prompts are written by both models' own chat templates; leave it out, or {SERVED}"
+FORMAT = f"send response_format with a JSON schema, or {SERVED}"
 CONVERSATION = "nothing is stored; send the whole conversation as input"
 TIER = "there is one tier; leave it out"
-HISTORY = "it is not read; leave it out"
+HISTORY = "it is ignored; leave it out"
 
 CURES: Mapping[str, str] = {
     **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), TOOLS),
@@ -38,36 +38,36 @@ CURES: Mapping[str, str] = {
     **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice"), FORMAT),
     **dict.fromkeys(("guided_grammar", "guided_decoding_backend"), FORMAT),
     **dict.fromkeys(("messages.refusal", "messages.annotations", "messages.audio"), HISTORY),
-    "chat_template_kwargs": f"a method always thinks, as both models' templates say; send reasoning_effort, or {RAW}",
-    "enable_thinking": f"a method always thinks; send reasoning_effort, or {RAW}",
+    "chat_template_kwargs": f"a method always thinks, as the templates say; send reasoning_effort, or {SERVED}",
+    "enable_thinking": f"a method always thinks; send reasoning_effort, or {SERVED}",
     "thinking_token_budget": "send max_completion_tokens or reasoning_effort",
-    "include_reasoning": 'send {"stepspec": {"thinking": "none"}} to be told the answer only',
+    "include_reasoning": 'send {"stepspec": {"thinking": "none"}} for the answer alone',
     "priority": 'send {"stepspec": {"priority": 0}}, for servers that schedule by priority',
     "session_id": "send it in the header X-Session-ID",
-    "cache_salt": f"the prefix caches are the servers' own; leave it out, or {RAW}",
+    "cache_salt": f"the prefix caches are the servers' own; leave it out, or {SERVED}",
     "request_id": "send it in the header X-Request-Id",
     "background": "nothing is stored; leave it out, and stream",
     "include": "there is nothing more to include; leave it out",
     "truncation": "a conversation that does not fit is refused; leave it out",
-    "reasoning.summary": "the thinking is told as it is; leave it out",
-    "reasoning.generate_summary": "the thinking is told as it is; leave it out",
+    "reasoning.summary": "the reasoning is returned in full; leave it out",
+    "reasoning.generate_summary": "the reasoning is returned in full; leave it out",
     "audio": "only text is written; leave it out",
     "modalities": "only text is written; leave it out",
-    "prediction": f"the small model's drafts are the prediction; leave it out, or {RAW}",
+    "prediction": f"the small model's drafts are the prediction; leave it out, or {SERVED}",
     "web_search_options": "there is no web search; leave it out",
     "store": "nothing is stored; leave it out",
     "service_tier": TIER,
     "verbosity": "leave it out, and say in the messages how long the answer should be",
     "text.verbosity": "leave it out, and say in the input how long the answer should be",
     "stream_options.include_obfuscation": "nothing is added to a stream; leave it out",
-    "stream_options.continuous_usage_stats": "the usage is told once, at the end; leave it out",
-    "messages.name": "the models are told the role of a turn only; leave it out, or write the name into the content",
-    "reasoning_effort": f"a method always thinks; choose minimal, low, medium, high or xhigh, or {RAW}",
-    "reasoning.effort": f"a method always thinks; choose minimal, low, medium, high or xhigh, or {RAW}",
+    "stream_options.continuous_usage_stats": "the usage is sent once, at the end; leave it out",
+    "messages.name": "the models see the role of a message only; leave it out, or write the name into the content",
+    "reasoning_effort": f"a method always thinks; choose minimal, low, medium, high or xhigh, or {SERVED}",
+    "reasoning.effort": f"a method always thinks; choose minimal, low, medium, high or xhigh, or {SERVED}",
 }
-"""By the names on the way to a parameter, without the numbers."""
+"""The cure for a parameter, by its path without indices."""
 
-ELSEWHERE: Mapping[str, str] = {
+OTHER_NAMES: Mapping[str, str] = {
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
     "response_format": "text.format",
@@ -78,86 +78,86 @@ ELSEWHERE: Mapping[str, str] = {
     "reasoning": "reasoning_effort",
     "input": "messages",
 }
-"""What one of both APIs calls as the key says, the other one calls otherwise."""
+"""The names of one parameter in both APIs: that in the other API, by that in one."""
 
 
-Where: TypeAlias = tuple[int | str, ...]
+Path: TypeAlias = tuple[int | str, ...]
 
 EXPECTED = "Input should be "
-OBJECTS = ("model_type", "model_attributes_type", "dict_type")  # pydantic names the class, which no client knows
+OBJECTS = ("model_type", "model_attributes_type", "dict_type")  # pydantic names its class, which clients do not know
 
 
-def explain(kind: type[BaseModel], given: object, exc: ValidationError) -> ApiError:
-    """Refuse what was *given* instead of a request of this *kind*."""
-    found = [(error, spelt(error["loc"], given, error["type"])) for error in exc.errors()]
-    error, where = min(found, key=_weight)
-    param = place(where)
+def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiError:
+    """Make the error for a *body* that is not valid for *schema*."""
+    errors = [(error, body_path(error["loc"], body, error["type"])) for error in exc.errors()]
+    error, path = min(errors, key=_weight)
+    param = format_path(path)
     if error["type"] == "missing":
-        return bad(f"{param} is missing", param, "missing")
-    name, unknown = ".".join(part for part in where if isinstance(part, str)), error["type"] == "extra_forbidden"
-    other = ELSEWHERE.get(name, "") if unknown else ""
-    if other.partition(".")[0] in kind.model_fields:
-        return bad(f"{param} is called {other} in this API", param, "unknown_parameter")
+        return bad_request(f"{param} is missing", param, "missing")
+    name, unknown = ".".join(part for part in path if isinstance(part, str)), error["type"] == "extra_forbidden"
+    other = OTHER_NAMES.get(name, "") if unknown else ""
+    if other.partition(".")[0] in schema.model_fields:
+        return bad_request(f"{param} is called {other} in this API", param, "unknown_parameter")
     if name in CURES:
-        verb = "is not known here" if unknown else "cannot be honoured"
-        return bad(f"{param} {verb}: {CURES[name]}", param, "unsupported_parameter")
+        verb = "is not supported" if unknown else "cannot have this value"
+        return bad_request(f"{param} {verb}: {CURES[name]}", param, "unsupported_parameter")
     if unknown:
-        hint = near(str(where[-1]), _known(kind, where))
-        return bad(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
-    words = _joined(_words(each) for each, its in found if its == where)
-    return bad(f"{param}: {words}", param, "invalid_value")
+        hint = near(str(path[-1]), _known(schema, path))
+        return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
+    messages = _joined(_message(other) for other, other_path in errors if other_path == path)
+    return bad_request(f"{param}: {messages}", param, "invalid_value")
 
 
-def spelt(location: Where, given: object, kind: str) -> Where:
-    """Leave out of an error's *location* what only names an alternative, and stands nowhere in what was *given*."""
-    walked = _walk(location, given, kind)
-    return location[:1] if walked is None else walked
+def body_path(location: Path, body: object, kind: str) -> Path:
+    """Return the part of an error's *location* that exists in *body*: pydantic adds the names of alternatives."""
+    path = _walk(location, body, kind)
+    return location[:1] if path is None else path
 
 
-def _walk(location: Where, given: object, kind: str) -> Where | None:
+def _walk(location: Path, body: object, kind: str) -> Path | None:
     if not location:
         return ()
     part, rest = location[0], location[1:]
-    inner = _at(given, part)
+    inner = _at(body, part)
     if inner is not None:
-        walked = _walk(rest, inner[0], kind)
-        if walked is not None:
-            return (part, *walked)
+        path = _walk(rest, inner[0], kind)
+        if path is not None:
+            return (part, *path)
     if not rest and kind == "missing" and inner is None:
         return (part,)
     if isinstance(part, int) or (not rest and kind == "extra_forbidden"):
         return None
-    return _walk(rest, given, kind)
+    return _walk(rest, body, kind)
 
 
-def _at(given: object, part: int | str) -> tuple[object] | None:
-    """What stands at *part*, in a tuple; None if there is no such place."""
-    if isinstance(given, dict) and part in given:
-        return (cast("dict[Any, object]", given)[part],)
-    if isinstance(given, list) and isinstance(part, int):
-        items = cast("list[object]", given)
+def _at(body: object, part: int | str) -> tuple[object] | None:
+    """Return the value at *part* in a tuple; None if *body* has no such part."""
+    if isinstance(body, dict) and part in body:
+        return (cast("dict[Any, object]", body)[part],)
+    if isinstance(body, list) and isinstance(part, int):
+        items = cast("list[object]", body)
         return (items[part],) if part < len(items) else None
     return None
 
 
-def _weight(one: tuple[ErrorDetails, Where]) -> tuple[bool, int]:
-    """Unknown parameters come first, and of the alternatives that failed the one that fitted farthest."""
-    error, where = one
-    return error["type"] != "extra_forbidden", -len(where)
+def _weight(error_at: tuple[ErrorDetails, Path]) -> tuple[bool, int]:
+    """Order unknown parameters first; among failed alternatives, the one that matched the longest path first."""
+    error, path = error_at
+    return error["type"] != "extra_forbidden", -len(path)
 
 
-def _words(error: ErrorDetails) -> str:
+def _message(error: ErrorDetails) -> str:
     return EXPECTED + "an object" if error["type"] in OBJECTS else error["msg"].removeprefix("Value error, ")
 
 
-def _joined(words: Iterable[str]) -> str:
-    first, *others = dict.fromkeys(words)
+def _joined(messages: Iterable[str]) -> str:
+    first, *others = dict.fromkeys(messages)
     return " or ".join([first, *(other.removeprefix(EXPECTED) for other in others)])
 
 
-def _known(kind: type[BaseModel], where: Sequence[int | str]) -> list[str]:
-    if where[0] == "stepspec":
-        return [*StepspecOptions.model_fields, *[one.name for one in fields(Budget)]]
-    if where[0] in ("messages", "input"):
+def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    if path[0] == "stepspec":
+        return [*StepspecOptions.model_fields, *[field.name for field in fields(Budget)]]
+    if path[0] in ("messages", "input"):
         return [*Turn.model_fields]
-    return [*kind.model_fields] if len(where) == 1 else []
+    return [*schema.model_fields] if len(path) == 1 else []

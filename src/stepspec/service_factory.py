@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.service.interfaces import CalibrationStatus, JudgeStatus, Method, Offer
+from stepspec.orchestrator.service.interfaces import CalibrationStatus, JudgeStatus, Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from . import policies
@@ -43,11 +43,11 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
     from stepspec.orchestrator.service.app import Server, listen
 
     async with built(solver, settings) as (service, logs):
-        server = Server(service, settings, logs.tell)
-        names = ", ".join(service.parts.catalogue.raw)
+        server = Server(service, settings, logs.info)
+        names = ", ".join(service.context.models.served)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
-            logs.tell("serving", url=f"http://{host}:{port}/v1", models=names, keys=len(settings.keys))
+            logs.info("serving", url=f"http://{host}:{port}/v1", models=names, keys=len(settings.keys))
             await server.serve([listening])
 
 
@@ -61,7 +61,7 @@ def read(arguments: Mapping[str, Any]) -> Settings:
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncGenerator[Service]:
     """Hold a service that works, for a program that brings its own server."""
-    async with built(Solver(settings), settings.service) as (service, _), service.parts.open():
+    async with built(Solver(settings), settings.service) as (service, _), service.context.open():
         yield service
 
 
@@ -80,18 +80,18 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
             if name in (AUTO, *policies.METHODS):
                 cure = "start its server with --served-model-name and the model's own name"
                 logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
-        witnesses: list[ServiceObserver] = [logs]
-        if settings.tracing or tracing.wanted():
+        observers: list[ServiceObserver] = [logs]
+        if settings.tracing or tracing.configured():
             tracer = tracing.Tracing(tracing.connect(VERSION))
             await stack.enter_async_context(tracer.flushed())
-            witnesses.insert(0, tracer)
-        yield Service(offer(solver), settings, witnesses), logs
+            observers.insert(0, tracer)
+        yield Service(offer(solver), settings, observers), logs
 
 
 def offer(solver: Solver) -> Offer:
     """What the service is to serve, of an entered *solver*."""
-    methods: Mapping[str, Method] = {
-        name: Method(
+    methods: Mapping[str, ServedMethod] = {
+        name: ServedMethod(
             method.about,
             {key: one.default for key, one in policies.options(name).items()},
             judges=name not in policies.BASELINES,
@@ -107,14 +107,14 @@ def offer(solver: Solver) -> Offer:
         sampling=chosen.sampling,
         budget=chosen.budget.budget(),
         version=VERSION,
-        trust=lambda: trust(solver),
+        judge_status=lambda: judge_status(solver),
         speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,
         check=policies.check,
     )
 
 
-def trust(solver: Solver) -> JudgeStatus:
+def judge_status(solver: Solver) -> JudgeStatus:
     """What *solver* knows by now about its judge."""
     chosen, watched = solver.settings, solver.promise
     shadows = solver.shadows.record if chosen.shadow else None

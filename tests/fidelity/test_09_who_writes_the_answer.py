@@ -30,7 +30,7 @@ from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.repetition import obstacle, stuck
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.run import run as solve
-from stepspec.orchestrator.service.payloads import Count, DeltaBuilder
+from stepspec.orchestrator.service.payloads import DeltaBuilder, TokenCounts
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment, replay
 from stepspec.policies import METHODS, make
@@ -152,11 +152,11 @@ def test_the_ledger_the_solution_and_the_trace_hold_the_answer_once() -> None:
 def test_the_service_tells_the_answers_steps_as_content_and_counts_them_as_such() -> None:
     case = Case()
     outcome, _ = case.run()
-    teller, count = DeltaBuilder("both", thinks=True), Count()
+    builder, count = DeltaBuilder("both", thinks=True), TokenCounts()
     fields: dict[str, str] = {}
     for event in case.events:
         count(event)
-        delta = teller.hear(event)
+        delta = builder.add_event(event)
         for name, text in delta.fields.items() if delta is not None else ():
             fields[name] = fields.get(name, "") + text
     thinking, answer = outcome.chain.parts()

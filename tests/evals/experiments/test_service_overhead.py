@@ -18,9 +18,9 @@ from stepspec.orchestrator.events import (
     Repaired,
     Started,
 )
-from stepspec.orchestrator.service.middleware import ServiceRequest
+from stepspec.orchestrator.service.observers import RunEvent, ServiceRequest
 
-VISIT = ServiceRequest("v", "POST", "/v1/chat/completions", {})
+REQUEST = ServiceRequest("v", "POST", "/v1/chat/completions", {})
 DRAFT = Step("a", "small")
 
 
@@ -65,7 +65,7 @@ def test_the_first_step_is_verified_when_it_is_accepted_in_part_or_repaired(verd
     ]
     for at, event in happened:
         with patch("stepspec.evals.experiments.service_overhead.time.perf_counter", lambda at=at: at):
-            watch.sees(VISIT, 0, event)
+            watch(RunEvent(REQUEST, 0, 0.0, event))
     assert watch.upstream == verified - 10.5
     assert watch.commits == [18.0, 18.5]
 

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.types import Message
 
 from stepspec.orchestrator.service.middleware import RequestMiddleware
-from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaProxy, answered
+from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaProxy, stream_messages
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from .served import chosen
@@ -100,7 +100,7 @@ async def told(
     asked = BufferedRequest(
         {"method": method, "path": path, "query_string": b"", "server": (server, 80)}, tuple(headers), b"{}"
     )
-    return Told([message async for messages in answered(app, asked) for message in messages], events)
+    return Told([message async for messages in stream_messages(app, asked) for message in messages], events)
 
 
 def fronting(
@@ -110,7 +110,5 @@ def fronting(
         ReplicaProxy(Starlette(), ask, scrape, settings, tell),
         settings=settings,
         version="9",
-        begins=lambda visit: None,
-        ends=lambda visit: None,
-        failed=lambda visit, exc: None,
+        observe=lambda event: None,
     )

@@ -18,10 +18,15 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.service.app import Server, Service, listen
-from stepspec.orchestrator.service.middleware import ServiceRequest
-from stepspec.orchestrator.service.observers import ServiceObserver
+from stepspec.orchestrator.service.observers import (
+    RequestFailed,
+    RequestFinished,
+    RunEvent,
+    ServiceEvent,
+    ServiceObserver,
+    ServiceRequest,
+)
 from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.solution import Solution
 from stepspec.service_factory import offer
 
 from ..endpoints.server import FakeVllm
@@ -45,29 +50,22 @@ class Noting(FakeVllm):
 
 @dataclass
 class Seen:
-    """A witness that remembers."""
+    """An observer that remembers."""
 
     events: list[Event] = field(default_factory=list[Event])
-    visits: list[ServiceRequest] = field(default_factory=list[ServiceRequest])
+    requests: list[ServiceRequest] = field(default_factory=list[ServiceRequest])
     failures: list[Exception] = field(default_factory=list[Exception])
 
-    def begins(self, visit: ServiceRequest) -> None:
-        pass
-
-    def sees(self, visit: ServiceRequest, index: int, event: Event) -> None:
-        self.events.append(event)
-
-    def solved(self, visit: ServiceRequest, index: int, solution: Solution) -> None:
-        pass
-
-    def failed(self, visit: ServiceRequest, exc: Exception) -> None:
-        self.failures.append(exc)
-
-    def ends(self, visit: ServiceRequest) -> None:
-        self.visits.append(visit)
-
-    def looked(self, role: Role, up: bool) -> None:
-        pass
+    def __call__(self, event: ServiceEvent) -> None:
+        match event:
+            case RunEvent(event=run_event):
+                self.events.append(run_event)
+            case RequestFailed(exception=exception):
+                self.failures.append(exception)
+            case RequestFinished(request=request):
+                self.requests.append(request)
+            case _:
+                pass
 
 
 @dataclass
@@ -159,7 +157,7 @@ async def serving(
     names: tuple[str, str] = ("tiny", "huge"),
     key: str = "",
     metrics: bytes = b"",
-    witnesses: Sequence[ServiceObserver] = (),
+    observers: Sequence[ServiceObserver] = (),
     **solving: Any,
 ) -> AsyncGenerator[Served]:
     """Run a service over two fake servers; the large model's wants *key*, and shows *metrics*."""
@@ -176,7 +174,7 @@ async def serving(
         Solver(one, other, **solving) as solver,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
-        service = Service(offer(solver), settings, [seen, *witnesses])
+        service = Service(offer(solver), settings, [seen, *observers])
         server = Server(service, settings, told.append)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
@@ -227,7 +225,7 @@ async def put_behind(served: Served, behind: Behind, *roles: Role) -> web.AppRun
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     host, port = runner.addresses[0][:2]
-    engine = served.service.parts.offer.engine
+    engine = served.service.context.offer.engine
     for role in roles or ("large",):
         endpoint = engine.small if role == "small" else engine.large
         endpoint.settings = endpoint.settings.model_copy(update={"url": f"http://{host}:{port}"})  # type: ignore[misc]

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from stepspec.orchestrator.events import Called
-from stepspec.orchestrator.service.admission import Admission
+from stepspec.orchestrator.service.context import Admission
 from stepspec.orchestrator.service.errors import ApiError
 from stepspec.orchestrator.service.settings import ServiceSettings
 
@@ -28,7 +28,7 @@ from .served import (
 
 async def occupied(served: Served, running: int, waiting: int = 0) -> None:
     """Wait until so many requests are inside."""
-    gate = served.service.parts.gate
+    gate = served.service.context.admission
     await until(lambda: (gate.running, gate.waiting) == (running, waiting))
 
 
@@ -36,7 +36,7 @@ async def left(served: Served) -> None:
     """Wait until the service has left the small model's server, and nobody is inside any more."""
     async with asyncio.timeout(10):
         await served.small.left.wait()
-        await served.service.parts.gate.emptied()
+        await served.service.context.admission.idle()
 
 
 def test_places_are_taken_in_the_order_of_arrival_and_held_until_the_end() -> None:
@@ -49,7 +49,7 @@ def test_places_are_taken_in_the_order_of_arrival_and_held_until_the_end() -> No
                 await asyncio.sleep(10)
 
         await asyncio.gather(*(visit(name) for name in "abc"))
-        await gate.emptied()
+        await gate.idle()
         return log
 
     assert run(main()) == (["a after 0", "b after 10", "c after 20"], 30)
@@ -87,7 +87,7 @@ def test_a_visitor_who_gives_up_frees_the_place() -> None:
         await asyncio.sleep(1)
         inside = gate.running, gate.waiting
         await asyncio.wait(visits)
-        await gate.emptied()
+        await gate.idle()
         return inside
 
     assert run(main()) == ((1, 0), 11)
@@ -102,7 +102,7 @@ def test_nobody_seems_to_be_gone_while_the_next_one_takes_the_place() -> None:
                 await asyncio.sleep(10)
 
         async def emptied() -> float:
-            await gate.emptied()
+            await gate.idle()
             return asyncio.get_running_loop().time()
 
         visits = [asyncio.create_task(visit()) for _ in range(2)]
@@ -136,10 +136,10 @@ async def test_a_client_that_goes_away_takes_its_requests_along(stream: bool) ->
         asking.cancel()
         await asyncio.wait([asking])
         await left(served)
-        await until(lambda: served.seen.visits)
+        await until(lambda: served.seen.requests)
         fates = {event.fate for event in served.seen.events if isinstance(event, Called)}
     assert fates == {"cancelled"}
-    assert [visit.status for visit in served.seen.visits] == [499]
+    assert [request.status for request in served.seen.requests] == [499]
 
 
 async def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
@@ -153,7 +153,7 @@ async def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
         await occupied(served, 1, 0)
         first.cancel()
         await asyncio.wait([first, second])
-        await served.service.parts.gate.emptied()
+        await served.service.context.admission.idle()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ async def test_told_to_end_it_finishes_all_twenty_and_takes_no_more() -> None:
         twenty = [asyncio.create_task(served.chat(stream=number % 2 == 0)) for number in range(20)]
         await occupied(served, 20)
         served.server.handle_exit(signal.SIGTERM, None)
-        await until(lambda: served.service.parts.gate.closed)
+        await until(lambda: served.service.context.admission.closed)
         refused, ready, alive = await served.chat(), await served.get("/health/readiness"), await served.get("/health")
         for _ in range(999):
             served.small.gate.release()
@@ -207,7 +207,7 @@ async def test_told_to_end_it_finishes_all_twenty_and_takes_no_more() -> None:
 
 async def test_told_to_end_it_finishes_what_waits_as_well() -> None:
     async with serving(chosen(max_running=1)) as served:
-        gate = served.service.parts.gate
+        gate = served.service.context.admission
         served.small.gate, served.large.gate = asyncio.Semaphore(0), asyncio.Semaphore(0)
         first = asyncio.create_task(served.chat(method="large"))
         await occupied(served, 1)
@@ -215,7 +215,7 @@ async def test_told_to_end_it_finishes_what_waits_as_well() -> None:
         await occupied(served, 1, 1)
         served.server.handle_exit(signal.SIGTERM, None)
         await until(lambda: gate.closed)
-        gone = asyncio.create_task(gate.emptied())
+        gone = asyncio.create_task(gate.idle())
         for _ in range(99):
             served.large.gate.release()
         assert (await first).status == 200
@@ -265,7 +265,7 @@ async def test_a_stream_that_is_given_up_says_so(
     last = rest.removesuffix(closing).rpartition(opening)[2]
     assert rest.endswith(closing)
     assert b'"code":"shut_down"' in last
-    assert [visit.refusal and visit.refusal.code for visit in served.seen.visits] == ["shut_down"]
+    assert [request.error and request.error.code for request in served.seen.requests] == ["shut_down"]
     assert "without completing" not in caplog.text
 
 
@@ -289,7 +289,7 @@ async def test_a_stream_of_a_served_model_that_is_given_up_says_so_and_other_ans
     assert told.startswith(b"data: 1\n\ndata: {")
     assert b'"code":"shut_down"' in told
     assert told.endswith(b"data: [DONE]\n\n")
-    assert [visit.refusal and visit.refusal.code for visit in served.seen.visits] == ["shut_down"] * 2
+    assert [request.error and request.error.code for request in served.seen.requests] == ["shut_down"] * 2
 
 
 async def test_told_twice_it_ends_at_once() -> None:

@@ -10,9 +10,9 @@ import pytest
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.service import run_requests
 from stepspec.orchestrator.service.errors import ApiError
-from stepspec.orchestrator.service.interfaces import Method, Offer
+from stepspec.orchestrator.service.interfaces import Offer, ServedMethod
+from stepspec.orchestrator.service.run_requests import Resolver, RunRequest, parse_request
 from stepspec.orchestrator.service.schemas import ChatRequest, LiveRequest
 from stepspec.orchestrator.service.settings import ServiceSettings
 
@@ -31,18 +31,19 @@ def check(method: str, options: Mapping[str, Any]) -> None:
 SETTINGS = ServiceSettings(max_messages=4, max_choices=4, max_tokens=1000)
 OFFER = Offer(
     engine=None,  # type: ignore[arg-type]  # nothing here is run
-    methods={"specreason": Method("", {"threshold": 7}), "large": Method("", {})},
+    methods={"specreason": ServedMethod("", {"threshold": 7}), "large": ServedMethod("", {})},
     policy="specreason",
     options={"threshold": 5},
     sampling=Sampling(temperature=0.6),
     budget=Budget(tokens=512, answer=112),
     check=check,
 )
+RESOLVER = Resolver("specreason", OFFER, SETTINGS)
 
 
-def ordered(**fields: Any) -> tuple[run_requests.RunRequest, ...]:
-    request = run_requests.read(ChatRequest, {"model": "auto", "messages": [TURN], **fields})
-    return run_requests.of_chat(request, "specreason", OFFER, SETTINGS)
+def ordered(**fields: Any) -> tuple[RunRequest, ...]:
+    request = parse_request(ChatRequest, {"model": "auto", "messages": [TURN], **fields})
+    return RESOLVER.chat(request)
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -213,8 +214,8 @@ def test_what_the_request_leaves_open_is_as_configured() -> None:
         "load": "ignore",
         "lead": 1,
     }
-    request = run_requests.read(ChatRequest, {"model": "large", "messages": [TURN]})
-    (large,) = run_requests.of_chat(request, "large", OFFER, SETTINGS)
+    request = parse_request(ChatRequest, {"model": "large", "messages": [TURN]})
+    (large,) = Resolver("large", OFFER, SETTINGS).chat(request)
     assert large.overrides == {"policy": "large", "options": {}}
 
 
@@ -226,14 +227,14 @@ def test_deadlines_only_shorten() -> None:
 def test_the_page_gives_messages_or_a_problem() -> None:
     for given in ({}, {"problem": "x", "messages": [TURN]}):
         with pytest.raises(ApiError, match="either messages or problem"):
-            run_requests.of_live(run_requests.read(LiveRequest, given), "specreason", OFFER, SETTINGS)
-    order = run_requests.of_live(run_requests.read(LiveRequest, {"problem": "x"}), "specreason", OFFER, SETTINGS)
+            RESOLVER.live(parse_request(LiveRequest, given))
+    order = RESOLVER.live(parse_request(LiveRequest, {"problem": "x"}))
     assert [(message.role, message.content) for message in order.problem] == [("user", "x")]
 
 
 def test_the_page_gets_no_more_than_others() -> None:
-    asked = run_requests.read(LiveRequest, {"problem": "x", "stepspec": {"budget": {"tokens": 5000, "answer": 30}}})
-    assert run_requests.of_live(asked, "specreason", OFFER, SETTINGS).budget == Budget(1000, answer=30)
+    asked = parse_request(LiveRequest, {"problem": "x", "stepspec": {"budget": {"tokens": 5000, "answer": 30}}})
+    assert RESOLVER.live(asked).budget == Budget(1000, answer=30)
 
 
 @pytest.mark.parametrize(

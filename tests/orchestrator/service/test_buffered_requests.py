@@ -12,8 +12,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from stepspec.orchestrator.service.middleware import ServiceRequest
-from stepspec.orchestrator.service.ray_proxy import BufferedRequest, answered
+from stepspec.orchestrator.service.observers import ServiceRequest
+from stepspec.orchestrator.service.ray_proxy import BufferedRequest, stream_messages
 
 HEADERS = ((b"content-type", b"application/json"), (b"x-request-id", b"a b"))
 
@@ -29,7 +29,9 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 async def test_what_is_asked_comes_through_and_the_answer_back() -> None:
-    first, *rest = [messages async for messages in answered(echo, pickle.loads(pickle.dumps(asked(body=b"hello"))))]
+    first, *rest = [
+        messages async for messages in stream_messages(echo, pickle.loads(pickle.dumps(asked(body=b"hello"))))
+    ]
     assert first == ()
     sent = [message for messages in rest for message in messages]
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
@@ -44,8 +46,8 @@ async def test_a_request_travels_under_the_id_that_its_visit_has() -> None:
         return {"type": "http.request", "body": piece, "more_body": piece == b"hal"}
 
     scope = {"type": "http", "method": "POST", "path": "/x", "headers": [*HEADERS], "app": object()}
-    visit = ServiceRequest("r-1", "POST", "/x", {})
-    read = await BufferedRequest.read(Request(scope | {"stepspec.visit": visit}, receive))
+    record = ServiceRequest("r-1", "POST", "/x", {})
+    read = await BufferedRequest.read(Request(scope | {"stepspec.request": record}, receive))
     assert read == BufferedRequest({"method": "POST", "path": "/x"}, (HEADERS[0], (b"x-request-id", b"r-1")), b"hallo")
 
 
@@ -53,8 +55,8 @@ async def test_a_client_that_leaves_before_it_has_asked_is_noticed() -> None:
     async def receive() -> dict[str, object]:
         return {"type": "http.disconnect"}
 
-    visit = ServiceRequest("r", "POST", "/x", {})
-    scope: Scope = {"type": "http", "method": "POST", "path": "/x", "headers": [], "stepspec.visit": visit}
+    record = ServiceRequest("r", "POST", "/x", {})
+    scope: Scope = {"type": "http", "method": "POST", "path": "/x", "headers": [], "stepspec.request": record}
     with pytest.raises(ClientDisconnect):
         await BufferedRequest.read(Request(scope, receive))
 
@@ -80,7 +82,7 @@ async def test_pieces_come_as_they_are_sent_and_together_if_nobody_asked() -> No
         await StreamingResponse(pieces())(scope, receive, send)
 
     bodies = list[list[bytes]]()
-    async with aclosing(answered(app, asked())) as answer:
+    async with aclosing(stream_messages(app, asked())) as answer:
         async for messages in answer:
             if body := [message["body"] for message in messages if message.get("body")]:
                 bodies.append(body)
@@ -101,7 +103,7 @@ async def test_whoever_leaves_is_a_client_that_went_away() -> None:
         assert (await receive())["type"] == "http.disconnect"
         noticed.set()
 
-    async with aclosing(answered(app, asked())) as answer:
+    async with aclosing(stream_messages(app, asked())) as answer:
         assert await anext(answer) == ()
         assert len(await anext(answer)) == 1
         assert not noticed.is_set()
@@ -119,7 +121,7 @@ async def test_a_reader_that_is_cancelled_leaves_too() -> None:
         noticed.set()
 
     async def read() -> None:
-        async for _ in answered(app, asked()):
+        async for _ in stream_messages(app, asked()):
             pass
 
     reading = asyncio.create_task(read())
@@ -130,7 +132,7 @@ async def test_a_reader_that_is_cancelled_leaves_too() -> None:
 
 
 async def test_an_application_that_does_not_notice_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepspec.orchestrator.service.ray_proxy.GOODBYE", 0.01)
+    monkeypatch.setattr("stepspec.orchestrator.service.ray_proxy.CLOSE_SECONDS", 0.01)
     cancelled = asyncio.Event()
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -140,7 +142,7 @@ async def test_an_application_that_does_not_notice_is_cancelled(monkeypatch: pyt
             cancelled.set()
             raise
 
-    async with aclosing(answered(app, asked())) as answer:
+    async with aclosing(stream_messages(app, asked())) as answer:
         await anext(answer)
         await asyncio.sleep(0)
     assert cancelled.is_set()
@@ -151,7 +153,7 @@ async def test_what_the_application_raises_is_raised_after_what_it_sent() -> Non
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise ValueError("broken")
 
-    answer = answered(app, asked())
+    answer = stream_messages(app, asked())
     assert [len(await anext(answer)) for _ in range(2)] == [0, 1]
     with pytest.raises(ValueError, match="broken"):
         await anext(answer)
@@ -161,5 +163,5 @@ async def test_an_answer_without_a_body_is_an_answer() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=204)(scope, receive, send)
 
-    messages = [message async for messages in answered(app, asked()) for message in messages]
+    messages = [message async for messages in stream_messages(app, asked()) for message in messages]
     assert (messages[0]["status"], messages[-1]["body"]) == (204, b"")

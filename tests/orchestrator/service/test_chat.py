@@ -214,7 +214,7 @@ async def test_a_failure_before_the_first_step_has_its_status_and_a_later_one_en
 
 async def test_an_answer_is_not_lost_because_its_prompt_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as served:
-        engine = served.service.parts.offer.engine
+        engine = served.service.context.offer.engine
         counted = engine.large.count
 
         async def fails(messages: Any) -> int:

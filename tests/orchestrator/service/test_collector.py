@@ -176,9 +176,9 @@ async def test_a_collector_that_is_not_there_harms_no_request(
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         exporter = OTLPSpanExporter(f"http://127.0.0.1:{gone.getsockname()[1]}/v1/traces")
-    monkeypatch.setattr(tracing, "FLUSH", 0.1)
-    witness = tracing.Tracing(tracing.connect("0", exporter))
-    async with asyncio.timeout(SOON), witness.flushed(), serving(witnesses=[witness]) as served:
+    monkeypatch.setattr(tracing, "FLUSH_SECONDS", 0.1)
+    tracer = tracing.Tracing(tracing.connect("0", exporter))
+    async with asyncio.timeout(SOON), tracer.flushed(), serving(observers=[tracer]) as served:
         replies = await asyncio.gather(*(served.chat() for _ in range(3)))
     exporter.shutdown()  # type: ignore[no-untyped-call]  # theirs has no types
     assert {reply.status for reply in replies} == {200}

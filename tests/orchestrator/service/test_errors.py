@@ -19,8 +19,8 @@ from stepspec.orchestrator.errors import (
 )
 from stepspec.orchestrator.service import errors
 from stepspec.orchestrator.service.errors import ApiError
-from stepspec.orchestrator.service.middleware import ServiceRequest
-from stepspec.orchestrator.service.streaming import Line, StreamedResponse
+from stepspec.orchestrator.service.observers import ServiceRequest
+from stepspec.orchestrator.service.streaming import ClientConnection, StreamedResponse
 
 from ...fakes import run
 
@@ -42,7 +42,7 @@ from ...fakes import run
     ],
 )
 def test_statuses(exc: Exception, status: int, code: str) -> None:
-    refusal = errors.of(exc)
+    refusal = errors.api_error(exc)
     assert (refusal.status, refusal.code) == (status, code)
     assert orjson.loads(refusal.body)["error"]["type"] == errors.TYPES[status]
     assert "secret" not in refusal.message
@@ -50,13 +50,13 @@ def test_statuses(exc: Exception, status: int, code: str) -> None:
 
 
 def test_what_worked_before_it_failed_is_not_to_be_repeated() -> None:
-    assert errors.of(EndpointUnavailable("x"), worked=True).all_headers["x-should-retry"] == "false"
-    assert "x-should-retry" not in errors.of(EndpointUnavailable("x")).all_headers
+    assert errors.api_error(EndpointUnavailable("x"), partial=True).all_headers["x-should-retry"] == "false"
+    assert "x-should-retry" not in errors.api_error(EndpointUnavailable("x")).all_headers
 
 
 def test_a_client_that_takes_nothing_is_left_in_time_and_so_is_its_work() -> None:
     async def main() -> tuple[str, int]:
-        visit = ServiceRequest("v", "POST", "/v1/chat/completions", {})
+        request = ServiceRequest("v", "POST", "/v1/chat/completions", {})
         ended = ""
 
         async def never(message: MutableMapping[str, Any]) -> None:
@@ -66,14 +66,14 @@ def test_a_client_that_takes_nothing_is_left_in_time_and_so_is_its_work() -> Non
             await asyncio.Event().wait()
             return {}
 
-        async def work(line: Line) -> None:
+        async def work(connection: ClientConnection) -> None:
             nonlocal ended
             try:
-                await line.start({})
+                await connection.start({})
             except ApiError as exc:
                 ended = f"{exc.status} {exc.code} after {asyncio.get_running_loop().time():g} s"
 
-        await StreamedResponse(visit, work, 60.0, asyncio.Event())({}, present, never)
-        return ended, visit.status
+        await StreamedResponse(request, work, 60.0, asyncio.Event())({}, present, never)
+        return ended, request.status
 
     assert run(main()) == (("499 client_stalled after 60 s", 0), 60)

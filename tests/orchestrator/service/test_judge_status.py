@@ -32,7 +32,7 @@ def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def engine_of(served: Served) -> Solver:
-    engine = served.service.parts.offer.engine
+    engine = served.service.context.offer.engine
     assert isinstance(engine, Solver)
     return engine
 

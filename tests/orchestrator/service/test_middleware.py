@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
-from stepspec.orchestrator.service.middleware import HEALTH, ApiKeys, RequestMiddleware
+from stepspec.orchestrator.service.middleware import ApiKeys, RequestMiddleware
+from stepspec.orchestrator.service.observers import HEALTH_PATHS
 
 from ...fakes import run
 from .served import chosen, serving, until
@@ -36,8 +37,8 @@ OPEN = ("/", "/health", "/health/liveness", "/health/liveliness", "/health/readi
     ],
 )
 def test_keys(header: str | None, opens: bool) -> None:
-    assert ApiKeys(["one", "two"]).open(header) is opens
-    assert ApiKeys([]).open(header)
+    assert ApiKeys(["one", "two"]).accept(header) is opens
+    assert ApiKeys([]).accept(header)
 
 
 async def test_without_a_key_only_the_upkeep_answers() -> None:
@@ -55,7 +56,7 @@ async def test_without_a_key_only_the_upkeep_answers() -> None:
     assert upstream == {"Bearer none"}
 
 
-@pytest.mark.parametrize("path", sorted(HEALTH))
+@pytest.mark.parametrize("path", sorted(HEALTH_PATHS))
 async def test_health_is_told_without_a_body_too(path: str) -> None:
     async with serving(LOCKED) as served, served.http.head(served.base + path) as reply:
         assert (reply.status, await reply.read()) == (200, b"")
@@ -112,12 +113,9 @@ def test_a_body_that_comes_piece_by_piece_has_to_be_there_in_time_as_a_whole() -
         async def app(scope: Scope, receive: Receive, send: Send) -> None:
             await Request(scope, receive).body()
 
-        def nothing(*_: object) -> None:
-            pass
-
         settings = chosen(send_seconds=10)
-        door = RequestMiddleware(app, settings=settings, version="0", begins=nothing, ends=nothing, failed=nothing)
-        await door({"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note)
+        middleware = RequestMiddleware(app, settings=settings, version="0", observe=lambda event: None)
+        await middleware({"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note)
         return statuses, asyncio.get_running_loop().time()
 
     assert run(main()) == (([408], 10), 10)
@@ -131,8 +129,8 @@ async def test_a_client_that_goes_away_in_the_middle_of_a_body_is_no_failure() -
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-        await until(lambda: served.seen.visits)
-    assert [visit.status for visit in served.seen.visits] == [499]
+        await until(lambda: served.seen.requests)
+    assert [request.status for request in served.seen.requests] == [499]
     assert served.seen.failures == []
 
 
@@ -157,7 +155,7 @@ async def test_other_sites_may_use_it_if_they_are_listed() -> None:
 
 async def test_what_nobody_foresaw_is_a_500_that_tells_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as served:
-        engine = served.service.parts.offer.engine
+        engine = served.service.context.offer.engine
 
         async def broken(*_: object, **__: object) -> None:
             raise KeyError("secret")
@@ -171,15 +169,15 @@ async def test_what_nobody_foresaw_is_a_500_that_tells_no_secrets(monkeypatch: p
 
 async def test_readiness_follows_the_servers() -> None:
     async with serving(chosen(health_every=0.05)) as served:
-        parts = served.service.parts
+        context = served.service.context
         before = await served.get("/health/readiness")
-        large = parts.offer.engine.large
+        large = context.offer.engine.large
         there = large.settings
         large.settings = there.model_copy(update={"url": "http://127.0.0.1:9"})  # type: ignore[misc]
-        await until(lambda: not parts.pulse.steady)
+        await until(lambda: not context.health.all_up)
         down = await served.get("/health/readiness")
         large.settings = there  # type: ignore[misc]
-        await until(lambda: parts.pulse.steady)
+        await until(lambda: context.health.all_up)
     assert (before.status, before.json) == (200, {"status": "ready", "small": True, "large": True})
     assert (down.status, down.json) == (503, {"status": "down", "small": True, "large": False})
 

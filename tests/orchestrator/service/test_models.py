@@ -69,10 +69,10 @@ async def test_a_stream_passes_through_as_it_comes_and_ends_when_the_client_goes
         runner = await put_behind(served, behind)
         async with served.http.post(f"{served.base}/v1/completions", data=WEIRD) as reply:
             assert await reply.content.readany() == b"data: 1\n\n"
-            assert served.service.parts.gate.running == 1
+            assert served.service.context.admission.running == 1
         async with asyncio.timeout(5):
             await behind.left.wait()
-            await served.service.parts.gate.emptied()
+            await served.service.context.admission.idle()
         await runner.cleanup()
 
 

@@ -16,8 +16,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from stepspec.orchestrator.events import Called, Drafted, Started
 from stepspec.orchestrator.service import tracing
-from stepspec.orchestrator.service.middleware import ServiceRequest
-from stepspec.orchestrator.service.observers import RequestLog
+from stepspec.orchestrator.service.observers import (
+    RequestArrived,
+    RequestFailed,
+    RequestFinished,
+    RequestLog,
+    RunEvent,
+    ServiceRequest,
+)
 
 from ..endpoints.server import Refuse
 from .served import TURN, Behind, Served, chosen, put_behind, serving, until
@@ -142,10 +148,10 @@ def about(span: ReadableSpan) -> dict[str, Any]:
 async def traced_service(**given: Any) -> AsyncGenerator[tuple[Served, list[ReadableSpan]]]:
     """Serve with spans, which are there after the block."""
     exporter, finished = InMemorySpanExporter(), list[ReadableSpan]()
-    witness = tracing.Tracing(tracing.connect("0", exporter))
-    async with serving(witnesses=[witness], **given) as served, witness.flushed():
+    tracer = tracing.Tracing(tracing.connect("0", exporter))
+    async with serving(observers=[tracer], **given) as served, tracer.flushed():
         yield served, finished
-        await until(lambda: not served.service.parts.gate.running)
+        await until(lambda: not served.service.context.admission.running)
     finished.extend(exporter.get_finished_spans())
 
 
@@ -224,7 +230,7 @@ async def test_a_run_that_was_left_has_its_spans_too() -> None:
         asking = asyncio.create_task(served.chat())
         await until(lambda: any(isinstance(event, Drafted) for event in served.seen.events))
         asking.cancel()
-        await until(lambda: served.seen.visits)
+        await until(lambda: served.seen.requests)
     tree = Tree(finished)
     (run,) = tree.below(tree.request)
     assert "stepspec.finish_reason" not in about(run)
@@ -249,15 +255,18 @@ async def test_a_request_to_a_model_that_fails_is_a_failed_span() -> None:
 
 async def test_models_are_called_as_they_are_served_the_critic_and_those_within_a_pair_too() -> None:
     exporter = InMemorySpanExporter()
-    witness = tracing.Tracing(tracing.connect("0", exporter))
-    visit = ServiceRequest("r", "POST", "/v1/chat/completions", {}, model="reward")
+    tracer = tracing.Tracing(tracing.connect("0", exporter))
+    request = ServiceRequest("r", "POST", "/v1/chat/completions", {}, model="reward")
     models = (("small", "both"), ("small.large", "middle"), ("critic", "prm"))
-    async with witness.flushed():
-        witness.begins(visit)
-        witness.sees(visit, 0, Started((), "reward", models))
-        witness.sees(visit, 0, Called("critic", "rate", "done", 0.0, 0.1))
-        witness.sees(visit, 0, Called("small", "score", "done", 0.0, 0.1, path="small.large"))
-        witness.ends(visit)
+    async with tracer.flushed():
+        tracer(RequestArrived(request))
+        for event in (
+            Started((), "reward", models),
+            Called("critic", "rate", "done", 0.0, 0.1),
+            Called("small", "score", "done", 0.0, 0.1, path="small.large"),
+        ):
+            tracer(RunEvent(request, 0, 0.0, event))
+        tracer(RequestFinished(request))
     told = {span.name: about(span).get("stepspec.path") for span in Tree(exporter.get_finished_spans()).clients}
     assert told == {"text_completion prm": None, "text_completion middle": "small.large"}
 
@@ -297,9 +306,9 @@ async def test_what_is_passed_on_is_a_span_for_every_server_that_was_asked() -> 
 def test_where_spans_go_is_for_the_environment_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    assert not tracing.wanted()
+    assert not tracing.configured()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://localhost:4318")
-    assert tracing.wanted()
+    assert tracing.configured()
 
 
 @pytest.mark.parametrize("prompts", [False, True])
@@ -307,7 +316,7 @@ async def test_a_log_line_for_every_request_and_prompts_only_if_asked_for(
     prompts: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = chosen(log_format="json", log_level="debug", log_prompts=prompts)
-    async with serving(settings, witnesses=[RequestLog(settings)]) as served:
+    async with serving(settings, observers=[RequestLog(settings)]) as served:
         await served.chat(headers={"x_request_id": "r-1"}, user="ann")
         await served.chat(method="nobody", headers={"x_request_id": "r-2"})
     printed = capsys.readouterr().err
@@ -323,7 +332,7 @@ async def test_a_log_line_for_every_request_and_prompts_only_if_asked_for(
 @pytest.mark.parametrize("form", ["json", "console"])
 def test_a_failure_is_logged_without_what_was_asked(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The variables of the functions that failed have the key and the problem in them."""
-    visit = ServiceRequest("r-1", "POST", "/v1/chat/completions", {"authorization": "Bearer sesame"})
+    request = ServiceRequest("r-1", "POST", "/v1/chat/completions", {"authorization": "Bearer sesame"})
 
     def fail(problem: str) -> None:
         raise ValueError(f"nothing about {len(problem)} characters")
@@ -331,7 +340,7 @@ def test_a_failure_is_logged_without_what_was_asked(form: str, capsys: pytest.Ca
     try:
         fail("What is " + "1 + " * 3)
     except ValueError as exc:
-        RequestLog(chosen(log_format=form)).failed(visit, exc)
+        RequestLog(chosen(log_format=form))(RequestFailed(request, exc))
     printed = capsys.readouterr().err
     assert "nothing about 20 characters" in printed
     assert "in fail" in printed or '"name": "fail"' in printed

@@ -12,7 +12,7 @@ from stepspec.orchestrator.events import Answered, Answering, Called, Committed,
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.service import payloads
-from stepspec.orchestrator.service.payloads import Count, DeltaBuilder
+from stepspec.orchestrator.service.payloads import DeltaBuilder, TokenCounts
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Moment
 
@@ -26,9 +26,9 @@ def solved(text: str, reason: FinishReason = "stop", events: tuple[Event, ...] =
     return Solution.of(outcome, [Moment(0.0, event) for event in (Answered(step(text)), *events)])
 
 
-def told(teller: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
+def told(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
     joined: dict[str, str] = {}
-    deltas = [*(teller.hear(event) for event in events), teller.end(solved(text))]
+    deltas = [*(builder.add_event(event) for event in events), builder.finish(solved(text))]
     for delta in filter(None, deltas):
         for name, piece in delta.fields.items():
             joined[name] = joined.get(name, "") + piece
@@ -58,26 +58,26 @@ def test_what_was_told_is_never_taken_back() -> None:
 
 @pytest.mark.parametrize("thinking", list(payloads.FIELDS))
 def test_a_model_that_answers_as_it_reasons_has_content_only(thinking: Any) -> None:
-    teller = DeltaBuilder(thinking, thinks=False)
+    builder = DeltaBuilder(thinking, thinks=False)
     events = Committed(0, step("a\n\n")), Answering("a"), Committed(1, step("b")), Answering("\n\nb")
-    assert told(teller, *events, text="a\n\nb") == {"content": "a\n\nb"}
-    delta = DeltaBuilder(thinking, thinks=False).hear(Committed(0, step("a"), 0.5))
+    assert told(builder, *events, text="a\n\nb") == {"content": "a\n\nb"}
+    delta = DeltaBuilder(thinking, thinks=False).add_event(Committed(0, step("a"), 0.5))
     assert delta is not None
     assert delta.step == {"index": 0, "author": "small", "grade": 0.5, "fate": "kept", "reason": ""}
 
 
 def test_the_time_of_the_servers_is_counted_once_where_they_overlap() -> None:
-    count = Count()
+    count = TokenCounts()
     for started, seconds in ((1.0, 2.0), (2.0, 2.0), (2.5, 0.1), (7.0, 1.0)):
         count(Called("small", "write", "done", started, seconds))
     assert count.upstream == pytest.approx(4.0)
-    assert not count.worked
+    assert not count.written
     count(Called("small", "write", "failed", 9.0, 1.0, written=3))
-    assert count.worked
+    assert count.written
 
 
 def test_usage_is_what_one_model_would_have_cost() -> None:
-    counts = [Count(), Count()]
+    counts = [TokenCounts(), TokenCounts()]
     for count in counts:
         for event in (
             Called("large", "ask", "done", 2.0, 1.0, prompt=90, cached=80),
@@ -100,7 +100,7 @@ def test_usage_is_what_one_model_would_have_cost() -> None:
     ("reason", "finish"), [("stop", "stop"), ("length", "length"), ("time", "length"), ("repetition", "length")]
 )
 def test_whatever_cut_it_short_is_length(reason: FinishReason, finish: str) -> None:
-    assert payloads.finish(solved("x", reason)) == finish
+    assert payloads.finish_reason(solved("x", reason)) == finish
 
 
 def test_ledgers_add_up() -> None:

@@ -3,7 +3,7 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from stepspec.orchestrator.service.ray_proxy import together
+from stepspec.orchestrator.service.ray_proxy import merge_metrics
 
 
 def scrape(count: int) -> bytes:
@@ -19,7 +19,7 @@ def test_every_sample_says_whose_it_is_and_nothing_else_changes() -> None:
     scrapes = {"a": scrape(1), "b": scrape(3)}
     found = {
         (sample.name, *sorted(sample.labels.items())): sample.value
-        for family in text_string_to_metric_families(together(scrapes).decode())
+        for family in text_string_to_metric_families(merge_metrics(scrapes).decode())
         for sample in family.samples
     }
     expected = {
@@ -33,7 +33,7 @@ def test_every_sample_says_whose_it_is_and_nothing_else_changes() -> None:
 
 
 def test_a_family_is_described_once() -> None:
-    lines = together({"a": scrape(1), "b": scrape(2)}).decode().splitlines()
+    lines = merge_metrics({"a": scrape(1), "b": scrape(2)}).decode().splitlines()
     described = [line for line in lines if line.startswith("#")]
     assert len(described) == len(set(described))
     assert "# TYPE asked_total counter" in described
@@ -42,4 +42,4 @@ def test_a_family_is_described_once() -> None:
 
 
 def test_nobody_tells_nothing() -> None:
-    assert together({}) == b""
+    assert merge_metrics({}) == b""

@@ -11,7 +11,7 @@ from starlette.types import Message
 
 from stepspec.orchestrator.service import ray_proxy
 from stepspec.orchestrator.service.errors import ApiError
-from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaLost, answered
+from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaLost, stream_messages
 
 from .elsewhere import CHAT, JSON, OPENED, STREAM, Elsewhere, body, fronting, told
 from .served import chosen
@@ -95,7 +95,7 @@ async def test_a_request_that_nobody_takes_is_refused() -> None:
 @pytest.mark.parametrize("begun", [False, True])
 async def test_a_replica_that_says_nothing_more_is_given_up(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_proxy, "GRACE", 0.0)
-    monkeypatch.setattr(ray_proxy, "SLACK", 0.0)
+    monkeypatch.setattr(ray_proxy, "TRAVEL_SECONDS", 0.0)
 
     async def ask(asked: BufferedRequest) -> AsyncGenerator[Messages]:
         yield ()
@@ -140,7 +140,7 @@ async def test_a_client_that_leaves_takes_the_request_elsewhere_along() -> None:
 
     app = fronting(ask, OPENED, lambda *_: None)
     asked = BufferedRequest({"method": "POST", "path": CHAT, "query_string": b""}, (), b"")
-    task = asyncio.create_task(drained(answered(app, asked)))
+    task = asyncio.create_task(drained(stream_messages(app, asked)))
     await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait([task])

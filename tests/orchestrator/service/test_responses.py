@@ -17,7 +17,7 @@ PROBLEM = "What is 1 + 1?"
 async def test_a_response_has_its_thinking_and_its_answer_as_items() -> None:
     async with serving() as served, client(served) as sdk:
         made = await sdk.responses.create(model="auto", input=PROBLEM, instructions="Be brief.")
-    assert (made.status, made.output_text, made.id) == ("completed", ANSWER, f"resp_{served.seen.visits[0].id}")
+    assert (made.status, made.output_text, made.id) == ("completed", ANSWER, f"resp_{served.seen.requests[0].id}")
     thinking, message = made.output
     assert thinking.type == "reasoning"
     assert thinking.content is not None

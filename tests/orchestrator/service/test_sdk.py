@@ -30,13 +30,13 @@ async def test_each_status_is_its_own_error_and_says_why() -> None:
         with pytest.raises(openai.BadRequestError, match="by its own name") as bad:
             await create(model="auto", messages=MESSAGES, logprobs=True)
         assert (bad.value.param, bad.value.code, bad.value.status_code) == ("logprobs", "unsupported_parameter", 400)
-        with pytest.raises(openai.AuthenticationError, match="a key is needed"):
+        with pytest.raises(openai.AuthenticationError, match="an API key is needed"):
             await stranger.models.list()
         with pytest.raises(openai.NotFoundError, match="did you mean 'bild'"):
             await create(model="bidl", messages=MESSAGES)
         served.small.gate = asyncio.Semaphore(0)
         running = asyncio.create_task(create(model="auto", messages=MESSAGES))
-        await until(lambda: served.service.parts.gate.running)
+        await until(lambda: served.service.context.admission.running)
         with pytest.raises(openai.RateLimitError, match="too many requests"):
             await create(model="auto", messages=MESSAGES)
         for _ in range(99):
@@ -53,7 +53,7 @@ async def test_a_failure_after_some_work_is_not_tried_again_by_the_sdk() -> None
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
         with pytest.raises(openai.InternalServerError):
             await sdk.chat.completions.create(model="auto", messages=MESSAGES, extra_body={"stepspec": {"ahead": 0}})
-        assert len(served.seen.visits) == 1
+        assert len(served.seen.requests) == 1
 
 
 async def test_a_stream_keeps_the_extensions_and_raises_what_goes_wrong_in_it() -> None:
@@ -90,5 +90,5 @@ async def test_a_message_may_be_sent_back_as_the_sdk_returned_it() -> None:
             whole = await events.get_final_completion()
     assert second.choices[0].message.content == ANSWER
     assert whole.choices[0].message.content == ANSWER
-    assert served.seen.visits[0].id == first._request_id  # pyright: ignore[reportPrivateUsage]  # so the SDK tells it
+    assert served.seen.requests[0].id == first._request_id  # pyright: ignore[reportPrivateUsage]  # so the SDK tells it
     assert first.id == f"chatcmpl-{first._request_id}"  # pyright: ignore[reportPrivateUsage]

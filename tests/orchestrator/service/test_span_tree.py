@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from stepspec.orchestrator.chain import Accept, Rival, Role, Rollback, Step
@@ -15,6 +17,7 @@ from stepspec.orchestrator.events import (
     Fate,
     Judged,
     Lost,
+    Purpose,
     Repaired,
     Verb,
 )
@@ -26,8 +29,23 @@ DRAFT, REPAIR = Step("a\n\n", "small"), Step("b\n\n", "large")
 YES, NO = Accept(9.0), Rollback(reason="grade", score=1.0)
 
 
-def called(role: Role, verb: Verb, started: float, ended: float, fate: Fate = "done") -> Moment:
-    return Moment(ended, Called(role, verb, fate, started, ended - started))
+def called(
+    role: Role, verb: Verb, started: float, ended: float, purpose: Purpose, step: int, fate: Fate = "done"
+) -> Moment:
+    call = Called(role, verb, fate, started, ended - started, purpose=purpose, step=step, last_step=step)
+    return Moment(ended, call)
+
+
+def recorded(name: str, *purposes: tuple[Purpose, int, int]) -> Iterable[Moment]:
+    """Read a trace, and add the purpose, the first and the last step to its calls: it is older than these fields."""
+    about = iter(purposes)
+    for moment in read(TRACES / name):
+        if isinstance(moment.event, Called):
+            purpose, first, last = next(about)
+            yield replace(moment, event=replace(moment.event, purpose=purpose, step=first, last_step=last))
+        else:
+            yield moment
+    assert not list(about)
 
 
 def stages(*happened: Moment | tuple[float, Event]) -> tuple[dict[tuple[str, int], Stage], Stages]:
@@ -42,7 +60,13 @@ def spelt(stage: Stage) -> tuple[float, float, str, list[tuple[str, float]]]:
 
 
 def test_a_recorded_run() -> None:
-    told = Stages.of(read(TRACES / "specreason.jsonl"))
+    told = Stages.of(
+        recorded(
+            "specreason.jsonl",
+            *(("verify", 0, 0), ("verify", 1, 1), ("draft", 0, 2), ("repair", 1, 1)),
+            *(("verify", 2, 2), ("draft", 2, 3), ("verify", 3, 3), ("answer", 4, 4)),
+        )
+    )
     assert [(stage.kind, stage.index, *spelt(stage)) for stage in told.stages] == [
         ("draft", 0, 0.0, 0.119, "kept", []),
         ("judgement", 0, 0.119, 0.184, "accepted", [("ask", 0.119)]),
@@ -63,7 +87,15 @@ def test_a_recorded_run() -> None:
 
 
 def test_requests_within_a_pair_are_those_of_the_step_that_the_pair_wrote() -> None:
-    told = Stages.of(read(TRACES / "nested.jsonl"))
+    told = Stages.of(
+        recorded(
+            "nested.jsonl",
+            *(("verify", 0, 0), ("verify", 0, 0), ("verify", 1, 1), ("draft", 0, 1), ("repair", 1, 1)),
+            *(("verify", 1, 1), ("draft", 2, 2), ("repair", 1, 1), ("verify", 2, 2), ("draft", 2, 2)),
+            *(("repair", 2, 2), ("verify", 2, 2), ("draft", 3, 3), ("verify", 3, 3), ("verify", 3, 3)),
+            ("answer", 4, 4),
+        )
+    )
     drafts = [stage for stage in told.stages if stage.kind == "draft"]
     paths = [[call.path for call in draft.calls] for draft in drafts]
     assert paths == [
@@ -76,21 +108,31 @@ def test_requests_within_a_pair_are_those_of_the_step_that_the_pair_wrote() -> N
     assert [(call.path, call.fate) for call in told.rest] == [("small.small", "cancelled")] * 2
 
 
+def test_in_traces_without_purposes_calls_belong_to_no_stage() -> None:
+    moments = list(read(TRACES / "specreason.jsonl"))
+    told = Stages.of(moments)
+    assert [stage.kind for stage in told.stages] == ["draft", "judgement"] * 2 + ["repair"] + [
+        *("draft", "judgement", "draft", "judgement", "answer")
+    ]
+    assert not [stage for stage in told.stages if stage.calls or stage.shared]
+    assert list(told.rest) == [moment.event for moment in moments if isinstance(moment.event, Called)]
+
+
 def test_bets_on_a_rejected_step_are_lost_and_so_are_their_judgements() -> None:
     found, told = stages(
-        called("small", "write", 0, 1),
+        called("small", "write", 0, 1, "draft", 0),
         (1, Drafted(0, DRAFT)),
-        called("small", "write", 1, 2),
+        called("small", "write", 1, 2, "draft", 1),
         (2, Drafted(1, DRAFT)),
-        called("large", "ask", 1, 3),
+        called("large", "ask", 1, 3, "verify", 0),
         (3, Judged(0, DRAFT, NO)),
-        called("large", "ask", 2, 3.1, "cancelled"),
-        called("small", "write", 2, 3.1, "cancelled"),
-        called("large", "write", 3, 5),
+        called("large", "ask", 2, 3.1, "verify", 1, "cancelled"),
+        called("small", "write", 2, 3.1, "draft", 2, "cancelled"),
+        called("large", "write", 3, 5, "repair", 0),
         (5, Lost(1, DRAFT)),
         (5, Repaired(0, REPAIR, NO)),
         (5, Committed(0, REPAIR)),
-        called("small", "write", 5, 6),
+        called("small", "write", 5, 6, "draft", 1),
         (6, Drafted(1, DRAFT)),
         (7, Judged(1, DRAFT, YES)),
     )
@@ -114,10 +156,10 @@ def test_a_repair_waits_until_its_step_is_next_unless_it_is_a_bet() -> None:
             (1, Drafted(0, DRAFT)),
             (2, Drafted(1, DRAFT)),
             (3, Judged(1, DRAFT, NO)),
-            *([called("large", "write", begun, ended)] if ended < 4 else []),
+            *([called("large", "write", begun, ended, "repair", 1)] if ended < 4 else []),
             (4, Judged(0, DRAFT, YES)),
             (4, Committed(0, DRAFT)),
-            *([called("large", "write", begun, ended)] if ended > 4 else []),
+            *([called("large", "write", begun, ended, "repair", 1)] if ended > 4 else []),
             (max(4, ended), Repaired(1, REPAIR, NO)),
         )
         return found["repair", 1]
@@ -162,9 +204,9 @@ def test_requests_that_began_late_belong_to_the_judgements_that_ended_with_them(
     found, _ = stages(
         (1, Drafted(0, DRAFT)),
         (1.1, Drafted(1, DRAFT)),
-        called("large", "ask", 5.2, 6),
+        called("large", "ask", 5.2, 6, "verify", 1),
         (6, Judged(1, DRAFT, YES)),
-        called("large", "ask", 5, 6.4),
+        called("large", "ask", 5, 6.4, "verify", 0),
         (6.4, Judged(0, DRAFT, YES)),
     )
     assert spelt(found["judgement", 0])[-1] == [("ask", 5)]
@@ -174,20 +216,31 @@ def test_requests_that_began_late_belong_to_the_judgements_that_ended_with_them(
 def test_of_two_requests_for_one_judgement_both_belong_to_it() -> None:
     found, _ = stages(
         (1, Drafted(0, DRAFT)),
-        called("large", "score", 1, 2),
+        called("large", "score", 1, 2, "verify", 0),
         (2.5, Drafted(1, DRAFT)),
-        called("large", "score", 2.5, 3),
-        called("large", "score", 2, 4),
+        called("large", "score", 2.5, 3, "verify", 1),
+        called("large", "score", 2, 4, "verify", 0),
         (4, Judged(0, DRAFT, YES)),
-        called("large", "score", 3, 5),
+        called("large", "score", 3, 5, "verify", 1),
         (5, Judged(1, DRAFT, YES)),
     )
     assert spelt(found["judgement", 0])[-1] == [("score", 1), ("score", 2)]
     assert spelt(found["judgement", 1])[-1] == [("score", 2.5), ("score", 3)]
 
 
+def test_a_stream_that_ended_before_its_drafts_were_read_is_shared_by_all_of_them() -> None:
+    found, told = stages(
+        called("small", "write", 0, 1, "draft", 0),
+        (1, Drafted(0, DRAFT)),
+        (1.1, Drafted(1, DRAFT)),
+        (1.2, Drafted(2, DRAFT)),
+    )
+    assert [found["draft", index].shared for index in range(3)] == [told.rest] * 3
+    assert not [stage for stage in told.stages if stage.calls]
+
+
 def test_what_was_given_up_in_the_middle_has_what_there_was() -> None:
     assert Stages.of([]) == Stages([], [])
-    found, told = stages((1, Drafted(0, DRAFT)), called("small", "write", 0, 3, "cancelled"))
+    found, told = stages((1, Drafted(0, DRAFT)), called("small", "write", 0, 3, "draft", 0, "cancelled"))
     assert spelt(found["draft", 0]) == (0, 1, "lost", [])
     assert found["draft", 0].shared == told.rest

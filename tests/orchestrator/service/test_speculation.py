@@ -13,7 +13,7 @@ from stepspec.orchestrator.events import Event, Speculated
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.service import payloads
-from stepspec.orchestrator.service.admission import Admission
+from stepspec.orchestrator.service.context import Admission
 from stepspec.orchestrator.service.metrics import Metrics
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.stats import Acceptance
@@ -27,7 +27,7 @@ TOLD = {"rate": 0.75, "length": 4.0, "counted": {"drafts": 2, "drafted": 8, "acc
 
 async def asked(served: Served, path: str, **fields: object) -> Reply:
     """Ask the large model; it goes on once somebody saw two more passes than there were."""
-    large = served.service.parts.offer.engine.large
+    large = served.service.context.offer.engine.large
     assert isinstance(large, VllmEndpoint)
     served.large.gate = asyncio.Semaphore(0)
     asking = asyncio.create_task(served.post(path, {"model": "large", **fields}))
@@ -61,7 +61,7 @@ async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.Monk
     monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
         await asked(served, "/v1/chat/completions", messages=[{"role": "user", "content": "What is 1 + 1?"}])
-        counted = served.service.parts.offer.speculation
+        counted = served.service.context.offer.speculation
         await until(lambda: counted()["large"].drafts == 2)
         for _ in range(2):
             text = (await served.get("/metrics")).body.decode()

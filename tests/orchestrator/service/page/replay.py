@@ -49,7 +49,7 @@ class Replay:
     key: str = ""
     refusal: tuple[int, dict[str, Any], dict[str, str]] | None = None
     breaks: int | None = None
-    trusted: dict[str, Any] = field(default_factory=lambda: JudgeStatus().told)
+    trusted: dict[str, Any] = field(default_factory=lambda: JudgeStatus().as_json)
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     left: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""

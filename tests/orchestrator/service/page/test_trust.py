@@ -14,7 +14,7 @@ from stepspec import Solver
 from stepspec.orchestrator.chain import Accept, Step
 from stepspec.orchestrator.events import Judged
 from stepspec.orchestrator.feedback.drift import LEAST
-from stepspec.service_factory import trust
+from stepspec.service_factory import judge_status
 
 from ..served import serving
 from .conftest import Open
@@ -105,7 +105,7 @@ async def test_a_real_service_tells_its_calibration(
     (tmp_path / "stepspec.toml").write_text(f"options = {{threshold = 6.0}}\nshadow = 1.0\n[calibration]\n{lines}")
     monkeypatch.chdir(tmp_path)
     async with serving() as served:
-        engine = served.service.parts.offer.engine
+        engine = served.service.context.offer.engine
         assert isinstance(engine, Solver)
         assert engine.promise is not None
         for place in range(LEAST - 3):
@@ -116,4 +116,4 @@ async def test_a_real_service_tells_its_calibration(
         await page.keyboard.press("Control+Enter")
         await expect(page.locator("#trust [data-bad]")).to_contain_text(f"90% of {LEAST} fall into other bins")
         await engine.shadows.settled()
-        assert trust(engine).told["shadows"]["checked"] == 3
+        assert judge_status(engine).as_json["shadows"]["checked"] == 3

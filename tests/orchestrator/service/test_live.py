@@ -74,4 +74,4 @@ async def test_whoever_stops_watching_stops_the_run() -> None:
             assert b'"event":"Started"' in await reply.content.readuntil(b"\n\n")
         async with asyncio.timeout(10):
             await served.small.left.wait()
-            await served.service.parts.gate.emptied()
+            await served.service.context.admission.idle()
