@@ -1,4 +1,8 @@
-"""The events of one open stream. It is closed from within as soon as nothing arrives for too long."""
+"""
+The HTTP client of one endpoint: `Connection` sends requests and retries them, `Events` reads a stream of events.
+
+The bodies and the replies are in `vllm_protocol`.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +45,187 @@ from .vllm_protocol import (
 )
 
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
-CLOSING = 1.0  # seconds; shutting the socket takes none, and the end of a finished stream comes with its last event
+CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
+
+
+T = TypeVar("T")
+
+CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
+"""Headers added to every request of a run, such as ``traceparent``; `carrying` sets them."""
+
+
+@contextmanager
+def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[None]:
+    """
+    Add *headers* and *run_priority* to all requests of the runs that begin in the block.
+
+    A header of an enclosing block keeps its value.
+    """
+    enclosing = CARRIED.get()
+    names = {name.lower() for name in enclosing}
+    added = {key: value for key, value in headers.items() if key.lower() not in names}
+    headers_token, priority_token = CARRIED.set({**added, **enclosing}), RUN.set(run_priority)
+    try:
+        yield
+    finally:
+        RUN.reset(priority_token)
+        CARRIED.reset(headers_token)
+
+
+class Connection:
+    """
+    The HTTP connections to one endpoint, shared by all of its requests.
+
+    A request that failed before any part of its answer arrived is retried after a connection error, a 408, a 429 or a
+    5xx, up to the ``retries`` of the *endpoint* and within its deadlines.
+
+    The requests of a run carry vLLM's ``priority``, unless the settings forbid it or the server has refused one.
+    """
+
+    def __init__(self, endpoint: Address) -> None:
+        self.endpoint = endpoint
+        self.priorities = endpoint.priorities
+        self._client = AsyncOpenAI(
+            base_url=endpoint.v1,
+            api_key=endpoint.api_key.get_secret_value() if endpoint.api_key else "none",  # None: OPENAI_API_KEY's value
+            max_retries=0,  # Tenacity retries; with the client's own retries the numbers would multiply.
+            timeout=httpx2.Timeout(None, connect=endpoint.deadlines.connect),
+            http_client=DefaultAioHttpClient(),
+        )
+        self._slots = asyncio.Semaphore(endpoint.max_concurrency)
+        self._starts = _throttle(endpoint.requests_per_second)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._client.close()
+
+    def call(self, verb: str) -> Call:
+        """Describe a request, for its errors."""
+        return Call(self.endpoint.role, self.endpoint.url, verb)
+
+    async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
+        """Send *body* to *path* and return the reply. *retries* None means the settings' number."""
+        return parse_object(call, await self._fetch(call, path, body, retries))
+
+    async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
+        """Fetch *path*."""
+        return await self._fetch(call, path, None, retries)
+
+    async def get_unqueued(self, call: Call, path: str) -> bytes:
+        """Fetch *path* without retries and without waiting for one of the ``max_concurrency`` slots."""
+        return await self._fetch_now(call, path, None, 0)
+
+    async def model_names(self) -> list[str]:
+        """List the names of the served models, adapters last."""
+        call = self.call("connect")
+        return model_names(parse_object(call, await self.get(call, MODELS)))
+
+    async def model_name(self) -> str:
+        """Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not served."""
+        wanted, served = self.endpoint.model, await self.model_names()
+        if served and wanted in (None, *served):
+            return wanted or served[0]
+        message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
+        raise self.call("connect").error(EndpointRejected, message)
+
+    @asynccontextmanager
+    async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
+        """Send *body* and yield the events of the stream. Leaving the block early aborts the request."""
+        deadlines = self.endpoint.deadlines
+        async with self._slots:
+            ends = asyncio.get_running_loop().time() + deadlines.total
+
+            async def begin() -> Events:
+                return await self._begin(call, body, ends)
+
+            async with _within(call, min(deadlines.first, deadlines.total), "no token in the first {:g} s"):
+                events = await self._retry(begin, deadlines.first)
+            try:
+                yield events
+            finally:
+                await events.close()
+
+    async def _begin(self, call: Call, body: Body, ends: float) -> Events:
+        events = Events(call, await self._send(call, COMPLETIONS, body), self.endpoint.deadlines, ends)
+        try:
+            await events.prime()
+        except BaseException as exc:
+            await events.close()
+            if isinstance(exc, EndpointUnavailable):
+                raise _Retryable(exc) from exc.__cause__
+            raise
+        return events
+
+    async def _fetch(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
+        async with self._slots:
+            return await self._fetch_now(call, path, body, retries)
+
+    async def _fetch_now(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
+        async def fetch() -> bytes:
+            response = await self._send(call, path, body)
+            try:
+                return await response.aread()
+            except BROKEN as exc:
+                raise _Retryable(call.error(EndpointUnavailable, f"the connection broke ({exc!r})")) from exc
+            finally:
+                await response.aclose()
+
+        total = self.endpoint.deadlines.total
+        async with _within(call, total, "no answer after {:g} s"):
+            return await self._retry(fetch, total, retries)
+
+    async def _send(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
+        """Send one request, with its priority; return the response with its body unread."""
+        value = priority(REQUEST.get(), RUN.get()) if self.priorities and path in PRIORITISED else None
+        if body is None or value is None:
+            return await self._send_once(call, path, body)
+        try:
+            return await self._send_once(call, path, {**body, "priority": value})
+        except EndpointRejected as exc:
+            if "priority" not in exc.cause.lower():
+                raise
+            self.priorities = False
+            return await self._send_once(call, path, body)
+
+    async def _send_once(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
+        url = f"{self.endpoint.url}{path}"
+        async with self._starts:
+            try:
+                if body is None:
+                    unread = await self._client.get(
+                        url, cast_to=object, options={"headers": {**CARRIED.get()}}, stream=True, stream_cls=_Unread
+                    )
+                else:
+                    unread = await self._client.post(
+                        url,
+                        cast_to=object,
+                        content=orjson.dumps(body),
+                        options={"headers": {"Content-Type": "application/json", **CARRIED.get()}},
+                        stream=True,
+                        stream_cls=_Unread,
+                    )
+            except OpenAIError as exc:
+                raise _failure(call, exc) from exc
+        return unread.response
+
+    async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
+        retrying = AsyncRetrying(
+            stop=stop_after_attempt(1 + (self.endpoint.retries if retries is None else retries))
+            | stop_before_delay(deadline),
+            wait=_wait,
+            retry=retry_if_exception_type(_Retryable),
+            retry_error_callback=_give_up,
+        )
+        return await retrying(send)
 
 
 class Events:
     """
-    Server-sent events as bytes, one by one.
+    The server-sent events of one open stream, as bytes.
 
-    One timer per stream, set anew only when it fires, watches over both deadlines: a timer per event would cost as much
-    as reading it. *ends* is when the whole stream has to be over, on the event loop's clock.
+    The stream closes itself when no event arrives within the deadline between two tokens, or at second *ends* of the
+    event loop's clock. One timer per stream, restarted only when it fires, serves both deadlines: a timer per event
+    would cost as much as reading the event.
     """
 
     def __init__(self, call: Call, response: httpx2.Response, deadlines: Deadlines, ends: float) -> None:
@@ -58,22 +234,22 @@ class Events:
         self._pieces = response.aiter_bytes()
         self._rest = b""
         self._ready: deque[bytes] = deque()
-        self._done = False
+        self._done = False  # the server has sent [DONE]
         self._deadlines, self._ends = deadlines, ends
         self._loop = asyncio.get_running_loop()
         self._arrived = self._loop.time()
-        self._late = ""
+        self._late = ""  # the deadline that has passed
         self._closing: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     async def prime(self) -> None:
-        """Wait for the first event, under the caller's deadline, and begin to watch the clock."""
+        """Wait for the first event, within the caller's own deadline, and start the timer."""
         while not self._ready and not self._done:
             await self._read()
         self._watch()
 
     async def next(self) -> bytes | None:
-        """Return the next event, or None once the server has said that there are no more."""
+        """Return the next event; None at the end of the stream."""
         while not self._ready:
             if self._done:
                 return None
@@ -81,7 +257,7 @@ class Events:
         return self._ready.popleft()
 
     async def close(self) -> None:
-        """Let go of the connection: keep it if the stream was read to its end, or shut it, which is the abort."""
+        """Release the connection: keep it open if the stream is complete, or close it, which aborts the request."""
         if self._timer:
             self._timer.cancel()
         with suppress(*BROKEN, TimeoutError):
@@ -90,7 +266,7 @@ class Events:
                     async for _ in self._pieces:
                         pass
                 await asyncio.shield(self._close())
-                async for _ in self._pieces:  # The generators inside end now, by the error that closing gives them.
+                async for _ in self._pieces:  # Closing raises inside the generators, which end then.
                     pass
 
     def _close(self) -> asyncio.Future[None]:
@@ -129,186 +305,15 @@ class Events:
         self._close()
 
 
-T = TypeVar("T")
-
-CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
-"""Headers that every request of a run carries besides, for whoever began the run to set: ``traceparent``, say."""
-
-
-@contextmanager
-def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[None]:
-    """
-    Let the requests of a run, which is begun in the block, carry *headers* as well, and its priority among other runs.
-
-    A header that is carried already keeps its value.
-    """
-    carried = CARRIED.get()
-    names = {name.lower() for name in carried}
-    tokens = CARRIED.set({**{key: value for key, value in headers.items() if key.lower() not in names}, **carried})
-    before = RUN.set(run_priority)
-    try:
-        yield
-    finally:
-        RUN.reset(before)
-        CARRIED.reset(tokens)
-
-
-class Connection:
-    """
-    The connections to one endpoint, shared by all of its requests.
-
-    A request that got no answer at all is sent again after a connection error, a 408, a 429 or a 5xx, as often as the
-    endpoint's settings say and as long as its deadlines let it.
-
-    The requests of a run carry vLLM's ``priority``, unless the settings or a refusal of the server say otherwise.
-    """
-
-    def __init__(self, endpoint: Address) -> None:
-        self.endpoint = endpoint
-        self.priorities = endpoint.priorities
-        self._client = AsyncOpenAI(
-            base_url=endpoint.v1,
-            api_key=endpoint.api_key.get_secret_value() if endpoint.api_key else "none",  # None: OPENAI_API_KEY's value
-            max_retries=0,  # Tenacity repeats; together the two would multiply.
-            timeout=httpx2.Timeout(None, connect=endpoint.deadlines.connect),
-            http_client=DefaultAioHttpClient(),
-        )
-        self._slots = asyncio.Semaphore(endpoint.max_concurrency)
-        self._starts = _throttle(endpoint.requests_per_second)
-
-    async def close(self) -> None:
-        """Close every connection."""
-        await self._client.close()
-
-    def call(self, verb: str) -> Call:
-        """Describe a request, for its errors."""
-        return Call(self.endpoint.role, self.endpoint.url, verb)
-
-    async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
-        """Send *body* and return the answer."""
-        return parse_object(call, await self._fetch(call, path, body, retries))
-
-    async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
-        """Fetch what is at *path*."""
-        return await self._fetch(call, path, None, retries)
-
-    async def glance(self, call: Call, path: str) -> bytes:
-        """Fetch what is at *path*, once; it takes none of the places that requests for tokens wait for."""
-        return await self._fetch_now(call, path, None, 0)
-
-    async def served(self) -> list[str]:
-        """List the names of the models that the server knows, adapters last."""
-        call = self.call("connect")
-        return model_names(parse_object(call, await self.get(call, MODELS)))
-
-    async def chosen(self) -> str:
-        """Return the model to talk to: the one that the settings name, or the first. Raise `EndpointRejected`."""
-        wanted, served = self.endpoint.model, await self.served()
-        if served and wanted in (None, *served):
-            return wanted or served[0]
-        message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
-        raise self.call("connect").error(EndpointRejected, message)
-
-    @asynccontextmanager
-    async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
-        """Send *body* and yield the events of the answer. Leaving the block early aborts the request."""
-        deadlines = self.endpoint.deadlines
-        async with self._slots:
-            ends = asyncio.get_running_loop().time() + deadlines.total
-
-            async def begin() -> Events:
-                return await self._begin(call, body, ends)
-
-            async with _within(call, min(deadlines.first, deadlines.total), "no token in the first {:g} s"):
-                events = await self._repeat(begin, deadlines.first)
-            try:
-                yield events
-            finally:
-                await events.close()
-
-    async def _begin(self, call: Call, body: Body, ends: float) -> Events:
-        events = Events(call, await self._send(call, COMPLETIONS, body), self.endpoint.deadlines, ends)
-        try:
-            await events.prime()
-        except BaseException as exc:
-            await events.close()
-            if isinstance(exc, EndpointUnavailable):
-                raise _Repeatable(exc) from exc.__cause__
-            raise
-        return events
-
-    async def _fetch(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
-        async with self._slots:
-            return await self._fetch_now(call, path, body, retries)
-
-    async def _fetch_now(self, call: Call, path: str, body: Body | None, retries: int | None) -> bytes:
-        async def fetch() -> bytes:
-            response = await self._send(call, path, body)
-            try:
-                return await response.aread()
-            except BROKEN as exc:
-                raise _Repeatable(call.error(EndpointUnavailable, f"the connection broke ({exc!r})")) from exc
-            finally:
-                await response.aclose()
-
-        total = self.endpoint.deadlines.total
-        async with _within(call, total, "no answer after {:g} s"):
-            return await self._repeat(fetch, total, retries)
-
-    async def _send(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
-        """Send one request, with its priority; return the answer with its body still to be read."""
-        value = priority(REQUEST.get(), RUN.get()) if self.priorities and path in PRIORITISED else None
-        if body is None or value is None:
-            return await self._send_once(call, path, body)
-        try:
-            return await self._send_once(call, path, {**body, "priority": value})
-        except EndpointRejected as exc:
-            if "priority" not in exc.cause.lower():
-                raise
-            self.priorities = False
-            return await self._send_once(call, path, body)
-
-    async def _send_once(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
-        url = f"{self.endpoint.url}{path}"
-        async with self._starts:
-            try:
-                if body is None:
-                    unread = await self._client.get(
-                        url, cast_to=object, options={"headers": {**CARRIED.get()}}, stream=True, stream_cls=_Unread
-                    )
-                else:
-                    unread = await self._client.post(
-                        url,
-                        cast_to=object,
-                        content=orjson.dumps(body),
-                        options={"headers": {"Content-Type": "application/json", **CARRIED.get()}},
-                        stream=True,
-                        stream_cls=_Unread,
-                    )
-            except OpenAIError as exc:
-                raise _failure(call, exc) from exc
-        return unread.response
-
-    async def _repeat(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
-        repeating = AsyncRetrying(
-            stop=stop_after_attempt(1 + (self.endpoint.retries if retries is None else retries))
-            | stop_before_delay(deadline),
-            wait=_wait,
-            retry=retry_if_exception_type(_Repeatable),
-            retry_error_callback=_give_up,
-        )
-        return await repeating(send)
-
-
 class _Unread(AsyncStream[bytes]):
-    """Takes the SDK's answer as it is; `Events` reads it in a fraction of the time that the SDK would need."""
+    """Keeps the SDK's response unread; `Events` reads it in a fraction of the SDK's time."""
 
     def __init__(self, *, response: httpx2.Response, **_: object) -> None:
         self.response = response
 
 
-class _Repeatable(Exception):
-    """The request may be sent again, *after* so many seconds at the earliest; *error* is what to raise otherwise."""
+class _Retryable(Exception):
+    """The request may be retried *after* that many seconds; *error* is raised if it is not retried."""
 
     def __init__(self, error: EndpointError, after: float = 0.0) -> None:
         super().__init__(str(error))
@@ -319,11 +324,11 @@ def _failure(call: Call, exc: OpenAIError) -> Exception:
     if isinstance(exc, APIStatusError):
         error = http_error(call, exc.status_code, exc.response.content)
         again = retryable(exc.status_code)
-        return _Repeatable(error, retry_after(exc.response.headers.get("retry-after"))) if again else error
+        return _Retryable(error, retry_after(exc.response.headers.get("retry-after"))) if again else error
     if isinstance(exc, APIConnectionError):
         cause = exc.__cause__ or exc
         message = f"no connection ({str(cause) or type(cause).__name__}); is the server running, and is the URL right?"
-        return _Repeatable(call.error(EndpointUnavailable, message))
+        return _Retryable(call.error(EndpointUnavailable, message))
     return call.error(EndpointError, str(exc))
 
 
@@ -332,18 +337,18 @@ _backoff = random_exponential(multiplier=0.2, max=10)  # seconds
 
 def _wait(state: RetryCallState) -> float:
     exc = state.outcome.exception() if state.outcome else None
-    return max(_backoff(state), exc.after if isinstance(exc, _Repeatable) else 0.0)
+    return max(_backoff(state), exc.after if isinstance(exc, _Retryable) else 0.0)
 
 
 def _give_up(state: RetryCallState) -> NoReturn:
     exc = state.outcome.exception() if state.outcome else None
-    if not isinstance(exc, _Repeatable):
-        raise RuntimeError("there was nothing to repeat")
-    raise exc.error from None  # Its message names the cause; five libraries deep, the traceback would bury it.
+    if not isinstance(exc, _Retryable):
+        raise RuntimeError("no retryable error to raise")
+    raise exc.error from None  # The message names the cause; a traceback through five libraries would hide it.
 
 
 def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
-    """Limit the requests begun per second, in whole requests: the throttler would wait for half a one for ever."""
+    """Limit the requests per second to *rate*, in whole requests, because the throttler never releases half of one."""
     if rate is None:
         return nullcontext()
     burst = max(1, int(rate))
@@ -351,9 +356,9 @@ def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
 
 
 @asynccontextmanager
-async def _within(call: Call, seconds: float, complaint: str) -> AsyncGenerator[None]:
+async def _within(call: Call, seconds: float, message: str) -> AsyncGenerator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
     except TimeoutError:
-        raise call.error(EndpointUnavailable, complaint.format(seconds)) from None
+        raise call.error(EndpointUnavailable, message.format(seconds)) from None

@@ -1,4 +1,4 @@
-"""What an endpoint is to those who need not know how many servers stand behind it."""
+"""The interface of an endpoint: one served model, whether on one server, on replicas, or as a nested pair."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .vllm_protocol import GREEDY, Format
 
 
 class ModelEndpoint(Protocol):
-    """One served model, at one URL (`VllmEndpoint`) or at several (`ReplicatedEndpoint`)."""
+    """One model at one URL (`VllmEndpoint`), at several (`ReplicatedEndpoint`), or a pair (`NestedEndpoint`)."""
 
     @property
     def settings(self) -> Endpoint: ...

@@ -1,8 +1,8 @@
 """
-Which of the requests that wait at a server it should take first. Pure.
+The priority of a request among those that wait at a server. Pure.
 
-vLLM, started with ``--scheduling-policy priority``, takes the lowest number first and otherwise the earliest request;
-with any other policy it ignores the number. What a chain waits for goes before what it may never need.
+vLLM with ``--scheduling-policy priority`` takes the lowest number first, and of equal numbers the earliest request;
+with any other policy it ignores the number. Requests that a chain waits for go before those it may never need.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ AWAITED: Mapping[Purpose, int] = {"verify": 0, "watch": 0, "repair": 1, "answer"
 BETS: Mapping[Purpose, int] = {"verify": 4}
 OTHER_BETS, SHADOW = 5, 7
 LEVELS = 8
-"""How many numbers one run uses: a run whose own priority is lower by one goes before all of another's requests."""
+"""The numbers that one run uses. All requests of a run go before those of a run whose priority is higher by one."""
 
 RUN: ContextVar[int] = ContextVar("RUN", default=0)
-"""The priority of the whole run among others, for whoever begins the run to set; lower is earlier."""
+"""The priority of the run among other runs; lower is earlier. `carrying` sets it."""
 
 
 def priority(request: RequestContext, run: int = 0) -> int | None:
-    """Return the number that vLLM orders requests by; None for a request that belongs to no run."""
+    """Return the number by which vLLM orders requests; None for a request that belongs to no run."""
     if not request.purpose:
         return None
     return run * LEVELS + _level(request)

@@ -1,4 +1,8 @@
-"""Where a run sits among the replicas of a model, and how it moves when that one fails."""
+"""
+Several servers of one model as one endpoint: a run stays on one replica, and moves to another when that one fails.
+
+`ReplicatedEndpoint` holds the replicas, `Placement` the replica of one run, and `ReplicatedModel` is the run's `Model`.
+"""
 
 from __future__ import annotations
 
@@ -29,16 +33,16 @@ T = TypeVar("T")
 @dataclass(eq=False)
 class Replica:
     """
-    One server. *endpoint* is None until it was up for the first time.
+    One server. *endpoint* is None until the server was up for the first time.
 
-    *cause* tells why it failed, "" if it works; until the second *rests* of the loop's clock new runs leave it alone.
+    *cause* is why it failed, "" if it works. New runs avoid it until second *rests_until* of the event loop's clock.
     """
 
     settings: Endpoint
     endpoint: ModelEndpoint | None = None
     cause: str = ""
-    rests: float = 0.0
-    runs: WeakSet[Seat] = field(default_factory=lambda: WeakSet[Seat]())
+    rests_until: float = 0.0
+    runs: WeakSet[Placement] = field(default_factory=lambda: WeakSet[Placement]())
     entering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
@@ -47,23 +51,23 @@ class Replica:
 
     @property
     def rested(self) -> bool:
-        return not self.cause or asyncio.get_running_loop().time() >= self.rests
+        return not self.cause or asyncio.get_running_loop().time() >= self.rests_until
 
     def failed(self, exc: StepspecError) -> str:
-        """Begin to rest; return why."""
+        """Note the failure and begin to rest; return the cause."""
         self.cause = (exc.cause if isinstance(exc, EndpointError) else str(exc)) or "failed"
         self.rest()
         return self.cause
 
     def rest(self) -> None:
-        self.rests = asyncio.get_running_loop().time() + self.settings.deadlines.rest
+        self.rests_until = asyncio.get_running_loop().time() + self.settings.deadlines.rest
 
     def worked(self) -> None:
         self.cause = ""
 
 
 class Replicas(Protocol):
-    """All servers of one model, as those see them who look for a place."""
+    """The servers of one model, from which a `Placement` chooses."""
 
     @property
     def role(self) -> Role: ...
@@ -77,12 +81,12 @@ class Replicas(Protocol):
         ...
 
 
-class Seat:
-    """Where one run sits. Its verbs may be called at the same time; a replica's failure moves all of them, once."""
+class Placement:
+    """The replica of one run. Calls may overlap; when the replica fails, the run moves once for all of them."""
 
     def __init__(self, replicas: Replicas, observe: Observer) -> None:
         self._replicas, self._observe = replicas, observe
-        self._at: Replica | None = None
+        self._replica: Replica | None = None
         self._moving = asyncio.Lock()
 
     @property
@@ -90,10 +94,10 @@ class Seat:
         return self._replicas.role
 
     async def call(self, verb: Callable[[ModelEndpoint], Awaitable[T]]) -> T:
-        """Do *verb* where the run sits, or at the next replica. Raise `EndpointUnavailable` if it fails at all."""
+        """Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on all of them."""
         failed: dict[str, str] = {}
         while True:
-            replica, endpoint = await self._sit(failed)
+            replica, endpoint = await self._place(failed)
             try:
                 result = await verb(endpoint)
             except EndpointUnavailable as exc:
@@ -103,14 +107,14 @@ class Seat:
                 return result
 
     def leave(self) -> None:
-        if self._at is not None:
-            self._at.runs.discard(self)
-        self._at = None
+        if self._replica is not None:
+            self._replica.runs.discard(self)
+        self._replica = None
 
-    async def _sit(self, failed: dict[str, str]) -> tuple[Replica, ModelEndpoint]:
-        """Stay where the run sits unless that has *failed*; otherwise move, and note there what fails on the way."""
+    async def _place(self, failed: dict[str, str]) -> tuple[Replica, ModelEndpoint]:
+        """Return the run's replica, or choose another if it has *failed*; add replicas that are down to *failed*."""
         async with self._moving:
-            while self._at is None or self._at.url in failed or self._at.endpoint is None:
+            while self._replica is None or self._replica.url in failed or self._replica.endpoint is None:
                 chosen = self._replicas.choose(failed)
                 try:
                     await self._replicas.reach(chosen)
@@ -118,76 +122,80 @@ class Seat:
                     failed[chosen.url] = chosen.failed(exc)
                 else:
                     self._move(chosen, failed)
-            return self._at, self._at.endpoint
+            return self._replica, self._replica.endpoint
 
     def _move(self, to: Replica, failed: Mapping[str, str]) -> None:
-        left = self._at
+        left = self._replica
         self.leave()
-        self._at = to
+        self._replica = to
         to.runs.add(self)
         if left is not None:
             self._observe(Moved(self.role, left.url, to.url, failed[left.url]))
 
 
 class ReplicatedModel:
-    """A `Model` of one run, on whichever replica the run sits at."""
+    """The `Model` of one run, on the replica of its *placement*."""
 
-    def __init__(self, seat: Seat, make: Callable[[ModelEndpoint], Model]) -> None:
-        self._seat, self._make = seat, make
-        self._made: dict[str, Model] = {}
+    def __init__(self, placement: Placement, make: Callable[[ModelEndpoint], Model]) -> None:
+        self._placement, self._make = placement, make
+        self._models: dict[str, Model] = {}
 
     @property
     def role(self) -> Role:
-        return self._seat.role
+        return self._placement.role
 
     def leave(self) -> None:
-        """Give the place up: the run is over."""
-        self._seat.leave()
+        """Release the replica, as the run is over."""
+        self._placement.leave()
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        return await self._seat.call(lambda at: self._model(at).write(chain, **options))
+        return await self._placement.call(lambda endpoint: self._model(endpoint).write(chain, **options))
 
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
     ) -> tuple[Step, ...]:
-        return await self._seat.call(lambda at: self._model(at).branch(chain, begun, stop=stop, limit=limit))
+        return await self._placement.call(
+            lambda endpoint: self._model(endpoint).branch(chain, begun, stop=stop, limit=limit)
+        )
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        return await self._seat.call(lambda at: self._model(at).score(chain, *spans, top=top))
+        return await self._placement.call(lambda endpoint: self._model(endpoint).score(chain, *spans, top=top))
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        return await self._seat.call(lambda at: self._model(at).ask(chain, question, choices, opening=opening))
+        return await self._placement.call(
+            lambda endpoint: self._model(endpoint).ask(chain, question, choices, opening=opening)
+        )
 
-    def _model(self, at: ModelEndpoint) -> Model:
-        url = at.settings.url
-        if url not in self._made:
-            self._made[url] = self._make(at)
-        return self._made[url]
+    def _model(self, endpoint: ModelEndpoint) -> Model:
+        url = endpoint.settings.url
+        if url not in self._models:
+            self._models[url] = self._make(endpoint)
+        return self._models[url]
 
 
 Messages = tuple[Message, ...]
 
 
 def connect(settings: Endpoint) -> ModelEndpoint:
-    """Make the endpoint that *settings* describe, to be entered."""
+    """Make the endpoint that *settings* describe; it connects on entering."""
     return ReplicatedEndpoint(settings) if settings.replicas else VllmEndpoint(settings)
 
 
 class ReplicatedEndpoint:
     """
-    The servers of one model, as *settings* list them, each made by *make*.
+    The servers of one model, as *settings* list them; *make* makes the endpoint of each.
 
-    Entering succeeds if one of them is up; `down` tells of the others, which are tried again later. Raise
-    `EndpointUnavailable`, with every URL and its cause, if none is, and `EndpointRejected` for a server that serves
-    another model, vocabulary or chat template than the others.
+    Entering succeeds if one server is up; `down` lists the others, which are tried again later. Raise
+    `EndpointUnavailable`, with every URL and its cause, if none is up, and `EndpointRejected` for a server with another
+    model, vocabulary or chat template than the others.
     """
 
     def __init__(self, settings: Endpoint, make: Callable[[Endpoint], ModelEndpoint] = VllmEndpoint) -> None:
         self.settings = settings
         self._make = make
-        self._replicas = tuple([Replica(each) for each in settings.each])
+        self._replicas = tuple([Replica(server) for server in settings.each])
         self._exit = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -232,38 +240,39 @@ class ReplicatedEndpoint:
 
     @property
     def down(self) -> Mapping[str, str]:
-        """The replicas that failed and have not worked since: URL and cause."""
+        """The URL and the cause of every replica whose last call failed."""
         return {replica.url: replica.cause for replica in self._replicas if replica.cause}
 
     @property
     def runs(self) -> Mapping[str, int]:
-        """How many runs sit at each URL."""
+        """The number of runs on the replica at each URL."""
         return {replica.url: len(replica.runs) for replica in self._replicas}
 
     async def count(self, messages: Messages) -> int:
         """Count the tokens that a chain about *messages* begins with."""
-        seat = Seat(self, lambda event: None)
+        placement = Placement(self, lambda event: None)
         try:
-            return await seat.call(lambda endpoint: endpoint.count(messages))
+            return await placement.call(lambda endpoint: endpoint.count(messages))
         finally:
-            seat.leave()
+            placement.leave()
 
     async def queue(self) -> QueueGauges | None:
-        """Add up the queues of the servers that show one; None if none does."""
-        shown = [one for one in await asyncio.gather(*(endpoint.queue() for endpoint in self._up)) if one is not None]
-        return QueueGauges(sum(one.running for one in shown), sum(one.waiting for one in shown)) if shown else None
+        """Add up the queues of the servers; None if no server reports one."""
+        queues = await asyncio.gather(*(endpoint.queue() for endpoint in self._up))
+        known = [queue for queue in queues if queue is not None]
+        return QueueGauges(sum(q.running for q in known), sum(q.waiting for q in known)) if known else None
 
     async def acceptance(self) -> Acceptance | None:
-        """Add up what became of the tokens drafted in the servers; None if none speculates."""
+        """Add up the servers' counters of token-level speculation; None if no server speculates."""
         return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self._up)))
 
     async def capabilities(self) -> Capabilities:
-        """Find out what all of the servers can do that were ever up."""
-        found = await asyncio.gather(*(endpoint.capabilities() for endpoint in self._entered))
+        """Find out what all servers can do that were up at least once."""
+        every = await asyncio.gather(*(endpoint.capabilities() for endpoint in self._entered))
         shared: dict[str, Any] = {}
-        for name in [one.name for one in fields(Capabilities)]:
-            told = [getattr(one, name) for one in found]
-            shared[name] = told[0] if all(one == told[0] for one in told) else False if False in told else None
+        for name in [capability.name for capability in fields(Capabilities)]:
+            first, *others = values = [getattr(capabilities, name) for capabilities in every]
+            shared[name] = first if all(other == first for other in others) else False if False in values else None
         return Capabilities(**shared)
 
     def model(
@@ -274,16 +283,18 @@ class ReplicatedEndpoint:
         clock: Callable[[], float] | None = None,
         format: Format | None = None,
     ) -> ReplicatedModel:
-        """Make the model of one run, as `VllmEndpoint.model` does; the run should `ReplicatedModel.leave` it."""
+        """Make the model of one run, as `VllmEndpoint.model` does; a run that is over calls `ReplicatedModel.leave`."""
         clock = or_now(clock)
-        seat = Seat(self, observe)
-        return ReplicatedModel(seat, lambda at: at.model(sampling, observe=observe, clock=clock, format=format))
+        placement = Placement(self, observe)
+        return ReplicatedModel(
+            placement, lambda endpoint: endpoint.model(sampling, observe=observe, clock=clock, format=format)
+        )
 
     def choose(self, failed: Mapping[str, str]) -> Replica:
         """
-        Choose the replica with the fewest runs among those that have not *failed* this call, if possible a rested one.
+        Choose the replica with the fewest runs among those that have not *failed* this call, preferably a rested one.
 
-        One that failed earlier is tried by one run at a time. Raise `EndpointUnavailable` if all have failed.
+        A replica that failed earlier is tried by one run at a time. Raise `EndpointUnavailable` if all have failed.
         """
         left = [replica for replica in self._replicas if replica.url not in failed]
         if not left:
@@ -294,7 +305,7 @@ class ReplicatedEndpoint:
         return chosen
 
     async def reach(self, replica: Replica) -> ModelEndpoint:
-        """Return the endpoint of *replica*, made sure of if it was down. Raise what entering raises."""
+        """Return the endpoint of *replica*, entered again if it was down. Raise what entering raises."""
         async with replica.entering:
             if replica.endpoint is None or replica.cause:
                 return await self._enter(replica)
@@ -302,7 +313,7 @@ class ReplicatedEndpoint:
 
     @property
     def up(self) -> tuple[ModelEndpoint, ...]:
-        """The servers that work, as far as is known."""
+        """The servers that have not failed since they were entered."""
         return tuple(self._up)
 
     @property
@@ -311,10 +322,10 @@ class ReplicatedEndpoint:
 
     @property
     def _up(self) -> list[ModelEndpoint]:
-        return [one.endpoint for one in self._replicas if one.endpoint is not None and not one.cause]
+        return [replica.endpoint for replica in self._replicas if replica.endpoint is not None and not replica.cause]
 
     async def _enter(self, replica: Replica) -> ModelEndpoint:
-        """Look at *replica* with a new connection, which is kept if there was none."""
+        """Check *replica* with a new connection, which becomes its endpoint if it had none."""
         async with AsyncExitStack() as stack:
             fresh = await stack.enter_async_context(self._make(replica.settings))
             others = [other.endpoint for other in self._replicas if other is not replica]
@@ -332,14 +343,14 @@ class ReplicatedEndpoint:
 
 
 def _same(fresh: ModelEndpoint, known: ModelEndpoint) -> None:
-    """Raise `EndpointRejected` unless both serve the same."""
-    here, there = fresh.settings.url, known.settings.url
+    """Raise `EndpointRejected` unless both serve the same model, vocabulary and chat template."""
+    url, other_url = fresh.settings.url, known.settings.url
     if fresh.name != known.name:
-        wrong = f"serves {fresh.name!r}, and its replica at {there} {known.name!r}"
+        wrong = f"serves {fresh.name!r}, and its replica at {other_url} {known.name!r}"
     elif fresh.vocabulary != known.vocabulary:
-        wrong = f"has another vocabulary than its replica at {there}"
+        wrong = f"has another vocabulary than its replica at {other_url}"
     elif fresh.template != known.template:
-        wrong = f"has another chat template than its replica at {there}"
+        wrong = f"has another chat template than its replica at {other_url}"
     else:
         return
-    raise EndpointRejected(wrong, role=fresh.role, url=here, verb="connect")
+    raise EndpointRejected(wrong, role=fresh.role, url=url, verb="connect")

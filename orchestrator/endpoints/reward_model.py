@@ -58,7 +58,7 @@ class RewardModelEndpoint:
     async def __aenter__(self) -> Self:
         self.connection = Connection(self.settings)
         try:
-            self.name = await self.connection.chosen()
+            self.name = await self.connection.model_name()
             await self._learn()
         except BaseException:
             await self.connection.close()

@@ -65,7 +65,7 @@ class VllmEndpoint:
     async def __aenter__(self) -> Self:
         self.connection = Connection(self.settings)
         try:
-            self.name = await self.connection.chosen()
+            self.name = await self.connection.model_name()
             self.encoder = ModelTokenizer(self.connection, self.name)
             await self.encoder.learn()
             # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
@@ -144,7 +144,7 @@ class VllmEndpoint:
     async def _metrics(self, verb: str) -> bytes | None:
         self.polled_at = polled_at = asyncio.get_running_loop().time()
         try:
-            metrics = await self.connection.glance(self.connection.call(verb), METRICS)
+            metrics = await self.connection.get_unqueued(self.connection.call(verb), METRICS)
         except EndpointError:
             return None
         self.cache = read_cache_config(metrics) or self.cache

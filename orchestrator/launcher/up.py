@@ -158,7 +158,7 @@ async def _connect(path: str, endpoint: Endpoint) -> RunningServer:
 async def _served_model(endpoint: Endpoint) -> str:
     connection = Connection(endpoint)
     try:
-        return await connection.chosen()
+        return await connection.model_name()
     finally:
         await connection.close()
 
