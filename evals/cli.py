@@ -1,4 +1,4 @@
-"""Arms as a command line names them: ``specreason``, ``bild:scale=step,ahead=0``, or a policy file."""
+"""The command ``eval``, and arms by name: ``specreason``, ``bild:scale=step,ahead=0``, or a policy file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .experiments.arms import LARGE, SMALL
 from .grading.graders import SECONDS, require
 from .plan import Plan, check_arm, testbed_settings
 from .results import SMALL_PRINT, ArmSummary, table
-from .runner import Team
+from .runner import WorkerGroup
 from .sample import Arm, Task
 from .testbed.solving_pair import pair_solver
 
@@ -46,25 +46,25 @@ _ADAPTER: TypeAdapter[Arm] = TypeAdapter(Arm)
 
 def arms(chosen: Sequence[str], baselines: Sequence[str], controls: Sequence[str]) -> tuple[Arm, ...]:
     """
-    The large model alone, the other *baselines*, the *chosen* methods, and *controls* of some of these.
+    The large model alone, the other *baselines*, the *chosen* methods, and *controls* of some of these methods.
 
-    Raise `ConfigurationError` for what does not exist, and for what is there twice.
+    Raise `ConfigurationError` for an unknown name, and for an arm that is named twice.
     """
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown:
         raise ConfigurationError(f"no such baseline: {unknown[0]!r}; there are {' and '.join(BASELINES)}")
     methods = [arm(spec) for spec in chosen]
     others = [BASELINES[name] for name in dict.fromkeys(baselines) if name != "large"]
-    found = (LARGE, *others, *methods, *(control(name, methods) for name in controls))
-    names = [one.name for one in found]
+    competing = (LARGE, *others, *methods, *(control(name, methods) for name in controls))
+    names = [competitor.name for competitor in competing]
     twice = {name for name in names if names.count(name) > 1}
     if twice:
         raise ConfigurationError(f"the arm {twice.pop()!r} is there twice")
-    return found
+    return competing
 
 
 def arm(spec: str) -> Arm:
-    """Read one method: its name with options after a colon, or a policy file, as ``stepspec calibrate`` writes it."""
+    """Parse one method: its name with options after a colon, or a policy file as ``stepspec calibrate`` writes it."""
     if spec.endswith(FILE):
         return _from_file(Path(spec))
     policy, _, rest = spec.partition(":")
@@ -75,11 +75,11 @@ def arm(spec: str) -> Arm:
 
 
 def calibrated(chosen: Sequence[str]) -> dict[str, str]:
-    """What the *chosen* arms that are policy files were calibrated on, by the arm's name."""
+    """The benchmarks that the policy files among the *chosen* arms were calibrated on, by the arm's name."""
     files = [Path(spec) for spec in chosen if spec.endswith(FILE)]
-    tables: dict[str, Any] = {path.stem: _settings(path).get("calibration") for path in files}
-    told = {name: cast("dict[str, Any]", table) for name, table in tables.items() if isinstance(table, dict)}
-    return {name: str(table["benchmark"]) for name, table in told.items() if "benchmark" in table}
+    entries: dict[str, Any] = {path.stem: _settings(path).get("calibration") for path in files}
+    tables = {name: cast("dict[str, Any]", entry) for name, entry in entries.items() if isinstance(entry, dict)}
+    return {name: str(table["benchmark"]) for name, table in tables.items() if "benchmark" in table}
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _from_file(path: Path) -> Arm:
-    """Take from a settings file what makes an arm, and leave the rest, such as URLs."""
+    """Read the policy and the run options from a settings file; other settings, such as URLs, are ignored."""
     settings = _settings(path)
     options = {name: settings[name] for name in SOLVERS if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
@@ -116,7 +116,7 @@ def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
 
 
 def control(name: str, methods: Sequence[Arm]) -> Arm:
-    """Random acceptance as often as the arm *name* accepts; all else is as in that arm."""
+    """A control that accepts steps at random, as often as the arm *name* does, and is like that arm otherwise."""
     for method in methods:
         if method.name == name:
             built = policies.METHODS[method.policy].build
@@ -134,7 +134,7 @@ def control(name: str, methods: Sequence[Arm]) -> Arm:
 
 
 def _value(text: str) -> Any:
-    """Read JSON; what is none is a word."""
+    """Parse JSON; other text is a string."""
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:
@@ -179,32 +179,32 @@ def command(
         ),
     ] = None,
     baseline: Annotated[
-        list[str] | None, typer.Option(help="large, which is always measured, or small; both unless given.")
+        list[str] | None, typer.Option(help="large, which is always measured, or small; both by default.")
     ] = None,
     random: Annotated[
         list[str] | None,
-        typer.Option(help="Add a control: steps are accepted by lot, as often as this method accepts them."),
+        typer.Option(help="Add a control that accepts steps at random, as often as this method does."),
     ] = None,
     small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
     large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
     critic: Annotated[str | None, typer.Option(help="Base URL of the reward model's server.", metavar="URL")] = None,
     testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair and measure that.")] = False,
-    profile: Annotated[str, typer.Option(help="How the miniature models' passes are paced.")] = "paced",
+    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
     data: Annotated[
-        Path | None, typer.Option(help="Take the problems from this JSONL or Parquet file, not from the hub.")
+        Path | None, typer.Option(help="Read the problems from this JSONL or Parquet file, not from the hub.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many problems.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only this number of problems, the first ones.")] = None,
     part: Annotated[
         str | None,
         typer.Option("--half", help="report: leave out what `calibrate` uses; calibration: only that.", metavar="HALF"),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
-    seed: Annotated[int, typer.Option(help="Of the samples, the order of choices, and problems that are made.")] = 0,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; the settings' unless given.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Budget of a run, the same for all arms.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Budget of a run's wall time.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the samples, the order of choices, and generated problems.")] = 0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; by default as in the settings.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Token budget of a run, the same for all arms.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Wall time budget of a run, in seconds.")] = None,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="Runs that go on at the same time; with --ray, at every worker.")
+        int, typer.Option(min=1, help="Number of concurrent runs; with --ray, at every worker.")
     ] = 1,
     ray: Annotated[
         str | None,
@@ -214,17 +214,17 @@ def command(
         ),
     ] = None,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Workers of the Ray cluster, a CPU each; one a node unless given.")
+        int | None, typer.Option(min=1, help="Workers of the Ray cluster, one CPU each; by default one per node.")
     ] = None,
-    graders: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 2,
+    graders: Annotated[int, typer.Option(min=1, help="Number of grading processes.")] = 2,
     grading_seconds: Annotated[
-        float, typer.Option(min=0.1, help="The longest that an answer is graded for.")
+        float, typer.Option(min=0.1, help="Maximum time to grade an answer, in seconds.")
     ] = SECONDS,
     output: Annotated[
-        Path | None, typer.Option(help="The run folder; runs/BENCHMARK unless given. Interrupted, a run goes on there.")
+        Path | None, typer.Option(help="The run folder, by default runs/BENCHMARK. An interrupted run continues there.")
     ] = None,
-    traces: Annotated[bool, typer.Option("--traces", help="Keep every run's trace in the folder as well.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Forget what the folder has.")] = False,
+    traces: Annotated[bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")] = False,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Discard the samples in the folder.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """
@@ -236,15 +236,15 @@ def command(
     require(chosen.metric)
     methods = policy or ["specreason"]
     competing = arms(methods, baseline or ["large", "small"], random or [])
-    every = _tasks(chosen, source, seed, None, part)
-    tasks = every[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
+    all_tasks = _tasks(chosen, source, seed, None, part)
+    tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
     if testbed:
         only_without_testbed(small=small, large=large, critic=critic)
-    ours = None if testbed else Solver(small, large, critic=critic)
-    settings = ours.settings if ours else testbed_settings()
+    own_solver = None if testbed else Solver(small, large, critic=critic)
+    settings = own_solver.settings if own_solver else testbed_settings()
     plan = _plan(settings, chosen, tasks, competing, samples, seed, temperature, max_tokens, max_seconds, concurrency)
     finite("--grading-seconds", grading_seconds)
-    pair = ours or pair_solver(profile, stderr, (), seed, problems=0)
+    pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
     sharing = _team(ray, workers)
     remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
     _remark(remarks)
@@ -256,7 +256,7 @@ def command(
                 chosen,
                 plan,
                 folder,
-                provenance.digest(every),
+                provenance.digest(all_tasks),
                 half=part,
                 profile=profile if testbed else None,
                 traces=traces,
@@ -272,14 +272,14 @@ def command(
 
 
 def _remark(remarks: list[str]) -> None:
-    """Say at the start, and again beside the figures, what there is to say about them."""
+    """Print remarks about the figures: at the start, and again with the figures."""
     for remark in remarks:
         stderr.print(remark, style="yellow", highlight=False, soft_wrap=True)
 
 
-def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManager[Team | None]:
+def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManager[WorkerGroup | None]:
     if address is None and workers is not None:
-        raise ConfigurationError("--workers are those of a Ray cluster: say which with --ray")
+        raise ConfigurationError("--workers are those of a Ray cluster: name it with --ray")
     if address is None:
         return nullcontext()
     try:
@@ -290,7 +290,7 @@ def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManag
 
 
 def _chosen(name: str, data: Path | None) -> tuple[Benchmark, Path | None]:
-    """The benchmark called *name*, or one of the caller's own, and the file to take it from."""
+    """The benchmark called *name*, or the one in the file *name*, and the file to read it from."""
     path = Path(name)
     if path.suffix not in FILES:
         return find(name), data
@@ -301,7 +301,7 @@ def _chosen(name: str, data: Path | None) -> tuple[Benchmark, Path | None]:
 
 def _tasks(benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None) -> tuple[Task, ...]:
     if part not in (None, "report", "calibration"):
-        raise ConfigurationError(f"--half {part!r}: it is report or calibration")
+        raise ConfigurationError(f"--half {part!r}: use report or calibration")
     if part is not None and benchmark.made is not None and data is None:
         raise ConfigurationError(f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out")
     tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
@@ -335,11 +335,11 @@ def _wait(work: Any) -> list[ArmSummary]:
         raise typer.Exit(130) from None
 
 
-def _show(standings: list[ArmSummary], *, as_json: bool) -> None:
+def _show(summaries: list[ArmSummary], *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.buffer.write(orjson.dumps([asdict(standing) for standing in standings]) + b"\n")
+        sys.stdout.buffer.write(orjson.dumps([asdict(summary) for summary in summaries]) + b"\n")
         return
-    Console(width=max(stdout.width, WIDTH)).print(table(standings))  # Cells that are cut off say nothing.
+    Console(width=max(stdout.width, WIDTH)).print(table(summaries))  # so that no cell is cut off
     stdout.print(SMALL_PRINT, style="dim")
 
 

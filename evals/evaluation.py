@@ -1,4 +1,4 @@
-"""One evaluation from its settings to its run folder: what is measured, where it is kept, what came of it."""
+"""One evaluation from its plan to its run folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .benchmarks import Benchmark
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
 from .results import SMALL_PRINT, ArmSummary, compare_arms
-from .runner import Post, Team, here, run
+from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
 from .testbed.servers import counting, weights_digest
@@ -33,17 +33,17 @@ SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = "samples.jsonl", "run.json", "problems
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """
-    A *plan* for the problems of a *benchmark*, and the *folder* that everything goes to.
+    A *plan* for the problems of a *benchmark*, and the *folder* for its files.
 
-    *whole* is the benchmark's hash before any limit, so that a run can be made longer; *profile* is the pace of the
-    miniature pair, if that is what runs. *graders* processes grade, each answer for at most *patience* seconds. What
-    the folder has of the same evaluation is kept, unless *fresh*. *remarks* are to be read beside the figures.
+    *digest* is the benchmark's hash before any limit, so that a run can be extended; *profile* is the pace of the
+    miniature pair, None with other servers. Grading uses *graders* processes, and at most *patience* seconds for an
+    answer. Samples of the same evaluation in the folder are kept, unless *fresh*. *remarks* are shown with the figures.
     """
 
     benchmark: Benchmark
     plan: Plan
     folder: Path
-    whole: str
+    digest: str
     half: str | None = None
     profile: str | None = None
     traces: bool = False
@@ -53,11 +53,11 @@ class Evaluation:
     remarks: tuple[str, ...] = ()
 
     def about(self, solver: Solver) -> dict[str, Any]:
-        """What has to be the same for samples to belong together."""
+        """The values that have to agree for samples to belong to one run."""
         template = self.benchmark.template
         return {
             "benchmark": self.benchmark.name,
-            "problems": self.whole,
+            "problems": self.digest,
             "half": self.half,
             "profile": self.profile,
             "prompt": template.sha256 if template else None,
@@ -68,28 +68,28 @@ class Evaluation:
 
 
 async def evaluate(
-    solver: Solver, evaluation: Evaluation, console: Console, team: Team | None = None
+    solver: Solver, evaluation: Evaluation, console: Console, workers: WorkerGroup | None = None
 ) -> list[ArmSummary]:
     """
-    Measure what is not measured yet and return the standings, which are also in the folder.
+    Measure the samples that are missing and return the summaries, which are also written to the folder.
 
-    A *team* takes the samples, on other machines; without one, this process does.
+    The runs go to *workers* on other machines, or to this process if *workers* is None.
 
-    Raise `ConfigurationError` if the folder holds something else.
+    Raise `ConfigurationError` if the folder holds another run.
     """
     for arm in evaluation.plan.arms:
         check_arm(arm, solver.settings)
     folder, about = evaluation.folder, orjson.loads(orjson.dumps(evaluation.about(solver)))
     with SampleStore(folder / SAMPLES, about, fresh=evaluation.fresh) as samples:
-        record = await _begin(solver, evaluation, about, team, resumed=len(samples.done))
+        record = await _begin(solver, evaluation, about, workers, resumed=len(samples.done))
         try:
-            await _measure(solver, evaluation, samples, console, team)
+            await _measure(solver, evaluation, samples, console, workers)
         except StepspecError as exc:
-            if not isinstance(exc, ConfigurationError):  # which says itself what to do
+            if not isinstance(exc, ConfigurationError):  # its message says what to do
                 console.print(f"what was measured is in {folder}; the same command goes on from there")
             raise
-        await _end(solver, evaluation, record, team)
-    return _conclude(evaluation, {place: samples.done[place] for place in _places(evaluation.plan)})
+        await _end(solver, evaluation, record, workers)
+    return _summarise(evaluation, {place: samples.done[place] for place in _places(evaluation.plan)})
 
 
 def _places(plan: Plan) -> list[Place]:
@@ -97,9 +97,9 @@ def _places(plan: Plan) -> list[Place]:
 
 
 async def _measure(
-    solver: Solver, evaluation: Evaluation, samples: SampleStore, console: Console, team: Team | None
+    solver: Solver, evaluation: Evaluation, samples: SampleStore, console: Console, workers: WorkerGroup | None
 ) -> None:
-    """Take the samples that there are none of, with a bar that says how long it is going to take."""
+    """Measure the missing samples, with a progress bar."""
     plan, places = evaluation.plan, _places(evaluation.plan)
     done = sum(place in samples.done for place in places)
     if done == len(places):
@@ -107,12 +107,12 @@ async def _measure(
     traces = evaluation.folder / TRACES if evaluation.traces else None
     if traces is not None:
         traces.mkdir(exist_ok=True)
-    posts = _posts(solver, evaluation, team)
+    slots = _slots(solver, evaluation, workers)
     async with Graders(evaluation.graders, evaluation.patience) as graders:
         with counting(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
             await run(
-                posts,
+                slots,
                 plan,
                 graders,
                 samples,
@@ -121,26 +121,26 @@ async def _measure(
             )
 
 
-def _posts(solver: Solver, evaluation: Evaluation, team: Team | None) -> Sequence[Post]:
-    if team is None:
-        return [partial(here, solver, evaluation.plan)]
-    return team.posts(solver.settings, evaluation.plan, near=evaluation.profile is not None)
+def _slots(solver: Solver, evaluation: Evaluation, workers: WorkerGroup | None) -> Sequence[WorkerSlot]:
+    if workers is None:
+        return [partial(local_worker, solver, evaluation.plan)]
+    return workers.slots(solver.settings, evaluation.plan, local_servers=evaluation.profile is not None)
 
 
 async def _begin(
-    solver: Solver, evaluation: Evaluation, about: Mapping[str, Any], team: Team | None, resumed: int
+    solver: Solver, evaluation: Evaluation, about: Mapping[str, Any], workers: WorkerGroup | None, resumed: int
 ) -> dict[str, Any]:
-    """Write down what is about to happen; what earlier sessions wrote down is kept."""
+    """Write the record of this session to the run file, after those of earlier sessions."""
     path, benchmark = evaluation.folder / RUN, evaluation.benchmark
     earlier: list[Any] = orjson.loads(path.read_bytes())["sessions"] if path.is_file() and resumed else []
     session = {
-        **provenance.here(),
+        **provenance.program(),
         "resumed": resumed,
         "problems": len(evaluation.plan.tasks),
         "servers": await provenance.servers(solver),
         "prompts": provenance.prompt_hashes(),
         "remarks": evaluation.remarks,
-        **_record(team),
+        **_record(workers),
     }
     record: dict[str, Any] = {
         "about": about,
@@ -155,42 +155,42 @@ async def _begin(
     return record
 
 
-async def _end(solver: Solver, evaluation: Evaluation, record: Mapping[str, Any], team: Team | None) -> None:
-    """Add to the last session when it ended and what the servers had counted by then."""
+async def _end(solver: Solver, evaluation: Evaluation, record: Mapping[str, Any], workers: WorkerGroup | None) -> None:
+    """Add the end time and the servers' counters to the record of this session."""
     record["sessions"][-1] |= {
         "ended": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "counters": [server["counters"] for server in await provenance.servers(solver)],
-        **_record(team),
+        **_record(workers),
     }
     _replace(evaluation.folder / RUN, orjson.dumps(record, option=orjson.OPT_INDENT_2))
 
 
-def _record(team: Team | None) -> dict[str, Any]:
-    return {"ray": team.record()} if team else {}
+def _record(workers: WorkerGroup | None) -> dict[str, Any]:
+    return {"ray": workers.record()} if workers else {}
 
 
 def _line(number: int, task: Task) -> bytes:
-    shown = {"number": number, "name": task.name, "problem": task.problem, "answer": task.answer}
-    return orjson.dumps(shown) + b"\n"
+    fields = {"number": number, "name": task.name, "problem": task.problem, "answer": task.answer}
+    return orjson.dumps(fields) + b"\n"
 
 
-def _conclude(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[ArmSummary]:
-    standings = compare_arms(kept, evaluation.plan.arms, evaluation.plan.repeats)
-    if not standings:
-        raise ConfigurationError("no problem fits into the models' contexts beside the room to think in")
+def _summarise(evaluation: Evaluation, kept: Mapping[Place, Sample]) -> list[ArmSummary]:
+    summaries = compare_arms(kept, evaluation.plan.arms, evaluation.plan.repeats)
+    if not summaries:
+        raise ConfigurationError("no problem fits into the models' contexts together with the tokens to think")
     report = {
         "benchmark": evaluation.benchmark.name,
         "half": evaluation.half,
         "date": str(datetime.date.today()),
-        "arms": [asdict(standing) for standing in standings],
+        "arms": [asdict(summary) for summary in summaries],
         "note": " ".join((*evaluation.remarks, SMALL_PRINT)),
     }
     _replace(evaluation.folder / SUMMARY, orjson.dumps(report, option=orjson.OPT_INDENT_2))
-    return standings
+    return summaries
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write *path* whole or not at all."""
+    """Write *path* atomically."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.write_bytes(content)
     draft.replace(path)

@@ -1,4 +1,4 @@
-"""Where figures come from: the code, the machine, the libraries, the servers, the prompts."""
+"""The provenance of figures: code, machine, libraries, servers and prompts."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ from .sample import Task
 LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
 CONFIGURED = re.compile(r'(\w+)="([^"]*)"')
 METRIC = re.compile(r"(\S+?)(?:\{.*\})? (\S+)")
-FLAGS = "vllm:cache_config_info{"  # the one metric by which vLLM tells its settings, as labels
+FLAGS = "vllm:cache_config_info{"  # the metric that has vLLM's settings as labels
 COUNTED = ("vllm:prefix_cache_", "vllm:spec_decode_", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
-SECONDS = 10.0
+SECONDS = 10.0  # for one request or one git command
 
 
-def here() -> dict[str, Any]:
-    """The program: when and how it was begun, its commit if it runs from a clone, versions, the machine."""
+def program() -> dict[str, Any]:
+    """The program: start time, command, commit if it runs from a clone, versions, and machine."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -50,7 +50,7 @@ def here() -> dict[str, Any]:
 
 
 def commit(file: Path = Path(__file__)) -> str | None:
-    """The commit of the clone that *file* is in, with a plus if tracked files were changed since; None if none."""
+    """The commit of the git clone of *file*, with a plus if tracked files have changed; None outside a clone."""
     folder = file.resolve().parent
 
     def git(*arguments: str) -> str:
@@ -58,7 +58,7 @@ def commit(file: Path = Path(__file__)) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=SECONDS).stdout.strip()
 
     try:
-        if not git("ls-files", file.name):  # a clone of something else, in which we are only installed
+        if not git("ls-files", file.name):  # a clone of another project, in which stepspec is installed
             return None
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
@@ -73,18 +73,18 @@ def _version(name: str) -> str | None:
 
 
 def prompt_hashes() -> dict[str, str]:
-    """The hash of every prompt that any method or benchmark uses."""
+    """The hash of every prompt of the methods and benchmarks."""
     names = sorted(file.name.removesuffix(".txt") for file in files(prompts).iterdir() if file.name.endswith(".txt"))
     return {name: prompts.load(name).sha256 for name in names}
 
 
 def digest(tasks: tuple[Task, ...]) -> str:
-    """A hash of the problems as they are put, and of their answers."""
+    """A hash of the problems, as the models read them, and of their answers."""
     return digests(tasks)[-1]
 
 
 def digests(tasks: Sequence[Task]) -> list[str]:
-    """The hashes of no problem, of the first one, of the first two, and so on to all *tasks*."""
+    """The hashes of the first 0, 1, 2, ... problems, up to all *tasks*."""
     hashed = blake2b(digest_size=16)
     prefixes = [hashed.hexdigest()]
     for task in tasks:
@@ -94,10 +94,10 @@ def digests(tasks: Sequence[Task]) -> list[str]:
 
 
 async def servers(solver: Solver) -> list[dict[str, Any]]:
-    """What the servers of both models tell about themselves."""
+    """Version, models, cache settings and counters of the servers of both models."""
     endpoints = (*leaves(solver.small), solver.large)
-    each = [settings for endpoint in endpoints for settings in endpoint.settings.each]
-    return list(await asyncio.gather(*map(_server, each)))
+    replicas = [settings for endpoint in endpoints for settings in endpoint.settings.each]
+    return list(await asyncio.gather(*map(_server, replicas)))
 
 
 async def _server(settings: Endpoint) -> dict[str, Any]:
@@ -118,7 +118,7 @@ async def _server(settings: Endpoint) -> dict[str, Any]:
 
 
 def counters(lines: list[str]) -> Mapping[str, float]:
-    """The counters of caches, speculation and tokens, added up over their labels; only what has been counted."""
+    """The counters of caches, speculation and tokens, summed over their labels."""
     sums: dict[str, float] = {}
     for name, value in filter(None, map(_counter, lines)):
         sums[name] = sums.get(name, 0.0) + value
@@ -126,10 +126,10 @@ def counters(lines: list[str]) -> Mapping[str, float]:
 
 
 def _counter(line: str) -> tuple[str, float] | None:
-    found = METRIC.fullmatch(line)
-    if found is None or not found[1].startswith(COUNTED) or found[1].endswith("_created"):
+    match = METRIC.fullmatch(line)
+    if match is None or not match[1].startswith(COUNTED) or match[1].endswith("_created"):
         return None
-    return found[1], float(found[2])
+    return match[1], float(match[2])
 
 
 async def _fetch(connection: Connection, path: str) -> bytes:
@@ -142,7 +142,7 @@ async def _fetch(connection: Connection, path: str) -> bytes:
 
 def _json(body: bytes) -> dict[str, Any]:
     try:
-        found = orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
-    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -1,4 +1,4 @@
-"""Workers on other machines: asked for, checked when they come, and asked for again when they are lost."""
+"""A pool of workers on the machines of a Ray cluster: started, checked, and replaced when they are lost."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from stepspec.orchestrator.errors import ConfigurationError, StepspecError, Work
 from stepspec.settings import Settings
 
 from .plan import Plan, Trial
-from .ray_worker import about
-from .runner import Post, WorkerLost
+from .ray_worker import describe_process
+from .runner import WorkerLost, WorkerSlot
 from .sample import SolvedTask
 
-PATIENCE = 180.0  # seconds without any worker, after which there will be none
-LOOK = 1.0  # seconds between looks at whether that is so
-PAUSE = 2.0  # seconds before another is asked for
-STARTS = 3  # for each post: how many workers may end before they begin, while there is no other
-ALIKE = ("python", "stepspec", "code")
+PATIENCE = 180.0  # seconds without any worker, after which the run ends
+POLL = 1.0  # seconds between checks of that
+PAUSE = 2.0  # seconds before a lost worker is replaced
+STARTS = 3  # workers per slot that may end before they are ready, while no other is ready
+MUST_AGREE = ("python", "stepspec", "code")
 
 
 class RemoteWorker(Protocol):
-    """A worker's process elsewhere. All but `dismiss` raise `WorkerLost` when it is gone."""
+    """A worker's process on another machine. All methods but `stop` raise `WorkerLost` if it is gone."""
 
-    async def about(self) -> Mapping[str, str]:
-        """Who it is, as soon as there is a place for it: `remote.about`, or what is "missing" for that."""
+    async def describe(self) -> Mapping[str, str]:
+        """Wait until the process runs; return `ray_worker.describe_process()`, or what is "missing" for it."""
         ...
 
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None: ...
@@ -47,119 +47,119 @@ class RemoteWorker(Protocol):
         self, trial: Trial, options: Mapping[str, Any], *, traced: bool
     ) -> tuple[SolvedTask | StepspecError, bytes]: ...
 
-    async def dismiss(self) -> None:
-        """End it, and what it is at."""
+    async def stop(self) -> None:
+        """End the process and its run."""
         ...
 
 
 class WorkerPool:
     """
-    So many *workers*, whose processes *ask* begins; *known* is what to record of where they come from.
+    A number of *workers*, whose processes *start* begins; *cluster_record* describes the cluster in the run folder.
 
-    A post whose worker is lost waits for another, while the other posts go on. Raise `WorkersLost` if nobody has been
-    there for *patience* seconds.
+    A slot whose worker is lost waits for another one, while the other slots go on. Raise `WorkersLost` after *patience*
+    seconds without any worker.
     """
 
     def __init__(
         self,
-        ask: Callable[[], RemoteWorker],
+        start: Callable[[], RemoteWorker],
         workers: int,
-        known: Mapping[str, Any],
+        cluster_record: Mapping[str, Any],
         console: Console,
         patience: float = PATIENCE,
     ) -> None:
-        self._ask, self._workers, self._known, self._console = ask, workers, known, console
-        self._patience, self._own = patience, about()
-        self._hired: list[dict[str, str]] = []
-        self._present = 0  # those who have come, ready or not
+        self._start, self._workers, self._cluster_record, self._console = start, workers, cluster_record, console
+        self._patience, self._local = patience, describe_process()
+        self._records: list[dict[str, str]] = []
+        self._running = 0  # workers whose processes run, ready or not
         self._ready = 0
-        self._alone = 0.0  # since when nobody is there
+        self._alone_since = 0.0  # the time at which the last worker was lost
         self._failures = 0
 
     def record(self) -> Mapping[str, Any]:
-        return {**self._known, "workers": self._workers, "hired": list(self._hired)}
+        return {**self._cluster_record, "workers": self._workers, "hired": list(self._records)}
 
-    def posts(self, settings: Settings, plan: Plan, *, near: bool) -> Sequence[Post]:
-        self._alone, rules = asyncio.get_running_loop().time(), replace(plan, tasks=())
-        return [partial(self._filled, settings.turned(at), rules, near) for at in range(self._workers)]
+    def slots(self, settings: Settings, plan: Plan, *, local_servers: bool) -> Sequence[WorkerSlot]:
+        self._alone_since, rules = asyncio.get_running_loop().time(), replace(plan, tasks=())
+        return [partial(self._slot, settings.turned(at), rules, local_servers) for at in range(self._workers)]
 
     @asynccontextmanager
-    async def _filled(self, settings: Settings, plan: Plan, near: bool) -> AsyncGenerator[_Hired]:
+    async def _slot(self, settings: Settings, plan: Plan, local_servers: bool) -> AsyncGenerator[_PooledWorker]:
         while True:
-            remote = self._ask()
+            remote = self._start()
             try:
-                async with self._there(remote, near) as record:
+                async with self._started(remote, local_servers) as record:
                     if failed := await remote.enter(settings, plan):
                         raise failed
                     self._failures = 0
                     self._ready += 1
                     try:
-                        yield _Hired(remote, record, self._console)
+                        yield _PooledWorker(remote, record, self._console)
                         return
                     finally:
                         self._ready -= 1
             except WorkerLost as lost:
-                self._missed(lost)
+                self._count_failure(lost)
             finally:
-                await remote.dismiss()
+                await remote.stop()
             await asyncio.sleep(PAUSE)
 
     @asynccontextmanager
-    async def _there(self, remote: RemoteWorker, near: bool) -> AsyncGenerator[dict[str, str]]:
-        """Wait until the worker is there, and check that it is the right one."""
-        told = await self._awaited(remote)
-        self._check(told, near)
-        name = f"worker {len(self._hired) + 1} on {told['host']}"
-        record = {"name": name, **{key: told[key] for key in ("host", "node") if key in told}}
-        self._hired.append(record)
-        self._present += 1
+    async def _started(self, remote: RemoteWorker, local_servers: bool) -> AsyncGenerator[dict[str, str]]:
+        """Wait until the worker's process runs, check it, and yield its record."""
+        process = await self._describe(remote)
+        self._check(process, local_servers)
+        name = f"worker {len(self._records) + 1} on {process['host']}"
+        record = {"name": name, **{key: process[key] for key in ("host", "node") if key in process}}
+        self._records.append(record)
+        self._running += 1
         try:
             yield record
         finally:
-            self._present -= 1
-            self._alone = asyncio.get_running_loop().time()
+            self._running -= 1
+            self._alone_since = asyncio.get_running_loop().time()
 
-    async def _awaited(self, remote: RemoteWorker) -> Mapping[str, str]:
-        telling = asyncio.create_task(remote.about())
+    async def _describe(self, remote: RemoteWorker) -> Mapping[str, str]:
+        describing = asyncio.create_task(remote.describe())
         try:
-            while not (await asyncio.wait([telling], timeout=LOOK))[0]:
-                self._be_patient()
-            return telling.result()
+            while not (await asyncio.wait([describing], timeout=POLL))[0]:
+                self._check_patience()
+            return describing.result()
         finally:
-            telling.cancel()
-            await asyncio.wait([telling])
+            describing.cancel()
+            await asyncio.wait([describing])
 
-    def _be_patient(self) -> None:
-        if self._present or asyncio.get_running_loop().time() - self._alone < self._patience:
+    def _check_patience(self) -> None:
+        if self._running or asyncio.get_running_loop().time() - self._alone_since < self._patience:
             return
         raise WorkersLost(
             f"no worker for {self._patience:.0f} s: the cluster has no CPU free for one, or its machines are gone; "
             "`ray status` says which"
         )
 
-    def _missed(self, lost: WorkerLost) -> None:
-        """Note a worker who ended before it could begin."""
+    def _count_failure(self, lost: WorkerLost) -> None:
+        """Count a worker that ended before it was ready."""
         self._failures += 1
         if self._failures >= STARTS * self._workers and not self._ready:
-            raise WorkersLost(f"{self._failures} workers ended before they could begin, the last because {lost}")
+            raise WorkersLost(f"{self._failures} workers ended before they were ready, the last because {lost}")
 
-    def _check(self, told: Mapping[str, str], near: bool) -> None:
-        """Raise `ConfigurationError` if a worker would solve in another way, or not reach the servers."""
-        host = told["host"]
-        if "missing" in told:
+    def _check(self, process: Mapping[str, str], local_servers: bool) -> None:
+        """Raise `ConfigurationError` if a worker's versions differ from those here, or it cannot reach the servers."""
+        host = process["host"]
+        if "missing" in process:
             raise ConfigurationError(
-                f"the Ray worker on {host} cannot use stepspec ({told['missing']}): install the same stepspec[ray] "
+                f"the Ray worker on {host} cannot use stepspec ({process['missing']}): install the same stepspec[ray] "
                 "there, into the environment that `ray start` runs in"
             )
-        for what in ALIKE:
-            if told[what] != self._own[what]:
-                other = f"{what} {told[what]}, and this machine {self._own[what]}"
-                changed = f"another code of stepspec {told['stepspec']} than this machine"
+        for key in MUST_AGREE:
+            if process[key] != self._local[key]:
+                version = f"{key} {process[key]}, and this machine {self._local[key]}"
+                code = f"another code of stepspec {process['stepspec']} than this machine"
                 raise ConfigurationError(
-                    f"the Ray worker on {host} has {changed if what == 'code' else other}: install the same on every "
+                    f"the Ray worker on {host} has {code if key == 'code' else version}: install the same on every "
                     "machine, and begin its Ray anew"
                 )
-        if near and told["network"] != self._own["network"]:
+        if local_servers and process["network"] != self._local["network"]:
             raise ConfigurationError(
                 f"the servers of --testbed listen on this machine's loopback, which the Ray worker on {host} does not "
                 "reach: serve the models where every machine reaches them and name them with --small and --large, or "
@@ -172,8 +172,8 @@ def _write(path: Path, trace: bytes) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Hired:
-    """A worker who is there and ready."""
+class _PooledWorker:
+    """A worker of the pool that is ready."""
 
     remote: RemoteWorker
     record: dict[str, str]
@@ -187,7 +187,7 @@ class _Hired:
         try:
             solved, trace = await self.remote.solve(trial, options, traced=trace_to is not None)
         except WorkerLost as lost:
-            self._tell(lost)
+            self._report(lost)
             raise
         if trace_to is not None and trace:
             _write(trace_to, trace)
@@ -195,51 +195,51 @@ class _Hired:
             raise solved
         return solved
 
-    def _tell(self, lost: WorkerLost) -> None:
+    def _report(self, lost: WorkerLost) -> None:
         if "lost" not in self.record:
             self.record["lost"] = str(lost)
-            said = f"{self.name} was lost ({lost}): others take what it had, and another worker is asked for"
-            self.console.print(said, style="yellow", highlight=False, soft_wrap=True)
+            message = f"{self.name} was lost ({lost}): other workers take its problems, and a new worker is started"
+            self.console.print(message, style="yellow", highlight=False, soft_wrap=True)
 
 
 ray = cast("Any", _ray)  # parts of its signatures have no types
 
 LOCAL, AUTO, CLIENT = "local", "auto", "ray"
 DIED = (exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError, exceptions.ObjectLostError)
-# No telemetry, no warning about accelerators; and workers of a cluster of our own yield to nobody, who are timed.
+# No telemetry, no warning about accelerators; workers of a local cluster are timed, so they keep the normal priority.
 ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_worker_niceness": "0",
 }
-OBJECTS = 100 * 2**20  # bytes of shared memory for a cluster of our own; what is sent is small
+OBJECTS = 100 * 2**20  # bytes of shared memory of a local cluster; messages are small
 CONNECT = 5.0  # seconds for the head of a cluster to accept a connection
-QUIET = 30.0  # seconds without an answer, after which a worker is asked whether it lives
-LIVING = 60.0  # seconds to answer that
+QUIET = 30.0  # seconds without a result, after which a worker is checked
+ALIVE = 60.0  # seconds to answer that check
 BECAUSE = re.compile(r"because ([^.\n]+)")
-CLOSING = 5.0  # seconds for what a dismissed worker was asked to be over
+CLOSING = 5.0  # seconds for the calls of a stopped worker to end
 
 
 @asynccontextmanager
 async def cluster(address: str, workers: int | None, console: Console) -> AsyncGenerator[WorkerPool]:
     """
-    Join the Ray cluster at *address*, or begin one, and yield so many *workers* of it: one a node unless told.
+    Join the Ray cluster at *address*, or start a local one, and yield a pool of *workers*; None: one per node.
 
-    What Ray prints goes nowhere; it has logs of its own. Raise `ConfigurationError` if there is no such cluster.
+    The output of Ray is discarded; Ray has log files. Raise `ConfigurationError` if there is no such cluster.
     """
     os.environ.update(ENVIRONMENT)
-    with redirect_stdout(_Nowhere()):
+    with redirect_stdout(_Discard()):
         await _join(address, workers or 1)
         try:
             nodes = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
-            known = {"address": address, "version": ray.__version__, "nodes": nodes}
-            yield WorkerPool(lambda: _Actor(), workers or max(1, len(nodes)), known, console)
+            record = {"address": address, "version": ray.__version__, "nodes": nodes}
+            yield WorkerPool(lambda: _Actor(), workers or max(1, len(nodes)), record, console)
         finally:
             ray.shutdown()
 
 
-class _Nowhere(io.TextIOBase):
-    """Takes any text, and does nothing with it."""
+class _Discard(io.TextIOBase):
+    """Discards all text."""
 
     def write(self, text: str) -> int:
         return len(text)
@@ -250,15 +250,15 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _join(address: str, workers: int) -> None:
-    own = {"num_cpus": workers, "object_store_memory": OBJECTS, "include_dashboard": False}
+    local_options = {"num_cpus": workers, "object_store_memory": OBJECTS, "include_dashboard": False}
     if address not in (LOCAL, AUTO):
         await _reach(address)
-    try:  # In this thread: a cluster of our own ends with the thread that began it.
+    try:  # In this thread: a local cluster ends with the thread that started it.
         ray.init(
             address=address,
             log_to_driver=False,
             logging_level=logging.CRITICAL,
-            **(own if address == LOCAL else {}),
+            **(local_options if address == LOCAL else {}),
         )
     except (ConnectionError, RuntimeError, ValueError) as exc:
         raise ConfigurationError(
@@ -268,7 +268,7 @@ async def _join(address: str, workers: int) -> None:
 
 
 async def _reach(address: str) -> None:
-    """Raise `ConfigurationError` unless somebody listens at *address*: Ray itself takes minutes to find out."""
+    """Raise `ConfigurationError` if no server listens at *address*: Ray itself takes minutes to notice."""
     parts = urlsplit(address if "://" in address else f"//{address}")
     try:
         host, port = parts.hostname, parts.port
@@ -287,32 +287,32 @@ async def _reach(address: str) -> None:
         ) from exc
 
 
-def _kind() -> type[Any]:
-    """The class of the actors: made here, so that it travels as a value and also runs where stepspec is missing."""
+def _actor_class() -> type[Any]:
+    """The class of the actors: local, so that it is sent by value and also runs on machines without stepspec."""
 
     class StepspecWorker:
-        async def about(self) -> dict[str, str]:
+        async def describe(self) -> dict[str, str]:
             import platform
 
             import ray
 
             node = {"node": str(ray.get_runtime_context().get_node_id())}
             try:
-                from . import ray_worker
+                from stepspec.evals import ray_worker
             except ImportError as exc:
                 return {"host": platform.node(), "missing": str(exc), **node}
-            return {**ray_worker.about(), **node}
+            return {**ray_worker.describe_process(), **node}
 
         async def enter(self, settings: Any, plan: Any) -> Any:
             from contextlib import AsyncExitStack
 
-            from .ray_worker import Room
+            from stepspec.evals.ray_worker import WorkerSession
 
-            self._room = Room(AsyncExitStack())
-            return await self._room.enter(settings, plan)
+            self._session = WorkerSession(AsyncExitStack())
+            return await self._session.enter(settings, plan)
 
         async def solve(self, trial: Any, options: Any, traced: bool) -> Any:
-            return await self._room.solve(trial, options, traced=traced)
+            return await self._session.solve(trial, options, traced=traced)
 
         async def alive(self) -> None:
             pass
@@ -321,59 +321,59 @@ def _kind() -> type[Any]:
 
 
 class _Actor:
-    """An actor, which begins as soon as a node has a CPU for it, and is not begun again by Ray."""
+    """An actor, which starts as soon as a node has a CPU for it, and is not restarted by Ray."""
 
     def __init__(self) -> None:
         options = {"num_cpus": 1, "max_restarts": 0, "max_task_retries": 0, "scheduling_strategy": "SPREAD"}
-        self._handle = ray.remote(_kind()).options(**options).remote()
-        self._asked: set[asyncio.Future[Any]] = set()
+        self._handle = ray.remote(_actor_class()).options(**options).remote()
+        self._calls: set[asyncio.Future[Any]] = set()
 
-    async def about(self) -> Mapping[str, str]:
-        return cast("Mapping[str, str]", await self._told(self._ask("about")))
+    async def describe(self) -> Mapping[str, str]:
+        return cast("Mapping[str, str]", await self._result(self._call("describe")))
 
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
-        return cast("StepspecError | None", await self._alive(self._ask("enter", settings, plan)))
+        return cast("StepspecError | None", await self._alive(self._call("enter", settings, plan)))
 
     async def solve(
         self, trial: Trial, options: Mapping[str, Any], *, traced: bool
     ) -> tuple[SolvedTask | StepspecError, bytes]:
-        answer = await self._alive(self._ask("solve", trial, options, traced))
+        answer = await self._alive(self._call("solve", trial, options, traced))
         return cast("tuple[SolvedTask | StepspecError, bytes]", answer)
 
-    async def dismiss(self) -> None:
+    async def stop(self) -> None:
         ray.kill(self._handle)
-        if self._asked:
-            await asyncio.wait(self._asked, timeout=CLOSING)
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=CLOSING)
 
-    def _ask(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
-        asked = asyncio.wrap_future(getattr(self._handle, method).remote(*arguments).future())
-        self._asked.add(asked)
-        asked.add_done_callback(self._over)
-        return asked
+    def _call(self, method: str, *arguments: Any) -> asyncio.Future[Any]:
+        call = asyncio.wrap_future(getattr(self._handle, method).remote(*arguments).future())
+        self._calls.add(call)
+        call.add_done_callback(self._finished)
+        return call
 
-    def _over(self, asked: asyncio.Future[Any]) -> None:
-        self._asked.discard(asked)
-        if not asked.cancelled():
-            asked.exception()  # Whoever was to hear of it may be gone.
+    def _finished(self, call: asyncio.Future[Any]) -> None:
+        self._calls.discard(call)
+        if not call.cancelled():
+            call.exception()  # Retrieved here, because the caller may have been cancelled.
 
-    async def _alive(self, asked: asyncio.Future[Any]) -> Any:
-        """Wait for an answer as long as the worker shows that it lives: a network may be gone without a word."""
-        while not (await asyncio.wait([asked], timeout=QUIET))[0]:
-            if not (await asyncio.wait([asked, self._ask("alive")], timeout=LIVING, return_when="FIRST_COMPLETED"))[0]:
-                raise WorkerLost(f"it has not answered for {LIVING:.0f} s")
-        return await self._told(asked)
+    async def _alive(self, call: asyncio.Future[Any]) -> Any:
+        """Wait for a result as long as the worker answers checks: a lost network is not reported."""
+        while not (await asyncio.wait([call], timeout=QUIET))[0]:
+            if not (await asyncio.wait([call, self._call("alive")], timeout=ALIVE, return_when="FIRST_COMPLETED"))[0]:
+                raise WorkerLost(f"it has not answered for {ALIVE:.0f} s")
+        return await self._result(call)
 
-    async def _told(self, asked: asyncio.Future[Any]) -> Any:
+    async def _result(self, call: asyncio.Future[Any]) -> Any:
         try:
-            await asyncio.wait([asked])  # which, other than to await it, leaves it alone when we are cancelled
-            return asked.result()
+            await asyncio.wait([call])  # unlike awaiting the call, this does not cancel it with the caller
+            return call.result()
         except DIED as exc:
-            raise WorkerLost(_why(exc)) from exc
+            raise WorkerLost(_reason(exc)) from exc
         except ConnectionError as exc:
             raise WorkersLost(f"the connection to the Ray cluster is lost: {exc}") from exc
 
 
-def _why(exc: Exception) -> str:
-    """The reason in what Ray tells at length."""
-    said = BECAUSE.search(str(exc))
-    return said[1] if said else str(exc).partition("\n")[0].rstrip(".")
+def _reason(exc: Exception) -> str:
+    """The reason within Ray's long message."""
+    match = BECAUSE.search(str(exc))
+    return match[1] if match else str(exc).partition("\n")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""What a worker does in its process on another machine; what it says there arrives as a value, failures included."""
+"""A worker's process on another machine: results and failures are returned as values, so that they can be sent."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stepspec.orchestrator.errors import StepspecError
 from stepspec.settings import Settings
 
 from .plan import Plan, Trial
-from .runner import LocalWorker, here
+from .runner import LocalWorker, local_worker
 from .sample import SolvedTask
 
-CODE = (".py", ".txt", ".toml")  # what decides how a problem is solved: code, prompts, settings that are shipped
+CODE = (".py", ".txt", ".toml")  # the files that decide how a problem is solved: code, prompts, settings
 BOOT, NETWORK = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/net")
 
 
-def about() -> dict[str, str]:
-    """Who this process is: whoever shares samples has to agree in all but the host and the network."""
+def describe_process() -> dict[str, str]:
+    """Host, network and versions of this process; all workers of a run need the same versions."""
     return {
         "host": platform.node(),
         "network": _network(),
@@ -37,11 +37,11 @@ def about() -> dict[str, str]:
 
 
 def code() -> str:
-    """A hash of the installed package, for the versions of two clones are seldom different."""
-    root, made = Path(stepspec.__file__).parent, blake2b(digest_size=16)
+    """A hash of the installed package: two clones with different code mostly have the same version."""
+    root, digest = Path(stepspec.__file__).parent, blake2b(digest_size=16)
     for path in sorted(_sources(root)):
-        made.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return made.hexdigest()
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 def _sources(root: Path) -> Iterator[Path]:
@@ -50,7 +50,7 @@ def _sources(root: Path) -> Iterator[Path]:
 
 
 def _network() -> str:
-    """What two processes share that mean the same by 127.0.0.1."""
+    """An identifier that two processes share if 127.0.0.1 is the same machine and network for both."""
     try:
         return f"{BOOT.read_text().strip()} {NETWORK.readlink()}"
     except OSError:
@@ -61,18 +61,18 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
-class Room:
-    """Where a worker works: its solver, warmed up, and *open* as long as its process lives."""
+class WorkerSession:
+    """A warmed-up solver in a worker's process; *stack* stays open as long as the process lives."""
 
-    def __init__(self, open: AsyncExitStack) -> None:
-        self._open = open
+    def __init__(self, stack: AsyncExitStack) -> None:
+        self._stack = stack
         self._worker: LocalWorker | None = None
 
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
-        """Connect to the servers, and warm up; return what went wrong."""
+        """Connect to the servers and warm up; return the error if that fails, otherwise None."""
         try:
-            solver = await self._open.enter_async_context(Solver(settings))
-            self._worker = await self._open.enter_async_context(here(solver, plan))
+            solver = await self._stack.enter_async_context(Solver(settings))
+            self._worker = await self._stack.enter_async_context(local_worker(solver, plan))
         except StepspecError as exc:
             return exc
         return None
@@ -80,7 +80,7 @@ class Room:
     async def solve(
         self, trial: Trial, options: Mapping[str, Any], *, traced: bool
     ) -> tuple[SolvedTask | StepspecError, bytes]:
-        """Solve one problem; return what came of it, and its trace if it is to be *traced*."""
+        """Solve one problem; return the result or the error, and the trace (empty unless *traced*)."""
         assert self._worker is not None
         if not traced:
             return await self._solved(self._worker, trial, options, None), b""

@@ -1,4 +1,4 @@
-"""Who takes which trial, and what becomes of it when a worker dies. Decides only: no I/O, no waiting."""
+"""Run the trials of a plan: workers take them from a queue, and trials of a lost worker go to the others."""
 
 from __future__ import annotations
 
@@ -21,44 +21,44 @@ from .plan import Plan, Trial, trials
 from .sample import Sample, SolvedTask, solve_once
 from .store import Place, SampleStore
 
-LIVES = 3  # workers that may be lost with the same trial
+MAX_LOST = 3  # workers that may be lost with the same trial
 WARM_UP = "What is 1 + 1?"
 WARM_UP_TOKENS = 64
 
 
 class WorkerLost(Exception):
-    """A worker is gone with what it held; the message says why. The run goes on without it."""
+    """A worker is gone with its trials; the message says why. The run goes on without it."""
 
 
 class Worker(Protocol):
-    """Somebody with a solver of their own; no two have the same *name*."""
+    """Solves trials with a solver of its own; names are unique."""
 
     @property
     def name(self) -> str: ...
 
     async def solve(self, trial: Trial, options: Mapping[str, Any], trace_to: Path | None) -> SolvedTask:
-        """Solve a problem, with *options* beside those of the arm. Raise `WorkerLost` if the worker is."""
+        """Solve a problem, with *options* in addition to those of the arm. Raise `WorkerLost` if the worker is gone."""
         ...
 
 
-Post: TypeAlias = Callable[[], AbstractAsyncContextManager[Worker]]  # filled by one worker, and by another after it
+WorkerSlot: TypeAlias = Callable[[], AbstractAsyncContextManager[Worker]]  # holds one worker at a time
 
 
-class Team(Protocol):
-    """Workers of other machines."""
+class WorkerGroup(Protocol):
+    """Workers on other machines."""
 
-    def posts(self, settings: Settings, plan: Plan, *, near: bool) -> Sequence[Post]:
-        """Where they work, each with a solver of *settings*; *near* says that only this machine reaches the servers."""
+    def slots(self, settings: Settings, plan: Plan, *, local_servers: bool) -> Sequence[WorkerSlot]:
+        """Slots for workers, each with a solver of *settings*; only this machine reaches *local_servers*."""
         ...
 
     def record(self) -> Mapping[str, Any]:
-        """What is worth writing down about them."""
+        """What the run folder records about the workers."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LocalWorker:
-    """The worker in whose process this runs."""
+    """A worker in this process."""
 
     solver: Solver
     plan: Plan
@@ -77,24 +77,24 @@ class LocalWorker:
 
 
 @asynccontextmanager
-async def here(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker]:
-    """Make a worker of this process, warmed up."""
+async def local_worker(solver: Solver, plan: Plan) -> AsyncGenerator[LocalWorker]:
+    """Warm up, and yield a worker in this process."""
     await warm_up(solver, plan)
     yield LocalWorker(solver, plan)
 
 
 async def warm_up(solver: Solver, plan: Plan) -> None:
-    """Let every arm solve something short, so that no sample pays for what is done only once."""
+    """Let every arm solve a short problem, so that no sample includes one-time costs."""
     for arm in plan.arms:
         await solve_once(solver, arm, WARM_UP, sampling=plan.sampling, budget=Budget(WARM_UP_TOKENS))
 
 
 class TrialQueue:
     """
-    Deals trials out in their order, each to one worker at a time.
+    Hands out trials in their order, each to one worker at a time. It decides only: no I/O, no waiting.
 
-    One that is not *ready* is left aside until it is, and later ones are dealt meanwhile. What a lost worker held goes
-    to the others, before anything new.
+    A trial that is not *ready* is set aside until it is; later trials go first. The trials of a lost worker go to the
+    other workers before any new trial.
     """
 
     def __init__(self, todo: Iterable[Trial], ready: Callable[[Trial], bool] = lambda trial: True) -> None:
@@ -110,17 +110,17 @@ class TrialQueue:
         """Whether there is a sample of every trial."""
         return not (self._new or self._aside or self._held)
 
-    def over(self, worker: str) -> bool:
-        """Whether nothing will ever be dealt to *worker* again."""
+    def finished_for(self, worker: str) -> bool:
+        """Whether *worker* will never get another trial."""
         return worker in self._left or self.finished
 
-    def deal(self, worker: str) -> Trial | None:
-        """The next trial for *worker*; None if there is none now."""
+    def take(self, worker: str) -> Trial | None:
+        """The next trial for *worker*; None if no trial is ready."""
         if worker in self._left:
             return None
-        for at, (turn, trial) in enumerate(self._aside):
+        for index, (turn, trial) in enumerate(self._aside):
             if self._ready(trial):
-                del self._aside[at]
+                del self._aside[index]
                 return self._hand(turn, trial, worker)
         while self._new:
             turn, trial = self._new.popleft()
@@ -134,37 +134,37 @@ class TrialQueue:
         return trial
 
     def done(self, trial: Trial) -> None:
-        """Note that there is a sample of *trial*."""
+        """Note that *trial* has a sample."""
         del self._held[trial.place]
 
     def give_back(self, trial: Trial) -> None:
         """
-        Note that *trial* was lost together with the worker who held it, who is dealt nothing any more.
+        Note that the worker of *trial* is lost; that worker gets no further trial.
 
-        Raise `WorkersLost`, which names the trial, once it has cost too many workers.
+        Raise `WorkersLost`, which names the trial, if it was lost with `MAX_LOST` workers.
         """
         turn, worker = self._held.pop(trial.place)
         self._left.add(worker)
-        insort(self._aside, (turn, trial), key=lambda each: each[0])
+        insort(self._aside, (turn, trial), key=lambda entry: entry[0])
         lost = self._lost_with.setdefault(trial.place, [])
         lost.append(worker)
-        if len(lost) >= LIVES:
+        if len(lost) >= MAX_LOST:
             name = f" ({trial.task.name})" if trial.task.name else ""
             raise WorkersLost(
-                f"{LIVES} workers were lost while they solved problem {trial.number}{name} as {trial.arm.name!r}: "
+                f"{MAX_LOST} workers were lost while they solved problem {trial.number}{name} as {trial.arm.name!r}: "
                 f"{', '.join(lost)}; see their logs for why (memory?), or leave the problem out"
             )
 
 
-class Rates:
-    """Accept rates of arms, from the samples that are *done* by now."""
+class AcceptRates:
+    """Accept rates of arms, from the samples that are *done* so far."""
 
     def __init__(self, done: Mapping[Place, Sample]) -> None:
         self._done = done
-        self._sums: dict[str, list[tuple[int, int]]] = {}  # accepted and all drafts, over the first samples
+        self._sums: dict[str, list[tuple[int, int]]] = {}  # accepted drafts and all drafts of the first samples
 
     def over(self, arm: str, number: int) -> float | None:
-        """Accepted drafts of *arm* over all its drafts, up to sample *number*; None while one of these is missing."""
+        """Accepted drafts over all drafts of *arm* up to sample *number*; None while one of the samples is missing."""
         sums = self._sums.setdefault(arm, [])
         while (sample := self._done.get((len(sums), arm))) is not None:
             accepted, drafts = sums[-1] if sums else (0, 0)
@@ -176,7 +176,7 @@ class Rates:
 
 
 async def run(
-    posts: Sequence[Post],
+    slots: Sequence[WorkerSlot],
     plan: Plan,
     graders: Graders,
     samples: SampleStore,
@@ -185,16 +185,16 @@ async def run(
     on_sample: Callable[[Sample], object] = lambda sample: None,
 ) -> None:
     """
-    Take all samples of *plan* that *samples* does not have yet; *traces* is the folder for their traces, if any.
+    Solve all trials of *plan* that *samples* does not have yet; *traces* is the folder for their traces, if any.
 
-    At every one of *posts* there is one worker at a time. The first failure of an endpoint ends the run; what was
-    measured is kept. Raise `WorkersLost` for a trial that costs several workers.
+    Every one of *slots* holds one worker at a time. The first failure of an endpoint ends the run; finished samples are
+    kept. Raise `WorkersLost` for a trial that was lost with several workers.
     """
-    going = _Going(plan, graders, samples, traces, on_sample)
+    state = _Run(plan, graders, samples, traces, on_sample)
     try:
         async with asyncio.TaskGroup() as group:
-            filling = [group.create_task(going.fill(post)) for post in posts]
-            await going.end()
+            filling = [group.create_task(state.fill(slot)) for slot in slots]
+            await state.finished()
             for task in filling:
                 task.cancel()  # Some may still be waiting for a worker.
     except ExceptionGroup as failed:
@@ -206,8 +206,8 @@ def _first(failed: ExceptionGroup[Exception]) -> Exception:
     return _first(cast("ExceptionGroup[Exception]", first)) if isinstance(first, ExceptionGroup) else first
 
 
-class _Going:
-    """A run that goes on: what its workers share."""
+class _Run:
+    """The state that the workers of a run share."""
 
     def __init__(
         self,
@@ -219,54 +219,54 @@ class _Going:
     ) -> None:
         self._plan, self._graders, self._samples = plan, graders, samples
         self._traces, self._on_sample = traces, on_sample
-        self._rates = Rates(samples.done)
+        self._rates = AcceptRates(samples.done)
         todo = (trial for trial in trials(plan) if trial.place not in samples.done)
-        self._dealer = TrialQueue(todo, lambda trial: self._drawn(trial) is not None)
+        self._queue = TrialQueue(todo, lambda trial: self._control_options(trial) is not None)
         self._changed = asyncio.Condition()
 
-    async def end(self) -> None:
-        """Wait until every sample is taken."""
+    async def finished(self) -> None:
+        """Wait until every trial has a sample."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._dealer.finished)
+            await self._changed.wait_for(lambda: self._queue.finished)
 
-    async def fill(self, post: Post) -> None:
-        """Let one worker after the other work at *post*, until nothing is left to do."""
-        while not self._dealer.finished:
-            async with post() as worker, asyncio.TaskGroup() as group:
+    async def fill(self, slot: WorkerSlot) -> None:
+        """Keep a worker in *slot*, replacing lost ones, until no trial is left."""
+        while not self._queue.finished:
+            async with slot() as worker, asyncio.TaskGroup() as group:
                 for _ in range(self._plan.concurrency):
                     group.create_task(self._work(worker))
 
     async def _work(self, worker: Worker) -> None:
         while (trial := await self._next(worker.name)) is not None:
-            drawn = self._drawn(trial) or {}
+            options = self._control_options(trial) or {}
             trace = self._traces / trace_name(trial.number, trial.arm.name) if self._traces else None
             try:
-                solved = await worker.solve(trial, drawn, trace)
+                solved = await worker.solve(trial, options, trace)
             except WorkerLost:
-                self._dealer.give_back(trial)
+                self._queue.give_back(trial)
             else:
-                sample = await self._graded(trial, drawn, solved)
+                sample = await self._graded(trial, options, solved)
                 self._samples.add(trial.number, sample)
-                self._dealer.done(trial)
+                self._queue.done(trial)
                 self._on_sample(sample)
             async with self._changed:
                 self._changed.notify_all()
 
     async def _next(self, worker: str) -> Trial | None:
-        """Wait for a trial; None if there will be none for *worker*."""
+        """Wait for a trial for *worker*; None if there will be none."""
         async with self._changed:
-            while (trial := self._dealer.deal(worker)) is None and not self._dealer.over(worker):
+            while (trial := self._queue.take(worker)) is None and not self._queue.finished_for(worker):
                 await self._changed.wait()
             return trial
 
-    def _drawn(self, trial: Trial) -> Mapping[str, Any] | None:
-        """The options of a control, which are none of its arm's; None as long as the rate is not known."""
+    def _control_options(self, trial: Trial) -> Mapping[str, Any] | None:
+        """The options that a control gets beyond its arm's; None while the accept rate is not known."""
         if not trial.arm.like:
             return {}
         rate = self._rates.over(trial.arm.like, trial.number)
         return None if rate is None else {"p": rate, "seed": trial.seed}
 
-    async def _graded(self, trial: Trial, drawn: Mapping[str, Any], solved: SolvedTask) -> Sample:
+    async def _graded(self, trial: Trial, options: Mapping[str, Any], solved: SolvedTask) -> Sample:
         text = solved.solution.text if solved.solution else ""
         grade = await self._graders.grade(text, trial.task.answer, self._plan.metric)
         return solved.sample(
@@ -276,11 +276,11 @@ class _Going:
             name=trial.task.name,
             repeat=trial.repeat,
             seed=trial.seed,
-            options=drawn,
+            options=options,
         )
 
 
 def trace_name(number: int, arm: str) -> str:
-    """The file of a sample's trace: its number, and the *arm* in letters that any file system takes."""
+    """The file name of a sample's trace: its number, and *arm* with letters and digits only."""
     letters = "".join(sign if sign.isalnum() else "-" for sign in arm).strip("-")
     return f"{number:05}-{letters}.jsonl"

@@ -1,4 +1,4 @@
-"""Lines on disk that tell what was measured, so that a measurement that was cut short goes on where it stopped."""
+"""Stores of JSON lines on disk, so that an interrupted measurement goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ REMEDY = "choose another place with --output, or begin anew with --fresh"
 
 class JsonlStore:
     """
-    A file that says in its first line what it is *about*, and then a line for everything that was found.
+    A file whose first line is a header, what it is *about*, followed by one line per record.
 
-    It is begun anew if that is asked for (*fresh*), and a last line that was cut is dropped; but for that it only ever
-    grows, so that at no moment a line could be lost that was there. It has one writer at a time. Raise
-    `ConfigurationError`, which names the *remedy*, for a file that is about something else, or no such file.
+    A *fresh* store begins anew, and an incomplete last line is dropped; otherwise the file only grows, so that no line
+    is ever lost. It has one writer at a time. Raise `ConfigurationError`, which names the *remedy*, for a file with
+    another header.
     """
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False, remedy: str = REMEDY) -> None:
@@ -34,7 +34,7 @@ class JsonlStore:
 
     @staticmethod
     def about(path: Path) -> Any:
-        """What the file at *path* says it is about, nothing if it is no such file; None if there is none yet."""
+        """The header of the file at *path*; empty if the first line is no JSON, None if no complete line exists yet."""
         head, ended, _ = path.read_bytes().partition(b"\n") if path.is_file() else (b"", b"", b"")
         if not ended:
             return None
@@ -44,12 +44,12 @@ class JsonlStore:
             return {}
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Every whole line after the first, with its number in the file."""
-        lines = self._kept().splitlines(keepends=True)
+        """Every complete line after the header, with its number in the file."""
+        lines = self._content().splitlines(keepends=True)
         yield from ((number, line) for number, line in enumerate(lines[1:], 2) if line.endswith(b"\n"))
 
     def __enter__(self) -> Self:
-        """Begin to write. Raise `ConfigurationError` if somebody else does."""
+        """Begin to write. Raise `ConfigurationError` if another process is writing."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self.path.open("ab")
@@ -61,13 +61,13 @@ class JsonlStore:
             self._file.close()
             raise ConfigurationError(f"{self.path} is being written by another run: wait, or choose another") from exc
         try:
-            self._check()  # again: whoever held the file until now may have begun it
+            self._check()  # again: the process that held the file until now may have begun it
         except ConfigurationError:
             self._file.close()
             raise
-        whole = self._kept().rfind(b"\n") + 1
-        self._file.truncate(whole)
-        if not whole:
+        complete = self._content().rfind(b"\n") + 1
+        self._file.truncate(complete)
+        if not complete:
             self._put(self._head)
         self._fresh = False
         return self
@@ -80,20 +80,20 @@ class JsonlStore:
         self._put(orjson.dumps(dict(line)) + b"\n")
 
     def _check(self) -> None:
-        """Raise `ConfigurationError` if the file is about something else, and that is not to be forgotten."""
-        found, about = JsonlStore.about(self.path), orjson.loads(self._head)
-        if self._fresh or found == about or (found is None and self._unbegun()):
+        """Raise `ConfigurationError` if the file has another header and the store is not fresh."""
+        header, about = JsonlStore.about(self.path), orjson.loads(self._head)
+        if self._fresh or header == about or (header is None and self._unbegun()):
             return
-        held = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        held = cast("dict[str, Any]", header) if isinstance(header, dict) else {}
         other = [key for key in (about | held) if held.get(key) != about.get(key)]
         raise ConfigurationError(f"{self.path} holds another run (other: {', '.join(other)}): {self._remedy}")
 
     def _unbegun(self) -> bool:
-        """Whether there is no file yet, or nothing in it but the beginning of our own first line."""
+        """Whether the file does not exist, or holds only the beginning of this store's header."""
         return not self.path.is_file() or self._head.startswith(self.path.read_bytes())
 
-    def _kept(self) -> bytes:
-        """What the file holds; nothing if that is to be forgotten, or if not even its first line is whole."""
+    def _content(self) -> bytes:
+        """The bytes of the file; empty if the store is fresh, or if the header is incomplete."""
         if self._fresh or JsonlStore.about(self.path) is None:
             return b""
         return self.path.read_bytes()
@@ -105,34 +105,34 @@ class JsonlStore:
 
 
 _ADAPTER: TypeAdapter[Sample] = TypeAdapter(Sample)
-Place = tuple[int, str]  # the number of the task, and the name of the arm
+Place = tuple[int, str]  # the number of the sample, and the name of the arm
 
 
 class SampleStore:
-    """The samples of one measurement, a line each in a `Journal`, by the number of the task and the arm's name."""
+    """The samples of one measurement, one line each in a `JsonlStore`, by number of the sample and name of the arm."""
 
     def __init__(self, path: Path, about: Mapping[str, Any], *, fresh: bool = False) -> None:
-        self._journal = JsonlStore(path, about, fresh=fresh)
+        self._file = JsonlStore(path, about, fresh=fresh)
         self.done: dict[Place, Sample] = {}
         self._read()
 
     def __enter__(self) -> Self:
-        """Begin to write. Raise `ConfigurationError` if somebody else does."""
-        self._journal.__enter__()
-        self._read()  # again: whoever held the file until now may have added to it
+        """Begin to write. Raise `ConfigurationError` if another process is writing."""
+        self._file.__enter__()
+        self._read()  # again: the process that held the file until now may have added samples
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._journal.__exit__(*exc)
+        self._file.__exit__(*exc)
 
     def add(self, number: int, sample: Sample) -> None:
-        """Keep the *sample* of task *number*; it is on disk when this returns."""
+        """Keep the *sample* with this *number*; it is on disk when this returns."""
         self.done[number, sample.arm] = sample
-        self._journal.write({"task": number, "outcome": sample.outcome, **asdict(sample)})
+        self._file.write({"task": number, "outcome": sample.outcome, **asdict(sample)})
 
     def _read(self) -> None:
         self.done.clear()
-        for number, line in self._journal.lines():
+        for number, line in self._file.lines():
             self._take(line, number)
 
     def _take(self, line: bytes, number: int) -> None:
@@ -142,6 +142,5 @@ class SampleStore:
             self.done[fields["task"], sample.arm] = sample
         except (KeyError, TypeError, ValueError) as exc:  # both parsers' errors are ValueErrors
             raise ConfigurationError(
-                f"{self._journal.path}, line {number}: not a sample ({exc}); remove the line, or begin anew with "
-                "--fresh"
+                f"{self._file.path}, line {number}: not a sample ({exc}); remove the line, or begin anew with --fresh"
             ) from exc

@@ -21,7 +21,7 @@ from stepspec.evals.cli import arms
 from stepspec.evals.evaluation import Evaluation, evaluate
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
-from stepspec.evals.runner import LocalWorker, Post
+from stepspec.evals.runner import LocalWorker, WorkerSlot
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
@@ -182,8 +182,8 @@ class Others:
     def __init__(self) -> None:
         self.posted: list[tuple[Settings, bool]] = []
 
-    def posts(self, settings: Settings, plan: Plan, *, near: bool) -> list[Post]:
-        self.posted.append((settings, near))
+    def slots(self, settings: Settings, plan: Plan, *, local_servers: bool) -> list[WorkerSlot]:
+        self.posted.append((settings, local_servers))
         return [partial(self._hired, settings, plan, name) for name in ("one", "two")]
 
     @asynccontextmanager

@@ -44,7 +44,7 @@ async def test_where_nobody_listens_that_is_said_before_ray_begins_to_wait(schem
 
 
 def test_workers_without_a_cluster_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="say which with --ray"):
+    with pytest.raises(ConfigurationError, match="name it with --ray"):
         cli._team(None, 3)  # pyright: ignore[reportPrivateUsage]
 
 
@@ -137,8 +137,8 @@ def test_what_ray_says_of_an_actor_is_told_in_our_words(
     monkeypatch: pytest.MonkeyPatch, failure: Any, expected: tuple[type[Exception], str]
 ) -> None:
     async def main() -> None:
-        one = actor(monkeypatch, FakeRay(about=said({"host": "there"}), enter=said(None), solve=said(failure())))
-        assert await one.about() == {"host": "there"}
+        one = actor(monkeypatch, FakeRay(describe=said({"host": "there"}), enter=said(None), solve=said(failure())))
+        assert await one.describe() == {"host": "there"}
         assert await one.enter(None, None) is None
         kind, words = expected
         with pytest.raises(kind, match=words):
@@ -150,7 +150,7 @@ def test_what_ray_says_of_an_actor_is_told_in_our_words(
 def test_a_worker_that_takes_long_is_waited_for_as_long_as_it_lives_and_not_when_it_is_silent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from stepspec.evals.ray_pool import LIVING, QUIET
+    from stepspec.evals.ray_pool import ALIVE, QUIET
 
     async def main(ray: FakeRay, until: float) -> Any:
         one = actor(monkeypatch, ray)
@@ -158,12 +158,12 @@ def test_a_worker_that_takes_long_is_waited_for_as_long_as_it_lives_and_not_when
         try:
             return await one.solve(None, {}, traced=False)
         finally:
-            await one.dismiss()
+            await one.stop()
 
     living = FakeRay(solve=Future(), alive=said(None))
     assert run(main(living, 20.5 * QUIET)) == (("solved", b""), 20.5 * QUIET)
     assert living.asked.count("alive") == 20
     silent = FakeRay(solve=Future(), alive=Future())
     with pytest.raises(WorkerLost, match="it has not answered for 60 s"):
-        run(main(silent, 2 * (QUIET + LIVING)))
+        run(main(silent, 2 * (QUIET + ALIVE)))
     assert silent.killed == 1

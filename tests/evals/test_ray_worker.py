@@ -16,7 +16,7 @@ import pytest
 import stepspec
 from stepspec.evals.cli import arms
 from stepspec.evals.plan import Plan, Trial, trials
-from stepspec.evals.ray_worker import Room, about, code
+from stepspec.evals.ray_worker import WorkerSession, code, describe_process
 from stepspec.evals.sample import SolvedTask, Task
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY
@@ -44,7 +44,7 @@ def specreason() -> Trial:
 
 async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_along(tmp_path: Path) -> None:
     async with served() as (settings, large), AsyncExitStack() as stack:
-        room = Room(stack)
+        room = WorkerSession(stack)
         assert await room.enter(pickle.loads(pickle.dumps(settings)), PLAN) is None
         warmed = len(large.requests)
         assert warmed > 1
@@ -64,13 +64,13 @@ async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_
 
 async def test_what_an_endpoint_says_is_sent_back_as_it_is_with_the_trace_of_the_run_that_failed() -> None:
     async with served() as (settings, large), AsyncExitStack() as stack:
-        room = Room(stack)
+        room = WorkerSession(stack)
         await room.enter(settings, PLAN)
         large.faults.extend([Refuse(500, "dead")] * 9)
         failed, trace = await room.solve(specreason(), {}, traced=True)
         assert trace
         large.faults.extend([Refuse(500, "dead")] * 9)
-        unable = await Room(stack).enter(settings, PLAN)
+        unable = await WorkerSession(stack).enter(settings, PLAN)
     for error in (failed, unable):
         assert isinstance(error, EndpointUnavailable)
         sent = pickle.loads(pickle.dumps(error))
@@ -80,9 +80,9 @@ async def test_what_an_endpoint_says_is_sent_back_as_it_is_with_the_trace_of_the
 
 
 def test_a_worker_says_who_it_is() -> None:
-    told = about()
+    told = describe_process()
     assert (told["host"], told["python"], told["code"]) == (platform.node(), platform.python_version(), code())
-    other = "from stepspec.evals.ray_worker import about; print(about())"
+    other = "from stepspec.evals.ray_worker import describe_process; print(describe_process())"
     run = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.strip() == str(told)
 
@@ -112,7 +112,7 @@ def test_a_worker_does_without_what_only_the_command_needs() -> None:
 def test_an_actor_says_so_where_stepspec_is_missing() -> None:
     pytest.importorskip("ray")
     sent = "from ray import cloudpickle; from stepspec.evals import ray_pool; import sys; " + (
-        "sys.stdout.buffer.write(cloudpickle.dumps(ray_pool._kind()))"
+        "sys.stdout.buffer.write(cloudpickle.dumps(ray_pool._actor_class()))"
     )
     actor = subprocess.run([sys.executable, "-c", sent], capture_output=True, check=True, timeout=120).stdout
     there = """if True:
@@ -121,7 +121,7 @@ def test_an_actor_says_so_where_stepspec_is_missing() -> None:
         import ray
         sys.modules["stepspec"] = None
         ray.get_runtime_context = lambda: types.SimpleNamespace(get_node_id=lambda: "n1")
-        told = asyncio.run(cloudpickle.loads(sys.stdin.buffer.read())().about())
+        told = asyncio.run(cloudpickle.loads(sys.stdin.buffer.read())().describe())
         print(told["node"], told["missing"])
     """
     run = subprocess.run([sys.executable, "-c", there], input=actor, capture_output=True, check=True, timeout=120)

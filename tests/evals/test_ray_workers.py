@@ -14,7 +14,7 @@ from rich.console import Console
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan, Trial
 from stepspec.evals.ray_pool import PATIENCE, PAUSE, STARTS, RemoteWorker, WorkerPool
-from stepspec.evals.ray_worker import about
+from stepspec.evals.ray_worker import describe_process
 from stepspec.evals.runner import Worker, WorkerLost
 from stepspec.evals.sample import SolvedTask, Task
 from stepspec.orchestrator.budget import Budget
@@ -45,11 +45,11 @@ class Scripted:
     entered: StepspecError | None = None
     solved: SolvedTask | StepspecError | WorkerLost = SOLVED
     asked: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
-    dismissed: int = 0
+    stopped: int = 0
 
-    async def about(self) -> Mapping[str, str]:
+    async def describe(self) -> Mapping[str, str]:
         await asyncio.sleep(self.comes)
-        return {**about(), "host": "there", "node": "n1", **self.told}
+        return {**describe_process(), "host": "there", "node": "n1", **self.told}
 
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
         self.asked.append((settings, plan))
@@ -63,8 +63,8 @@ class Scripted:
             raise self.solved
         return self.solved, b"trace" if traced else b""
 
-    async def dismiss(self) -> None:
-        self.dismissed += 1
+    async def stop(self) -> None:
+        self.stopped += 1
 
 
 def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) -> WorkerPool:
@@ -72,13 +72,13 @@ def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) 
     coming = iter(remotes)
 
     def ask() -> RemoteWorker:
-        return next(coming, None) or replace(remotes[-1], asked=[], dismissed=0)
+        return next(coming, None) or replace(remotes[-1], asked=[], stopped=0)
 
     return WorkerPool(ask, workers, {"version": "2"}, console or Console(quiet=True))
 
 
-async def work(staff: WorkerPool, *, near: bool = False, trace_to: Path | None = None) -> SolvedTask:
-    (post,) = staff.posts(SETTINGS, PLAN, near=near)
+async def work(staff: WorkerPool, *, local_servers: bool = False, trace_to: Path | None = None) -> SolvedTask:
+    (post,) = staff.slots(SETTINGS, PLAN, local_servers=local_servers)
     async with post() as worker:
         return await worker.solve(TRIAL, {"p": 0.5}, trace_to)
 
@@ -88,14 +88,14 @@ def test_a_worker_gets_the_settings_whole_and_every_problem_only_when_it_is_its_
     solved, _ = run(work(staff(remote)))
     assert solved is SOLVED
     assert remote.asked == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, {"p": 0.5}, False)]
-    assert remote.dismissed == 1
+    assert remote.stopped == 1
 
 
 def test_workers_begin_with_different_replicas() -> None:
     first, second = Scripted(), Scripted()
 
     async def main() -> None:
-        for post in staff(first, second, workers=2).posts(SETTINGS, PLAN, near=False):
+        for post in staff(first, second, workers=2).slots(SETTINGS, PLAN, local_servers=False):
             async with post():
                 pass
 
@@ -125,14 +125,14 @@ def test_a_worker_that_would_solve_in_another_way_is_refused(told: dict[str, str
     remote = Scripted(told=told)
     with pytest.raises(ConfigurationError, match=said):
         run(work(staff(remote)))
-    assert (remote.asked, remote.dismissed) == ([], 1)
+    assert (remote.asked, remote.stopped) == ([], 1)
 
 
 def test_servers_that_only_this_machine_reaches_are_for_workers_of_this_machine() -> None:
-    run(work(staff(Scripted()), near=True))
+    run(work(staff(Scripted()), local_servers=True))
     elsewhere = Scripted(told={"network": "another"})
     with pytest.raises(ConfigurationError, match="loopback, which the Ray worker on there does not reach: serve"):
-        run(work(staff(elsewhere), near=True))
+        run(work(staff(elsewhere), local_servers=True))
     run(work(staff(elsewhere)))  # Where the servers are others, that does not matter.
 
 
@@ -146,7 +146,7 @@ def test_servers_that_only_this_machine_reaches_are_for_workers_of_this_machine(
 def test_an_endpoint_that_fails_at_a_worker_fails_here(remote: Scripted) -> None:
     with pytest.raises(EndpointUnavailable, match="the large model at http://c:1: gone"):
         run(work(staff(remote)))
-    assert remote.dismissed == 1
+    assert remote.stopped == 1
 
 
 def test_nobody_comes_and_that_is_said_after_a_while() -> None:
@@ -160,12 +160,12 @@ def test_nobody_comes_and_that_is_said_after_a_while() -> None:
         return asyncio.get_running_loop().time() - began
 
     assert PATIENCE <= run(main())[0] <= PATIENCE + 2
-    assert remote.dismissed == 1
+    assert remote.stopped == 1
 
 
 def test_as_long_as_one_is_there_another_may_take_its_time() -> None:
     async def main(first: Scripted, late: Scripted) -> str:
-        one, other = staff(first, late, workers=2).posts(SETTINGS, PLAN, near=False)
+        one, other = staff(first, late, workers=2).slots(SETTINGS, PLAN, local_servers=False)
         async with one():
             waiting = asyncio.create_task(_name(other))
             await asyncio.sleep(10 * PATIENCE)
@@ -184,15 +184,15 @@ async def _name(post: Callable[[], Any]) -> str:
 def test_one_that_ends_before_it_begins_is_asked_for_again_and_not_forever() -> None:
     frail = [Scripted(dies_entering=True) for _ in range(STARTS - 1)]
     assert run(work(staff(*frail, Scripted()))) == (SOLVED, PAUSE * len(frail))
-    assert [remote.dismissed for remote in frail] == [1] * len(frail)
-    with pytest.raises(WorkersLost, match="3 workers ended before they could begin, the last because out of memory"):
+    assert [remote.stopped for remote in frail] == [1] * len(frail)
+    with pytest.raises(WorkersLost, match="3 workers ended before they were ready, the last because out of memory"):
         run(work(staff(Scripted(dies_entering=True))))
 
 
 def test_as_long_as_one_is_ready_others_may_fail_as_often_as_they_like() -> None:
     async def main() -> str:
         frail = (Scripted(dies_entering=True) for _ in range(10 * STARTS))
-        one, other = staff(Scripted(), *frail, Scripted(), workers=2).posts(SETTINGS, PLAN, near=False)
+        one, other = staff(Scripted(), *frail, Scripted(), workers=2).slots(SETTINGS, PLAN, local_servers=False)
         async with one():
             return await _name(other)
 
@@ -204,7 +204,7 @@ def test_failures_are_counted_anew_once_somebody_was_ready() -> None:
     team = staff(*frail[: STARTS - 1], Scripted(), *frail[STARTS - 1 :], Scripted())
 
     async def main() -> list[str]:
-        (post,) = team.posts(SETTINGS, PLAN, near=False)
+        (post,) = team.slots(SETTINGS, PLAN, local_servers=False)
         return [await _name(post), await _name(post)]
 
     assert run(main())[0] == ["worker 3 on there", "worker 6 on there"]
@@ -214,7 +214,7 @@ def test_who_was_there_and_who_was_lost_is_told_once_and_recorded(capsys: pytest
     team = staff(Scripted(solved=WorkerLost("its node is gone")), Scripted(), console=Console(stderr=True, width=300))
 
     async def main() -> None:
-        (post,) = team.posts(SETTINGS, PLAN, near=False)
+        (post,) = team.slots(SETTINGS, PLAN, local_servers=False)
         async with post() as lost:
             for _ in range(2):  # as if two runs had gone on there
                 await _lose(lost)
@@ -231,7 +231,7 @@ def test_who_was_there_and_who_was_lost_is_told_once_and_recorded(capsys: pytest
         ],
     }
     assert capsys.readouterr().err.splitlines() == [
-        "worker 1 on there was lost (its node is gone): others take what it had, and another worker is asked for"
+        "worker 1 on there was lost (its node is gone): other workers take its problems, and a new worker is started"
     ]
 
 
@@ -244,7 +244,7 @@ def test_cancelled_while_it_waits_nobody_is_left() -> None:
     remotes = Scripted(comes=1e9), Scripted(comes=1e9)
 
     async def main() -> None:
-        posts = staff(*remotes, workers=2).posts(SETTINGS, PLAN, near=False)
+        posts = staff(*remotes, workers=2).slots(SETTINGS, PLAN, local_servers=False)
         waiting = [asyncio.create_task(_name(post)) for post in posts]
         await asyncio.sleep(5)
         for task in waiting:
@@ -252,4 +252,4 @@ def test_cancelled_while_it_waits_nobody_is_left() -> None:
         await asyncio.wait(waiting)
 
     run(main())
-    assert [remote.dismissed for remote in remotes] == [1, 1]
+    assert [remote.stopped for remote in remotes] == [1, 1]

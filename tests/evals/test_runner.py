@@ -13,7 +13,7 @@ from stepspec.evals.cli import arms
 from stepspec.evals.experiments.arms import LARGE, SMALL
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import Plan, identity, trials
-from stepspec.evals.runner import LocalWorker, here, run
+from stepspec.evals.runner import LocalWorker, local_worker, run
 from stepspec.evals.sample import Arm, Sample, Task
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.budget import Budget
@@ -196,7 +196,7 @@ async def test_traces_have_a_file_for_each_trial(tmp_path: Path) -> None:
 
 async def test_every_arm_warms_up_on_something_short() -> None:
     solver = ScriptedSolver(right)
-    async with here(solver.solver, plan()):
+    async with local_worker(solver.solver, plan()):
         pass
     assert [asked.policy for asked in solver.asked] == [arm.policy for arm in ARMS]
     assert all(asked.budget.tokens < 100 for asked in solver.asked)

@@ -15,7 +15,7 @@ from stepspec import Solution
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.plan import Plan, Trial, identity
-from stepspec.evals.runner import LocalWorker, Post, WorkerLost, run
+from stepspec.evals.runner import LocalWorker, WorkerLost, WorkerSlot, run
 from stepspec.evals.sample import SolvedTask
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.errors import WorkersLost
@@ -125,6 +125,6 @@ async def test_a_post_that_nobody_comes_to_keeps_nobody_from_going_on_or_ending(
     wanted = plan(LARGE)
     async with Graders() as graders:
         with SampleStore(tmp_path / "samples.jsonl", identity(wanted)) as samples:
-            posts: list[Post] = [empty, Hired(ScriptedSolver(right), wanted, {})]
+            posts: list[WorkerSlot] = [empty, Hired(ScriptedSolver(right), wanted, {})]
             await run(posts, wanted, graders, samples)
     assert len(kept(tmp_path / "samples.jsonl", wanted)) == len(TASKS)

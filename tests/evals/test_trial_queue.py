@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepspec.evals.cli import arms
 from stepspec.evals.plan import Plan, Trial, trials
-from stepspec.evals.runner import LIVES, Rates, TrialQueue
+from stepspec.evals.runner import MAX_LOST, AcceptRates, TrialQueue
 from stepspec.evals.sample import Sample, Task
 from stepspec.evals.store import Place
 from stepspec.orchestrator.budget import Budget
@@ -41,51 +41,51 @@ def waiting(wanted: list[Trial]) -> tuple[TrialQueue, set[Place]]:
 def test_trials_are_dealt_in_their_order_and_each_once() -> None:
     wanted = todo()
     dealer = TrialQueue(wanted)
-    assert [dealer.deal(f"worker {number % 3}") for number in range(len(wanted))] == wanted
-    assert dealer.deal("worker 0") is None
+    assert [dealer.take(f"worker {number % 3}") for number in range(len(wanted))] == wanted
+    assert dealer.take("worker 0") is None
     assert not dealer.finished
     for trial in wanted:
-        assert not dealer.over("worker 0")
+        assert not dealer.finished_for("worker 0")
         dealer.done(trial)
     assert dealer.finished
-    assert dealer.over("worker 0")
+    assert dealer.finished_for("worker 0")
     assert TrialQueue([]).finished
 
 
 def test_a_control_waits_for_its_method_while_others_go_on_and_then_comes_first() -> None:
     dealer, done = waiting(todo(2))
-    first = [dealer.deal("one") for _ in range(6)]
+    first = [dealer.take("one") for _ in range(6)]
     assert [trial and trial.place for trial in first] == [
         (0, "large alone"), (0, "small alone"), (0, "specreason"), (0, "bild:scale=step"),
         (1, "small alone"), (1, "specreason"),
     ]  # fmt: skip
     done |= {(0, "specreason"), (1, "specreason")}
-    rest = [dealer.deal("one") for _ in range(4)]
+    rest = [dealer.take("one") for _ in range(4)]
     assert [trial and trial.place for trial in rest] == [
         (0, CONTROL.name), (1, "bild:scale=step"), (1, "large alone"), (1, CONTROL.name)
     ]  # fmt: skip
-    assert dealer.deal("one") is None
+    assert dealer.take("one") is None
 
 
 def test_what_a_lost_worker_had_comes_before_anything_new_and_it_is_dealt_nothing_more() -> None:
     wanted = todo()
     dealer = TrialQueue(wanted)
-    held = [dealer.deal("lost") for _ in range(3)]
+    held = [dealer.take("lost") for _ in range(3)]
     for trial in reversed(held):
         assert trial is not None
         dealer.give_back(trial)
-    assert dealer.over("lost")
-    assert dealer.deal("lost") is None
-    assert [dealer.deal("other") for _ in range(4)] == wanted[:4]
+    assert dealer.finished_for("lost")
+    assert dealer.take("lost") is None
+    assert [dealer.take("other") for _ in range(4)] == wanted[:4]
 
 
 def test_a_trial_may_be_lost_with_two_workers_and_not_with_three() -> None:
     (trial, *_) = wanted = todo()
     dealer = TrialQueue(wanted)
-    for number in range(LIVES - 1):
-        assert dealer.deal(f"worker {number}") is trial
+    for number in range(MAX_LOST - 1):
+        assert dealer.take(f"worker {number}") is trial
         dealer.give_back(trial)
-    assert dealer.deal("the last") is trial
+    assert dealer.take("the last") is trial
     with pytest.raises(WorkersLost, match=r"3 workers .* problem 0 as 'large alone': worker 0, worker 1, the last"):
         dealer.give_back(trial)
 
@@ -104,7 +104,7 @@ class Table:
         self.names = list("abcd")
 
     def deal(self, seat: int, _: int) -> None:
-        trial = self.dealer.deal(self.names[seat])
+        trial = self.dealer.take(self.names[seat])
         if trial is None:
             return
         assert trial.place not in self.done
@@ -120,12 +120,12 @@ class Table:
     def die(self, seat: int, _: int) -> None:
         """Lose a worker, unless that would end the run; another takes its seat."""
         mine = self.held[seat]
-        if mine and all(self.lost[trial.place] < LIVES - 1 for trial in mine):
+        if mine and all(self.lost[trial.place] < MAX_LOST - 1 for trial in mine):
             while mine:
                 self.lost[mine[-1].place] += 1
                 self.dealer.give_back(mine.pop())
             self.deaths += 1
-            assert self.dealer.over(self.names[seat])
+            assert self.dealer.finished_for(self.names[seat])
             self.names[seat] = f"{seat}/{self.deaths}"
 
 
@@ -154,7 +154,7 @@ def test_a_rate_is_over_all_samples_up_to_one_whatever_the_order_they_came_in(
     counts: list[tuple[int, int]], random: Random
 ) -> None:
     found: dict[Place, Sample] = {}
-    rates, order = Rates(found), list(range(len(counts)))
+    rates, order = AcceptRates(found), list(range(len(counts)))
     random.shuffle(order)
     for number in order:
         accepted, more = counts[number]
