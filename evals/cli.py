@@ -14,13 +14,13 @@ from typing import Annotated, Any, cast, get_type_hints
 
 import orjson
 import typer
-from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from stepspec import policies
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
+from stepspec.orchestrator.run_options import arm_options
 from stepspec.settings import Settings
 
 from . import provenance
@@ -37,11 +37,7 @@ from .testbed.solving_pair import pair_solver
 
 CONTROL = "random"
 FILE = ".toml"
-SOLVERS = (  # what a solver is told besides its policy
-    "ahead", "hedge", "lead", "ending", "answer", "early_exit", "sure_bets", "delimiter",
-)  # fmt: skip
 BASELINES: Mapping[str, Arm] = {"large": LARGE, "small": SMALL}
-_ADAPTER: TypeAdapter[Arm] = TypeAdapter(Arm)
 
 
 def arms(chosen: Sequence[str], baselines: Sequence[str], controls: Sequence[str]) -> tuple[Arm, ...]:
@@ -95,24 +91,23 @@ def _settings(path: Path) -> dict[str, Any]:
 def _from_file(path: Path) -> Arm:
     """Read the policy and the run options from a settings file; other settings, such as URLs, are ignored."""
     settings = _settings(path)
-    options = {name: settings[name] for name in SOLVERS if name in settings}
+    options = {name: settings[name] for name in arm_options() if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
 
 
 def _arm(name: str, policy: str, options: Mapping[str, Any]) -> Arm:
-    own = {key: value for key, value in options.items() if key not in SOLVERS}
-    solvers = {key: value for key, value in options.items() if key in SOLVERS}
+    own = {key: value for key, value in options.items() if key not in arm_options()}
+    overrides: Any = {key: value for key, value in options.items() if key in arm_options()}
     try:
-        found = _ADAPTER.validate_python({"name": name, "policy": policy, "options": own, **solvers})
-    except ValidationError as exc:
-        wrong = "; ".join(f"{'.'.join(map(str, error['loc']))}: {error['msg']}" for error in exc.errors())
-        raise ConfigurationError(f"{name!r}: {wrong}") from exc
+        made = Arm.of(name, policy, own, **overrides)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{name!r}: {exc}") from exc
     try:
         policies.check(policy, own)
     except ConfigurationError as exc:
         unknown = set(own) - set(policies.options(policy))
-        raise ConfigurationError(f"{exc}; of any arm: {', '.join(SOLVERS)}" if unknown else str(exc)) from exc
-    return found
+        raise ConfigurationError(f"{exc}; of any arm: {', '.join(arm_options())}" if unknown else str(exc)) from exc
+    return made
 
 
 def control(name: str, methods: Sequence[Arm]) -> Arm:
@@ -120,15 +115,14 @@ def control(name: str, methods: Sequence[Arm]) -> Arm:
     for method in methods:
         if method.name == name:
             built = policies.METHODS[method.policy].build
-            return replace(
-                method,
-                name=f"{CONTROL} like {name}",
-                policy=CONTROL,
-                options={},
-                ending=method.ending or ended_by(built),
-                answer=method.answer or answered_by(built),
-                like=name,
+            run = method.run.with_overrides(
+                {
+                    "policy": CONTROL,
+                    "ending": method.run.ending or ended_by(built),
+                    "answer": method.run.answer or answered_by(built),
+                }
             )
+            return replace(method, name=f"{CONTROL} like {name}", run=run, like=name)
     known = ", ".join(repr(method.name) for method in methods)
     raise ConfigurationError(f"--random {name!r}: not one of the methods of this run, which are {known}")
 

@@ -11,14 +11,11 @@ from stepspec.models import check
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.run_options import RunOverrides
 from stepspec.settings import Settings
 
 from .grading.answers import Metric
 from .sample import Arm, Task, derive_seed
 from .store import Place
-
-TOLD = RunOverrides.__annotations__.keys() & Arm.__dataclass_fields__.keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +65,7 @@ def trials(plan: Plan) -> Iterator[Trial]:
 def identity(plan: Plan) -> Mapping[str, Any]:
     """The values that have to agree for samples to belong to one run, as JSON; problems may be added at the end."""
     return {
-        "arms": [_spelt(arm) for arm in plan.arms],
+        "arms": [arm.record() for arm in plan.arms],
         "metric": plan.metric,
         "sampling": plan.sampling.model_dump(exclude={"seed"}),
         "budget": {name: getattr(plan.budget, name) for name in ("tokens", "steps", "seconds", "answer")},
@@ -76,10 +73,6 @@ def identity(plan: Plan) -> Mapping[str, Any]:
         "seed": plan.seed,
         "concurrency": plan.concurrency,
     }
-
-
-def _spelt(arm: Arm) -> Mapping[str, Any]:
-    return {name: getattr(arm, name) for name in Arm.__dataclass_fields__}
 
 
 def turns(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
@@ -95,8 +88,7 @@ def testbed_settings() -> Settings:
 
 def check_arm(arm: Arm, settings: Settings) -> None:
     """Raise `ConfigurationError` if no solver with these *settings* could run *arm*."""
-    own: Any = {name: getattr(arm, name) for name in TOLD}
     try:
-        check(settings.with_overrides(own))
+        check(settings.with_overrides(arm.overrides))
     except ConfigurationError as exc:
         raise ConfigurationError(f"{arm.name!r}: {exc}") from exc

@@ -117,7 +117,7 @@ def compare_arms(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int
     shown = list(arms)
     if SMALL.name in by_arm:
         by_arm[ORACLE] = oracle(by_arm[SMALL.name], by_arm[LARGE.name])
-        shown.append(Arm(ORACLE, ""))
+        shown.append(Arm.of(ORACLE, ""))
     large = by_arm[LARGE.name]
     if not sum(sample.seconds for sample in large):
         return []

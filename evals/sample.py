@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, Unpack, cast
 
 from stepspec.api import Solver
 from stepspec.orchestrator import trace
@@ -17,11 +17,9 @@ from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Called, Event, Observer
-from stepspec.orchestrator.interfaces import AnsweredBy, EndedBy
 from stepspec.orchestrator.ledger import Account, Ledger
-from stepspec.orchestrator.run_options import Delimiter
+from stepspec.orchestrator.run_options import RunOptions, RunOverrides, arm_options
 from stepspec.orchestrator.solution import Solution, SolvedStep, StepFate
-from stepspec.orchestrator.step_ends import BLANK_LINE
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
 ByRole: TypeAlias = Mapping[Role, Acceptance]
@@ -77,26 +75,66 @@ EMPTY_LEDGER = Ledger(Account("small"), Account("large"))
 @dataclass(frozen=True, slots=True)
 class Arm:
     """
-    One way to solve problems: a policy, its options, how far it looks ahead, and what confidence it hedges at.
+    One way to solve problems: the options of its runs.
 
-    *lead*, *ending*, *answer*, *early_exit*, *sure_bets* and *delimiter* are those of
-    `Settings`; *sampling* is what of the solver's sampling the arm has otherwise. An arm that is *like* another one is
-    its control: its policy's *p* is the accept rate that the other one has had.
+    *sampling* holds what differs from the sampling of the solver. An arm that is *like* another arm is its control: the
+    option *p* of its policy is the accept rate of the other arm.
     """
 
     name: str
-    policy: str
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    ahead: int = 2
-    hedge: float = 0.0
-    lead: int = 0
-    ending: EndedBy | None = None
-    answer: AnsweredBy | None = None
-    early_exit: bool = False
-    sure_bets: bool = False
-    delimiter: Delimiter = BLANK_LINE
+    run: RunOptions
     like: str = ""
     sampling: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        method: str,
+        choices: Mapping[str, Any] | None = None,
+        *,
+        like: str = "",
+        sampling: Mapping[str, Any] | None = None,
+        **overrides: Unpack[RunOverrides],
+    ) -> Arm:
+        """
+        Make the arm of a *method* with its options, its *choices*; the *overrides* are other options of a run.
+
+        Raise `ConfigurationError` for a wrong value.
+        """
+        run = RunOptions(policy=method, options=dict(choices or {})).with_overrides(overrides)
+        return cls(name, run, like, dict(sampling or {}))
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Arm:
+        """Read an arm as `record` writes it; what older versions wrote besides is left out."""
+        overrides: Any = {name: record[name] for name in arm_options() if name in record}
+        about = {name: record[name] for name in ("like", "sampling") if name in record}
+        return cls.of(record["name"], record["policy"], record["options"], **about, **overrides)
+
+    def record(self) -> dict[str, Any]:
+        """The arm as one table of names and values, for files."""
+        options = self.run.model_dump(include={"policy", "options", *arm_options()})
+        return {"name": self.name, **options, "like": self.like, "sampling": self.sampling}
+
+    @property
+    def policy(self) -> str:
+        return self.run.policy
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        return self.run.options
+
+    @property
+    def overrides(self) -> RunOverrides:
+        """
+        The overrides that make a run of any solver a run of this arm.
+
+        No run may change with the runs before it, nor be slowed down by those of another arm.
+        """
+        names = ("policy", "options", *arm_options())
+        overrides: Any = {name: getattr(self.run, name) for name in names} | {"adapt": 0.0, "load": "ignore"}
+        return cast("RunOverrides", overrides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,33 +258,24 @@ async def solve_once(
     trace_to: Path | None = None,
 ) -> SolvedTask:
     """
-    Solve *problem* as *arm* does; *options* replace those of the arm.
+    Solve *problem* as *arm* does, with its own options if *options* is None.
 
     Sampling fields of the arm override *sampling*. *run_seed* is used if the sampling has no seed.
     """
     if arm.sampling:
         sampling = (sampling or solver.settings.sampling).model_copy(update=dict(arm.sampling))
-    options = arm.options if options is None else options
+    overrides = arm.overrides
+    if options is not None:
+        overrides["options"] = options
     recording = RunRecorder(observe)
     try:
         solution = await solver.solve(
             problem,
-            policy=arm.policy,
-            options=options,
-            ahead=arm.ahead,
-            hedge=arm.hedge,
-            lead=arm.lead,
-            ending=arm.ending,
-            answer=arm.answer,
-            early_exit=arm.early_exit,
-            sure_bets=arm.sure_bets,
-            delimiter=arm.delimiter,
-            adapt=0.0,  # the runs of an arm are alike
-            load="ignore",  # an arm must not be slowed down by what another one did
             sampling=sampling,
             seed=run_seed,
             budget=budget,
             observe=recording,
+            **overrides,
         )
     except ContextTooLong:
         return SolvedTask(None, {})

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
@@ -231,6 +231,12 @@ def run_options() -> Mapping[str, RunOption]:
         name: next(entry for entry in field.metadata if isinstance(entry, RunOption))
         for name, field in RunOptions.model_fields.items()
     }
+
+
+def option_types() -> dict[str, Any]:
+    """The type of each option with its constraints, by the option's name."""
+    hints = get_type_hints(RunOptions, include_extras=True)
+    return {name: hints[name] for name in run_options()}
 
 
 def arm_options() -> tuple[str, ...]:

@@ -134,7 +134,7 @@ async def test_bets_are_sure_in_the_runs_that_ask_for_it() -> None:
 
 
 async def test_an_arm_of_an_evaluation_does_not_adapt_whatever_its_solver_does() -> None:
-    plain, sure = Arm("plain", "specreason"), Arm("sure", "specreason", sure_bets=True)
+    plain, sure = Arm.of("plain", "specreason"), Arm.of("sure", "specreason", sure_bets=True)
     async with serving() as servers, servers.solver(adapt=0.1) as solver:
         events: list[Event] = []
         doubts: list[float] = []

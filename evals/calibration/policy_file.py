@@ -16,6 +16,7 @@ from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
 from stepspec.orchestrator.feedback.drift import grades
+from stepspec.orchestrator.run_options import arm_options
 from stepspec.orchestrator.toml import document
 from stepspec.policies.option_types import THRESHOLDS, Threshold
 from stepspec.settings import Settings
@@ -26,7 +27,6 @@ from ..grading.graders import Graders
 from ..sample import Arm, Task, derive_seed, solve_once
 from .search import CalibrationResult, CalibrationRun, Decision, SolveAt
 
-SERVED_OPTIONS = ("ahead", "hedge", "lead", "ending", "answer", "early_exit", "sure_bets", "delimiter")
 SEEDS_APART = 1_000_003  # between the seeds of generated problems for reports and those for calibration
 
 
@@ -53,8 +53,8 @@ def find_threshold(policy: str, option: str | None = None, values: Sequence[floa
 def served_arm(settings: Settings, policy: str, threshold: Threshold, value: float) -> Arm:
     """The arm that solves as a solver with these *settings* does by *policy*, with the *threshold* at *value*."""
     run_settings = settings.with_overrides({"policy": policy})
-    run_options = {name: getattr(run_settings, name) for name in SERVED_OPTIONS}
-    return Arm(policy, policy, {**run_settings.options, threshold.option: value}, **run_options)
+    overrides: Any = {name: getattr(run_settings, name) for name in arm_options()}
+    return Arm.of(policy, policy, {**run_settings.options, threshold.option: value}, **overrides)
 
 
 def promise_conditions(settings: Settings, policy: str, threshold: Threshold) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def changed_settings(settings: Settings) -> dict[str, Any]:
     """The fields that are not at their defaults: a settings file needs them to serve what was calibrated."""
     usual = Settings.model_construct()
     changed = {
-        name: getattr(settings, name) for name in SERVED_OPTIONS if getattr(settings, name) != getattr(usual, name)
+        name: getattr(settings, name) for name in arm_options() if getattr(settings, name) != getattr(usual, name)
     }
     return changed | {
         table: fields

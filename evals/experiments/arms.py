@@ -11,13 +11,15 @@ from stepspec.orchestrator.events import Event, Observer
 from ..plan import turns
 from ..sample import Arm, Sample, Task, acceptances_between, derive_seed, read_acceptances, solve_once
 
-LARGE = Arm("large alone", "large")
-SMALL = Arm("small alone", "small")
-SEQUENTIAL = Arm("SpecReason, sequential", "specreason", ahead=0)
-SHIPPED = Arm("SpecReason", "specreason")
-THINKING = Arm("SpecReason, thinking only", "specreason", ending="small", answer="large")
+LARGE = Arm.of("large alone", "large")
+SMALL = Arm.of("small alone", "small")
+SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
+SHIPPED = Arm.of("SpecReason", "specreason")
+THINKING = Arm.of("SpecReason, thinking only", "specreason", ending="small", answer="large")
 """The part that the miniature judge was taught: it has seen no answer, and no step without its end."""
-THINKING_SEQUENTIAL = replace(THINKING, name=f"{THINKING.name}, sequential", ahead=0)
+THINKING_SEQUENTIAL = replace(
+    THINKING, name=f"{THINKING.name}, sequential", run=THINKING.run.with_overrides({"ahead": 0})
+)
 
 
 async def measure(

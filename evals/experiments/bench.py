@@ -29,7 +29,7 @@ from ..testbed.solving_pair import fresh_tasks, pair_solver, solvers
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import markdown, small_print, table
 
-THREE = Arm("three models", "specreason")
+THREE = Arm.of("three models", "specreason")
 NESTED: Mapping[str, Mapping[str, Any]] = {
     # The small miniature model has not learnt to judge: its grades of the tiny one's steps have an AUROC of 0.49. Its
     # probabilities tell right from wrong (0.95): with this rollback it passes 95% of the right steps, 11% of the wrong.
@@ -99,22 +99,22 @@ def _keeping(samples: SampleStore, tell: Callable[[], None]) -> Callable[[int, S
 
 BASELINES = (LARGE, SMALL, SEQUENTIAL, SHIPPED, THINKING_SEQUENTIAL, THINKING)
 OTHERS = (
-    Arm("SpecReason, hedged", "specreason", hedge=0.9),
-    Arm("SpecReason, greedy", "specreason", {"read": "greedy"}),
-    Arm("SpecReason, sure bets", "specreason", sure_bets=True),
-    Arm("SpecReason, large answers", "specreason", answer="large"),
-    Arm("SpecReason, small ends", "specreason", ending="small"),
-    Arm("choose", "choose"),
+    Arm.of("SpecReason, hedged", "specreason", hedge=0.9),
+    Arm.of("SpecReason, greedy", "specreason", {"read": "greedy"}),
+    Arm.of("SpecReason, sure bets", "specreason", sure_bets=True),
+    Arm.of("SpecReason, large answers", "specreason", answer="large"),
+    Arm.of("SpecReason, small ends", "specreason", ending="small"),
+    Arm.of("choose", "choose"),
     THREE,
-    Arm("random, p = 0.9", "random", {"p": 0.9}),
-    Arm("speculative thinking", "speculative-thinking"),
-    Arm("BiLD, tokens", "bild"),
-    Arm("BiLD, steps", "bild", {"scale": "step"}),
-    Arm("reflective", "reflective"),
-    Arm("relay", "relay"),
-    Arm("glimpse", "glimpse"),
-    Arm("cascade", "cascade"),
-    Arm("lookahead reasoning", "lookahead-reasoning"),
+    Arm.of("random, p = 0.9", "random", {"p": 0.9}),
+    Arm.of("speculative thinking", "speculative-thinking"),
+    Arm.of("BiLD, tokens", "bild"),
+    Arm.of("BiLD, steps", "bild", {"scale": "step"}),
+    Arm.of("reflective", "reflective"),
+    Arm.of("relay", "relay"),
+    Arm.of("glimpse", "glimpse"),
+    Arm.of("cascade", "cascade"),
+    Arm.of("lookahead reasoning", "lookahead-reasoning"),
 )
 SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}  # in the order of the tables
 POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8

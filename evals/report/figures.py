@@ -154,7 +154,7 @@ def compute_figures(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: 
     by_arm = complete(done, arms, repeats)
     if SMALL.name in by_arm:
         by_arm[ORACLE] = oracle(by_arm[SMALL.name], by_arm[LARGE.name])
-    known = {arm.name: arm for arm in (*arms, Arm(ORACLE, ""))}
+    known = {arm.name: arm for arm in (*arms, Arm.of(ORACLE, ""))}
     standings = compare_arms(done, arms, repeats)
     return [_arm_figures(known[s.result.name], s, by_arm[s.result.name]) for s in standings]
 

@@ -233,7 +233,7 @@ def _values(section: Section) -> dict[str, Any]:
         "remarks": section.remarks,
         "problems": section.problems,
         "origin": [{"name": name, "value": value} for name, value in provenance(section)],
-        "arms": [asdict(figures) for figures in section.figures],
+        "arms": [{**asdict(figures), "arm": figures.arm.record()} for figures in section.figures],
         "judges": [{"arm": j.arm, "scores": len(j.verdicts), "separation": j.separation} for j in judges],
         "servers": section.counters,
         "prices": section.prices.model_dump(),

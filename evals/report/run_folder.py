@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import orjson
-from pydantic import TypeAdapter, ValidationError
 
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -18,7 +17,6 @@ from ..sample import Arm, Sample, Task
 from ..store import JsonlStore, Place, SampleStore
 
 Record: TypeAlias = Mapping[str, Any]
-_ARMS: TypeAdapter[tuple[Arm, ...]] = TypeAdapter(tuple[Arm, ...])
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,7 @@ def read_folder(path: Path) -> RunFolder:
             f"no run in {path}: expected a folder that `stepspec eval` wrote, with a file {SAMPLES}"
         )
     try:
-        arms = _ARMS.validate_python(about["arms"])
+        arms = tuple(map(Arm.from_record, about["arms"]))
         record = orjson.loads((path / RUN).read_bytes())
         lines = map(orjson.loads, (path / PROBLEMS).read_bytes().splitlines())
         tasks = tuple(Task(line["problem"], line["answer"], line["name"]) for line in lines)
@@ -91,7 +89,7 @@ def read_folder(path: Path) -> RunFolder:
         raise ConfigurationError(
             f"{exc.filename}: {exc.strerror}; run the same `stepspec eval` to write it again"
         ) from exc
-    except (KeyError, TypeError, ValueError, ValidationError) as exc:
+    except (KeyError, TypeError, ValueError, ConfigurationError) as exc:
         raise ConfigurationError(f"{path} is not a run folder of this version: {exc}") from exc
     return RunFolder(path, about, record, tasks, arms, SampleStore(path / SAMPLES, about).done)
 

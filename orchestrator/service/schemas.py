@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from ..chain import Message, Speaker
-from ..interfaces import AnsweredBy, EndedBy
-from ..run_options import Count, Delimiter, LoadMode, Priority, Share
+from ..run_options import Count, Delimiter, option_types, service_options
 from ..step_ends import REGEX
 from .settings import Thinking
 
@@ -157,20 +156,29 @@ class BudgetOptions(Part):
     answer: Positive | None = None
 
 
+P = TypeVar("P", bound=Part)
+NARROWER: Mapping[str, Any] = {"ahead": Annotated[Count, Field(le=64)], "delimiter": TextDelimiter}
+"""The types of options of which a client may not choose every value that the service's own settings may have."""
+
+
+def _with_run_options(model: type[P]) -> type[P]:
+    """Add to *model* the options of a run that a request may set. A request may leave each of them out."""
+    types = option_types() | dict(NARROWER)
+    fields: dict[str, Any] = {
+        name: (types[name] | None, None) for name in service_options() if name not in model.model_fields
+    }
+    return create_model(model.__name__, __base__=model, __doc__=model.__doc__, __module__=model.__module__, **fields)
+
+
+@_with_run_options
 class StepspecOptions(Part):
-    """The options of this service: the object ``stepspec``, which clients send in ``extra_body``."""
+    """
+    The options that only this service has: the object ``stepspec``, which clients send in ``extra_body``.
+
+    The fields of `RunOptions` that a request may set are added to those below.
+    """
 
     options: dict[str, Any] | None = None
-    ahead: Annotated[Count, Field(le=64)] | None = None
-    hedge: Share | None = None
-    load: LoadMode | None = None
-    lead: Count | None = None
-    ending: EndedBy | None = None
-    answer: AnsweredBy | None = None
-    early_exit: bool | None = None
-    sure_bets: bool | None = None
-    delimiter: TextDelimiter | None = None
-    priority: Priority | None = None
     budget: BudgetOptions | None = None
     thinking: Thinking | None = None
 

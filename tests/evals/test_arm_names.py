@@ -14,26 +14,26 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 
 def test_a_method_is_named_with_its_options_and_those_of_the_solver() -> None:
-    assert arm("specreason") == Arm("specreason", "specreason")
+    assert arm("specreason") == Arm.of("specreason", "specreason")
     spec = "specreason:threshold=8.5, read=greedy,ahead=0,early_exit=true"
-    assert arm(spec) == Arm(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, early_exit=True)
+    assert arm(spec) == Arm.of(spec, "specreason", {"threshold": 8.5, "read": "greedy"}, ahead=0, early_exit=True)
     spec = "specreason:sure_bets=true"
-    assert arm(spec) == Arm(spec, "specreason", sure_bets=True)
+    assert arm(spec) == Arm.of(spec, "specreason", sure_bets=True)
 
 
 def test_a_policy_file_is_an_arm_of_its_name(tmp_path: Path) -> None:
     path = tmp_path / "careful.toml"
     path.write_text('policy = "bild"\nahead = 1\n[options]\nscale = "step"\n[small]\nurl = "http://h:1"\n')
-    assert arm(str(path)) == Arm("careful", "bild", {"scale": "step"}, ahead=1)
+    assert arm(str(path)) == Arm.of("careful", "bild", {"scale": "step"}, ahead=1)
 
 
 def test_the_large_model_alone_is_always_there_and_controls_follow_their_method() -> None:
     found = arms(["specreason", "bild"], ["large"], ["bild"])
     assert found == (
         LARGE,
-        Arm("specreason", "specreason"),
-        Arm("bild", "bild"),
-        Arm("random like bild", "random", ending="small", answer="method", like="bild"),
+        Arm.of("specreason", "specreason"),
+        Arm.of("bild", "bild"),
+        Arm.of("random like bild", "random", ending="small", answer="method", like="bild"),
     )
     assert arms([], ["small"], []) == (LARGE, SMALL)
 

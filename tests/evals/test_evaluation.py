@@ -116,7 +116,7 @@ async def test_a_server_that_goes_away_leaves_what_was_measured_and_the_next_ses
 
 
 async def test_wrong_options_fail_before_any_problem(tmp_path: Path) -> None:
-    plan = replace(evaluation(tmp_path).plan, arms=(LARGE, Arm("odd", "specreason", {"threshold": "x"})))
+    plan = replace(evaluation(tmp_path).plan, arms=(LARGE, Arm.of("odd", "specreason", {"threshold": "x"})))
     async with solving() as (solver, large):
         asked = len(large.requests)
         with pytest.raises(ConfigurationError, match="threshold"):

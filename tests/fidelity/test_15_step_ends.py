@@ -218,8 +218,8 @@ def test_settings_requests_and_arms_take_it(tmp_path: Path, monkeypatch: pytest.
     assert load().delimiter == ["\n\n", "\n"]
     monkeypatch.setenv("STEPSPEC_DELIMITER", "regex:^Step")
     assert load().delimiter == "regex:^Step"
-    assert StepspecOptions.model_validate({"delimiter": ["\n"]}).delimiter == ["\n"]
-    assert arm('specreason:delimiter="\\n"').delimiter == "\n"
+    assert StepspecOptions.model_validate({"delimiter": ["\n"]}).model_dump()["delimiter"] == ["\n"]
+    assert arm('specreason:delimiter="\\n"').run.delimiter == "\n"
 
 
 @pytest.mark.parametrize("delimiter", ["regex:(a+)+$", ["\n", "regex:a"], ["a"] * 9, "", 3])

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .. import service_factory
 from ..api import Solver
+from .run_flags import with_run_flags
 from .terminal import (
-    Ahead,
     CriticUrl,
     LargeUrl,
-    Option,
     SmallUrl,
-    options_of,
     wait,
 )
 
@@ -29,22 +27,16 @@ Examples:
 """
 
 
+@with_run_flags("serve", before="shadow", help={"policy": "The method that `auto` means."})
 def serve(
     small: SmallUrl = None,
     large: LargeUrl = None,
     critic: CriticUrl = None,
-    policy: Annotated[str | None, typer.Option("--policy", "-p", help="The method that `auto` means.")] = None,
-    option: Option = None,
-    ahead: Ahead = None,
     shadow: Annotated[
         float | None,
         typer.Option(
             help="Let the large model check this share of accepted steps, off the critical path.", min=0, max=1
         ),
-    ] = None,
-    adapt: Annotated[
-        float | None,
-        typer.Option(help="Let threshold and depth follow; this share of accepted steps may be bad.", min=0, max=1),
     ] = None,
     host: Annotated[str | None, typer.Option(help="The address to listen at; 127.0.0.1 unless given.")] = None,
     port: Annotated[int | None, typer.Option(help="The port; 8765 unless given, 0 for any that is free.")] = None,
@@ -68,6 +60,7 @@ def serve(
     log_prompts: Annotated[
         bool | None, typer.Option("--log-prompts", help="Write problems and answers to the log.", show_default=False)
     ] = None,
+    **overrides: Any,
 ) -> None:
     """
     Serve an OpenAI-compatible endpoint in front of both models, and a page at / to watch them on.
@@ -95,10 +88,7 @@ def serve(
         small,
         large,
         critic=critic,
-        policy=policy,
-        options=options_of(option),
-        ahead=ahead,
         shadow=shadow,
-        adapt=adapt,
+        **overrides,
     )
     wait(service_factory.serve(solver, settings))

@@ -24,10 +24,6 @@ CriticUrl = Annotated[
     typer.Option("--critic", help="Base URL of the reward model's server, if the method needs one.", metavar="URL"),
 ]
 LargeUrl = Annotated[str | None, typer.Option("--large", help=URL.format("large"), metavar="URL")]
-Option = Annotated[
-    list[str] | None, typer.Option("--option", "-o", help="An option of the method.", metavar="NAME=VALUE")
-]
-Ahead = Annotated[int | None, typer.Option(help="Drafts made beyond the one to be committed; 0: one by one.", min=0)]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Profile = Annotated[str, typer.Option(help="How the miniature models' passes are paced; see profiles.toml.")]
 

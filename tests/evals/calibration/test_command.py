@@ -68,8 +68,8 @@ async def asked(base: int, *places: tuple[int, float | None]) -> list[dict[str, 
 
 
 def test_what_is_calibrated_is_what_the_settings_say_but_for_the_knob() -> None:
-    assert served_arm(TOLD, "specreason", KNOB, 8) == Arm(
-        "specreason", "specreason", {"threshold": 8, "read": "greedy"}, 1, 0.5, 2, early_exit=True,
+    assert served_arm(TOLD, "specreason", KNOB, 8) == Arm.of(
+        "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2, early_exit=True,
         sure_bets=True,
     )  # fmt: skip
     assert served_arm(TOLD, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
@@ -80,7 +80,7 @@ async def test_the_method_is_told_so_and_the_large_model_stays_alone() -> None:
     told = {name: getattr(TOLD, name) for name in ("ahead", "hedge", "lead", "early_exit", "sure_bets")}
     assert {name: method[name] for name in told} == told
     assert method["options"] == {"threshold": 8.5, "read": "greedy"}
-    assert {name: large[name] for name in told} == {name: getattr(LARGE, name) for name in told}
+    assert {name: large[name] for name in told} == {name: getattr(LARGE.run, name) for name in told}
     assert large["policy"] == "large"
 
 

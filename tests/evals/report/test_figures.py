@@ -56,7 +56,7 @@ def test_only_drafts_that_were_judged_are_accepted(found: dict[str, ArmFigures])
 def test_what_is_a_method(found: dict[str, ArmFigures]) -> None:
     assert [f.method for f in found.values()] == [False, False, True, False]
     assert [f.bound for f in found.values()] == [False, False, False, True]
-    control = Arm("random like SpecReason", "random", like=SHIPPED.name)
+    control = Arm.of("random like SpecReason", "random", like=SHIPPED.name)
     drawn = mixed(2.0, arm=control)
     drawn = replace(drawn, ledger=replace(drawn.ledger, large=replace(drawn.ledger.large, judging=0)))  # nobody judges
     done = {**samples(), **{(n, control.name): drawn for n in range(4)}}

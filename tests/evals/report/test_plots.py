@@ -100,7 +100,7 @@ def test_labels_stand_to_the_right_where_there_is_room_and_above_where_there_is_
 
 
 def test_a_label_far_from_its_dot_is_led_to_it() -> None:
-    crowd = [Arm(f"a method of a long name, {n}", "specreason") for n in range(9)]
+    crowd = [Arm.of(f"a method of a long name, {n}", "specreason") for n in range(9)]
     done = {(n, LARGE.name): large(4.0) for n in range(4)}
     done |= {(n, arm.name): mixed(2.0 + place / 100, arm=arm) for n in range(4) for place, arm in enumerate(crowd)}
     tree = parsed(scatter(compute_figures(done, (LARGE, *crowd)), WIDE))
@@ -176,6 +176,6 @@ def test_text_only_ever_becomes_text() -> None:
     assert (tree.text, tree.get("class"), tree.get("x"), tree.get("hidden")) == (hostile, hostile, "1.2", None)
     renamed = replace(SHIPPED, name=hostile)
     done = {(n, arm): sample for n in range(4) for arm, sample in ((LARGE.name, large(4.0)), (SMALL.name, small(1.0)))}
-    done |= {(n, hostile): mixed(2.0, arm=Arm(hostile, "specreason")) for n in range(4)}
+    done |= {(n, hostile): mixed(2.0, arm=Arm.of(hostile, "specreason")) for n in range(4)}
     tree = parsed(scatter(compute_figures(done, (LARGE, SMALL, renamed)), WIDE))
     assert not list(tree.iter("script"))

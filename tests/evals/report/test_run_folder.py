@@ -38,7 +38,7 @@ def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_arms_of_the_same_measurement_are_put_together(tmp_path: Path) -> None:
-    other = Arm("loose", "specreason", {"threshold": 3})
+    other = Arm.of("loose", "specreason", {"threshold": 3})
     more = {(n, LARGE.name): large(9.0) for n in range(4)} | {(n, other.name): mixed(3.0, arm=other) for n in range(4)}
     (run,) = merge_folders(
         [read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", more, (LARGE, other)))]
@@ -73,7 +73,7 @@ def test_other_measurements_are_kept_apart(changed: dict[str, Any], tmp_path: Pa
 
 
 def test_arms_of_one_name_that_differ_are_kept_apart(tmp_path: Path) -> None:
-    arms = (LARGE, replace(SHIPPED, options={"threshold": 3}))
+    arms = (LARGE, replace(SHIPPED, run=SHIPPED.run.with_overrides({"options": {"threshold": 3}})))
     done = {place: sample for place, sample in samples().items() if place[1] != SMALL.name}
     runs = merge_folders([read_folder(folder(tmp_path / "a")), read_folder(folder(tmp_path / "b", done, arms))])
     assert len(runs) == 2

@@ -125,7 +125,7 @@ def test_the_papers_definitions_are_not_the_same(section: Section) -> None:
 
 
 def test_fallbacks_and_rollbacks_are_of_tokens(tmp_path: Path) -> None:
-    bild = Arm("bild", "bild")
+    bild = Arm.of("bild", "bild")
     repair = StepRecord("large", "kept", None, "fallback", 0.9)
     sample = replace(mixed(2.0, arm=bild), steps=(repair, repair, replace(repair, reason="rollback")))
     done = {**samples(), **{(n, bild.name): sample for n in range(4)}}
