@@ -13,6 +13,10 @@ UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orche
   $(addprefix tests/test_,solver.py learning.py nested_pair.py)
 # Three workers for two cores: those whose tests use servers mostly wait for them (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 3 --dist loadgroup
+# What `make quick` leaves out: each takes more than five seconds of one core.
+SLOW := integration docker fidelity orchestrator/service/page evals/calibration evals/report \
+  $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py) evals/testbed/test_vocabularies.py \
+  $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py) orchestrator/launcher/test_hybrids.py
 # Runs a command and prints how long it took.
 TIMED := bash -c 'began=$$SECONDS; "$${@:1}" || code=$$?; echo "$$0: $$((SECONDS - began)) s"; exit $${code:-0}'
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
@@ -36,8 +40,8 @@ test: $(STAMP) ## every test, those against real servers included
 	-@$(TIMED) clients $(RUN)/python -m tests.integration.clients.environments install
 	$(TESTS) --durations=20
 
-quick: $(STAMP) ## the tests that need no servers and take no more than seconds, in under 90 s
-	$(TESTS) -m "not servers and not slow"
+quick: $(STAMP) ## the tests for the inner loop: no servers, no browser, no charts, no real vocabularies; 90 s at most
+	$(RUN)/pytest -n 2 --dist loadgroup -q -m "not servers" $(addprefix --ignore=tests/,$(SLOW))
 
 check: $(STAMP) ## format, lint, types, layers, spelling
 	$(RUN)/ruff format --check

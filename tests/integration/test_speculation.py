@@ -45,11 +45,11 @@ class Speculating:
 
 
 @pytest.fixture(scope="module", params=list(DRAFTING))
-def speculated(request: pytest.FixtureRequest) -> Generator[Speculating]:
-    """Two starts in all: every test is done with one method before the next one's servers are started."""
+def speculated(request: pytest.FixtureRequest, pair: Pair) -> Generator[Speculating]:
+    """Start the servers that draft by one method, once for all tests; a model that does not draft is the pair's."""
     method = str(request.param)
-    with serving("off", "large", "small", speculation=speculations(method)) as served:
-        yield Speculating(method, served)
+    with serving("off", *sorted(DRAFTING[method]), speculation=speculations(method)) as served:
+        yield Speculating(method, {"small": pair.small, **served})
 
 
 async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
