@@ -1,4 +1,4 @@
-"""What there is to know about an endpoint before talking to it, and how its model samples. Frozen; no I/O."""
+"""The settings of an endpoint, and how its model samples. Frozen; no I/O."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def _base_url(url: str) -> str:
 
 
 def _none_if_empty(key: object) -> object:
-    """A variable that is set to nothing is how a shell says that there is no key."""
+    """Read an empty key as None: a shell variable without a key is set to nothing."""
     return None if key == "" else key
 
 
 class Deadlines(BaseModel):
     """
-    How long to wait, in seconds: for a connection, the first token, the next token, and the whole request.
+    The longest waits in seconds: for a connection, the first token, the next token, and the whole request.
 
-    *rest* is how long a replica that failed is left alone.
+    *rest* is the time for which new runs avoid a replica that failed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -64,11 +64,12 @@ class Deadlines(BaseModel):
 
 class Address(BaseModel, frozen=True, extra="forbid"):
     """
-    One served model: where it is, and how hard it may be worked.
+    One served model: its address, and the limits of its requests.
 
-    *url* is given with or without ``/v1``. *model* is the served name; without one, the first that the server lists.
-    *requests_per_second* limits how many requests are begun. *retries* is how often a request is repeated that failed
-    before its first token. *priorities* are sent with the requests of a run, for a vLLM that schedules by priority.
+    *url* may end in ``/v1``. *model* is the served name; None means the first that the server lists.
+    *requests_per_second* limits how many requests start. *retries* is the number of further attempts for a request that
+    failed before its first token. *priorities* sends a priority with the requests of a run, for a vLLM that schedules
+    by priority.
     """
 
     role: Party
@@ -89,17 +90,17 @@ class Address(BaseModel, frozen=True, extra="forbid"):
 
 class Endpoint(Address, frozen=True):
     """
-    A model that writes. *template* is passed on to the chat template (``chat_template_kwargs``).
+    A model that writes. *template* holds variables of the chat template (``chat_template_kwargs``).
 
-    *thinks* says whether the model thinks in a block of its own before it answers. None finds out, by the chat template
-    or, where that shows no block, by the first words of an answer. False has a model that would think answer at once.
+    *thinks*: the model thinks in a block of its own before it answers. None finds out, by the chat template or, if the
+    template shows no block, by the first words of an answer. False makes a model that would think answer at once.
 
-    *replicas* are the URLs of more servers of the same model; a *url* may also be several, with commas between them.
+    *replicas* are the URLs of more servers of the same model; *url* may also be several URLs, separated by commas.
 
-    *suffix_scoring* scores a text for the price of the text, where otherwise the whole chain before it is read again.
-    Switch it on only for a vLLM that was started with ``--enable-scale-out --enable-prompt-tokens-details``, on a CPU
-    with ``MALLOC_PERTURB_=255`` in its environment as well: it passes sampling parameters on that vLLM does not check,
-    and an unknown version might not survive them.
+    *suffix_scoring* reads only a scored text, where otherwise the whole chain before it is read again. Switch it on
+    only for a vLLM that was started with ``--enable-scale-out --enable-prompt-tokens-details``, on a CPU also with
+    ``MALLOC_PERTURB_=255`` in its environment: it passes on sampling parameters that vLLM does not check, and an
+    unknown version might crash.
     """
 
     role: Role
@@ -110,10 +111,10 @@ class Endpoint(Address, frozen=True):
 
     @model_validator(mode="before")
     @classmethod
-    def _part(cls, given: Any) -> Any:
-        if not isinstance(given, dict) or "," not in str(cast("dict[str, Any]", given).get("url")):
-            return cast("Any", given)
-        fields = cast("dict[str, Any]", given)
+    def _split(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or "," not in str(cast("dict[str, Any]", value).get("url")):
+            return cast("Any", value)
+        fields = cast("dict[str, Any]", value)
         first, *others = str(fields["url"]).split(",")
         return {**fields, "url": first, "replicas": (*others, *fields.get("replicas", ()))}
 
@@ -129,11 +130,11 @@ class Endpoint(Address, frozen=True):
 
     @property
     def each(self) -> tuple[Endpoint, ...]:
-        """The servers one by one."""
+        """The settings of each server by itself."""
         return tuple([self.model_copy(update={"url": url, "replicas": ()}) for url in self.urls])
 
     def turned(self, places: int) -> Endpoint:
-        """The same servers, with another first: one who counts *places* differently begins elsewhere."""
+        """Return the same servers, rotated by *places*, so that several processes begin with different ones."""
         first, *others = (self.urls * 2)[places % len(self.urls) :][: len(self.urls)]
         return self.model_copy(update={"url": first, "replicas": tuple(others)})
 
@@ -142,11 +143,11 @@ class CriticEndpoint(Address, frozen=True):
     """
     A reward model.
 
-    *delimiter* is what it was trained to see behind every step, and where it gives its reward: a blank line for most,
-    ``<extra_0>`` for Qwen2.5-Math-PRM. The *layout* is "plain" for a model that reads the problem as it is (RSD's
+    *delimiter* ends every step in the model's training data, and carries the reward: a blank line for most models,
+    ``<extra_0>`` for Qwen2.5-Math-PRM. The *layout* is "plain" for a model that reads the problem as plain text (RSD's
     Skywork models), "chat" for one that reads it in its chat template (Qwen2.5-Math-PRM). *prefix* stands before the
-    problem: in the plain layout what the authors call the BOS token, where the tokenizer adds none by itself, and in
-    the chat layout a system message in place of the template's own.
+    problem: in the plain layout the authors' BOS token, if the tokenizer adds none, and in the chat layout a system
+    message that replaces the template's own.
     """
 
     role: Literal["critic"] = "critic"
@@ -160,13 +161,13 @@ class Sampling(BaseModel):
     How a model chooses its tokens. Every value is sent, so that none of the server's own defaults applies.
 
     The defaults are SpecReason's (section 5.1). A *temperature* of 0 is greedy. With a *seed* every request has a seed
-    of its own, which follows from this one and from the request's place in the chain: the same seed gives the same
-    chain, as far as the server gives equal requests equal tokens. None draws a fresh seed for each run.
+    of its own, derived from this seed and the request's place in the chain: the same seed gives the same chain, if the
+    server gives equal requests equal tokens. None draws a new seed for each run.
 
     *repetition_penalty* holds for the whole chain, since vLLM counts the tokens of the prompt for it. For the presence
     and frequency penalties it counts only what the same request wrote, and a run makes many requests: they have to be
-    0. *logprobs* asks for the log-probability of every written token and for the ranks up to that number (0:
-    log-probabilities only; None: neither). What a policy asks for by `Model.write`'s *top* is told in any case.
+    0. *logprobs* requests the log-probability of every written token and the ranks up to that number (0:
+    log-probabilities only; None: neither). The *top* of a `Model.write` is requested in any case.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -189,38 +190,38 @@ class Sampling(BaseModel):
         return penalty
 
     def telling(self, top: int) -> Sampling:
-        """Ask also for the *top* likeliest tokens of every place; 0 asks for nothing more."""
+        """Return this sampling with at least the *top* likeliest tokens of every position; 0 changes nothing."""
         return self.model_copy(update={"logprobs": max(top, self.logprobs or 0)}) if top else self
 
     @property
     def repeats(self) -> bool:
-        """Whether every request has to have a seed of its own: the model samples, and by a seed."""
+        """Whether every request needs a seed of its own: the temperature is above 0, and there is a seed."""
         return self.temperature > 0 and self.seed is not None
 
     def with_seed(self, seed: int | None) -> Sampling:
-        """Return this sampling with another *seed*; with its own if that is None. Raise `ConfigurationError`."""
+        """Return this sampling with *seed*; None keeps its own. Raise `ConfigurationError` if it is no whole number."""
         if seed is not None and type(seed) is not int:
             raise ConfigurationError(f"seed: a whole number, not {seed!r}")
         return self if seed is None else self.model_copy(update={"seed": seed})
 
     def seeded(self) -> Sampling:
-        """Return this sampling with a seed, drawn if there is none; a greedy one needs no seed."""
+        """Return this sampling with a seed, drawn at random if there is none; greedy sampling needs none."""
         if self.temperature == 0 or self.seed is not None:
             return self
         return self.model_copy(update={"seed": random.getrandbits(31)})
 
     def within(self, role: Role) -> Sampling:
-        """Return the sampling of the models within a nested pair in *role*: its seeds are not those outside."""
+        """Return the sampling for the models of a nested pair in *role*, with other seeds than outside the pair."""
         if self.seed is None:
             return self
         return self.model_copy(update={"seed": _digest(self.seed, "within", role)})
 
     def seed_for(self, role: Role, verb: Verb, chain: Chain, opening: str = "") -> int | None:
         """
-        Derive the seed of a request that goes on after *chain* and *opening*; None without a seed of the run.
+        Derive the seed of a request that continues *chain* and *opening*; None if the run has no seed.
 
-        It depends on nothing else, so that a request that is repeated keeps its seed: whenever it is sent, as a bet or
-        not, to whichever replica.
+        It depends on nothing else. A repeated request keeps its seed: whenever it is sent, as a bet or not, and to any
+        replica.
         """
         if self.seed is None:
             return None
@@ -229,5 +230,5 @@ class Sampling(BaseModel):
 
 
 def _digest(*key: object) -> int:
-    """Return a number of 32 bits, the same for the same *key*."""
+    """Hash *key* to a number of 32 bits."""
     return int.from_bytes(blake2b(repr(key).encode("utf-8", "surrogatepass"), digest_size=4).digest())

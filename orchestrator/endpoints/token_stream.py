@@ -1,4 +1,9 @@
-"""The clock of a run."""
+"""
+From the events of a stream to a step: `TokenStream` yields tokens, `StepBuilder` takes them until the step ends.
+
+`RequestMeter` counts the tokens and seconds of a request. `generate` opens one stream, `grow` writes one step from it,
+and `grow_each` writes several steps from one stream with several prompts.
+"""
 
 from __future__ import annotations
 
@@ -20,31 +25,30 @@ from .vllm_protocol import Body, Call, Chunk, parse_chunk
 
 
 def or_now(clock: Callable[[], float] | None) -> Callable[[], float]:
-    """Return *clock*; without one, a clock that begins now, in seconds."""
+    """Return *clock*; if it is None, a clock that counts the seconds from now."""
     began = time.perf_counter()
     return clock or (lambda: time.perf_counter() - began)
 
 
 def ends_in(text: str, stops: Iterable[str], start: int = 0) -> int:
-    """Find where the first of the *stops* is complete in *text* after *start*; -1 if none is."""
+    """Return the end of the first of *stops* in *text* from index *start* on; -1 if there is none."""
     ends = [at + len(stop) for stop in stops if (at := text.find(stop, start)) >= 0]
     return min(ends, default=-1)
 
 
 def step_ends(chain: Chain, stop: Sequence[str] | None) -> StepEnds:
-    """Where a write ends: at the *stop* strings wherever they stand, or where the steps of *chain* do."""
+    """Return the ends of a write: the *stop* strings, also in blocks; if None, the ends of the steps of *chain*."""
     return chain.ends if stop is None else StepEnds(tuple(stop), blocks=False)
 
 
 class StepBuilder:
     """
-    Takes tokens until the step ends, as *ends* says of a text that follows *before*, or the limit is reached.
+    Takes tokens until the step ends, at one of *ends* in the text after *before*, or at *limit* tokens.
 
     A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is left out, with the
-    tokens that had to be read to know that it is the end. A delimiter has to be written as a whole: what *opening* ends
-    in does not count. Of what a token tells about its
-    place, the *top* likeliest ones are kept. An opening that is longer than the limit is cut to it. *closing* is how
-    the model spells the end of its thinking; the step spells it `THINK_END`.
+    tokens that were only needed to recognise the end. The part of a delimiter that *opening* ends in does not count:
+    the model has to write all of it. Each token keeps the *top* likeliest tokens of its position. An opening longer
+    than the limit is cut to it. *closing* is how the model spells the end of its thinking; the step has `THINK_END`.
     """
 
     def __init__(
@@ -71,7 +75,7 @@ class StepBuilder:
         self._cut = False
 
     def add(self, token: Token) -> Stop | None:
-        """Append *token*; say why the step ends with it, if it does."""
+        """Append *token*; return why the step ends with it, or None if it goes on."""
         if len(token.top) > self._top:
             token = replace(token, top=token.top[: self._top])
         if self._closing != THINK_END and any(rival.text == self._closing for rival in token.top):
@@ -93,7 +97,7 @@ class StepBuilder:
         return "end"
 
     def _cut_at(self, end: int) -> None:
-        """Leave out what was written beyond *end*."""
+        """Leave out the text beyond index *end*."""
         beyond = len(self._text) - end
         self._cut = beyond > 0
         self._text = self._text[:end]
@@ -105,9 +109,9 @@ class StepBuilder:
 
     def resume(self) -> None:
         """
-        Prepare for a request that goes on where the server stopped at what is no end.
+        Prepare for another request, after the server has stopped at a delimiter that is no end of the step.
 
-        The last token goes if it was cut there, to be written again as a whole, with those whose text stands on it.
+        A last token that was cut there is removed, to be written again uncut, with the tokens whose text it holds.
         """
         if self._tokens and self._tokens[-1].id < 0:
             length = len(self._tokens)
@@ -120,19 +124,19 @@ class StepBuilder:
 
     @property
     def blocks(self) -> bool:
-        """Whether there are places at which a delimiter does not end the step, though the server stops there."""
+        """Whether the ends have blocks: a delimiter in a block does not end the step, though the server stops there."""
         return self._ends.blocks
 
     @property
     def room(self) -> int:
-        """How many tokens the step may still have."""
+        """The number of tokens that the step may still have."""
         return self._room
 
     def _neutral(self, rival: Token) -> Token:
         return replace(rival, text=THINK_END) if rival.text == self._closing else rival
 
     def _close(self) -> None:
-        """Spell the end of the thinking as chains do: on the last token of the mark, the others have no text then."""
+        """Spell the end of the thinking as chains do: its last token has all of `THINK_END`, the others no text."""
         start, at, straddled = len(self._text) - len(self._closing), 0, False
         for place, token in enumerate(self._tokens):
             end = at + len(token.text)
@@ -146,18 +150,18 @@ class StepBuilder:
 
     @property
     def overran(self) -> bool:
-        """Whether the model wrote more than the step that `end` makes of it."""
+        """Whether the model wrote more text or tokens than the step that `end` returns."""
         return self._cut or bool(self._tokens and not self._tokens[-1].text)
 
     def so_far(self) -> Step:
-        """Show what there is, for a look at it."""
+        """Return the partial step."""
         return Step(self._text, self._author, "until", tuple(self._tokens), self._vocabulary)
 
     def end(self, stop: Stop) -> Step:
         """
-        Make a step of what there is, but for the first bytes of a character whose last ones have not come.
+        Return the step, without the first bytes of a character whose last bytes have not arrived.
 
-        Tokens without text have to go: after half a character, vLLM repeats the whole prompt as text that was written.
+        Their tokens have no text and are left out: after half a character, vLLM returns the prompt as written text.
         """
         tokens = list(self._tokens)
         while tokens and not tokens[-1].text:
@@ -165,15 +169,16 @@ class StepBuilder:
         return Step(self._text, self._author, stop, tuple(tokens), self._vocabulary)
 
 
-MOST_BLANK = 128  # characters of white space in a row that a text in a format may have
+MAX_BLANK = 128  # characters of white space in a row in the text of a format
 
 
 @dataclass(slots=True)
 class RequestMeter:
     """
-    Counts what one request cost, and tells the observer when it is over, whatever became of it.
+    Measures one request, and emits `Called` when it is over, whether done, failed or cancelled.
 
-    *last_step* is the last step that it was read for, where that is another than the first.
+    *prompt*, *cached* and *written* count tokens; *first* is the seconds to the first token, None before it.
+    *last_step* is the index of the last step that the request wrote for, if there were several.
     """
 
     role: Party
@@ -212,7 +217,7 @@ class RequestMeter:
         )
 
     def add(self, written: int, prompt: int = 0, cached: int = 0) -> None:
-        """Count *written* tokens that have just arrived; *prompt* and *cached*, if known, are the whole request's."""
+        """Count *written* tokens that have just arrived; *prompt* and *cached* are the request's, 0 if unknown."""
         if written and self.first is None:
             self.first = self.clock() - self.started
         self.written += written
@@ -221,7 +226,7 @@ class RequestMeter:
 
 
 class TokenStream:
-    """The tokens of one open stream, one by one, and then the reason why it ended."""
+    """The tokens of one open stream, and then the reason why it ended."""
 
     def __init__(
         self, call: Call, events: Events, tally: RequestMeter, logprobs: int | None, *, formatted: bool = False
@@ -232,11 +237,11 @@ class TokenStream:
         self._ended: Stop | None = None
 
     def reached(self, step: int) -> None:
-        """Note the last *step* that the request wrote for, if that is not the one that it was opened for."""
+        """Note the index of the last *step* that the request wrote for."""
         self._tally.last_step = step
 
     async def take(self) -> Token | Stop:
-        """Wait for the next token, or for the end."""
+        """Wait for the next token, or for the reason of the end."""
         while not self._tokens:
             if self._ended:
                 return self._ended
@@ -245,7 +250,7 @@ class TokenStream:
         return self._tokens.popleft()
 
     async def finish(self) -> None:
-        """Read what follows the text if that has ended: the usage, and the end that frees the connection."""
+        """If the text has ended, read the usage and the end of the stream, which frees the connection."""
         with suppress(EndpointUnavailable):
             while self._ended and await self._read():
                 pass
@@ -265,16 +270,16 @@ class TokenStream:
 
 def _blank(call: Call, before: int, tokens: Iterable[Token]) -> int:
     """
-    Count the white space that a text in a format ends in: *before* these *tokens*, and with them.
+    Count the characters of white space at the end of a text in a format: *before* characters, then these *tokens*.
 
-    Raise `MalformedReply` for more than any format needs. A grammar allows as much of it as the model likes, and one
-    that was not told to write JSON may like nothing else.
+    Raise `MalformedReply` for more than any format needs. The grammar allows any amount of white space, and a model
+    that is not prompted for JSON may write nothing else.
     """
     blank = before
     for token in tokens:
-        said = token.text.rstrip()
-        blank = len(token.text) - len(said) + (0 if said else blank)
-    if blank > MOST_BLANK:
+        text = token.text.rstrip()
+        blank = len(token.text) - len(text) + (0 if text else blank)
+    if blank > MAX_BLANK:
         raise call.error(
             MalformedReply,
             f"it was asked for JSON and wrote {blank} characters of white space in a row: say in the prompt what JSON "
@@ -286,7 +291,7 @@ def _blank(call: Call, before: int, tokens: Iterable[Token]) -> int:
 
 @asynccontextmanager
 async def generate(connection: Connection, call: Call, body: Body, tally: RequestMeter) -> AsyncGenerator[TokenStream]:
-    """Send *body* and yield the tokens of the answer. Leaving the block before they ended aborts the request."""
+    """Send *body* and yield the stream of tokens. Leaving the block before its end aborts the request."""
     with tally:
         async with connection.stream(call, body) as events:
             formatted = "structured_outputs" in body
@@ -299,9 +304,9 @@ async def grow_each(
     connection: Connection, call: Call, body: Body, tally: RequestMeter, growing: Sequence[StepBuilder]
 ) -> tuple[Step | None, ...]:
     """
-    Send *body*, which has a prompt for each of *growing*, and let all of them grow until they are complete.
+    Send *body*, which has a prompt for each of *growing*, and add the tokens until all steps are complete.
 
-    None stands for a step that is not, as the server stopped at a delimiter within a block.
+    None stands for an incomplete step: the server stopped at a delimiter in a block.
     """
     steps: dict[int, Step | None] = {}
     with tally:
@@ -319,7 +324,7 @@ async def grow_each(
 
 
 def _grown(growing: StepBuilder, piece: Chunk) -> tuple[Step | None] | None:
-    """Let a step grow by a piece; return it if that completes it, and no step if the server stopped too early."""
+    """Add the tokens of *piece*; return None if the step goes on, else a tuple of the step, or of None as in `grow`."""
     for token in piece.tokens:
         if stop := growing.add(token):
             return (growing.end(stop),)
@@ -327,7 +332,7 @@ def _grown(growing: StepBuilder, piece: Chunk) -> tuple[Step | None] | None:
 
 
 def _ended(growing: StepBuilder, stop: Stop) -> Step | None:
-    """What a stream that ended leaves: a step, or none if it stopped at a delimiter within a block."""
+    """Return the step of a stream that ended; None if the server stopped at a delimiter in a block."""
     return None if stop == "delimiter" and growing.blocks else growing.end(stop)
 
 
@@ -335,9 +340,10 @@ async def grow(
     growing: StepBuilder, take: Callable[[], Awaitable[Token | Stop]], until: Callable[[Step], bool] | None
 ) -> Step | None:
     """
-    Let a step grow until it is complete, the stream ends, or *until* says so; the end of thinking goes before it.
+    Add tokens from *take* until the step is complete, the stream ends, or *until* returns true for the partial step.
 
-    Return None if it is not complete, as the server stopped at a delimiter within a block.
+    The end of the thinking has precedence over *until*. Return None for an incomplete step: the server stopped at a
+    delimiter in a block.
     """
     while True:
         token = await take()

@@ -1,4 +1,4 @@
-"""Text to token ids and back, as one server does it, asked once per text."""
+"""Text to token ids and back, by one server's tokenizer, with one request per text."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from .vllm_protocol import (
 K = TypeVar("K")
 V = TypeVar("V")
 
-TEXTS, CONVERSATIONS_KEPT = 8192, 256  # how many are remembered
-FIRST_WORDS = 16  # tokens, in which a model that thinks has opened its block
+TEXTS, CONVERSATIONS_KEPT = 8192, 256  # entries of the caches
+FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
 MARK = "\0"  # a token of its own wherever any byte is one
 
 PROBE = (
@@ -42,11 +42,11 @@ PROBE = (
     "<think></think><s></s><|endoftext|><|im_start|><|im_end|><|eot_id|><|begin_of_text|><|end_of_text|>"
     "<|start_header_id|><|end_header_id|><\uff5cUser\uff5c><\uff5cAssistant\uff5c><\uff5cend\u2581of\u2581sentence\uff5c>"
 )
-"""A text in which different tokenizers are unlikely to find the same ids."""
+"""A text that different tokenizers are unlikely to encode to the same ids."""
 
 
 class AsyncCache(Generic[K, V]):
-    """Remembers what was made of the *size* keys used last."""
+    """Caches the values that *make* returned for the *size* keys used last."""
 
     def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
         self._make, self._size = make, size
@@ -65,8 +65,8 @@ class ModelTokenizer:
     """
     The tokenizer and the chat template of one served model.
 
-    *vocabulary* is equal for models that give every text the same ids. *room* is the longest sequence the model takes,
-    in tokens. *faithful* tells whether the template's own text, encoded, gives the ids that the template gives.
+    *vocabulary* is equal for models that encode every text to the same ids. *room* is the longest sequence that the
+    model takes, in tokens. *faithful*: the rendered chat template, encoded as text, gives the ids of the rendering.
     """
 
     vocabulary: str
@@ -83,7 +83,7 @@ class ModelTokenizer:
         self._pieces: dict[int, str] = {}
 
     async def learn(self) -> None:
-        """Learn the vocabulary and the chat template. Raise `MissingCapability` if that one cannot be learnt."""
+        """Learn the vocabulary and the chat template. Raise `MissingCapability` if the template cannot be learnt."""
         ids, self.room = await self._tokenize(tokenize_body(self._model, PROBE))
         self.vocabulary = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
         rendered = [await self._render(messages, generate) for messages, generate in CONVERSATIONS]
@@ -97,11 +97,11 @@ class ModelTokenizer:
         self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
 
     async def encode(self, text: str) -> tuple[int, ...]:
-        """Encode *text*, of a chain; where it ends the thinking, with the model's own mark. `literally` leaves it."""
+        """Encode *text* of a chain, with the model's own spelling of `THINK_END`; `literally` encodes it unchanged."""
         return await self.literally(self.template.spelt(text))
 
     async def chain(self, chain: Chain) -> list[int]:
-        """Encode a whole chain, with the ids that its tokens were written with wherever they are this vocabulary's."""
+        """Encode a whole chain; tokens that were written in this vocabulary keep their ids."""
         ids = list(await self.prefix(chain.messages))
         marked = self.template.thinks or opens_block(chain.text)
         for step in chain.steps:
@@ -111,7 +111,7 @@ class ModelTokenizer:
         return ids
 
     async def begun(self, step: Step) -> tuple[Token, ...]:
-        """The tokens of a step to be gone on with: those without an id of this vocabulary are made from their text."""
+        """Return the tokens of *step*, which a write continues; text without ids of this vocabulary is encoded."""
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.spelt(step.text)
         tokens: list[Token] = []
@@ -126,35 +126,35 @@ class ModelTokenizer:
         return tuple(tokens)
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into text, special tokens included."""
+        """Decode *ids*, special tokens included."""
         reply = await self._connection.post(self._call, DETOKENIZE, detokenize_body(self._model, ids))
         return str(reply["prompt"])
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
-        """Spell every one of *ids* by itself; half a character is spelt as a replacement character."""
+        """Decode each of *ids* by itself; half a character becomes a replacement character."""
         new = [number for number in dict.fromkeys(ids) if number not in self._pieces]
         self._pieces |= zip(new, await self._spell_each(new), strict=True)
         return {number: self._pieces[number] for number in ids}
 
     async def _spell_each(self, ids: Sequence[int]) -> list[str]:
-        """Decode *ids* in one request, apart from each other, if a mark can be put between them."""
+        """Decode each of *ids*, in one request if a mark can be put between them."""
         mark = await self.literally(MARK) if len(ids) > 1 else ()
         if len(mark) == 1:
-            decoded = await self.decode([*mark, *(each for number in ids for each in (number, *mark))])
+            decoded = await self.decode([*mark, *(id for number in ids for id in (number, *mark))])
             parts = decoded.split(MARK)[1:-1]
             if len(parts) == len(ids):
                 return parts
         return [await self.decode([number]) for number in ids]
 
     async def _step(self, step: Step, *, marked: bool) -> Sequence[int]:
-        """Encode *step*; unless it is *marked*, without an end of the thinking that is none of this model's."""
+        """Encode *step*; without *marked*, leave out `THINK_END`, as this model has no thinking block."""
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text if marked else step.text.replace(THINK_END, ""))
         ids = [token.id for token in step.tokens]
         return ids if -1 not in ids else await self._mixed(step.tokens)
 
     async def _mixed(self, tokens: Sequence[Token]) -> list[int]:
-        """Encode the text of tokens without an id; tokens without text before them are its first bytes."""
+        """Encode the text of tokens without an id; tokens without text before them are the first bytes of that text."""
         ids: list[int] = []
         shared = 0
         for known, group in groupby(tokens, lambda token: token.id >= 0):
@@ -183,7 +183,7 @@ class ModelTokenizer:
         return (*ids, *await self.literally(self.template.opened))
 
     async def _first_words(self) -> str:
-        """Let the model answer a plain question, greedily, as far as it takes to see how it begins."""
+        """Have the model answer a plain question, greedily, and return the first words."""
         prompt = await self._render(PLAIN_QUESTION, True)
         body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS) | {"skip_special_tokens": False}
         reply = await self._connection.post(self._call, COMPLETIONS, body)
