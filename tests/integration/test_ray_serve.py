@@ -134,6 +134,7 @@ async def scraped(http: aiohttp.ClientSession, name: str) -> Mapping[str, float]
     return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)}
 
 
+@pytest.mark.alone
 async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSession, paced_pair: Pair) -> None:
     clients = [
         asyncio.create_task(ask(http, task.problem, Answer(stream=index % 2 == 0)))
