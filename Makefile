@@ -14,9 +14,12 @@ UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orche
 # Three workers for two cores: those whose tests use servers mostly wait for them (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 3 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
-SLOW := integration docker fidelity orchestrator/service/page evals/calibration evals/report \
-  $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py) evals/testbed/test_vocabularies.py \
-  $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py) orchestrator/launcher/test_hybrids.py
+SLOW := integration docker fidelity evals/calibration evals/report evals/experiments evals/testbed test_cli.py \
+  $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
+  $(addprefix orchestrator/service/,page test_description.py test_ray.py) test_packaging.py \
+  $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
+  $(addprefix orchestrator/launcher/test_,hybrids.py launch.py up.py) \
+  orchestrator/nesting/test_promises.py orchestrator/feedback/test_adaptation.py
 # Runs a command and prints how long it took.
 TIMED := bash -c 'began=$$SECONDS; "$${@:1}" || code=$$?; echo "$$0: $$((SECONDS - began)) s"; exit $${code:-0}'
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
