@@ -1,22 +1,22 @@
 """
-Tell a chain that goes round in circles. Pure: the text decides, whatever steps it was written in.
+Detect a chain that repeats itself. Pure: only the text matters, not the steps in which it was written.
 
-An answer may repeat the thinking; it is looked at by itself. Four kinds of circle, from the strictest to the loosest:
+An answer may repeat the thinking; it is checked separately. Four kinds, from the strictest to the loosest:
 
-    round    the last step, or the last two in turn, said again word for word;
-    echo     `RUN` paragraphs in a row that were all said `TIMES` times before, nearly word for word, among the last
+    round    the last step, or the last two in turn, repeated word for word;
+    echo     `RUN` paragraphs in a row that all occurred `TIMES` times before, nearly word for word, among the last
              `WINDOW`. A paragraph echoes another if both have the same numbers in the same order, and the other has
              nearly all of its n-grams (`GRAM` words each; signs are words, case and spaces do not count). So a list
-             whose items differ by a number, a derivation, and a check that repeats the steps once are none;
-    spin     one step that ends in the same units again and again, for `SPUN` units at least;
-    loop     the chain's text ends in the same characters `ROUNDS` times in a row, for `SPAN` units at least. It is
-             looked for after every step, also one of a single token, and so in the middle of a table or a sum: hence
+             whose items differ by a number, a derivation, or a check that repeats the steps once is no repetition;
+    spin     one step that ends with the same units again and again, at least `SPUN` units;
+    loop     the chain's text ends with the same characters `ROUNDS` times in a row, at least `SPAN` units. It is
+             searched after every step, also one of a single token, and so in the middle of a table or a sum: hence
              the longer span.
 
 A unit is a word, a digit, a character of a script without spaces, or a sign with its repetitions. Text in code fences
-is exempt from the first three, and a loop that holds a fence needs `FENCED` times as many rounds: programs repeat.
+is exempt from the first three, and a loop that contains a fence needs `FENCED` times as many rounds: programs repeat.
 
-Everything is bounded by constants, whatever the length of the chain, and a paragraph is taken apart once.
+The cost is bounded by constants, whatever the length of the chain, and every paragraph is parsed once.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ TIMES = 2
 RUN = 3  # paragraphs; the RUN of a repair that is stuck is twice as long
 
 SPUN = 128  # units
-LOOP = 24  # units; the longest part that is looked for again and again
+LOOP = 24  # units; the longest part that may spin
 
 ROUNDS = 3  # a repair is stuck after one more, and after half as many units again
 SPAN = 256  # units
 FENCED = 2  # times as many rounds
-PER_UNIT = 8  # characters that count as a unit where there are fewer units, as in a row of dashes
-TAIL = 8192  # characters that a loop is looked for in: enough for four rounds of 2048
+PER_UNIT = 8  # characters that count as a unit if there are fewer units, as in a row of dashes
+TAIL = 8192  # characters in which a loop is searched: enough for four rounds of 2048
 MARK = 32  # characters at the end of the text whose earlier places give the lengths that a round may have
-NEAR = 16384  # characters in which the last paragraphs are looked for
+NEAR = 16384  # characters in which the last paragraphs are searched
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff"  # Thai, Lao, Burmese, Khmer
@@ -62,7 +62,7 @@ _FENCED = re.compile(r"^ {0,3}(```|~~~).*?(?:^ {0,3}\1[`~]*[^\S\n]*$|\Z)", re.MU
 
 
 def obstacle(chain: Chain, draft: Step) -> str:
-    """Why *draft* needs no judge to be refused: "empty", "repetition", or "" if it does need one."""
+    """The reason to reject *draft* without a judge: "empty" or "repetition"; "" if it needs a judge."""
     if _spins(draft):
         return "repetition"
     if _nothing(draft) or (draft.stop == "delimiter" and _empty(chain, draft)):
@@ -76,7 +76,7 @@ def obstacle(chain: Chain, draft: Step) -> str:
 
 
 def stuck(chain: Chain, step: Step) -> bool:
-    """Whether even the *step* that was to get the chain out of a circle goes round it, or says nothing."""
+    """Whether *step*, the repair of a repetition, repeats the chain as well, or is empty."""
     if step.stop == "end":
         return False
     part = _part(chain)
@@ -90,63 +90,63 @@ def stuck(chain: Chain, step: Step) -> bool:
 
 
 def _part(chain: Chain) -> Chain:
-    """What a step may not repeat: the thinking or, once that is over, the answer, which may say again what it found."""
+    """The part that a step may not repeat: the thinking, or after it the answer, which may repeat the thinking."""
     thinking, answer = chain.parts()
     return answer if chain.closed else thinking
 
 
 def _nothing(step: Step) -> bool:
-    """Whether *step* was cut before its first character, as half of one at the end of a budget."""
+    """Whether *step* was cut before its first character, as at the end of a budget."""
     return not step.text and step.stop == "length"
 
 
 def _empty(chain: Chain, step: Step) -> bool:
-    """Whether *step* says nothing, and does not even end a paragraph that was cut."""
+    """Whether *step* is blank, and does not end a paragraph that was cut."""
     return not step.text.strip() and (not chain.steps or chain.steps[-1].stop == "delimiter")
 
 
 def _rounds(chain: Chain, step: Step) -> int:
-    """How many times in a row the chain's end, with *step*, says the same; 0 for code."""
+    """How many times in a row the end of the chain, with *step*, repeats the same text; 0 for code."""
     if _FENCE.search(step.text):
         return 0
-    said = [" ".join(s.text.split()) for s in (*chain.steps[-STUCK * max(PERIODS) :], step)]
-    return max(_period(said, period) for period in PERIODS)
+    texts = [" ".join(s.text.split()) for s in (*chain.steps[-STUCK * max(PERIODS) :], step)]
+    return max(_period(texts, period) for period in PERIODS)
 
 
-def _period(said: Sequence[str], period: int) -> int:
-    block, rounds = said[-period:], 1
-    while said[-(rounds + 1) * period : -rounds * period] == block:
+def _period(texts: Sequence[str], period: int) -> int:
+    block, rounds = texts[-period:], 1
+    while texts[-(rounds + 1) * period : -rounds * period] == block:
         rounds += 1
     return rounds
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A paragraph taken apart: its numbers in order, and every sequence of `GRAM` words, or all of fewer."""
+class _Paragraph:
+    """A parsed paragraph: its numbers in order, and every sequence of `GRAM` words, or all words if there are fewer."""
 
     numbers: tuple[str, ...]
     grams: frozenset[tuple[str, ...]]
 
-    def echoes(self, other: _Said) -> bool:
+    def echoes(self, other: _Paragraph) -> bool:
         return self.numbers == other.numbers and len(self.grams & other.grams) >= ALIKE * len(self.grams)
 
 
 @lru_cache(maxsize=4096)
-def _said(paragraph: str) -> _Said:
+def _parse(paragraph: str) -> _Paragraph:
     words = _words(paragraph)
     starts = range(max(1, len(words) - GRAM + 1))
-    return _Said(
+    return _Paragraph(
         tuple(_NUMBER.findall(paragraph.casefold())),
         frozenset([tuple(words[at : at + GRAM]) for at in starts]),
     )
 
 
 def _echoes(chain: Chain, step: Step, run: int) -> bool:
-    """Whether *step* completes a paragraph, and the last *run* complete ones have all been said before."""
+    """Whether *step* completes a paragraph, and the last *run* complete paragraphs all occurred before."""
     if not _completes(chain, step):
         return False
-    said = list(islice(_paragraphs(chain, step), WINDOW + run))
-    return bool(said) and all(_worn(said[place], said[place + 1 :]) for place in range(min(run, len(said))))
+    last = list(islice(_paragraphs(chain, step), WINDOW + run))
+    return bool(last) and all(_repeats(last[place], last[place + 1 :]) for place in range(min(run, len(last))))
 
 
 def _completes(chain: Chain, step: Step) -> bool:
@@ -157,48 +157,48 @@ def _completes(chain: Chain, step: Step) -> bool:
     return _BLANK_LINE.search(before + step.text) is not None
 
 
-def _worn(said: _Said | None, before: Sequence[_Said | None]) -> bool:
-    return said is not None and sum(other is not None and said.echoes(other) for other in before) >= TIMES
+def _repeats(paragraph: _Paragraph | None, before: Sequence[_Paragraph | None]) -> bool:
+    return paragraph is not None and sum(other is not None and paragraph.echoes(other) for other in before) >= TIMES
 
 
-def _paragraphs(chain: Chain, step: Step) -> Iterator[_Said | None]:
+def _paragraphs(chain: Chain, step: Step) -> Iterator[_Paragraph | None]:
     """
-    The complete paragraphs of the chain with *step*, the last one first; None for one of code.
+    The complete paragraphs of the chain with *step*, the last one first; None for a paragraph of code.
 
-    They end with a whole step, or at a blank line. A step that was cut is part of what follows it. Of a chain without
-    whole steps the last `NEAR` characters are looked at.
+    A paragraph ends with a complete step, or at a blank line. A step that was cut is part of the next one. Of a chain
+    without complete steps, the last `NEAR` characters are used.
     """
     parts, near, whole = [step.text], len(step.text), step.stop == "delimiter"
     for before in reversed(chain.steps):
         if before.stop == "delimiter":
-            yield from reversed(_divided("".join(reversed(parts)), whole=whole))
+            yield from reversed(_divide("".join(reversed(parts)), whole=whole))
             parts, near, whole = [], 0, True
         elif near >= NEAR:
             break
         parts.append(before.text)
         near += len(before.text)
-    yield from reversed(_divided("".join(reversed(parts)), whole=whole))
+    yield from reversed(_divide("".join(reversed(parts)), whole=whole))
 
 
-def _divided(text: str, *, whole: bool) -> list[_Said | None]:
-    """Take the paragraphs of *text* apart; the last one counts only if the text is *whole*."""
-    found: list[_Said | None] = []
+def _divide(text: str, *, whole: bool) -> list[_Paragraph | None]:
+    """Parse the paragraphs of *text*; the last one counts only if the text is *whole*."""
+    paragraphs: list[_Paragraph | None] = []
     at, open_end = 0, True
     for fenced in (*_FENCED.finditer(text), None):
         plain = text[at : fenced.start() if fenced else len(text)]
         pieces = _BLANK_LINE.split(plain)
         open_end = bool(pieces[-1].strip())
-        found += [_said(piece) for piece in pieces if piece.strip()]
+        paragraphs += [_parse(piece) for piece in pieces if piece.strip()]
         if fenced:
-            found.append(None)
+            paragraphs.append(None)
             at, open_end = fenced.end(), True
-    if whole and not found:
-        return [_said(text)]
-    return found if whole or not open_end else found[:-1]
+    if whole and not paragraphs:
+        return [_parse(text)]
+    return paragraphs if whole or not open_end else paragraphs[:-1]
 
 
 def _spins(step: Step) -> bool:
-    """Whether *step*, complete or cut by its limit, ends in the same units again and again."""
+    """Whether *step*, complete or cut by its limit, ends with the same units again and again."""
     if step.stop not in ("delimiter", "length") or _FENCE.search(step.text):
         return False
     units = [unit[0] for unit in _UNIT.finditer(step.text.casefold())][-SPUN:]
@@ -206,7 +206,7 @@ def _spins(step: Step) -> bool:
 
 
 def _loops(chain: Chain, step: Step, rounds: int, span: int) -> bool:
-    """Whether the text, with *step*, ends in the same characters *rounds* times in a row, and for *span* units."""
+    """Whether the text, with *step*, ends with the same characters *rounds* times in a row, at least *span* units."""
     text, light = _tail(chain, step), 0
     while period := _shortest(text, rounds, beyond=light):
         looping = text[-_again(text, period) * period :]
@@ -223,7 +223,7 @@ def _looped(chain: Chain) -> bool:
 
 
 def _shortest(text: str, rounds: int, *, beyond: int) -> int:
-    """The least length of what *text* ends in *rounds* times in a row, in more than *beyond* characters; 0 if none."""
+    """The shortest period that *text* ends with *rounds* times, in more than *beyond* characters; 0 if none."""
     mark, at = text[-MARK:], len(text) - MARK
     while at > 0 and (at := text.rfind(mark, 0, at + MARK - 1)) >= 0:
         period = len(text) - MARK - at
@@ -246,7 +246,7 @@ def _tail(chain: Chain, step: Step) -> str:
 
 
 def _again(text: str, period: int) -> int:
-    """How many times in a row *text* ends in its last *period* characters."""
+    """How many times in a row *text* ends with its last *period* characters."""
     last, times = text[-period:], 1
     while text.endswith(last, 0, len(text) - times * period):
         times += 1
@@ -254,7 +254,7 @@ def _again(text: str, period: int) -> int:
 
 
 def _weight(text: str) -> int:
-    """How many units *text* has, or counts for."""
+    """The number of units in *text*; at least one per `PER_UNIT` characters."""
     return max(sum(1 for _ in _UNIT.finditer(text)), len(text) // PER_UNIT)
 
 

@@ -1,4 +1,4 @@
-"""One file per paper, found by name."""
+"""Policies: one file per paper. `METHODS` has them by name, `make` builds one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ __all__ = [
     "SpecReason",
     "SpeculativeThinking",
     "check",
-    "explained",
+    "describe_options",
     "make",
     "options",
 ]
@@ -57,9 +57,9 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class Method:
     """
-    One policy as users choose it: how to *build* it and the *paper* it comes from.
+    A policy that users can choose by name: how to *build* it, and its *paper*.
 
-    *needs* says what it asks of the endpoints beyond writing, *cost* what that adds to every step.
+    *needs* says what the endpoints must support beyond writing, *cost* what the method adds to every step.
     """
 
     build: Callable[..., Policy]
@@ -81,13 +81,13 @@ class Method:
         return self.takes("critic")
 
     def takes(self, parameter: str) -> bool:
-        """Whether it is built with this *parameter*."""
+        """Whether *build* has this *parameter*."""
         return parameter in inspect.signature(self.build).parameters
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a policy for the eye: its *default*, which *values* it may have, in words, and what it *means*."""
+    """The description of an option: its *default*, its valid *values* in words, and what it *means*."""
 
     default: Any
     values: str
@@ -111,7 +111,7 @@ METHODS: Mapping[str, Method] = {
     "bild": Method(
         BiLD,
         paper="BiLD, arXiv:2302.07863",
-        needs="the probability of every token as it is written (small) and of a given text's (large)",
+        needs="the probability of every token as it is written (small) and of every token of a draft (large)",
         cost="the large model reads every ten tokens, each time with the whole chain where it cannot score a suffix",
     ),
     "glimpse": Method(
@@ -139,7 +139,7 @@ METHODS: Mapping[str, Method] = {
     "reflective": Method(
         Reflective,
         paper="Semantic Reflective Verification, arXiv:2505.18629",
-        needs="log-probabilities of a given text with the likeliest tokens of each place (large)",
+        needs="log-probabilities of the draft with the likeliest tokens of each position (large)",
         cost="the large model reads the whole chain and the step twice; the rest of a rejected step is written again",
     ),
     "lookahead-reasoning": Method(
@@ -192,18 +192,18 @@ def make(
 
 def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool = True) -> Mapping[str, Any]:
     """
-    The *chosen* options with values of the right kinds. Raise `ConfigurationError` as `make` would.
+    Return the *chosen* options, converted to their types. Raise `ConfigurationError` as `make` would.
 
-    Unless it *has_critic*, a policy that needs one is refused too.
+    Unless *has_critic*, a policy that needs a reward model is rejected too.
     """
     checked = _options(name, chosen, has_critic=has_critic)
-    nobody = dict.fromkeys(set(inspect.signature(_find(name).build).parameters) - set(options(name)))
-    _find(name).build(**nobody, **checked)  # It may refuse what its options are together.
+    no_models = dict.fromkeys(set(inspect.signature(_find(name).build).parameters) - set(options(name)))
+    _find(name).build(**no_models, **checked)  # It may reject a combination of options.
     return checked
 
 
 def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mapping[str, Any]:
-    """What `check` returns, as far as it can be told without building the policy."""
+    """Check the *chosen* options one by one, without building the policy."""
     method, known, kinds = _find(name), options(name), _kinds(name)
     for option in chosen:
         if option not in known:
@@ -220,8 +220,8 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mappi
     return checked
 
 
-def explained(name: str) -> Mapping[str, Option]:
-    """The options of the policy called *name*, for the eye."""
+def describe_options(name: str) -> Mapping[str, Option]:
+    """Describe the options of the policy called *name*."""
     method, kinds = _find(name), _kinds(name)
     return {
         key: Option(option.default, describe(kinds[key]), meaning(method.documentation, key))

@@ -15,7 +15,7 @@ import typer.core
 from stepspec import cli
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.events import Started
-from stepspec.policies import METHODS, explained
+from stepspec.policies import METHODS, describe_options
 from stepspec.policies.relay import CUES
 
 DEAD = "--small", "http://127.0.0.1:1", "--large", "http://127.0.0.1:1"
@@ -135,16 +135,16 @@ def test_a_method_is_told_whole(name: str, capfd: pytest.CaptureFixture[str]) ->
     method = METHODS[name]
     assert call("policies", name) == 0
     printed = " ".join(capfd.readouterr().out.split())
-    said = [option.means for option in explained(name).values()]
+    said = [option.means for option in describe_options(name).values()]
     for wanted in (method.documentation, method.paper, method.needs, method.cost, *said):
         assert " ".join(wanted.split()) in printed
-    for key, option in explained(name).items():
+    for key, option in describe_options(name).items():
         assert f"{key} {option.values} default {option.default!r} means" in printed
     assert call("policies", name, "--json") == 0
     listed = orjson.loads(capfd.readouterr().out)
     assert listed["documentation"] == method.documentation
     assert {key: option["means"] for key, option in listed["options"].items()} == {
-        key: option.means for key, option in explained(name).items()
+        key: option.means for key, option in describe_options(name).items()
     }
 
 

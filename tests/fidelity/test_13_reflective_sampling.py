@@ -50,4 +50,4 @@ async def test_typical_is_the_rule_of_a_run_above_temperature_0(sampling: Sampli
 
 def test_the_option_is_not_among_those_that_users_set() -> None:
     assert "sampled" not in policies.options("reflective")
-    assert policies.explained("reflective")["accept"].default is None
+    assert policies.describe_options("reflective")["accept"].default is None

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 from stepspec.orchestrator import Accept, Budget
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
-from stepspec.policies import METHODS, check, explained, make, options
+from stepspec.policies import METHODS, check, describe_options, make, options
 from stepspec.policies.option_types import THRESHOLDS, Above0, Amount, Grade, Top, describe, meaning
 
 from ..fakes import ScriptedModel, counting, run
@@ -60,7 +60,7 @@ def test_a_value_outside_its_range_is_refused_with_the_range(
         given: dict[str, Any] = {option: wrong}
         with pytest.raises(ConfigurationError) as caught:
             make(name, SMALL, LARGE, critic=ScriptedCritic(lambda chain: 1.0), **given)
-        said_of_it = explained(name)[option].values
+        said_of_it = describe_options(name)[option].values
         assert str(caught.value) == f"policy {name!r}, option {option!r}: {said_of_it} (got {wrong!r})"
 
 
@@ -74,7 +74,7 @@ def test_at_the_ends_of_a_range_a_run_still_ends(name: str, option: str, value: 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_every_option_is_explained_and_every_number_has_a_range(name: str, option: str) -> None:
-    told = explained(name)[option]
+    told = describe_options(name)[option]
     assert told.default == options(name)[option].default
     assert f"*{option}*" in told.means
     if "number" in told.values and option != "seed":

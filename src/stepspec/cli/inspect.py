@@ -127,7 +127,7 @@ def _brief(name: str) -> dict[str, Any]:
 
 
 def _full(name: str) -> dict[str, Any]:
-    options = {key: dataclasses.asdict(option) for key, option in policies.explained(name).items()}
+    options = {key: dataclasses.asdict(option) for key, option in policies.describe_options(name).items()}
     return {**_brief(name), "options": options, "documentation": policies.METHODS[name].documentation}
 
 
@@ -139,7 +139,7 @@ def _print_brief(name: str) -> None:
 
 
 def _print_full(name: str) -> None:
-    options, method = policies.explained(name), policies.METHODS[name]
+    options, method = policies.describe_options(name), policies.METHODS[name]
     stdout.print(Text(name, "bold"), end="\n\n")
     for paragraph in method.documentation.split("\n\n"):
         stdout.print(Text(" ".join(paragraph.split())), end="\n\n")
