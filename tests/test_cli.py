@@ -68,14 +68,14 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["up", "nowhere.toml"], "nowhere.toml: No such file"),
         (
             ["up", "pair.toml", "--speculation", "ngram"],
-            "--speculation is for --testbed alone: in pair.toml, set `specul",
+            "--speculation is only for --testbed: in pair.toml, set `specul",
         ),
-        (["up", "pair.toml", "--profile", "paced"], "--profile is for --testbed alone: in pair.toml, `flags.hf-overr"),
+        (["up", "pair.toml", "--profile", "paced"], "--profile is only for --testbed: in pair.toml, `flags.hf-overr"),
         (
             ["up", "pair.toml", "--tiny"],
-            "--tiny is for --testbed alone: in pair.toml, describe a pair within, [small.sm",
+            "--tiny is only for --testbed: in pair.toml, describe a pair within, [small.sm",
         ),
-        (["up", "pair.toml", "--small-other"], "--small-other is for --testbed alone: in pair.toml, set `model` of"),
+        (["up", "pair.toml", "--small-other"], "--small-other is only for --testbed: in pair.toml, set `model` of"),
         (["up", "--testbed", "--speculation", "eagle3"], "no speculation method 'eagle3'"),
         (["profile"], "name a file of problems, or pass --testbed"),
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),

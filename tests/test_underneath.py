@@ -13,7 +13,7 @@ from aiohttp import web
 from rich.console import Console
 
 from stepspec import Solution, Solver
-from stepspec.cli.display import underneath as line
+from stepspec.cli.display import speculation_line
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.endpoints import GREEDY, metrics
 from stepspec.orchestrator.events import Committed, Event, Finished, Speculated
@@ -183,5 +183,5 @@ async def test_metrics_that_fail_cost_nothing() -> None:
 def test_the_line_says_whose_counters_they_are(told: Speculation, expected: str) -> None:
     console = Console(width=200)
     with console.capture() as shown:
-        console.print(line(told), soft_wrap=True)
+        console.print(speculation_line(told), soft_wrap=True)
     assert shown.get().strip() == expected

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.cli.display import Narrator
+from stepspec.cli.display import RunPrinter
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.launcher import Served, TokenSpeculation
 from stepspec.orchestrator.launcher.launch import RunningServer
@@ -82,7 +82,7 @@ async def demo(problems: int, seed: int, profile: str, console: Console) -> list
 def _narrate(task: Task, console: Console) -> Callable[[Event], None]:
     console.print()
     console.print(Text(task.problem, "bold"), soft_wrap=True)
-    return Narrator(console)
+    return RunPrinter(console)
 
 
 def _print_outcome(console: Console) -> Callable[[int, Sample], None]:

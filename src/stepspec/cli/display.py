@@ -1,4 +1,4 @@
-"""A run as lines on a terminal, as it happens: every step in its author's colour, rejected ones struck out."""
+"""Print a run on a terminal while it happens: one line per step in its author's colour, rejected steps struck out."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from stepspec.orchestrator.trace import Moment
 COLOURS = {"small": "green", "large": "blue"}
 
 
-class Narrator:
-    """An observer that prints what becomes of every step; its clock begins when it is made."""
+class RunPrinter:
+    """An observer that prints the fate of every step; times count from when it is created."""
 
     def __init__(self, console: Console) -> None:
         self._console, self._began = console, time.perf_counter()
@@ -25,7 +25,7 @@ class Narrator:
     def __call__(self, event: Event) -> None:
         for step in solved_steps(Moment(time.perf_counter() - self._began, event)):
             if step.fate != "lost":
-                self._console.print(line(step), soft_wrap=True)
+                self._console.print(step_line(step), soft_wrap=True)
         if isinstance(event, Degraded):
             self._console.print(
                 f"the {event.path or event.role} model failed, going on without it: {event.cause}", style="yellow"
@@ -36,8 +36,8 @@ class Narrator:
             )
 
 
-def line(step: SolvedStep) -> Text:
-    """One step: the second, who wrote it, its grade, what it says."""
+def step_line(step: SolvedStep) -> Text:
+    """Return one line: the second, the author, the grade and the text of *step*."""
     grade = "" if step.grade is None else f"{step.grade:.3g}"
     style = COLOURS[step.author] if step.fate == "kept" else "dim strike"
     note = f"  ({step.fate}: {step.reason})" if step.fate == "rejected" else ""
@@ -46,7 +46,7 @@ def line(step: SolvedStep) -> Text:
 
 
 def summary(solution: Solution) -> Text:
-    """What the run cost, in one line."""
+    """Return the cost of the run in one line."""
     ledger = solution.ledger
     rate = "" if ledger.accept_rate is None else f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted, "
     wasted = ledger.small.discarded + ledger.large.discarded
@@ -58,16 +58,16 @@ def summary(solution: Solution) -> Text:
     )
 
 
-def within(ledger: Ledger) -> Iterator[Text]:
-    """What the models within a nested pair did, in a line each, and how many of their drafts stood there."""
+def nested_lines(ledger: Ledger) -> Iterator[Text]:
+    """Yield a line per model of a nested pair: its tokens, and how many of its drafts the pair itself accepted."""
     sifted = {f"{path}.small": f", {stood} of {judged} drafts stood" for path, judged, stood in ledger.sifted}
-    for one in ledger.nested:
-        drafts = sifted.get(one.path, "")
-        yield Text(f"{one.path}: {one.kept} tokens kept, {one.discarded} discarded{drafts}", style="dim")
+    for model in ledger.nested:
+        drafts = sifted.get(model.path, "")
+        yield Text(f"{model.path}: {model.kept} tokens kept, {model.discarded} discarded{drafts}", style="dim")
 
 
-def underneath(speculation: Speculation) -> Text:
-    """What the servers of a model count of the tokens that they draft themselves, in one line."""
+def speculation_line(speculation: Speculation) -> Text:
+    """Return, in one line, how many tokens the servers of a model drafted and accepted themselves."""
     others = "others at work there too" if speculation.shared else "nobody else known to be at work there"
     return Text(
         f"token-level speculation under {speculation.name}: {speculation.counted} "

@@ -1,4 +1,4 @@
-"""The flags of a command for the options of a run, made of the declarations in `RunOptions`."""
+"""Derive the flags of a command for the options of a run from the declarations in `RunOptions`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from stepspec.orchestrator.run_options import option_types, run_options
 from stepspec.orchestrator.step_ends import REGEX
 
-from .terminal import options_of
+from .terminal import parse_options
 
 NUMBERS: Mapping[str, type] = {"integer": int, "number": float}
 
@@ -40,8 +40,8 @@ def with_run_flags(
 
         @functools.wraps(function)
         def run(**arguments: Any) -> None:
-            chosen = {name: arguments.pop(name) for name in flags}
-            overrides = {name: _parse(name, value) for name, value in chosen.items() if value not in (None, [])}
+            values = {name: arguments.pop(name) for name in flags}
+            overrides = {name: _parse(name, value) for name, value in values.items() if value not in (None, [])}
             function(**arguments, **overrides)
 
         run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
@@ -56,10 +56,10 @@ def _parameter(name: str, flag: Any) -> inspect.Parameter:
 
 
 def _flag(name: str, help: str | None) -> Any:
-    """The annotation that typer makes the flag of option *name* of."""
+    """Return the annotation from which typer derives the flag of option *name*."""
     option, schema = run_options()[name], TypeAdapter(option_types()[name]).json_schema()
     flags, words = option.flags, help or option.help
-    kinds = {one.get("type"): one for one in schema.get("anyOf", [schema])}
+    kinds = {kind.get("type"): kind for kind in schema.get("anyOf", [schema])}
     if "object" in kinds:
         return Annotated[list[str] | None, typer.Option(*flags, help=words, metavar="NAME=VALUE")]
     if "array" in kinds:
@@ -67,19 +67,19 @@ def _flag(name: str, help: str | None) -> Any:
     if "boolean" in kinds:
         return Annotated[bool | None, typer.Option(*flags, help=words)]
     for kind, number in NUMBERS.items():
-        if (found := kinds.get(kind)) is not None:
-            most = found.get("maximum", found.get("exclusiveMaximum"))
+        if (limits := kinds.get(kind)) is not None:
+            most = limits.get("maximum", limits.get("exclusiveMaximum"))
             return Annotated[
                 number | None,
-                typer.Option(*flags, help=words, min=found.get("minimum"), max=most),
+                typer.Option(*flags, help=words, min=limits.get("minimum"), max=most),
             ]
     return Annotated[str | None, typer.Option(*flags, help=words)]
 
 
 def _parse(name: str, value: Any) -> Any:
-    """The value of option *name* as `RunOptions` takes it."""
+    """Return the value of option *name* as `RunOptions` takes it."""
     if name == "options":
-        return options_of(value)
+        return parse_options(value)
     return [_unescape(text) for text in value] if isinstance(value, list) else value
 
 

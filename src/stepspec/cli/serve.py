@@ -34,27 +34,33 @@ def serve(
     critic: CriticUrl = None,
     shadow: Annotated[
         float | None,
-        typer.Option(
-            help="Let the large model check this share of accepted steps, off the critical path.", min=0, max=1
-        ),
+        typer.Option(help="Share of the accepted steps that the large model checks in the background.", min=0, max=1),
     ] = None,
-    host: Annotated[str | None, typer.Option(help="The address to listen at; 127.0.0.1 unless given.")] = None,
-    port: Annotated[int | None, typer.Option(help="The port; 8765 unless given, 0 for any that is free.")] = None,
+    host: Annotated[str | None, typer.Option(help="The address to listen at; default 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="The port; default 8765, 0 for any free one.")] = None,
     key: Annotated[
-        list[str] | None, typer.Option(help="An API key that opens the service; better in STEPSPEC_SERVICE__KEYS.")
+        list[str] | None, typer.Option(help="An API key that clients must send; better set STEPSPEC_SERVICE__KEYS.")
     ] = None,
     insecure: Annotated[
         bool | None, typer.Option("--insecure", help="Serve a public address without a key.", show_default=False)
     ] = None,
-    cors_origin: Annotated[list[str] | None, typer.Option(help="A web page's origin that may use it.")] = None,
+    cors_origin: Annotated[list[str] | None, typer.Option(help="Origin of web pages that may use the service.")] = None,
     thinking: Annotated[
-        str | None, typer.Option(help="Where replies tell it: both, reasoning, reasoning_content, content, none.")
+        str | None,
+        typer.Option(help="Field of replies for the thinking: both, reasoning, reasoning_content, content, none."),
     ] = None,
-    max_running: Annotated[int | None, typer.Option(help="Requests worked on at the same time.")] = None,
-    max_waiting: Annotated[int | None, typer.Option(help="Requests that may wait; more are refused.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="A request's deadline; it ends in an answer.")] = None,
-    drain_seconds: Annotated[float | None, typer.Option(help="How long running requests may finish.")] = None,
-    root_path: Annotated[str | None, typer.Option(help="The path that a proxy serves it under.")] = None,
+    max_running: Annotated[int | None, typer.Option(help="Number of requests processed at the same time.")] = None,
+    max_waiting: Annotated[
+        int | None, typer.Option(help="Number of requests that may wait; more are rejected.")
+    ] = None,
+    max_seconds: Annotated[
+        float | None,
+        typer.Option(help="Deadline of a request in seconds; then it is answered from the thinking so far."),
+    ] = None,
+    drain_seconds: Annotated[
+        float | None, typer.Option(help="Seconds that running requests have to finish at shutdown.")
+    ] = None,
+    root_path: Annotated[str | None, typer.Option(help="Path under which a proxy serves the service.")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_prompts: Annotated[
@@ -63,9 +69,9 @@ def serve(
     **overrides: Any,
 ) -> None:
     """
-    Serve an OpenAI-compatible endpoint in front of both models, and a page at / to watch them on.
+    Serve an OpenAI-compatible endpoint in front of both models, and a dashboard at /.
 
-    All of this, and more, may also come from STEPSPEC_* variables and from stepspec.toml; docs/service.md lists it.
+    These settings, and more, may also come from STEPSPEC_* variables and from stepspec.toml; docs/service.md lists it.
     """
     service_factory.require()
     settings = service_factory.service_settings(

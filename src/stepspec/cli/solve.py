@@ -16,7 +16,7 @@ from stepspec.orchestrator.nesting import leaves
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
-from .display import Narrator, summary, underneath, within
+from .display import RunPrinter, nested_lines, speculation_line, summary
 from .run_flags import with_run_flags
 from .terminal import (
     CriticUrl,
@@ -48,19 +48,21 @@ def solve(
     small: SmallUrl = None,
     large: LargeUrl = None,
     critic: CriticUrl = None,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the sampling; the same seed writes the same chain.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Budget of thinking and answer together.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampling; the same seed writes the same chain.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Budget of tokens, for thinking and answer together.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Budget of thinking steps.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Budget of wall time.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="Write every event to this file, as lines of JSON.")] = None,
+    max_seconds: Annotated[float | None, typer.Option(help="Budget of wall time, in seconds.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write every event to this file, one JSON object per line.")
+    ] = None,
     json: Json = False,
     **overrides: Any,
 ) -> None:
     """
     Solve one problem, showing every step as it is committed.
 
-    Endpoints and all else may also come from STEPSPEC_* variables and from stepspec.toml.
+    Endpoints and all other settings may also come from STEPSPEC_* variables and from stepspec.toml.
     """
     text = sys.stdin.read().strip() if problem == "-" else problem.strip()
     if not text:
@@ -90,9 +92,9 @@ async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: boo
             if isinstance(endpoint, ReplicatedEndpoint) and not quiet:
                 for url, cause in endpoint.down.items():
                     stderr.print(
-                        f"the {endpoint.role} model at {url} is down, going on without: {cause}", style="yellow"
+                        f"the {endpoint.role} model at {url} is down, continuing without it: {cause}", style="yellow"
                     )
-        observe: Observer = _ignore if quiet else Narrator(stderr)
+        observe: Observer = _ignore if quiet else RunPrinter(stderr)
         return await solver.solve(problem, observe=observe, trace_to=trace)
 
 
@@ -102,8 +104,8 @@ def _ignore(event: Event) -> None:
 
 def _print_solution(solution: Solution) -> None:
     stderr.print(summary(solution))
-    for each in within(solution.ledger):
-        stderr.print(each, soft_wrap=True)
-    for one in solution.ledger.speculation:
-        stderr.print(underneath(one), soft_wrap=True)
+    for line in nested_lines(solution.ledger):
+        stderr.print(line, soft_wrap=True)
+    for speculation in solution.ledger.speculation:
+        stderr.print(speculation_line(speculation), soft_wrap=True)
     stdout.print(solution.answer, markup=False, highlight=False, soft_wrap=True)

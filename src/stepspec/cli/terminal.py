@@ -1,4 +1,4 @@
-"""What all commands share: both streams, how to wait, options that several have."""
+"""Shared by all commands: both output streams, running a coroutine, and options that several commands have."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ T = TypeVar("T")
 
 stdout, stderr = Console(), Console(stderr=True)
 
-URL = "Base URL of the {} model's server; of several replicas, with commas between them."
+URL = "Base URL of the {} model's server; several replicas are separated by commas."
 SmallUrl = Annotated[str | None, typer.Option("--small", help=URL.format("small"), metavar="URL")]
 CriticUrl = Annotated[
     str | None,
-    typer.Option("--critic", help="Base URL of the reward model's server, if the method needs one.", metavar="URL"),
+    typer.Option("--critic", help="Base URL of the reward model's server, for methods that need one.", metavar="URL"),
 ]
 LargeUrl = Annotated[str | None, typer.Option("--large", help=URL.format("large"), metavar="URL")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Profile = Annotated[str, typer.Option(help="How the miniature models' passes are paced; see profiles.toml.")]
+Profile = Annotated[str, typer.Option(help="The simulated speed of the miniature models; see profiles.toml.")]
 
 
-def wait(work: Coroutine[Any, Any, T]) -> T:
-    """Run *work*; Ctrl-C cancels it, and with it every request and every child, and exits with 130."""
+def wait(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run *coroutine*; Ctrl-C cancels it, with every request and every child process, and exits with 130."""
     try:
-        return asyncio.run(work)
+        return asyncio.run(coroutine)
     except KeyboardInterrupt:
         stderr.print("interrupted", style="yellow")
         raise typer.Exit(130) from None
@@ -42,16 +42,16 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
-def options_of(given: list[str] | None) -> dict[str, Any] | None:
-    """The options of a method; None if none are given."""
-    return dict(map(option_of, given)) if given else None
+def parse_options(words: list[str] | None) -> dict[str, Any] | None:
+    """Parse the values of ``--option``; None if there are none."""
+    return dict(map(_parse_option, words)) if words else None
 
 
-def option_of(given: str) -> tuple[str, Any]:
-    """Read ``name=value``; a value that is no JSON is a word."""
-    name, equals, value = given.partition("=")
+def _parse_option(word: str) -> tuple[str, Any]:
+    """Parse ``name=value``; a value that is not JSON is a string."""
+    name, equals, value = word.partition("=")
     if not equals:
-        raise ConfigurationError(f"--option {given!r}: write it as NAME=VALUE")
+        raise ConfigurationError(f"--option {word!r}: write it as NAME=VALUE")
     try:
         return name.strip(), orjson.loads(value)
     except orjson.JSONDecodeError:

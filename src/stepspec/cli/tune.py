@@ -1,4 +1,4 @@
-"""The commands that make settings of what runs tell: ``profile`` and ``adapt``."""
+"""The commands that derive settings from runs: ``profile`` and ``adapt``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .terminal import (
     Json,
     LargeUrl,
     SmallUrl,
-    options_of,
+    parse_options,
     print_json,
     stderr,
     stdout,
@@ -49,19 +49,21 @@ def profile_pair(
     small: SmallUrl = None,
     large: LargeUrl = None,
     use_testbed: Annotated[
-        bool, typer.Option("--testbed", help="The miniature pair, on problems of its training half.")
+        bool, typer.Option("--testbed", help="Use the miniature pair, on problems of its training half.")
     ] = False,
-    count: Annotated[int, typer.Option(min=1, help="How many problems at most.")] = 100,
-    seed: Annotated[int, typer.Option(help="Which problems of the testbed.")] = 0,
-    least: Annotated[int, typer.Option(min=2, help="In how many sentences a cue has to be found.")] = profiling.LEAST,
+    count: Annotated[int, typer.Option(min=1, help="Maximum number of problems.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed that selects the testbed's problems.")] = 0,
+    least: Annotated[
+        int, typer.Option(min=2, help="Minimum number of sentences in which a cue must occur.")
+    ] = profiling.LEAST,
     output: Annotated[Path, typer.Option(help="Where to write the settings for `solve`.")] = Path("relay.toml"),
     json: Json = False,
 ) -> None:
     """
     Find the cues of a pair for the method relay: words after which the small model may finish the sentence.
 
-    The large model solves the problems alone, and the small one reads what it wrote. Use problems that you will not
-    measure on.
+    The large model solves the problems alone, and the small one scores its text. Use other problems than those of your
+    evaluation.
     """
     if use_testbed == (problems is not None):
         raise ConfigurationError("name a file of problems, or pass --testbed")
@@ -70,15 +72,15 @@ def profile_pair(
     if use_testbed:
         only_without_testbed(small=small, large=large)
     pair = pair_solver("off", stderr, (), seed, problems=0) if use_testbed else Solver(small, large)
-    found, about = wait(_profile(pair, texts, least))
+    result, origin = wait(_profile(pair, texts, least))
     if json:
-        print_json(dataclasses.asdict(found))
+        print_json(dataclasses.asdict(result))
     else:
-        stdout.print(profiling.table(found))
-        stdout.print(profiling.caption(found), style="dim", highlight=False)
-    if not found.cues:
+        stdout.print(profiling.table(result))
+        stdout.print(profiling.caption(result), style="dim", highlight=False)
+    if not result.cues:
         raise typer.Exit(1)
-    _keep(output, profiling.snippet(found, about))
+    _write_settings(output, profiling.snippet(result, origin))
 
 
 async def _profile(
@@ -87,9 +89,9 @@ async def _profile(
     async with pair as solver:
         with counting(stderr) as progress:
             bar = progress.add_task("solving and reading", total=len(problems))
-            found = await profiling.profile(solver, problems, least=least, on_problem=lambda: progress.advance(bar))
+            result = await profiling.profile(solver, problems, least=least, on_problem=lambda: progress.advance(bar))
         names = f"{solver.large.name} with {solver.small.name}"
-        return found, f"Found by `stepspec profile` on {datetime.date.today()} for {names}."
+        return result, f"Found by `stepspec profile` on {datetime.date.today()} for {names}."
 
 
 ADAPT_EXAMPLES = """
@@ -102,31 +104,36 @@ Examples:
 
 
 def adapt(
-    traces: Annotated[list[Path], typer.Argument(help="Traces, as --trace and --traces write them, in their order.")],
+    traces: Annotated[
+        list[Path], typer.Argument(help="Traces that --trace or --traces wrote, in the order of their runs.")
+    ],
     share: Annotated[
-        float | None, typer.Option(help="The largest share of the accepted steps that may be bad.", min=0, max=1)
+        float | None, typer.Option(help="The maximum share of the accepted steps that may be bad.", min=0, max=1)
     ] = None,
-    policy: Annotated[str | None, typer.Option("--policy", "-p", help="The method; other ones' are skipped.")] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", "-p", help="The method; traces of other methods are skipped.")
+    ] = None,
     option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="What it began with.", metavar="NAME=VALUE")
+        list[str] | None,
+        typer.Option("--option", "-o", help="An option that the method started with.", metavar="NAME=VALUE"),
     ] = None,
-    ahead: Annotated[int | None, typer.Option(help="The largest depth.")] = None,
-    output: Annotated[Path | None, typer.Option(help="The file to write; standard output unless given.")] = None,
+    ahead: Annotated[int | None, typer.Option(help="The maximum depth of the lookahead.")] = None,
+    output: Annotated[Path | None, typer.Option(help="The file to write; default: standard output.")] = None,
 ) -> None:
     """
-    Print what was learnt from recorded runs as a settings file: a threshold and a depth that stay as they are.
+    Print a settings file with the threshold and the depth that adaptation learns from recorded runs.
 
-    The same traces in the same order lead to the same decisions as they did while they were recorded.
+    The same traces in the same order lead to the same decisions as while they were recorded.
     """
-    settings = configuration.load(policy=policy, options=options_of(option), ahead=ahead, adapt=share)
+    settings = configuration.load(policy=policy, options=parse_options(option), ahead=ahead, adapt=share)
     policies.check(settings.policy, settings.options)
     learnt = from_traces(settings, traces).toml()
     if output is None:
         stdout.print(learnt, end="", markup=False, highlight=False, soft_wrap=True)
         return
-    _keep(output, learnt)
+    _write_settings(output, learnt)
 
 
-def _keep(output: Path, settings: str) -> None:
+def _write_settings(output: Path, settings: str) -> None:
     output.write_text(settings, encoding="utf-8")
     stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)

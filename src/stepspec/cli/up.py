@@ -40,48 +40,50 @@ Examples:
 """
 
 
-OF_THE_TESTBED = {
-    "profile": "`flags.hf-overrides` of a model paces it, if it is a miniature one",
+TESTBED_OPTIONS = {
+    "profile": "`flags.hf-overrides` of a model sets its pace, if it is a miniature one",
     "speculation": "set `speculation` of each model that is to have any",
     "other": "set `model` of [small]",
     "tiny": "describe a pair within, [small.small] and [small.large]",
 }
-"""Options that say something of the miniature models alone, and what does the same in a pair's file."""
+"""Options that only apply to the miniature models, and what does the same in a pair's file."""
 
 
 def up(
     context: typer.Context,
     pair: Annotated[Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")] = None,
-    use_testbed: Annotated[bool, typer.Option("--testbed", help="The miniature pair, on this CPU.")] = False,
+    use_testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")] = False,
     profile: Profile = "paced",
     speculation: Annotated[
         str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")
     ] = "none",
     other: Annotated[
-        bool, typer.Option("--small-other", help="Start the small model of another vocabulary as well.")
+        bool, typer.Option("--small-other", help="Also start a small model with another vocabulary.")
     ] = False,
-    tiny: Annotated[bool, typer.Option("--tiny", help="Start the one that drafts for the small one as well.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check the file and print the commands only.")] = False,
-    log_dir: Annotated[Path | None, typer.Option(help="Where to keep the servers' logs.")] = None,
+    tiny: Annotated[
+        bool, typer.Option("--tiny", help="Also start the tiny model, which drafts for the small one.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file and print the commands.")] = False,
+    log_dir: Annotated[Path | None, typer.Option(help="Folder for the servers' logs.")] = None,
     json: Json = False,
 ) -> None:
     """
     Start the vLLM servers of a pair, print where they are, and stop them on Ctrl-C.
 
-    The small model may be a pair in its turn, to any depth. Of a file, the settings of a solver are printed.
+    The small model may be a pair itself, to any depth. For a file, the settings of a solver are printed.
 
-    What cannot work is refused before anything is downloaded or started, with what to change.
+    A pair that cannot run is refused before anything is downloaded or started, with what to change.
     """
     if use_testbed == (pair is not None):
         raise ConfigurationError("name a pair's file, as in recipes/, or pass --testbed for the miniature pair")
     if pair is not None:
-        _refuse_the_testbeds(context, pair)
-        described = launcher.load_checked(pair, stderr, policies.METHODS)
-        check_within(described.nested)
+        _refuse_testbed_options(context, pair)
+        checked = launcher.load_checked(pair, stderr, policies.METHODS)
+        check_within(checked.nested)
         if dry_run:
-            stdout.print(launcher.command_lines(described), markup=False, highlight=False, soft_wrap=True)
+            stdout.print(launcher.command_lines(checked), markup=False, highlight=False, soft_wrap=True)
         else:
-            wait(launcher.up(described, stderr, json_output=json, log_dir=log_dir))
+            wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir))
         return
     roles = ("large", "small", *(("small-other",) if other else ()), *(("tiny",) if tiny else ()))
     chosen = speculations(speculation)
@@ -92,19 +94,19 @@ def up(
     wait(testbed.up(profile, roles, json_output=json, log_dir=log_dir, speculation=chosen))
 
 
-def _refuse_the_testbeds(context: typer.Context, pair: Path) -> None:
-    """Raise `ConfigurationError` for an option that would say nothing of a file."""
+def _refuse_testbed_options(context: typer.Context, pair: Path) -> None:
+    """Raise `ConfigurationError` for an option that has no effect on a file."""
     for option in context.command.params:
-        source = context.get_parameter_source(option.name) if option.name in OF_THE_TESTBED else None
+        source = context.get_parameter_source(option.name) if option.name in TESTBED_OPTIONS else None
         if source is not None and source.name != "DEFAULT":
             raise ConfigurationError(
-                f"{option.opts[0]} is for --testbed alone: in {pair}, {OF_THE_TESTBED[option.name]}"
+                f"{option.opts[0]} is only for --testbed: in {pair}, {TESTBED_OPTIONS[option.name]}"
             )
 
 
 def demo(
-    problems: Annotated[int, typer.Option(min=1, help="How many problems.")] = 6,
-    seed: Annotated[int, typer.Option(help="Which problems.")] = 0,
+    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 6,
+    seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
     profile: Profile = "paced",
     json: Json = False,
 ) -> None:
