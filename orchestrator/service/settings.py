@@ -1,4 +1,4 @@
-"""What the service can be told. Frozen; no I/O, and nothing but pydantic is needed to read it."""
+"""The settings of the service. Frozen; no I/O; the only module of the service that needs no FastAPI."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from pydantic import (
 from pydantic_settings import NoDecode
 
 Thinking: TypeAlias = Literal["both", "reasoning", "reasoning_content", "content", "none"]
-"""Where a reply tells the thinking: in both fields, in one of them, in the content between <think> tags, or nowhere."""
+"""Where a reply has the thinking: in both fields, in one of them, in the content between <think> tags, or nowhere."""
 
 
 def _listed(value: Any) -> Any:
-    """Let a list be written with commas between its items."""
+    """Split a text at its commas."""
     return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
 
 
@@ -41,14 +41,14 @@ Words: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)
 
 class Scaling(BaseModel):
     """
-    How many services Ray Serve runs; for `stepspec.orchestrator.service.ray` alone.
+    How many replicas of the service Ray Serve runs; read by `stepspec.orchestrator.service.ray` alone.
 
-    They are *min_replicas* to *max_replicas*, so many that each has *target* requests; without one, half of what it may
-    work on at the same time. More are begun when they were needed for *up_after* seconds, and some are ended when they
-    were not for *down_after*. Each has *cpus* of the cluster's processors to itself.
+    Their number is between *min_replicas* and *max_replicas*, such that each has *target* requests; None is half of
+    `max_running`. Replicas are added after *up_after* seconds of need, and removed after *down_after* seconds without.
+    Each reserves *cpus* processors of the cluster.
 
-    Before them stand *fronts*, which hold the clients' connections. A request whose replica dies before any of its
-    answer was sent is begun again, until there were so many *attempts*.
+    *fronts* is the number of processes that hold the clients' connections. A request whose replica dies before any of
+    its answer was sent is sent to another one, up to *attempts* times in all.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,19 +71,19 @@ class Scaling(BaseModel):
 
 class ServiceSettings(BaseModel):
     """
-    The service's own settings; what it solves problems with are the solver's.
+    The service's own settings; those of solving are the solver's.
 
-    *keys* are the API keys that open it; without any it is open to everybody, and then binds a public *host* only if
-    it is to be *insecure*. *cors_origins* are the web pages' origins that may use it, ``*`` for all.
+    *keys* are the accepted API keys. Without any, every client is admitted, and a public *host* is allowed only with
+    *insecure*. *cors_origins* are the origins of web pages that may use the service, ``*`` for all.
 
-    *max_running* requests are worked on at the same time and *max_waiting* more wait, for *max_wait* seconds at most;
-    what is beyond that is refused. *max_seconds* is the deadline of a request, which ends in the best answer so far.
-    *drain_seconds* is how long a service that is told to end lets running requests finish.
+    *max_running* requests run at once and *max_waiting* more wait, each for *max_wait* seconds at most; further
+    requests are refused. *max_seconds* is the deadline of a request, which ends in the best answer so far. On shutdown,
+    running requests have *drain_seconds* to finish.
 
-    *max_body_bytes*, *max_messages*, *max_choices* (of ``n``) and *max_tokens* bound a single request. A stream says
-    something every *keep_alive* seconds, and a client has to send a body, and to take what it is sent, within
-    *send_seconds*. The two servers are looked at every *health_every* seconds. Logs tell no text of any problem, unless
-    *log_prompts*. *ray* is for the service as a Ray Serve application.
+    *max_body_bytes*, *max_messages*, *max_choices* (of ``n``) and *max_tokens* limit a single request; *max_tokens* is
+    None for no limit. A stream sends at least a comment every *keep_alive* seconds. A client has *send_seconds* to send
+    a body, and to take each part of an answer. The servers' health is checked every *health_every* seconds. Logs
+    contain no text of problems and answers unless *log_prompts* is set. *ray* is for the Ray Serve application.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -120,7 +120,7 @@ class ServiceSettings(BaseModel):
         if not (self.keys or self.insecure or private(self.host)):
             raise ValueError(
                 f"host {self.host!r} can be reached from outside and no key is set: set STEPSPEC_SERVICE__KEYS (or "
-                "--key), or say --insecure to let anybody in"
+                "--key), or add --insecure to admit every client"
             )
         return self
 

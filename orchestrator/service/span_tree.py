@@ -163,7 +163,7 @@ class _StageReader:
         self._drafted, self._chosen = at, None
 
     def _release(self, author: Role) -> list[tuple[Stage, float]]:
-        """Take the calls back from the last draft by *author* if they may be a stream that wrote the next draft too."""
+        """Take the calls back from the last draft by *author*: they were a stream that wrote the next draft too."""
         for stage, since in reversed(self._drafts.values()):
             if stage.author == author and stage.calls:
                 self.calls += stage.calls

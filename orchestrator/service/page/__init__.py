@@ -1,4 +1,4 @@
-"""The page that shows who thinks: one document without any external resource, live or about one trace."""
+"""The page that shows a run: one document without external resources, live or of one trace."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from ...trace import parse
 __all__ = ["allowed", "headers", "html", "script", "style"]
 
 FOLDER = Path(__file__).parent
-# Each after those that it imports: they become one script, in which every name is there only once.
+# In the order of their imports: they are joined into one script, so that no name may occur in two of them.
 MODULES = (
     "element", "trace", "pieces", "reduce", "ledger", "threshold", "within", "spans",
     "theme", "announce", "chain", "timeline", "summary", "slider", "form", "live", "trust", "page",
 )  # fmt: skip
-LIVE = "'self'"  # where the live page may connect to
+LIVE = "'self'"  # the only origin that the live page may connect to
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
 def html(trace: bytes | None = None) -> str:
     """
-    Return the page: live, for the service that serves it, or about *trace*, the bytes of a trace file.
+    Return the page: live if *trace* is None, or of *trace*, the bytes of a trace file.
 
-    Raise `ConfigurationError` for bytes that are no trace.
+    Raise `ConfigurationError` if the bytes are no trace.
     """
     if trace is None:
         return _page(connect=LIVE, composer="", trace="")
-    lines = _checked(trace).replace("<", "\\u003c")  # In JSON it stands in strings only, so it says the same.
+    lines = _checked(trace).replace("<", "\\u003c")  # JSON has it in strings only, so the value stays.
     embedded = f'<script type="application/jsonl" id="trace">{lines}</script>'
     return _page(connect="'none'", composer="hidden", trace=embedded)
 
@@ -49,7 +49,7 @@ def _checked(trace: bytes) -> str:
 
 
 def headers() -> dict[str, str]:
-    """What the service sends beside the live page; a document's own policy cannot forbid to frame it."""
+    """Return the headers of the live page; a policy in the document itself cannot forbid framing."""
     return {
         "Content-Security-Policy": f"{_policy(LIVE)}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
@@ -78,19 +78,19 @@ def _page(*, connect: str, composer: str, trace: str) -> str:
 
 
 def allowed(inline: str) -> str:
-    """The source by which a Content-Security-Policy allows this *inline* text, and no other."""
+    """Return the source with which a Content-Security-Policy allows this *inline* text only."""
     return f"'sha256-{b64encode(sha256(inline.encode()).digest()).decode()}'"
 
 
 @cache
 def style() -> str:
-    """The style sheets, for any document that is to look like this one."""
+    """Return the style sheets."""
     return f"\n{_read('look.css')}{_read('parts.css')}"
 
 
 @cache
 def script(modules: tuple[str, ...]) -> str:
-    """Join *modules*, each after those that it imports, into one script."""
+    """Join *modules*, in the order of their imports, into one script."""
     return "\n" + "\n".join(_EXPORT.sub("", _IMPORT.sub("", _read(f"{name}.js"))) for name in modules)
 
 

@@ -55,7 +55,7 @@ async def test_the_methods_are_told_with_their_options() -> None:
     assert (told["default"], told["models"]) == ("specreason", {"small": "tiny", "large": "huge"})
     methods = {method["name"]: method for method in told["methods"]}
     assert methods["specreason"]["options"]["threshold"] == 7
-    assert methods["specreason"]["about"].startswith("Accept a small step")
+    assert methods["specreason"]["about"].startswith("Accept a step of the small model")
 
 
 async def test_the_page_comes_with_its_policy_and_nothing_else_may_frame_it() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +26,16 @@ from stepspec.orchestrator.trace import Moment, read
 
 TRACES = Path(__file__).parent / "page" / "traces"
 DRAFT, REPAIR = Step("a\n\n", "small"), Step("b\n\n", "large")
+# For each call of the recorded traces, which are older than these fields: the purpose, the first and the last step.
+SPECREASON: list[tuple[Purpose, int, int]] = [
+    ("verify", 0, 0), ("verify", 1, 1), ("draft", 0, 2), ("repair", 1, 1), ("verify", 2, 2), ("draft", 2, 3),
+    ("verify", 3, 3), ("answer", 4, 4),
+]  # fmt: skip
+NESTED: list[tuple[Purpose, int, int]] = [
+    ("verify", 0, 0), ("verify", 0, 0), ("verify", 1, 1), ("draft", 0, 1), ("repair", 1, 1),
+    ("verify", 1, 1), ("draft", 2, 2), ("repair", 1, 1), ("verify", 2, 2), ("draft", 2, 2), ("repair", 2, 2),
+    ("verify", 2, 2), ("draft", 3, 3), ("verify", 3, 3), ("verify", 3, 3), ("answer", 4, 4),
+]  # fmt: skip
 YES, NO = Accept(9.0), Rollback(reason="grade", score=1.0)
 
 
@@ -36,8 +46,8 @@ def called(
     return Moment(ended, call)
 
 
-def recorded(name: str, *purposes: tuple[Purpose, int, int]) -> Iterable[Moment]:
-    """Read a trace, and add the purpose, the first and the last step to its calls: it is older than these fields."""
+def recorded(name: str, purposes: Sequence[tuple[Purpose, int, int]]) -> Iterable[Moment]:
+    """Read a trace, and add *purposes* to its calls."""
     about = iter(purposes)
     for moment in read(TRACES / name):
         if isinstance(moment.event, Called):
@@ -60,13 +70,7 @@ def spelt(stage: Stage) -> tuple[float, float, str, list[tuple[str, float]]]:
 
 
 def test_a_recorded_run() -> None:
-    told = Stages.of(
-        recorded(
-            "specreason.jsonl",
-            *(("verify", 0, 0), ("verify", 1, 1), ("draft", 0, 2), ("repair", 1, 1)),
-            *(("verify", 2, 2), ("draft", 2, 3), ("verify", 3, 3), ("answer", 4, 4)),
-        )
-    )
+    told = Stages.of(recorded("specreason.jsonl", SPECREASON))
     assert [(stage.kind, stage.index, *spelt(stage)) for stage in told.stages] == [
         ("draft", 0, 0.0, 0.119, "kept", []),
         ("judgement", 0, 0.119, 0.184, "accepted", [("ask", 0.119)]),
@@ -87,15 +91,7 @@ def test_a_recorded_run() -> None:
 
 
 def test_requests_within_a_pair_are_those_of_the_step_that_the_pair_wrote() -> None:
-    told = Stages.of(
-        recorded(
-            "nested.jsonl",
-            *(("verify", 0, 0), ("verify", 0, 0), ("verify", 1, 1), ("draft", 0, 1), ("repair", 1, 1)),
-            *(("verify", 1, 1), ("draft", 2, 2), ("repair", 1, 1), ("verify", 2, 2), ("draft", 2, 2)),
-            *(("repair", 2, 2), ("verify", 2, 2), ("draft", 3, 3), ("verify", 3, 3), ("verify", 3, 3)),
-            ("answer", 4, 4),
-        )
-    )
+    told = Stages.of(recorded("nested.jsonl", NESTED))
     drafts = [stage for stage in told.stages if stage.kind == "draft"]
     paths = [[call.path for call in draft.calls] for draft in drafts]
     assert paths == [
