@@ -1,4 +1,10 @@
-"""A nested pair in the small model's place: the tiny model drafts for the small one, and both for the large one."""
+"""
+Measure every method on the miniature pair: the figures of the README, compared with the project's bars.
+
+``python -m stepspec.evals.experiments.bench`` solves the same problems with every arm, interleaved, at the default
+sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in the small one's place.
+With ``--stacked`` it measures vLLM's token-level speculation under the large model alone and under SpecReason instead.
+"""
 
 from __future__ import annotations
 
@@ -31,19 +37,19 @@ from .tables import markdown, small_print, table
 
 THREE = Arm.of("three models", "specreason")
 NESTED: Mapping[str, Mapping[str, Any]] = {
-    # The small miniature model has not learnt to judge: its grades of the tiny one's steps have an AUROC of 0.49. Its
-    # probabilities tell right from wrong (0.95): with this rollback it passes 95% of the right steps, 11% of the wrong.
+    # The small miniature model has not learnt to judge: its grades of the tiny model's steps have an AUROC of 0.49. Its
+    # probabilities separate right from wrong steps (0.95): this rollback passes 95% of right steps, 11% of wrong ones.
     THREE.name: {"policy": "bild", "options": {"scale": "step", "fallback": 0.4, "rollback": 1.0}, "ahead": 2},
 }
 
 NESTED_SMALL_PRINT = (
-    "Three models: SpecReason, whose small model is a pair in its turn. A tiny one drafts, the small one "
-    "reads its drafts and writes on where it disagrees (BiLD), and the large one grades what comes of it. What each of "
-    "them wrote and read is in the samples' ledgers."
+    "Three models: SpecReason, whose small model is itself a pair. The tiny model drafts, the small one reads "
+    "its drafts and goes on where it disagrees (BiLD), and the large one grades the resulting steps. The samples' "
+    "ledgers count what each model wrote and read."
 )
 
 
-OVER = (LARGE, SHIPPED)
+STACKED = (LARGE, SHIPPED)
 WARM_UP = 2  # problems
 
 STACKED_SMALL_PRINT = (
@@ -54,14 +60,14 @@ STACKED_SMALL_PRINT = (
 
 
 def arms(method: str) -> tuple[Arm, ...]:
-    """The arms that are measured over *method*; without one, they have their usual names."""
-    return OVER if method == "none" else tuple(replace(arm, name=f"{arm.name} + {method}") for arm in OVER)
+    """The arms that run over the token-level *method*; with "none" they have their usual names."""
+    return STACKED if method == "none" else tuple(replace(arm, name=f"{arm.name} + {method}") for arm in STACKED)
 
 
-def described() -> dict[str, object]:
-    """What the servers are told, so that samples of other settings are not taken for these."""
+def server_settings() -> dict[str, object]:
+    """The speculation settings of the servers: samples with other settings belong to another run."""
     return {
-        method: {role: one.configuration("small") for role, one in speculation.items()}
+        method: {role: settings.configuration("small") for role, settings in speculation.items()}
         for method, speculation in SPECULATIONS.items()
     }
 
@@ -69,7 +75,7 @@ def described() -> dict[str, object]:
 async def measure_stacked(
     problems: int, profile: str, seed: int, samples: SampleStore, console: Console
 ) -> list[Result]:
-    """Measure every method's arms on the same fresh problems; what *samples* have is not run again."""
+    """Measure every method's arms on the same fresh problems; *samples* that exist are not measured again."""
     tasks, chosen = fresh_tasks(problems, seed), {method: arms(method) for method in SPECULATIONS}
     with samples:
         for method, over in chosen.items():
@@ -78,21 +84,21 @@ async def measure_stacked(
                 pair = pair_solver(profile, console, over, seed + 1, problems=WARM_UP, speculation=speculation)
                 async with pair as solver:
                     with counting(console) as progress:
-                        tell = partial(progress.advance, progress.add_task(method, total=left))
-                        await measure(solver, over, tasks, on_sample=_keeping(samples, tell), done=samples.done)
-    every = [arm for over in chosen.values() for arm in over]
-    return summarise([samples.done[number, arm.name] for number in range(len(tasks)) for arm in every], every)
+                        advance = partial(progress.advance, progress.add_task(method, total=left))
+                        await measure(solver, over, tasks, on_sample=_keeping(samples, advance), done=samples.done)
+    all_arms = [arm for over in chosen.values() for arm in over]
+    return summarise([samples.done[number, arm.name] for number in range(len(tasks)) for arm in all_arms], all_arms)
 
 
 def missing(chosen: Sequence[Arm], tasks: Sequence[Task], samples: SampleStore) -> int:
-    """How many samples of *chosen* are still to be measured."""
+    """The number of samples of the *chosen* arms that are still missing."""
     return sum((number, arm.name) not in samples.done for number in range(len(tasks)) for arm in chosen)
 
 
-def _keeping(samples: SampleStore, tell: Callable[[], None]) -> Callable[[int, Sample], None]:
+def _keeping(samples: SampleStore, advance: Callable[[], None]) -> Callable[[int, Sample], None]:
     def keep(number: int, sample: Sample) -> None:
         samples.add(number, sample)
-        tell()
+        advance()
 
     return keep
 
@@ -119,7 +125,7 @@ OTHERS = (
 SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}  # in the order of the tables
 POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
 BEST_OF_LARGE, BEST_POINTS_LOST = 0.40, 0.01  # SpecReason and at least one other method
-SEED = 2026  # of the problems; none of them is trained on, whatever it is
+SEED = 2026  # of the problems; training never uses them, with any seed
 FIGURES = Path("build/bench.json")
 EXAMPLES = """
 Examples:
@@ -138,9 +144,9 @@ Examples:
 
 def missed(results: Sequence[Result]) -> list[str]:
     """
-    Which of the bars are missed, in words; those of arms that were not measured are not checked.
+    The bars that are missed, one sentence each; bars of arms that were not measured are not checked.
 
-    The bars are those of `THINKING`: the miniature judge was never taught to grade an answer, and refuses all of them.
+    The bars apply to `THINKING`: the miniature judge was never trained to grade an answer, and rejects all of them.
     """
     by_name = {result.name: result for result in results}
     large, sequential, thinking = (by_name[arm.name] for arm in (LARGE, THINKING_SEQUENTIAL, THINKING))
@@ -149,14 +155,14 @@ def missed(results: Sequence[Result]) -> list[str]:
         ("wall time over the large model alone", thinking.ratio_to_large, OF_LARGE),
         ("wall time over sequential", thinking.seconds / sequential.seconds, OF_SEQUENTIAL),
     )
-    found = [f"{what}: {value:.3f}, bar {bar}" for what, value, bar in bars if value > bar + 1e-9]
+    failures = [f"{name}: {value:.3f}, bar {bar}" for name, value, bar in bars if value > bar + 1e-9]
     others = [by_name[arm.name] for arm in OTHERS if arm.name in by_name and arm.policy != SHIPPED.policy]
     if others:
         good = [r.name for r in (thinking, *others) if _good(r, large)]
         if THINKING.name not in good or len(good) < 2:
             bar = f"{BEST_OF_LARGE} of large alone at {BEST_POINTS_LOST:.0%} of accuracy"
-            found.append(f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}")
-    return found
+            failures.append(f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}")
+    return failures
 
 
 def _good(result: Result, large: Result) -> bool:
@@ -164,7 +170,7 @@ def _good(result: Result, large: Result) -> bool:
 
 
 def sampled(arms: Sequence[Arm], sampling: str) -> tuple[Arm, ...]:
-    """The *arms* at one of `SAMPLINGS`; those that are greedy keep their names, the others say what they are."""
+    """The *arms* at one of `SAMPLINGS`; greedy arms keep their names, the names of others include the temperature."""
     own = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
     return tuple(replace(arm, name=named(arm, sampling), sampling=own) for arm in arms)
 
@@ -175,7 +181,7 @@ def named(arm: Arm, sampling: str) -> str:
 
 
 def heading(sampling: str) -> str:
-    """What stands above the table of one of `SAMPLINGS`."""
+    """The heading of the table of one of `SAMPLINGS`."""
     chosen = SAMPLINGS[sampling]
     return (
         f"Sampled at temperature {chosen.temperature}, top_p {chosen.top_p} (the default)"
@@ -193,33 +199,37 @@ async def bench(
     What *samples* have is not run again. Return the results by sampling; the arms have their own names in them.
     """
     tasks, nested = fresh_tasks(problems, SEED), {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
-    every = [arm for sampling in samplings for arm in sampled(arms, sampling)]
+    all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
     solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested)
     async with solving as (solver, others):
-        by_arm = {named(arm, one): others[arm.name] for one in samplings for arm in arms if arm.name in others}
+        by_arm = {
+            named(arm, sampling): others[arm.name] for sampling in samplings for arm in arms if arm.name in others
+        }
         with samples, counting(console) as progress:
-            left = missing(every, tasks, samples)
-            bar = progress.add_task("measuring", total=problems * len(every), completed=problems * len(every) - left)
+            left = missing(all_arms, tasks, samples)
+            bar = progress.add_task(
+                "measuring", total=problems * len(all_arms), completed=problems * len(all_arms) - left
+            )
 
             def keep(number: int, sample: Any) -> None:
                 samples.add(number, sample)
                 progress.advance(bar)
 
-            await measure(solver, every, tasks, on_sample=keep, done=samples.done, solvers=by_arm, base=SEED)
+            await measure(solver, all_arms, tasks, on_sample=keep, done=samples.done, solvers=by_arm, base=SEED)
     results: dict[str, list[Result]] = {}
     for sampling in samplings:
         places = [(number, arm) for number in range(len(tasks)) for arm in arms]
-        found = [replace(samples.done[number, named(arm, sampling)], arm=arm.name) for number, arm in places]
-        results[sampling] = summarise(found, arms)
+        renamed = [replace(samples.done[number, named(arm, sampling)], arm=arm.name) for number, arm in places]
+        results[sampling] = summarise(renamed, arms)
     return results
 
 
 def main(
-    problems: Annotated[int, typer.Option(min=2, help="How many fresh problems.")] = 200,
-    profile: Annotated[str, typer.Option(help="How the models' passes are paced.")] = "paced",
+    problems: Annotated[int, typer.Option(min=2, help="Number of fresh problems.")] = 200,
+    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="Measure this arm besides the baselines; all unless given."),
+        typer.Option(help="Measure this arm and the baselines; by default all arms."),
     ] = None,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
     stacked: Annotated[
@@ -232,11 +242,11 @@ def main(
             help="Measure at the default sampling (default), greedily (greedy), or both; --stacked is greedy."
         ),
     ] = "both",
-    fresh_start: Annotated[bool, typer.Option("--fresh", help="Forget what an earlier run measured.")] = False,
+    fresh_start: Annotated[bool, typer.Option("--fresh", help="Discard the samples of an earlier run.")] = False,
     output: Annotated[
         Path | None,
         typer.Option(
-            help="Where to write the figures, the samples beside it; build/bench.json unless given, or "
+            help="File for the figures, with the samples next to it; by default build/bench.json, or "
             "build/bench-stacked.json."
         ),
     ] = None,
@@ -250,7 +260,7 @@ def main(
     samplings = tuple(SAMPLINGS) if sampling == "both" else (sampling,)
     arms = chosen(arm, baselines=baselines)
     output = output or (FIGURES.with_stem(f"{FIGURES.stem}-stacked") if stacked else FIGURES)
-    said = note(arms, profile, stacked=stacked)
+    explanation = note(arms, profile, stacked=stacked)
     about = _about(profile, stacked=stacked)
     samples = SampleStore(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
     progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
@@ -260,23 +270,23 @@ def main(
     else:
         results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress))
     output.parent.mkdir(parents=True, exist_ok=True)
-    rows = [row for one, found in results.items() for row in report(found, profile, said, one)]
+    rows = [row for name, summary in results.items() for row in report(summary, profile, explanation, name)]
     output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
-    for one, found in results.items():
-        console.print(heading(one), style="bold")
-        console.print(table(found))
+    for name, summary in results.items():
+        console.print(heading(name), style="bold")
+        console.print(table(summary))
         if as_markdown:
-            print(f"\n{heading(one)}:\n\n{markdown(found)}\n")
+            print(f"\n{heading(name)}:\n\n{markdown(summary)}\n")
     console.print(f"{datetime.date.today()}   {platform.machine()}, {output}")
-    console.print(said, style="dim")
+    console.print(explanation, style="dim")
     if not stacked:
         _compare(results, console)
 
 
 def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
-    """Print how the baselines compare; exit with 1 if a bar is missed, which are those of greedy runs."""
-    for sampling, found in results.items():
-        by_name = {result.name: result for result in found}
+    """Print how the baselines compare; exit with 1 if the greedy runs miss a bar."""
+    for sampling, summary in results.items():
+        by_name = {result.name: result for result in summary}
         for arm, sequential in ((SHIPPED, SEQUENTIAL), (THINKING, THINKING_SEQUENTIAL)):
             ratio, of_large = (
                 by_name[arm.name].seconds / by_name[sequential.name].seconds,
@@ -285,15 +295,15 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
             console.print(
                 f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone {of_large:.2f}"
             )
-    lost = missed(results["greedy"]) if "greedy" in results else []
-    for bar in lost:
-        console.print(f"missed: {bar}", style="red")
-    if lost:
+    failures = missed(results["greedy"]) if "greedy" in results else []
+    for failure in failures:
+        console.print(f"missed: {failure}", style="red")
+    if failures:
         sys.exit(1)
 
 
 def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
-    """The baselines and the arms called *names*; without names all there are, but for *baselines* alone."""
+    """The baselines and the arms called *names*; None: all arms, or with *baselines* none but the baselines."""
     known = {arm.name: arm for arm in OTHERS}
     wrong = [name for name in names or () if name not in known]
     if wrong:
@@ -304,20 +314,20 @@ def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
 
 
 def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
-    """What has to be said wherever the figures stand. Raise `ConfigurationError` if there is no such *profile*."""
+    """The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile*."""
     if stacked:
         return f"{small_print(profile)} {STACKED_SMALL_PRINT}"
     return f"{small_print(profile, 'tiny')} {NESTED_SMALL_PRINT}" if THREE in arms else small_print(profile)
 
 
 def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
-    """What has to be the same for samples to belong together; which arms there are is not."""
+    """The values that have to agree for samples to belong to one run; the arms may differ."""
     about = {"profile": profile, "seed": SEED, "models": weights_digest("large", "small", "tiny")}
-    return {**about, "stacked": described()} if stacked else about
+    return {**about, "stacked": server_settings()} if stacked else about
 
 
 def report(results: Sequence[Result], profile: str, note: str, sampling: str = "greedy") -> list[dict[str, Any]]:
-    """A list of arms; each carries what it was measured on, so that no figure stands alone."""
+    """One entry per arm with its figures, and the conditions under which they were measured."""
     how = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
     about = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED, "note": note, "sampling": how}
     return [{**dataclasses.asdict(result), **about} for result in results]

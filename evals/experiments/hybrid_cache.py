@@ -1,9 +1,9 @@
 """
-Measure what a verdict reads again on a hybrid model, with vLLM's default cache and with the cure, side by side.
+Measure the tokens that a verdict reads again on a hybrid model, with vLLM's default cache and with the remedy.
 
 ``python -m stepspec.evals.experiments.hybrid_cache`` serves a random-weight hybrid twice on this CPU, and prints a
 table. The hybrid is the large model; the drafts are worked problems, so that every arm judges the same texts. One step
-in six is refused and repaired, whatever the grade: a random model's opinion means nothing. Tokens are exact, seconds
+in six is refused and repaired, whatever the grade: a random model's grade means nothing. Tokens are exact, seconds
 are this machine's.
 """
 
@@ -57,7 +57,7 @@ COLUMNS = ("server", "method", "verdicts", "tokens each", "most", "per step", "o
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class VerdictCost:
     """
     What *verdicts* on *steps* steps cost on one *server* by one *method*.
 
@@ -77,7 +77,7 @@ class Cost:
 
 
 @dataclass(slots=True)
-class Arm:
+class CacheArm:
     """One method on one server, and its place in the texts."""
 
     server: str
@@ -110,11 +110,11 @@ class Arm:
             self.chain = self.chain.extend(Step(drafts[refused], "large"))
             self.place += 1
 
-    def cost(self, steps: int) -> Cost:
+    def cost(self, steps: int) -> VerdictCost:
         read = [sum(call.prompt - call.cached for call in calls) for calls in self.verdicts]
         seconds = [sum(call.seconds for call in calls) for calls in self.verdicts]
         repair = mean([call.prompt - call.cached for call in self.repairs] or [0])
-        return Cost(
+        return VerdictCost(
             self.server,
             self.method,
             len(read),
@@ -127,11 +127,13 @@ class Arm:
         )
 
 
-async def measure(plain: Served, cured: Served, steps: int = STEPS, refuse_every: int = REFUSE_EVERY) -> list[Cost]:
+async def measure(
+    plain: Served, cured: Served, steps: int = STEPS, refuse_every: int = REFUSE_EVERY
+) -> list[VerdictCost]:
     """Judge the same *steps* steps in every arm, in turns, on a server with the default cache and on a *cured* one."""
     texts = [*islice(joined.from_iterable(map(worked_steps, generate(SEED, "test"))), steps)]
     async with AsyncExitStack() as stack:
-        arms: list[Arm] = []
+        arms: list[CacheArm] = []
         for name, served in ((DEFAULT, plain), (FLAGS, cured), (CURED, cured)):
             settings = Endpoint(role="large", url=served.base_url, model=served.served_name, suffix_scoring=True)
             endpoint = await stack.enter_async_context(VllmEndpoint(settings))
@@ -145,9 +147,9 @@ async def measure(plain: Served, cured: Served, steps: int = STEPS, refuse_every
     return [arm.cost(steps) for arm in arms]
 
 
-def _arms(name: str, endpoint: VllmEndpoint, before: int) -> list[Arm]:
+def _arms(name: str, endpoint: VllmEndpoint, before: int) -> list[CacheArm]:
     """The methods on one server; each has a problem of its own, of the same length, so that no two share a prefix."""
-    made: list[Arm] = []
+    made: list[CacheArm] = []
     for place in range(3):
         events: list[Called] = []
         model = endpoint.model(observe=_calls(events))
@@ -161,7 +163,7 @@ def _arms(name: str, endpoint: VllmEndpoint, before: int) -> list[Arm]:
             (BiLD(model, model, rollback=1000, scale="step"), "bild", 1),
         )[place]
         problem = Chain.of(f"Problem {100 + before + place}. How many are left in the end?")
-        made.append(Arm(name, method, policy, model, events, problem, group))
+        made.append(CacheArm(name, method, policy, model, events, problem, group))
     return made
 
 
@@ -169,7 +171,7 @@ def _calls(events: list[Called]) -> Observer:
     return lambda event: events.append(event) if isinstance(event, Called) else None
 
 
-def table(costs: Sequence[Cost]) -> str:
+def table(costs: Sequence[VerdictCost]) -> str:
     """The costs as a Markdown table; *of default* compares what is read with one step at a time on that server."""
     default = {_one_at_a_time(cost.method): cost.total for cost in reversed(costs) if cost.server == DEFAULT}
     rows = [COLUMNS, ("---", "---", *["--:"] * (len(COLUMNS) - 2))]
@@ -194,7 +196,7 @@ def _one_at_a_time(method: str) -> str:
     return method.partition(",")[0]
 
 
-async def run(steps: int, refuse_every: int, console: Console) -> list[Cost]:
+async def run(steps: int, refuse_every: int, console: Console) -> list[VerdictCost]:
     """Build the hybrid, serve it twice, and measure."""
     with TemporaryDirectory(prefix="stepspec-hybrid-") as folder:
         model = make_hybrid(Path(folder) / "model")

@@ -1,5 +1,5 @@
 """
-Measure what judging costs the large model of the miniature pair, each way beside the plain one, on one long chain.
+Measure the cost of judging for the large model of the miniature pair: several methods on one long chain.
 
 ``python -m stepspec.evals.experiments.judging_cost`` prints a table and writes ``build/scoring.json``.
 """
@@ -43,11 +43,11 @@ Judge: TypeAlias = Callable[[Chain, Sequence[Step]], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class JudgingMethod:
     """
-    One way to judge *steps* drafts that follow the same chain, at one endpoint or at several.
+    A method to judge *steps* drafts that follow the same chain, at one endpoint or several.
 
-    *plain* names the way that it is to be compared with; *events* collects its requests.
+    *plain* names the method that it is compared with; *events* collects its requests.
     """
 
     name: str
@@ -58,17 +58,20 @@ class Way:
     at: Sequence[VllmEndpoint] = ()
 
     async def drafts(self, steps: Iterator[Step]) -> list[Step]:
-        """Take drafts whose token ids are known, as those of a small model with the same vocabulary are."""
+        """Take drafts with known token ids, like those of a small model with the same vocabulary."""
         drafts = list(islice(steps, self.steps))
-        for each in self.at:
+        for vllm in self.at:
             for draft in drafts:
-                await each.encoder.encode(draft.text)
+                await vllm.encoder.encode(draft.text)
         return drafts
+
+
+Connected: TypeAlias = tuple[VllmEndpoint, tuple[JudgingMethod, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """What *n* rounds of one way took, in seconds, and how many tokens a round read that were in no cache: medians."""
+    """Medians over *n* rounds of one method: seconds, and tokens read that were in no prefix cache."""
 
     name: str
     n: int
@@ -83,7 +86,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One way, once."""
+    """One measurement of one method."""
 
     name: str
     seconds: float
@@ -92,12 +95,12 @@ class Round:
 
 
 def fresh_steps(seed: int) -> Iterator[Step]:
-    """Yield steps of worked problems, every text once: the server has not read what comes after the chain."""
-    seen: set[str] = set()
+    """Yield steps of worked problems, every text once, so that no draft is in the server's cache."""
+    texts: set[str] = set()
     for problem in generate(seed, "test"):
         for text in worked_steps(problem)[:-1]:
-            if text not in seen:
-                seen.add(text)
+            if text not in texts:
+                texts.add(text)
                 yield Step(text, "small")
 
 
@@ -113,116 +116,118 @@ async def long_chain(large: VllmEndpoint, tokens: int) -> Chain:
 
 
 @asynccontextmanager
-async def ways(large: Endpoint, together: int) -> AsyncGenerator[tuple[VllmEndpoint, tuple[Way, ...]]]:
-    """Connect to the large model, which scores suffixes, in every way there is to judge; *together* is how many."""
+async def judging_methods(large: Endpoint, together: int) -> AsyncGenerator[Connected]:
+    """Connect to the large model and yield all methods to judge; *together* is the number of questions at once."""
     async with AsyncExitStack() as stack:
 
         async def connected(**changes: Any) -> VllmEndpoint:
             return await stack.enter_async_context(VllmEndpoint(large.model_copy(update=changes)))
 
-        whole, suffix = await connected(suffix_scoring=False), await connected()
+        full, suffix = await connected(suffix_scoring=False), await connected()
         await suffix.capabilities()
 
-        def score(name: str, at: VllmEndpoint) -> Way:
+        def score(name: str, at: VllmEndpoint) -> JudgingMethod:
             events: list[Event] = []
             model = at.model(observe=events.append)
-            return Way(name, plain, 1, lambda chain, steps: model.score(chain, steps[0].text), events, [at])
+            return JudgingMethod(name, plain, 1, lambda chain, steps: model.score(chain, steps[0].text), events, [at])
 
-        def reflect(name: str, at: VllmEndpoint) -> Way:
+        def reflect(name: str, at: VllmEndpoint) -> JudgingMethod:
             events: list[Event] = []
             model = at.model(observe=events.append)
             policy = Reflective(model, model)
-            return Way(name, plain, 1, lambda chain, steps: policy.verify(chain, steps[0]), events, [at])
+            return JudgingMethod(name, plain, 1, lambda chain, steps: policy.verify(chain, steps[0]), events, [at])
 
-        def ask(name: str, plain: str, at: Sequence[VllmEndpoint], *, at_once: bool = True) -> Way:
+        def ask(name: str, plain: str, at: Sequence[VllmEndpoint], *, at_once: bool = True) -> JudgingMethod:
             events: list[Event] = []
-            models = [one.model(observe=events.append) for one in at]
+            models = [endpoint.model(observe=events.append) for endpoint in at]
 
             async def judge(chain: Chain, steps: Sequence[Step]) -> None:
-                asking = [
+                questions = [
                     model.ask(chain.extend(step), GRADE.text, DIGITS, opening=GRADE.opening)
                     for model, step in zip(models, steps, strict=True)
                 ]
                 if at_once:
-                    await asyncio.gather(*asking)
+                    await asyncio.gather(*questions)
                 else:
-                    for each in asking:
-                        await each
+                    for question in questions:
+                        await question
 
-            return Way(name, plain, len(at), judge, events, at)
+            return JudgingMethod(name, plain, len(at), judge, events, at)
 
-        plain, asked = "one question", f"{together} questions, one after the other"
+        plain, in_turn = "one question", f"{together} questions, one after the other"
         yield (
             suffix,
             (
                 ask(plain, plain, [suffix]),
                 score("BiLD's score, the step alone", suffix),
-                score("BiLD's score, the chain again", whole),
+                score("BiLD's score, the chain again", full),
                 reflect("reflective, the step alone", suffix),
-                reflect("reflective, the chain again", whole),
-                ask(asked, asked, [suffix] * together, at_once=False),
-                ask(f"{together} questions at once", asked, [suffix] * together),
+                reflect("reflective, the chain again", full),
+                ask(in_turn, in_turn, [suffix] * together, at_once=False),
+                ask(f"{together} questions at once", in_turn, [suffix] * together),
             ),
         )
 
 
 async def measure(
-    chain: Chain, ways: Sequence[Way], rounds: int, on_round: Callable[[], object] = lambda: None
+    chain: Chain, methods: Sequence[JudgingMethod], rounds: int, on_round: Callable[[], object] = lambda: None
 ) -> list[Round]:
-    """Judge drafts that nobody has read, in every way, in turns; the first rounds warm up and are left out."""
+    """Judge new drafts with every method in turn; the first `WARM_UP` rounds are not counted."""
     steps = fresh_steps(SEED + 1)
     measured: list[Round] = []
     for number in range(-WARM_UP, rounds):
-        turn = number % len(ways)
-        for way in (*ways[turn:], *ways[:turn]):
-            drafts = await way.drafts(steps)
-            way.events.clear()
+        turn = number % len(methods)
+        for method in (*methods[turn:], *methods[:turn]):
+            drafts = await method.drafts(steps)
+            method.events.clear()
             began = time.perf_counter()
-            await way.judge(chain, drafts)
+            await method.judge(chain, drafts)
             seconds = time.perf_counter() - began
-            calls = [event for event in way.events if isinstance(event, Called)]
+            calls = [event for event in method.events if isinstance(event, Called)]
             if number >= 0:
-                measured.append(Round(way.name, seconds, sum(e.prompt - e.cached for e in calls), len(calls)))
+                measured.append(Round(method.name, seconds, sum(e.prompt - e.cached for e in calls), len(calls)))
         on_round()
     return measured
 
 
-def summarise(measured: Sequence[Round], ways: Sequence[Way]) -> list[Timing]:
-    """Compare every way with its plain one, by the medians."""
-    by_name = {way.name: [each for each in measured if each.name == way.name] for way in ways}
-    seconds = {name: sorted(each.seconds for each in each_round) for name, each_round in by_name.items()}
+def summarise(measured: Sequence[Round], methods: Sequence[JudgingMethod]) -> list[Timing]:
+    """Compare the median of every method with that of its plain method."""
+    by_name = {
+        method.name: [each_round for each_round in measured if each_round.name == method.name] for method in methods
+    }
+    seconds = {name: sorted(r.seconds for r in rounds) for name, rounds in by_name.items()}
     return [
         Timing(
-            way.name,
-            len(by_name[way.name]),
-            median(seconds[way.name]),
-            seconds[way.name][0],
-            seconds[way.name][-1],
-            median(each.read for each in by_name[way.name]),
-            median(each.requests for each in by_name[way.name]),
-            way.plain,
-            median(seconds[way.name]) / median(seconds[way.plain]),
+            method.name,
+            len(by_name[method.name]),
+            median(seconds[method.name]),
+            seconds[method.name][0],
+            seconds[method.name][-1],
+            median(r.read for r in by_name[method.name]),
+            median(r.requests for r in by_name[method.name]),
+            method.plain,
+            median(seconds[method.name]) / median(seconds[method.plain]),
         )
-        for way in ways
+        for method in methods
     ]
 
 
 def table(timings: Sequence[Timing]) -> Table:
-    """One row per way; the small print says what the columns mean."""
-    made = Table(box=None, padding=(0, 1, 0, 0))
+    """A table with one row per method; `SMALL_PRINT` explains the columns."""
+    rendered = Table(box=None, padding=(0, 1, 0, 0))
     for column in ("", "n", "median", "least", "most", "of plain", "tokens read"):
-        made.add_column(column, justify="right" if column else "left", no_wrap=True)
+        rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
     for t in timings:
         times = (f"{value * 1000:.0f} ms" for value in (t.seconds, t.least, t.most))
-        made.add_row(t.name, str(t.n), *times, f"{t.ratio:.2f}", f"{t.read:.0f}")
-    return made
+        rendered.add_row(t.name, str(t.n), *times, f"{t.ratio:.2f}", f"{t.read:.0f}")
+    return rendered
 
 
 SMALL_PRINT = (
     "The large miniature model, served by real vLLM on this CPU at the pace of the profile, and one chain that it has "
-    "read before. Every round judges new drafts of about 14 tokens with known ids, in every way in turn. Of plain: the "
-    "median over that of one question, for several over that of as many one after the other. Tokens read: prompt "
-    "tokens that were in no prefix cache."
+    "read before. Every round judges new drafts of about 14 tokens with known ids, by every method in turn. Of plain: "
+    "the median as a multiple of that of one question, for several questions of that of as many one after the other. "
+    "Tokens read: prompt tokens that were in no prefix cache."
 )
 
 
@@ -230,20 +235,20 @@ async def scoring(rounds: int, tokens: int, together: int, profile: str, console
     """Start the large server and measure; return the timings and the length of the chain in tokens."""
     async with (
         running(profile, ["large"], console=console) as served,
-        ways(endpoint(served["large"], "large"), together) as (large, all_ways),
+        judging_methods(endpoint(served["large"], "large"), together) as (large, methods),
     ):
         chain = await long_chain(large, tokens)
         with Progress(console=console) as progress:
             bar = progress.add_task("measuring", total=rounds + WARM_UP)
-            measured = await measure(chain, all_ways, rounds, lambda: progress.advance(bar))
-        return summarise(measured, all_ways), len(await large.encoder.chain(chain))
+            measured = await measure(chain, methods, rounds, lambda: progress.advance(bar))
+        return summarise(measured, methods), len(await large.encoder.chain(chain))
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="How often each way is measured.")] = 40,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each method.")] = 40,
     tokens: Annotated[int, typer.Option(min=100, help="Length of the chain; the context is 2048.")] = 1900,
-    together: Annotated[int, typer.Option(min=2, help="How many questions are asked at the same moment.")] = 6,
-    profile: Annotated[str, typer.Option(help="How the model's passes are paced.")] = "paced",
+    together: Annotated[int, typer.Option(min=2, help="Number of questions asked at the same time.")] = 6,
+    profile: Annotated[str, typer.Option(help="Pace of the model.")] = "paced",
     output: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("build/scoring.json"),
 ) -> None:
     """Measure scores and questions on one long chain."""

@@ -17,7 +17,7 @@ BODY = orjson.dumps({"model": "auto", "messages": [{"role": "user", "content": "
 
 
 async def ask(base: str, concurrent: int, requests: int) -> list[float]:
-    """Ask for so many streams, so many *concurrent*; return the seconds that each took."""
+    """Send *requests* streaming requests, at most *concurrent* at a time; return the seconds of each."""
     free, seconds = asyncio.Semaphore(concurrent), list[float]()
     headers = {"Content-Type": "application/json"}
     async with aiohttp.ClientSession(base, connector=aiohttp.TCPConnector(limit=0), headers=headers) as http:

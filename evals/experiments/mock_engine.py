@@ -1,4 +1,4 @@
-"""An engine whose models answer at once: what is left of a request's time is the library's and the service's own."""
+"""An engine whose models answer at once, so that a request's time is that of the library and the service."""
 
 from __future__ import annotations
 

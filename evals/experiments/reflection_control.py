@@ -1,11 +1,11 @@
 """
-Does reflecting on a draft find its mistakes, or does a copy only like what it copies?
+Measure whether reflection finds mistakes in a draft, or whether any second reading makes the model approve of it.
 
-``python -m stepspec.evals.experiments.reflection_control`` puts right and deliberately wrong steps before the miniature
-large model and
-counts which of them reflective verification accepts: without a second reading, after the call to reflect, and after a
-neutral text of the same length, each blended as usual and the second reading alone. It prints a table and writes
-``build/confound.json``. Were a neutral text to do as much as the call to reflect, the gain would be that of repetition.
+``python -m stepspec.evals.experiments.reflection_control`` shows right and deliberately wrong steps to the miniature
+large model and counts which of them reflective verification accepts: without a second reading, after the call to
+reflect, and after a neutral text of the same length, each blended as usual and the second reading alone. It prints a
+table and writes ``build/confound.json``. If a neutral text helps as much as the call to reflect, the gain comes from
+repetition.
 """
 
 from __future__ import annotations
@@ -38,30 +38,30 @@ Kind: TypeAlias = Literal["right", "wrong result", "wrong step"]
 Rule: TypeAlias = Literal["match", "typical"]
 
 KINDS: tuple[Kind, ...] = ("right", "wrong step", "wrong result")
-SEED = 5026  # of the problems; none of them is trained on, whatever it is
-AT_ONCE = 16  # as many as the miniature server works on
+SEED = 5026  # of the problems; training never uses them, with any seed
+AT_ONCE = 16  # the miniature server's batch size
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """One way to read a draft."""
+class ReadingVariant:
+    """A variant of reflective verification."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 READINGS = (
-    Reading("first reading only", {"alpha": 0.0}),
-    Reading("blended with reflection", {"prompt": "reflect"}),
-    Reading("blended with neutral text", {"prompt": "neutral"}),
-    Reading("reflection alone", {"alpha": 1.0, "prompt": "reflect"}),
-    Reading("neutral text alone", {"alpha": 1.0, "prompt": "neutral"}),
+    ReadingVariant("first reading only", {"alpha": 0.0}),
+    ReadingVariant("blended with reflection", {"prompt": "reflect"}),
+    ReadingVariant("blended with neutral text", {"prompt": "neutral"}),
+    ReadingVariant("reflection alone", {"alpha": 1.0, "prompt": "reflect"}),
+    ReadingVariant("neutral text alone", {"alpha": 1.0, "prompt": "neutral"}),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A draft of the next step of *chain*, and what is known of it."""
+class DraftCase:
+    """A draft of the next step of *chain*, and whether it is right."""
 
     chain: Chain
     draft: Step
@@ -70,7 +70,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How many drafts of one *kind* a reading accepted whole, with the 95% interval of the share."""
+    """The drafts of one *kind* that a reading accepted completely, with the 95% interval of the share."""
 
     reading: str
     kind: Kind
@@ -81,13 +81,13 @@ class Rate:
     high: float
 
 
-def cases(problems: Iterable[Problem], seed: int) -> list[Case]:
+def cases(problems: Iterable[Problem], seed: int) -> list[DraftCase]:
     """
     Three drafts for a random place of each problem: the right step, a wrong one, and one wrong only in its result.
 
-    What comes before is right, so that the draft alone decides.
+    All steps before the draft are right, so that the draft alone decides.
     """
-    rng, made = random.Random(f"confound {seed}"), list[Case]()
+    rng, drafted = random.Random(f"confound {seed}"), list[DraftCase]()
     for problem in problems:
         states = list(_states(problem))
         chain, state = rng.choice(states)
@@ -96,8 +96,8 @@ def cases(problems: Iterable[Problem], seed: int) -> list[Case]:
             ("wrong step", corrupt(rng, problem, state)),
             ("wrong result", corrupt(rng, problem, state, sums=1.0)),
         )
-        made += [Case(chain, Step(text, "small"), kind) for kind, text in drafts]
-    return made
+        drafted += [DraftCase(chain, Step(text, "small"), kind) for kind, text in drafts]
+    return drafted
 
 
 def _states(problem: Problem) -> Iterable[tuple[Chain, State]]:
@@ -110,32 +110,32 @@ def _states(problem: Problem) -> Iterable[tuple[Chain, State]]:
 
 async def rates(
     large: Model,
-    cases: Sequence[Case],
+    cases: Sequence[DraftCase],
     *,
     accept: Rule = "match",
-    readings: Sequence[Reading] = READINGS,
+    readings: Sequence[ReadingVariant] = READINGS,
     on_verdict: Callable[[], object] = lambda: None,
 ) -> list[Rate]:
     """Let *large* judge every case by every reading; a draft of which only a part is kept is not accepted."""
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def accepts(policy: Reflective, case: Case) -> bool:
+    async def accepts(policy: Reflective, case: DraftCase) -> bool:
         async with slots:
             verdict = await policy.verify(case.chain, case.draft)
         on_verdict()
         return isinstance(verdict, Accept)
 
-    found: list[Rate] = []
+    results: list[Rate] = []
     for reading in readings:
         policy = Reflective(large, large, accept=accept, **reading.options)
-        stood = await asyncio.gather(*(accepts(policy, case) for case in cases))
+        accepted = await asyncio.gather(*(accepts(policy, case) for case in cases))
         present = {case.kind for case in cases}
-        found += [_rate(reading.name, kind, cases, stood) for kind in KINDS if kind in present]
-    return found
+        results += [_rate(reading.name, kind, cases, accepted) for kind in KINDS if kind in present]
+    return results
 
 
-def _rate(reading: str, kind: Kind, cases: Sequence[Case], stood: Sequence[bool]) -> Rate:
-    mine = [accepted for case, accepted in zip(cases, stood, strict=True) if case.kind == kind]
+def _rate(reading: str, kind: Kind, cases: Sequence[DraftCase], accepted: Sequence[bool]) -> Rate:
+    mine = [verdict for case, verdict in zip(cases, accepted, strict=True) if case.kind == kind]
     interval = wilson(sum(mine), len(mine))
     return Rate(reading, kind, len(mine), sum(mine), interval.value, interval.low, interval.high)
 
@@ -147,12 +147,14 @@ def table(rates: Sequence[Rate]) -> Table:
         by_reading.setdefault(rate.reading, {})[rate.kind] = rate
     first = by_reading[rates[0].reading]
     kinds: list[Kind] = [kind for kind in KINDS if kind in first]
-    made = Table(box=None, padding=(0, 2, 0, 0))
+    rendered = Table(box=None, padding=(0, 2, 0, 0))
     for column in ("accepted", *(f"{kind}, n={first[kind].n}" for kind in kinds)):
-        made.add_column(column, justify="left" if column == "accepted" else "right", no_wrap=True)
+        rendered.add_column(column, justify="left" if column == "accepted" else "right", no_wrap=True)
     for name, row in by_reading.items():
-        made.add_row(name, *(f"{row[kind].share:.1%} [{row[kind].low:.1%}, {row[kind].high:.1%}]" for kind in kinds))
-    return made
+        rendered.add_row(
+            name, *(f"{row[kind].share:.1%} [{row[kind].low:.1%}, {row[kind].high:.1%}]" for kind in kinds)
+        )
+    return rendered
 
 
 async def confound(problems: int, accept: Rule, console: Console) -> list[Rate]:
@@ -168,18 +170,18 @@ async def confound(problems: int, accept: Rule, console: Console) -> list[Rate]:
 
 
 def main(
-    problems: Annotated[int, typer.Option(min=1, help="How many fresh problems, with three drafts each.")] = 300,
+    problems: Annotated[int, typer.Option(min=1, help="Number of fresh problems, with three drafts each.")] = 300,
     accept: Annotated[Rule, typer.Option(help="The rule by which a token is accepted.")] = "match",
-    output: Annotated[Path, typer.Option(help="Where to write the figures.")] = Path("build/confound.json"),
+    output: Annotated[Path, typer.Option(help="File for the figures.")] = Path("build/confound.json"),
 ) -> None:
     """Measure whether reflection finds mistakes, against a neutral text of the same length."""
-    found = asyncio.run(confound(problems, accept, Console(stderr=True)))
+    results = asyncio.run(confound(problems, accept, Console(stderr=True)))
     about = {"date": str(datetime.date.today()), "accept": accept, "seed": SEED}
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_bytes(
-        orjson.dumps([{**dataclasses.asdict(rate), **about} for rate in found], option=orjson.OPT_INDENT_2)
+        orjson.dumps([{**dataclasses.asdict(rate), **about} for rate in results], option=orjson.OPT_INDENT_2)
     )
-    Console(width=120).print(table(found))
+    Console(width=120).print(table(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""When steps reach a client of the service, against when they were written and judged upstream."""
+"""Measure what the service adds to the time of a step, and how soon the first step reaches a client."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ Serving = Callable[[Offer, Sequence[ServiceObserver]], AbstractAsyncContextManag
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """
-    One stream. Seconds since its request was sent: *first* step at the client, and *gaps* between steps there.
+    The times of one stream, in seconds: from the request to the *first* step at the client, and *gaps* between steps.
 
-    *upstream* is what the first step took on the servers, until its verdict or its repair; *commits* are the gaps
-    between commits.
+    *upstream* is the time of the first step on the servers, until its verdict or repair; *commits* are the gaps between
+    commits.
     """
 
     first: float
@@ -57,31 +57,31 @@ class Arrival:
         return self.first / self.upstream
 
 
-class Watch:
-    """A `ServiceObserver` that notes when each event of the current run happened."""
+class RunTimes:
+    """A `ServiceObserver` that records the time of each event of the current run."""
 
     def __init__(self) -> None:
-        self.happened: list[tuple[float, Event]] = []
+        self.times: list[tuple[float, Event]] = []
 
     def __call__(self, event: ServiceEvent) -> None:
         match event:
             case RequestArrived():
-                self.happened.clear()
+                self.times.clear()
             case RunEvent(event=run_event):
-                self.happened.append((time.perf_counter(), run_event))
+                self.times.append((time.perf_counter(), run_event))
             case _:
                 pass
 
     @property
     def upstream(self) -> float:
         """Seconds from the first request to a served model until the first step was verified, or repaired."""
-        started = min(call.started for _, call in self.happened if isinstance(call, Called))
-        began = self.happened[0][0] + started
-        return next(at for at, event in self.happened if _verified(event)) - began
+        started = min(call.started for _, call in self.times if isinstance(call, Called))
+        began = self.times[0][0] + started
+        return next(at for at, event in self.times if _verified(event)) - began
 
     @property
     def commits(self) -> list[float]:
-        return [at for at, event in self.happened if isinstance(event, Committed)]
+        return [at for at, event in self.times if isinstance(event, Committed)]
 
 
 def _verified(event: Event) -> bool:
@@ -96,7 +96,7 @@ def _verified(event: Event) -> bool:
 
 async def arrivals(problems: int, console: Console, serving: Serving) -> list[Arrival]:
     """Stream solutions of fresh *problems* from the paced pair, one at a time."""
-    watch, found = Watch(), list[Arrival]()
+    watch, measured = RunTimes(), list[Arrival]()
     async with (
         pair_solver("paced", console, (), SEED, problems=0) as solver,
         serving(offer(solver), [watch]) as base,
@@ -107,12 +107,12 @@ async def arrivals(problems: int, console: Console, serving: Serving) -> list[Ar
             for number, task in enumerate(fresh_tasks(problems + 2, SEED)):
                 arrival = await _stream(http, task.problem, watch)
                 if number >= 2:  # The first two warm up.
-                    found.append(arrival)
+                    measured.append(arrival)
                     progress.advance(bar)
-    return found
+    return measured
 
 
-async def _stream(http: aiohttp.ClientSession, problem: str, watch: Watch) -> Arrival:
+async def _stream(http: aiohttp.ClientSession, problem: str, watch: RunTimes) -> Arrival:
     body = {"model": "auto", "messages": [{"role": "user", "content": problem}], "stream": True, "temperature": 0}
     began, steps = time.perf_counter(), list[float]()
     async with http.post("/v1/chat/completions", json=body, raise_for_status=True) as reply:
@@ -130,9 +130,11 @@ def _gaps(times: Sequence[float]) -> Iterable[float]:
     return (later - earlier for earlier, later in pairwise(times))
 
 
-def drifts(arrived: Iterable[Arrival]) -> list[float]:
-    """How far each gap at the client is from the gap between the commits."""
-    return [abs(gap - commit) for one in arrived for gap, commit in zip(one.gaps, one.commits, strict=True)]
+def drifts(arrivals: Iterable[Arrival]) -> list[float]:
+    """The difference of each gap at the client from the gap between the commits, in seconds."""
+    return [
+        abs(gap - commit) for arrival in arrivals for gap, commit in zip(arrival.gaps, arrival.commits, strict=True)
+    ]
 
 
 EXAMPLES = """
@@ -151,12 +153,12 @@ PROBLEM = "What is 6 x 7?"
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class OverheadRound:
     """
-    What requests of *steps* steps took with so many at the same time. Milliseconds per step of one request.
+    The cost of requests of *steps* steps, a number of them *concurrent*; all times are milliseconds per step.
 
-    *library* and *service* are processor time of the process that solves, without and with the service; *waited* is a
-    client's wall time in the median, and *alone* that of the library without a service.
+    *library* and *service* are processor time of the process that solves, without and with the service; *waited* is the
+    median wall time of a client, *alone* that of the library without a service.
     """
 
     concurrent: int
@@ -174,7 +176,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Medians over so many *rounds*; *added* was at the *least* and at the *most* so much in one of them."""
+    """Medians over a number of *rounds*; *least* and *most* are the extremes of *added*."""
 
     concurrent: int
     requests: int
@@ -204,7 +206,7 @@ async def serving(offer: Offer, observers: Sequence[ServiceObserver] = ()) -> As
             await running
 
 
-async def cost(engine: InstantEngine, base: str, concurrent: int, requests: int, steps: int) -> Cost:
+async def cost(engine: InstantEngine, base: str, concurrent: int, requests: int, steps: int) -> OverheadRound:
     """Solve *requests* problems without and then with the service."""
     alone: list[float] = []
     free = asyncio.Semaphore(concurrent)
@@ -222,7 +224,7 @@ async def cost(engine: InstantEngine, base: str, concurrent: int, requests: int,
     waited = await _clients(base, concurrent, requests)
     service = time.process_time() - before
     per_step = 1000 / steps
-    return Cost(
+    return OverheadRound(
         concurrent,
         requests,
         steps,
@@ -234,7 +236,7 @@ async def cost(engine: InstantEngine, base: str, concurrent: int, requests: int,
 
 
 async def _clients(base: str, concurrent: int, requests: int) -> list[float]:
-    """Let clients in a process of their own ask for streams; return how long each took."""
+    """Run clients in a process of their own; return the seconds of each stream."""
     command = (sys.executable, "-m", "stepspec.evals.experiments.load_client", base, str(concurrent), str(requests))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     printed, _ = await process.communicate()
@@ -244,11 +246,11 @@ async def _clients(base: str, concurrent: int, requests: int) -> list[float]:
     return seconds
 
 
-async def costs(requests: int, rounds: int, console: Console) -> list[Cost]:
-    """Measure with each number of requests at the same time, in turns, so often."""
+async def costs(requests: int, rounds: int, console: Console) -> list[OverheadRound]:
+    """Measure each number of concurrent requests in turn, *rounds* times."""
     engine = InstantEngine(STEPS)
     _: Engine = engine
-    measured: list[Cost] = []
+    measured: list[OverheadRound] = []
     async with serving(engine.offer()) as base:
         with counting(console) as progress:
             bar = progress.add_task("service time", total=rounds * len(CONCURRENT) + 1)
@@ -260,20 +262,20 @@ async def costs(requests: int, rounds: int, console: Console) -> list[Cost]:
     return measured
 
 
-def typical(measured: Sequence[Cost]) -> list[Typical]:
-    """The median round for each number of requests at the same time, and how far the rounds lie apart."""
-    found: list[Typical] = []
-    for concurrent in dict.fromkeys(one.concurrent for one in measured):
-        rounds = [one for one in measured if one.concurrent == concurrent]
-        figures = {name: median(getattr(one, name) for one in rounds) for name in FIGURES}
-        added = sorted(one.added for one in rounds)
-        found.append(Typical(concurrent, rounds[0].requests, len(rounds), **figures, least=added[0], most=added[-1]))
-    return found
+def typical(measured: Sequence[OverheadRound]) -> list[Typical]:
+    """The medians for each number of concurrent requests, and how much the rounds differ."""
+    medians: list[Typical] = []
+    for concurrent in dict.fromkeys(cost.concurrent for cost in measured):
+        rounds = [cost for cost in measured if cost.concurrent == concurrent]
+        figures = {name: median(getattr(cost, name) for cost in rounds) for name in FIGURES}
+        added = sorted(cost.added for cost in rounds)
+        medians.append(Typical(concurrent, rounds[0].requests, len(rounds), **figures, least=added[0], most=added[-1]))
+    return medians
 
 
 def main(
-    requests: Annotated[int, typer.Option(min=8, help="Requests for each number at the same time.")] = 60,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each number is measured, in turns.")] = 9,
+    requests: Annotated[int, typer.Option(min=8, help="Requests for each number of concurrent requests.")] = 60,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each, in turns.")] = 9,
     problems: Annotated[int, typer.Option(min=0, help="Problems on the paced pair; 0: leave it out.")] = 20,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
@@ -285,7 +287,7 @@ def main(
         print(orjson.dumps(_report(measured, arrived)).decode())
     else:
         _print(console, measured, arrived)
-    if arrived and median(one.ratio for one in arrived) > BAR:
+    if arrived and median(arrival.ratio for arrival in arrived) > BAR:
         raise typer.Exit(1)
 
 
@@ -293,8 +295,8 @@ def _report(measured: Sequence[Typical], arrived: Sequence[Arrival]) -> dict[str
     return {
         "date": str(datetime.date.today()),
         "machine": platform.machine(),
-        "costs": [asdict(one) for one in measured],
-        "arrivals": [asdict(one) | {"ratio": one.ratio} for one in arrived],
+        "costs": [asdict(medians) for medians in measured],
+        "arrivals": [asdict(arrival) | {"ratio": arrival.ratio} for arrival in arrived],
     }
 
 
@@ -319,7 +321,7 @@ def _print(console: Console, measured: Sequence[Typical], arrived: Sequence[Arri
         table.add_row(str(one.concurrent), str(one.requests), *cpu, spread, *wall)
     console.print(table)
     if arrived:
-        ratios = sorted(one.ratio for one in arrived)
+        ratios = sorted(arrival.ratio for arrival in arrived)
         gaps = sorted(drifts(arrived))
         console.print(
             f"first verified step at the client over its draft and grade upstream, {len(arrived)} problems on the "

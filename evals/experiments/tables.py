@@ -16,14 +16,14 @@ COLUMNS = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "
 
 
 def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
-    """One row per arm, with or without the 95% intervals; the small print says what the columns mean."""
-    made = Table(box=None, padding=(0, 1, 0, 0))
+    """A table with one row per arm; `small_print` explains the columns."""
+    rendered = Table(box=None, padding=(0, 1, 0, 0))
     speculating = _speculating(results)
     for column in _columns(speculating):
-        made.add_column(column, justify="right" if column else "left", no_wrap=True)
+        rendered.add_column(column, justify="right" if column else "left", no_wrap=True)
     for result in results:
-        made.add_row(*_row(result, speculating, intervals=intervals))
-    return made
+        rendered.add_row(*_row(result, speculating, intervals=intervals))
+    return rendered
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -62,12 +62,12 @@ def _row(r: Result, speculating: Sequence[Role], *, intervals: bool = True) -> t
 
 
 def small_print(profile: str, *more: str) -> str:
-    """What was measured, at which *profile*, and what the columns mean; *more* roles than the two if there are any."""
+    """The explanation of the table: models, *profile* and columns; *more* names further models."""
     return (
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real vLLM "
         f"on this CPU; {describe_pace(profile, 'large', 'small', *more)}. Seconds are the mean of one problem, also as "
         "a multiple of large alone and of the floor, which is the time to write every kept token on the model that "
         "wrote it; brackets are 95% intervals. By large: its share of the kept tokens. Accepted: of the drafts judged. "
-        "Waste: written tokens that were not kept. Judging: tokens read or written to judge one problem, beside those "
+        "Waste: written tokens that were not kept. Judging: tokens read or written to judge one problem, without those "
         "in a prefix cache."
     )

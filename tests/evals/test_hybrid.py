@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepspec.evals.experiments.hybrid_cache import Arm, Cost, table
+from stepspec.evals.experiments.hybrid_cache import CacheArm, VerdictCost, table
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import SpecReason
@@ -14,7 +14,7 @@ from ..fakes import ScriptedModel, counting, run
 TEXTS = [f"Step {number}.\n\n" for number in range(1, 13)]
 
 
-def arm(group: int) -> Arm:
+def arm(group: int) -> CacheArm:
     events: list[Called] = []
 
     def observe(event: Event) -> None:
@@ -23,7 +23,7 @@ def arm(group: int) -> Arm:
 
     model = ScriptedModel("large", counting("large", 40), judge=lambda chain, question: {"0": 1.0}, observe=observe)
     policy = SpecReason(model, model, threshold=0, sure=0, judge_every=group)
-    return Arm("default", "specreason", policy, model, events, Chain.of("How many?"), group)
+    return CacheArm("default", "specreason", policy, model, events, Chain.of("How many?"), group)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +48,10 @@ def test_every_arm_ends_with_the_same_text(group: int, refuse_every: int, verdic
 
 def test_the_table_compares_each_method_with_the_default_server() -> None:
     costs = [
-        Cost("default", "bild", 10, 20, 300.0, 640, 3000, 50.0, 0.03),
-        Cost("cure", "bild", 10, 20, 30.0, 40, 300, 16.0, 0.02),
-        Cost("default", "specreason", 20, 20, 300.0, 640, 6000, 50.0, 0.03),
-        Cost("default", "specreason, judge_every=4", 5, 20, 300.0, 640, 1500, 50.0, 0.03),
+        VerdictCost("default", "bild", 10, 20, 300.0, 640, 3000, 50.0, 0.03),
+        VerdictCost("cure", "bild", 10, 20, 30.0, 40, 300, 16.0, 0.02),
+        VerdictCost("default", "specreason", 20, 20, 300.0, 640, 6000, 50.0, 0.03),
+        VerdictCost("default", "specreason, judge_every=4", 5, 20, 300.0, 640, 1500, 50.0, 0.03),
     ]
     head, _, default, cured, _, several = table(costs).splitlines()
     assert head.startswith("| server | method | verdicts | tokens each |")

@@ -7,14 +7,14 @@ from itertools import islice
 import pytest
 
 from stepspec.evals.experiments.judging_cost import (
+    JudgingMethod,
     Round,
-    Way,
     fresh_steps,
+    judging_methods,
     long_chain,
     measure,
     summarise,
     table,
-    ways,
 )
 
 from ...orchestrator.endpoints.server import GENERATE, FakeVllm
@@ -24,7 +24,10 @@ COMPLETIONS = "/v1/completions"
 
 async def test_every_way_sends_what_its_name_says() -> None:
     server = FakeVllm(("So", " it", " is", "\n\n"), digits={"9": -0.1}, block=64, scale_out=True)
-    async with server.serve("large", suffix_scoring=True) as endpoint, ways(endpoint, 3) as (large, all_ways):
+    async with (
+        server.serve("large", suffix_scoring=True) as endpoint,
+        judging_methods(endpoint, 3) as (large, all_ways),
+    ):
         chain, steps = await long_chain(large, 500), fresh_steps(7)
         sent: list[list[tuple[str, int]]] = []
         for way in all_ways:
@@ -52,7 +55,7 @@ async def test_every_way_sends_what_its_name_says() -> None:
 
 async def test_the_chain_is_as_long_as_asked() -> None:
     server = FakeVllm(digits={"9": -0.1}, block=16, scale_out=True)
-    async with server.serve("large", suffix_scoring=True) as endpoint, ways(endpoint, 2) as (large, _):
+    async with server.serve("large", suffix_scoring=True) as endpoint, judging_methods(endpoint, 2) as (large, _):
         chain = await long_chain(large, 600)
         assert 500 < len(await large.encoder.chain(chain)) <= 600
 
@@ -66,7 +69,7 @@ def test_every_way_is_compared_with_its_plain_one() -> None:
     async def judge(*_: object) -> None:
         raise NotImplementedError
 
-    both = [Way(name, "plain", 1, judge, []) for name in ("plain", "other")]
+    both = [JudgingMethod(name, "plain", 1, judge, []) for name in ("plain", "other")]
     measured = [Round("plain", seconds, 9, 1) for seconds in (4.0, 1.0, 2.0)]
     measured += [Round("other", seconds, 3, 1) for seconds in (1.0, 0.5, 9.0)]
     plain, other = summarise(measured, both)
@@ -82,6 +85,6 @@ async def test_rounds_that_warm_up_are_not_counted(rounds: int) -> None:
     async def judge(chain: object, steps: list[object]) -> None:
         judged.append(len(steps))
 
-    way = Way("only", "only", 2, judge, [])  # type: ignore[arg-type]
+    way = JudgingMethod("only", "only", 2, judge, [])  # type: ignore[arg-type]
     assert len(await measure(None, [way], rounds)) == rounds  # type: ignore[arg-type]
     assert judged == [2] * (rounds + 3)

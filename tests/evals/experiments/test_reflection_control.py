@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from stepspec.evals.experiments.reflection_control import READINGS, Case, Rate, Reading, cases, rates, table
+from stepspec.evals.experiments.reflection_control import READINGS, DraftCase, Rate, ReadingVariant, cases, rates, table
 from stepspec.evals.testbed.problems import advance, begin, generate, is_right
 from stepspec.orchestrator import Chain, Step, Token
 from stepspec.prompts import load
@@ -62,9 +62,9 @@ class Copying(ScriptedModel):
 def test_a_model_that_likes_copies_is_found_out_by_the_neutral_text() -> None:
     chain = Chain.of("6 and 1?")
     drafts = [
-        Case(chain, Step("It is 7.\n\n", "small"), "right"),
-        Case(chain, Step("It is 8.\n\n", "small"), "wrong result"),
-        Case(chain, Step("It is 9.\n\n", "small"), "wrong result"),
+        DraftCase(chain, Step("It is 7.\n\n", "small"), "right"),
+        DraftCase(chain, Step("It is 8.\n\n", "small"), "wrong result"),
+        DraftCase(chain, Step("It is 9.\n\n", "small"), "wrong result"),
     ]
     found, _ = run(rates(Copying("large", counting("large", 2)), drafts))
     wrong = {rate.reading: rate.accepted for rate in found if rate.kind == "wrong result"}
@@ -79,7 +79,7 @@ def test_a_model_that_likes_copies_is_found_out_by_the_neutral_text() -> None:
 
 
 def test_rates_carry_their_interval_and_fill_a_table() -> None:
-    drafts = [Case(Chain.of("1?"), Step("It is 7.\n\n", "small"), "right")] * 10
+    drafts = [DraftCase(Chain.of("1?"), Step("It is 7.\n\n", "small"), "right")] * 10
     seen: list[None] = []
     large = Copying("large", counting("large", 2))
     found, _ = run(rates(large, drafts, readings=READINGS[:2], on_verdict=lambda: seen.append(None)))
@@ -90,6 +90,6 @@ def test_rates_carry_their_interval_and_fill_a_table() -> None:
 
 
 def test_every_reading_is_one_that_the_policy_knows() -> None:
-    assert [Reading("x").options, *(reading.options.get("prompt", "") for reading in READINGS)] == [
+    assert [ReadingVariant("x").options, *(reading.options.get("prompt", "") for reading in READINGS)] == [
         {}, "", "reflect", "neutral", "reflect", "neutral",
     ]  # fmt: skip

@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from stepspec.evals.experiments.mock_engine import InstantEngine
-from stepspec.evals.experiments.service_overhead import Arrival, Cost, Watch, cost, drifts, serving, typical
+from stepspec.evals.experiments.service_overhead import Arrival, OverheadRound, RunTimes, cost, drifts, serving, typical
 from stepspec.orchestrator.chain import Accept, Rollback, Step, Verdict
 from stepspec.orchestrator.events import (
     Called,
@@ -39,7 +39,7 @@ async def test_every_stream_of_the_clients_comes_to_its_end() -> None:
 
 
 def test_a_round_that_something_else_disturbed_moves_the_spread_and_not_the_figure() -> None:
-    rounds = [Cost(at, 8, 32, 0.25, 0.25 + added, 1.0, 2.0) for added in (0.25, 4.0, 0.125) for at in (1, 16)]
+    rounds = [OverheadRound(at, 8, 32, 0.25, 0.25 + added, 1.0, 2.0) for added in (0.25, 4.0, 0.125) for at in (1, 16)]
     one, sixteen = typical(rounds)
     assert (one.concurrent, one.rounds, one.added, one.least, one.most) == (1, 3, 0.25, 0.125, 4.0)
     assert (sixteen.concurrent, sixteen.library, sixteen.service, sixteen.waited) == (16, 0.25, 0.5, 2.0)
@@ -50,7 +50,7 @@ def test_a_round_that_something_else_disturbed_moves_the_spread_and_not_the_figu
     [(Accept(9.0), 13.0), (Rollback(reason="grade"), 17.0), (Rollback(keep=1, reason="rollback"), 13.0)],
 )
 def test_the_first_step_is_verified_when_it_is_accepted_in_part_or_repaired(verdict: Verdict, verified: float) -> None:
-    watch = Watch()
+    watch = RunTimes()
     happened: list[tuple[float, Event]] = [
         (10.0, Started((), "specreason")),
         (12.0, Drafted(0, DRAFT)),

@@ -14,7 +14,7 @@ from rich.console import Console
 from stepspec import Solution
 from stepspec.evals.experiments import bench as module
 from stepspec.evals.experiments.arms import LARGE, SHIPPED
-from stepspec.evals.experiments.bench import arms, described, measure_stacked
+from stepspec.evals.experiments.bench import arms, measure_stacked, server_settings
 from stepspec.evals.experiments.tables import COLUMNS, markdown, table
 from stepspec.evals.sample import acceptances_between, read_acceptances, sum_acceptances
 from stepspec.evals.store import SampleStore
@@ -96,7 +96,7 @@ async def test_what_was_measured_is_not_measured_again_and_its_pair_not_started(
 
 
 def test_what_the_servers_are_told_is_part_of_what_was_measured() -> None:
-    told: Any = described()
+    told: Any = server_settings()
     assert told["none"] == {}
     assert told["draft_model"]["large"]["num_speculative_tokens"] == 4
     assert [arm.name for arm in arms("none")] == [LARGE.name, SHIPPED.name]
