@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepspec import settings as configuration
-from stepspec.models import check
+from stepspec.api import check_policies
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
@@ -89,6 +89,6 @@ def testbed_settings() -> Settings:
 def check_arm(arm: Arm, settings: Settings) -> None:
     """Raise `ConfigurationError` if no solver with these *settings* could run *arm*."""
     try:
-        check(settings.with_overrides(arm.overrides))
+        check_policies(settings.with_overrides(arm.overrides))
     except ConfigurationError as exc:
         raise ConfigurationError(f"{arm.name!r}: {exc}") from exc

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from stepspec import Solver, settings
+from stepspec.api import Models
 from stepspec.evals.cli import arm
 from stepspec.evals.sample import Arm, solve_once
 from stepspec.learning import Learnings, from_traces, learning
-from stepspec.models import Models
 from stepspec.orchestrator import Accept, Step
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Adapted, Committed, Drafted, Event, Judged, Started

@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.cli.display import RunPrinter
-from stepspec.orchestrator.events import Event
+from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.launcher import Served, TokenSpeculation
 from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.up import as_json, as_text, until_signalled
@@ -66,23 +65,29 @@ def _describe(served: Served, speculation: TokenSpeculation | None) -> RunningSe
 ARMS = (LARGE, SMALL, SHIPPED)
 
 
-async def demo(problems: int, seed: int, profile: str, console: Console) -> list[Result]:
-    """Start the pair, solve *problems* with every arm, and show SpecReason's runs on *console*; return the results."""
+async def demo(
+    problems: int, seed: int, profile: str, console: Console, printer: Callable[[Console], Observer]
+) -> list[Result]:
+    """
+    Start the pair, solve *problems* with every arm, and return the results.
+
+    The observer that *printer* makes shows each run of SpecReason on *console*.
+    """
     async with pair_solver(profile, console, ARMS, seed + 1, problems=1) as solver:
         samples = await measure(
             solver,
             ARMS,
             fresh_tasks(problems, seed),
             on_sample=_print_outcome(console),
-            observers={SHIPPED.name: lambda task: _narrate(task, console)},
+            observers={SHIPPED.name: lambda task: _print_run(task, printer, console)},
         )
     return summarise(samples, ARMS)
 
 
-def _narrate(task: Task, console: Console) -> Callable[[Event], None]:
+def _print_run(task: Task, printer: Callable[[Console], Observer], console: Console) -> Observer:
     console.print()
     console.print(Text(task.problem, "bold"), soft_wrap=True)
-    return RunPrinter(console)
+    return printer(console)
 
 
 def _print_outcome(console: Console) -> Callable[[int, Sample], None]:

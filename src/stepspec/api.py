@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
 from stepspec.orchestrator import trace
-from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Message, Party, Role
 from stepspec.orchestrator.concurrency import all_entered, at_once
 from stepspec.orchestrator.early_stopping import StopRule, TrialAnswer
-from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, RewardModelEndpoint, Sampling
+from stepspec.orchestrator.endpoints import (
+    Endpoint,
+    ModelEndpoint,
+    ReplicatedModel,
+    RewardModelEndpoint,
+    Sampling,
+    connect,
+)
 from stepspec.orchestrator.endpoints.chat_template import disagreement
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
@@ -25,9 +33,10 @@ from stepspec.orchestrator.events import Event, Observer, Started
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.feedback.shadow import Shadowing, Shadows
-from stepspec.orchestrator.interfaces import Policy
+from stepspec.orchestrator.interfaces import AnsweredBy, Critic, EndedBy, Model, Policy, answered_by, ended_by
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
-from stepspec.orchestrator.nesting import NestedPair, described, named, servers
+from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, described, named, servers
+from stepspec.orchestrator.nesting.settings import Nesting
 from stepspec.orchestrator.run import run
 from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
@@ -36,13 +45,93 @@ from stepspec.orchestrator.step_ends import StepEnds
 from . import policies
 from . import settings as configuration
 from .checking import ShadowJudge, require_json
-from .event_stream import Stream
 from .learning import Learning, Learnings
-from .models import Models, check, connected
 from .settings import Settings, SettingsOverrides, Small
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
+
+
+class EventStream:
+    """The events of one run, to iterate over as they happen; afterwards its solution."""
+
+    def __init__(self) -> None:
+        self._events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self._solving: asyncio.Task[Solution] | None = None
+        self.put = self._events.put_nowait
+
+    def end(self, solving: asyncio.Task[Solution]) -> None:
+        self._solving = solving
+        if not solving.cancelled():
+            solving.exception()  # Raised where it is asked for: by the iteration, or by `solution`.
+        self._events.put_nowait(None)
+
+    @property
+    def solution(self) -> Solution:
+        """The solution. Raise what the run raised, and `RuntimeError` while the run goes on."""
+        if self._solving is None:
+            raise RuntimeError("the run is not over: iterate over its events first")
+        return self._solving.result()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while (event := await self._events.get()) is not None:
+            yield event
+        self.solution  # noqa: B018  # a failed run raises here
+
+
+@dataclass(frozen=True, slots=True)
+class Models:
+    """
+    Both models of one run within its *budget*, and the *critic*, if there is one.
+
+    *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. Those that
+    have replicas hold a place until `leave`.
+    """
+
+    small: Model
+    large: Model
+    critic: Critic | None
+    budget: Budget
+    formatting: Model | None = None
+    sampled: bool = False
+
+    def policy(
+        self,
+        name: str,
+        options: Mapping[str, Any],
+        *,
+        lead: int = 0,
+        ending: EndedBy | None = None,
+    ) -> Policy:
+        """
+        Build policy *name*; whatever it is, but for the baselines, the large model may *lead*.
+
+        *ending* says who ends the thinking; None: as in the policy's paper.
+        """
+        small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
+        policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
+        if name in policies.BASELINES:
+            return policy
+        by = ending or ended_by(policy)
+        if by != "small":
+            policy = policies.Ending(policy, large, by)
+        return policies.Led(policy, large, lead) if lead else policy
+
+    def answerer(self, name: str, answer: AnsweredBy | None) -> Model | None:
+        """
+        The one model that answers, so that policy *name* does not go on through the answer; None if it does.
+
+        *answer* says who; None: as in the policy's paper. A format is the large model's; a baseline's model is alone.
+        """
+        if self.formatting is not None:
+            return Budgeted(self.formatting, self.budget.left)
+        by = name if name in policies.BASELINES else answer or answered_by(policies.METHODS[name].build)
+        return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
+
+    def leave(self) -> None:
+        for model in (self.small, self.large, self.formatting):
+            if isinstance(model, ReplicatedModel | Nested):
+                model.leave()
 
 
 class Solver:
@@ -69,7 +158,7 @@ class Solver:
             raise TypeError("settings are complete: use settings.with_overrides(...), or leave them out")
         self.settings = settings = small
         self._exit = AsyncExitStack()
-        check(settings)
+        check_policies(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
         self.critic = RewardModelEndpoint(settings.critic) if settings.critic else None
         self.large_load = Load()
@@ -279,7 +368,7 @@ class Solver:
         return (*models, ("critic", self.critic.name)) if self.critic else models
 
     @asynccontextmanager
-    async def stream(self, problem: str | Sequence[Message], **arguments: Any) -> AsyncGenerator[Stream]:
+    async def stream(self, problem: str | Sequence[Message], **arguments: Any) -> AsyncGenerator[EventStream]:
         """
         Solve one problem while its events are iterated over; the *arguments* are those of `solve`.
 
@@ -291,7 +380,7 @@ class Solver:
 
         Leaving the block early cancels the run and every request of it.
         """
-        stream = Stream()
+        stream = EventStream()
         solving = asyncio.create_task(self.solve(problem, observe=stream.put, **arguments))
         solving.add_done_callback(stream.end)
         try:
@@ -352,3 +441,37 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
             url=endpoint.settings.url,
         )
     return room
+
+
+def check_policies(settings: Settings) -> None:
+    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within."""
+    policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
+    if isinstance(settings.small, NestedPair):
+        check_nested_policies(settings.small.nested)
+
+
+def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
+    """Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths, cannot be."""
+    for path, pair in pairs.items():
+        try:
+            policies.check(pair.policy, pair.options, has_critic=False)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"{path}: {exc}") from exc
+
+
+def connected(settings: Endpoint | NestedPair) -> ModelEndpoint:
+    """Make the endpoint of one model or of a nested pair, to be entered."""
+    if isinstance(settings, Endpoint):
+        return connect(settings)
+    return NestedEndpoint(
+        settings.role,
+        connected(settings.small),
+        connect(settings.large),
+        partial(policies.make, settings.policy, **settings.options),
+        about=settings.policy,
+        ahead=settings.ahead,
+    )
+
+
+def _budgeted(model: Model, budget: Budget) -> Budgeted:
+    return Budgeted(model.budgeted(budget.left) if isinstance(model, Nested) else model, budget.left)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepspec import policies
-from stepspec.models import Models
+from stepspec.api import Models
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Step, Stop

@@ -16,7 +16,8 @@ from stepspec.orchestrator.launcher import up as launcher
 from stepspec.orchestrator.launcher.commands import shell_line
 
 from .. import policies
-from ..models import check_within
+from ..api import check_nested_policies
+from .display import RunPrinter
 from .terminal import Json, Profile, print_json, stderr, stdout, wait
 
 EXAMPLES = """
@@ -79,7 +80,7 @@ def up(
     if pair is not None:
         _refuse_testbed_options(context, pair)
         checked = launcher.load_checked(pair, stderr, policies.METHODS)
-        check_within(checked.nested)
+        check_nested_policies(checked.nested)
         if dry_run:
             stdout.print(launcher.command_lines(checked), markup=False, highlight=False, soft_wrap=True)
         else:
@@ -115,7 +116,7 @@ def demo(
 
     The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else is real.
     """
-    results = wait(testbed.demo(problems, seed, profile, stderr))
+    results = wait(testbed.demo(problems, seed, profile, stderr, RunPrinter))
     if json:
         print_json([dataclasses.asdict(result) for result in results])
         return
