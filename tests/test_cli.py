@@ -89,7 +89,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "arithmetic", "--testbed", "--small", "http://h:1"], "leave out either it or --small"),
         (["calibrate", "arithmetic", "--testbed", "--critic", "http://h:1"], "leave out either it or --critic"),
         (["profile", "--testbed", "--large", "http://h:1"], "leave out either it or --large"),
-        (["eval", "arithmetic", "--half", "both"], "it is report or calibration"),
+        (["eval", "arithmetic", "--half", "both"], "use report or calibration"),
         (["eval", "arithmetic", "--data", "nowhere.jsonl"], "no data at nowhere.jsonl"),
         (["eval", "nowhere.parquet", "--data", "x.jsonl"], "leave --data out"),
     ],
