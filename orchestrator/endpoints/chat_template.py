@@ -1,5 +1,5 @@
 r"""
-The text that surrounds the turns of a conversation, learnt by rendering sentinels. Pure: text in, text out.
+The text around the turns of a conversation, learnt by rendering sentinels. Pure: text in, text out.
 
 A chain is laid out as ``prefix + steps``, where
 
@@ -10,12 +10,12 @@ A chain is laid out as ``prefix + steps``, where
 A judge's question about a chain is laid out as ``prefix + steps + Template.ask(question, opening)``, which is
 
     turn      ends the assistant's turn where the steps end (the thinking is not closed) and opens a user's turn;
-    question  the text, as it is;
+    question  the text, unchanged;
     answer    ends the user's turn and opens the assistant's. If the model thinks, the answer's own thinking block is
               closed at once: ``<think>``, a blank line, ``</think>``, a blank line;
-    opening   the first words of the answer, as they are. The model goes on with one token.
+    opening   the first words of the answer, unchanged. The model continues with one token.
 
-For a template in the manner of Qwen3 that is, with the user's words in capitals::
+For a template like Qwen3's that is, with the user's words in capitals::
 
     <|im_start|>user\nPROBLEM<|im_end|>\n<|im_start|>assistant\n<think>\nstep\n\nstep\n\n
     <|im_end|>\n<|im_start|>user\nQUESTION<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nopening
@@ -25,9 +25,9 @@ Whether a model thinks, and by which marks (`ThinkingMarkers`), is found in one 
     template  the generation prompt ends in an open block, or in an empty one (thinking is switched off), or an empty
               block stands before a finished answer. In the last case the template leaves it to the model to open the
               block, and `Template.opened` does it in the model's place, so that the steps of two models never differ;
-    effect    the template shows no block, as those of SmolLM3 and LFM2.5: then the model is asked a plain question, and
-              `Template.after` looks at the first tokens that it writes;
-    setting   the user has set ``thinks`` for the endpoint, and that differs from what was found.
+    effect    the template shows no block, like SmolLM3's and LFM2.5's: then the model answers a plain question, and
+              `Template.after` reads the first tokens that it writes;
+    setting   the user has set ``thinks`` for the endpoint, and that differs from the template or the effect.
 """
 
 from __future__ import annotations
@@ -45,24 +45,24 @@ Render: TypeAlias = Callable[[Messages, bool], str]
 Source: TypeAlias = Literal["template", "effect", "setting", "unknown"]
 
 _FIRST, _REPLY, _SECOND = "stepspecfirst", "stepspecreply", "stepspecsecond"
-_ASKED = ({"role": "user", "content": _FIRST},)
-_REPLIED = (*_ASKED, {"role": "assistant", "content": _REPLY})
-_ASKED_AGAIN = (*_REPLIED, {"role": "user", "content": _SECOND})
+_FIRST_TURN = ({"role": "user", "content": _FIRST},)
+_REPLIED = (*_FIRST_TURN, {"role": "assistant", "content": _REPLY})
+_SECOND_TURN = (*_REPLIED, {"role": "user", "content": _SECOND})
 
-CONVERSATIONS: tuple[tuple[Messages, bool], ...] = ((_ASKED, True), (_REPLIED, False), (_ASKED_AGAIN, True))
-"""What has to be rendered to learn a template: messages, and whether a generation prompt is added."""
+CONVERSATIONS: tuple[tuple[Messages, bool], ...] = ((_FIRST_TURN, True), (_REPLIED, False), (_SECOND_TURN, True))
+"""The conversations rendered to learn a template: messages, and whether a generation prompt is added."""
 
 PLAIN_QUESTION: Messages = ({"role": "user", "content": "What is 17 + 25?"},)
-"""What a model is asked whose template shows no thinking block."""
+"""The question for a model whose template shows no thinking block."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
     """
-    What one model's chat template puts around the turns; the module's docstring says where each piece goes.
+    The text that one model's chat template puts around the turns; the module's docstring explains each piece.
 
-    *markers* are those of the thinking block, if the model *thinks*. *skipped* leaves an empty block behind when it
-    follows the generation prompt; "" if nothing shows a block, or if the template has closed it already.
+    *markers* are the marks of the thinking block, if the model *thinks*. *skipped* is the text that, after the
+    generation prompt, makes an empty block; "" without a block, or if the template has closed it already.
     """
 
     turn: str
@@ -75,7 +75,7 @@ class Template:
 
     @property
     def block(self) -> str:
-        """The mark that opens the thinking block; "" if nothing shows one."""
+        """The mark that opens the thinking block; "" if there is none."""
         return self.markers.opening.rstrip() if self.thinks or self.skipped else ""
 
     @property
@@ -85,7 +85,7 @@ class Template:
 
     @property
     def handover(self) -> str:
-        """What has to follow the end of the thinking before the model's answer can begin."""
+        """The text between the end of the thinking and the model's answer."""
         return self.markers.handover if self.thinks else ""
 
     def spelt(self, text: str) -> str:
@@ -93,15 +93,15 @@ class Template:
         return text if self.closing == THINK_END else text.replace(THINK_END, self.closing)
 
     def ask(self, question: str, opening: str = "") -> str:
-        """Lay out everything that follows the steps when a judge is asked *question*."""
+        """Return the text that follows the steps when a judge answers *question*, which begins with *opening*."""
         return f"{self.turn}{question}{self.answer}{opening}"
 
     def begin(self, rendered: str) -> str:
-        """Open the thinking block after messages that were *rendered* with a generation prompt."""
+        """Open the thinking block after the messages, *rendered* with a generation prompt."""
         return rendered + self.opened
 
     def after(self, written: str) -> Template:
-        """Learn by effect from what the model has *written* after `PLAIN_QUESTION`; what is shown already stands."""
+        """Learn from the text that the model has *written* after `PLAIN_QUESTION` whether it opens a block."""
         if self.source != "unknown":
             return self
         for markers in KNOWN:
@@ -150,28 +150,28 @@ def learn(render: Render) -> Template:
 
 
 def cut(rendered: Sequence[str]) -> Template:
-    """Cut the pieces out of the renderings of `CONVERSATIONS`. Raise `MissingCapability` as `learn` does."""
-    asked, replied, asked_again = rendered
-    start = _after(asked, _FIRST)
-    head = _between(replied, _FIRST, _REPLY)
-    turn = _between(asked_again, _REPLY, _SECOND)
-    answer = _after(asked_again, _SECOND)
+    """Cut a template out of the *rendered* `CONVERSATIONS`. Raise `MissingCapability` as `learn` does."""
+    question, reply, second_question = rendered
+    start = _after(question, _FIRST)
+    head = _between(reply, _FIRST, _REPLY)
+    turn = _between(second_question, _REPLY, _SECOND)
+    answer = _after(second_question, _SECOND)
     if not turn or not answer:
         raise MissingCapability("the chat template puts nothing between two turns, so that no question can be asked")
     for markers in KNOWN:
-        shown = _shown(markers, start, head, turn, answer)
-        if shown is not None:
-            return shown
+        template = _with_block(markers, start, head, turn, answer)
+        if template is not None:
+            return template
     return Template(turn, answer)
 
 
 def disagreement(small: bool, large: bool) -> str:
     """
-    Say why two models of which these think cannot be a pair, with the cure; "" if they can.
+    Explain why two models cannot be a pair, with the cure; "" if they can. *small* and *large* are whether they think.
 
-    A small model that does not think may draft for a large one that does: it drafts as if it answered, and where it
-    ends its turn the thinking is closed. The other way round there is no answer: where the small model closes its
-    thinking, the large one would go on in the middle of its own answer.
+    A small model that does not think may draft for a large one that does: it drafts as if it answered, and the thinking
+    is closed at the end of its turn. The other way round there would be no answer: where the small model closes its
+    thinking, the large one would continue in the middle of its own answer.
     """
     if not small or large:
         return ""
@@ -183,11 +183,11 @@ def disagreement(small: bool, large: bool) -> str:
     )
 
 
-def _shown(markers: ThinkingMarkers, start: str, head: str, turn: str, answer: str) -> Template | None:
+def _with_block(markers: ThinkingMarkers, start: str, head: str, turn: str, answer: str) -> Template | None:
     """
-    Read what the renderings show of a block with these *markers*; None if they show none.
+    Make the template of a model whose renderings show a block with these *markers*; None if they show none.
 
-    *start* is the generation prompt, *head* what stands before a finished answer, both after the user's words.
+    *start* is the generation prompt, *head* the text before a finished answer, both after the user's words.
     """
     at = markers.open_at(start)
     if at >= 0:

@@ -1,4 +1,4 @@
-"""Examine a pair of endpoints: what each can do, what is missing, and what that costs."""
+"""Diagnose a pair of endpoints: the capabilities of each, those that are missing, and what that costs."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ CURE = "start vLLM with --enable-scale-out --enable-prompt-tokens-details and se
 @dataclass(frozen=True, slots=True)
 class Reading:
     """
-    What one more verdict costs after a chain of *chain* tokens, as measured.
+    The measured cost of one more verdict after a chain of *chain* tokens.
 
-    *read* are the prompt tokens that were not in the server's cache, None where the server does not tell. *seconds* is
-    its time, *first* that of the first verdict about this chain, which reads all of it.
+    *read* counts the prompt tokens that were not in the server's cache, None if the server does not report them.
+    *seconds* is the time of the verdict, *first* that of the first verdict about the chain, which reads all of it.
     """
 
     chain: int
@@ -71,14 +71,14 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class EndpointReport:
     """
-    One endpoint. If it cannot be used, *problem* says why, and there is nothing else.
+    One endpoint. If it cannot be used, *problem* says why, and the other fields have their defaults.
 
-    *faithful*: the chat template's text gives the template's ids. *digits* is the probability that the model, asked to
-    grade a step, puts on digits. *first* and *between* are the seconds to a first token and from token to token;
-    *scoring* those to score a step after `LONG` tokens that the server knows, 0 where it cannot. *acceptance* is that
-    of its own speculative decoding since it was started; None if it does none. *thinks_by* is how it was found whether
-    the model *thinks*; *block* is the mark that opens its thinking block, "" if nothing shows one.
-    *reading* is what a verdict costs. *ordering* says whether the server was seen to order requests by priority.
+    *faithful*: the chat template's text gives the template's ids. *digits* is the probability of a digit as the model's
+    grade of a step. *first* and *between* are the seconds to a first token and from token to token; *scoring* the
+    seconds to score a step after `LONG` cached tokens, 0 if the server cannot. *acceptance* holds the counters of its
+    own speculative decoding since its start, None without it. *thinks_by* is the source of *thinks*; *block* is the
+    mark that opens the thinking block, "" without one. *reading* is the cost of a verdict. *ordering* is whether the
+    server orders requests by priority.
     """
 
     role: Role
@@ -104,9 +104,9 @@ class EndpointReport:
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """
-    Both endpoints, whether they share their token ids, and in words what to know before using them.
+    The reports of both endpoints, whether they share their token ids, and *notes* for the user.
 
-    Of an endpoint with replicas it is the first that can be used; *others* are the further ones.
+    For an endpoint with replicas, the report is of the first usable one; *others* are the reports of the rest.
     """
 
     small: EndpointReport
@@ -117,18 +117,18 @@ class Diagnosis:
 
 
 async def diagnose(small: Endpoint, large: Endpoint, *, question: str = QUESTION, opening: str = OPENING) -> Diagnosis:
-    """Examine all servers of both endpoints at once. One that cannot be used is a finding, not an error."""
+    """Examine all servers of both endpoints at once. A server that cannot be used is reported, not raised."""
     servers = [server for endpoint in (small, large) for server in endpoint.each]
-    examined = await asyncio.gather(*(_examine(server, question, opening) for server in servers))
+    reports = await asyncio.gather(*(_examine(server, question, opening) for server in servers))
     first = [
-        min((one for one in examined if one.role == endpoint.role), key=lambda one: bool(one.problem))
+        min((report for report in reports if report.role == endpoint.role), key=lambda report: bool(report.problem))
         for endpoint in (small, large)
     ]
-    return conclude(*first, *(one for one in examined if not any(one is each for each in first)))
+    return conclude(*first, *(report for report in reports if not any(report is other for other in first)))
 
 
 def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointReport) -> Diagnosis:
-    """Draw the conclusions from what was found at each endpoint, and at the *others*, their replicas."""
+    """Make the diagnosis from the reports of both endpoints and of the *others*, their replicas."""
     same = bool(small.vocabulary) and small.vocabulary == large.vocabulary
     notes = [*_notes(small), *_notes(large), *_notes_on_pair(small, large, same)]
     for other in others:
@@ -138,35 +138,35 @@ def conclude(small: EndpointReport, large: EndpointReport, *others: EndpointRepo
 
 def render(diagnosis: Diagnosis) -> RenderableType:
     """Lay out a diagnosis for a terminal."""
-    shown = (diagnosis.small, diagnosis.large, *diagnosis.others)
-    table = Table("", *(one.role for one in shown), box=None, pad_edge=False)
-    for name, *cells in zip(ROWS, *map(_cells, shown), strict=True):
+    reports = (diagnosis.small, diagnosis.large, *diagnosis.others)
+    table = Table("", *(report.role for report in reports), box=None, pad_edge=False)
+    for name, *cells in zip(ROWS, *map(_cells, reports), strict=True):
         table.add_row(name, *cells)
     table.add_row("one vocabulary", _mark(diagnosis.same_vocabulary), "")
     return Group(table, "", *(f"- {note}" for note in diagnosis.notes or ("Nothing is missing.",)))
 
 
-def _cells(examined: EndpointReport) -> list[RenderableType]:
-    can = examined.can
+def _cells(report: EndpointReport) -> list[RenderableType]:
+    can = report.can
     if can is None:
-        return [examined.url, Text("cannot be used", "red"), *["-"] * (len(ROWS) - 2)]
+        return [report.url, Text("cannot be used", "red"), *["-"] * (len(ROWS) - 2)]
     return [
-        examined.url,
-        examined.model,
+        report.url,
+        report.model,
         can.version or "?",
-        f"{examined.room} tokens",
-        _mark(examined.thinks).append(f" ({examined.thinks_by})"),
+        f"{report.room} tokens",
+        _mark(report.thinks).append(f" ({report.thinks_by})"),
         _mark(can.speculation),
-        str(examined.acceptance or "-"),
+        str(report.acceptance or "-"),
         *(_mark(getattr(can, name)) for name in COSTS),
-        f"{examined.digits:.1%}",
-        f"{examined.first * 1000:.0f} ms",
-        f"{examined.between * 1000:.1f} ms",
-        _read(examined.reading),
-        f"{examined.reading.seconds * 1000:.0f} ms" if examined.reading else "-",
-        Text(examined.ordering or "-", "green" if examined.ordering == "kept" else "yellow"),
+        f"{report.digits:.1%}",
+        f"{report.first * 1000:.0f} ms",
+        f"{report.between * 1000:.1f} ms",
+        _read(report.reading),
+        f"{report.reading.seconds * 1000:.0f} ms" if report.reading else "-",
+        Text(report.ordering or "-", "green" if report.ordering == "kept" else "yellow"),
         {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[can.suffix_scoring],
-        f"{examined.scoring * 1000:.0f} ms" if examined.scoring else "-",
+        f"{report.scoring * 1000:.0f} ms" if report.scoring else "-",
     ]
 
 
@@ -225,7 +225,7 @@ async def _speed(endpoint: VllmEndpoint) -> tuple[float, float]:
 
 
 async def _reading(endpoint: VllmEndpoint, can: Capabilities, question: str, opening: str) -> Reading:
-    """Ask about a chain that grows by a step each time, of one and a half blocks where blocks are large."""
+    """Measure verdicts on a chain that grows step by step, longer than one and a half blocks of the prefix cache."""
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
     step = len(await endpoint.encoder.encode(STEP.text))
@@ -236,13 +236,14 @@ async def _reading(endpoint: VllmEndpoint, can: Capabilities, question: str, ope
     for _ in range(VERDICTS):
         chain = chain.extend(STEP)
         await model.ask(chain, question, "0123456789", opening=opening)
-    asked = [event for event in events if isinstance(event, Called) and event.fate == "done"]
-    read = asked[-1].prompt - asked[-1].cached if can.cached_tokens else None
-    return Reading(len(await endpoint.encoder.chain(chain)), read, asked[-1].seconds, asked[0].seconds)
+    verdicts = [event for event in events if isinstance(event, Called) and event.fate == "done"]
+    first, last = verdicts[0], verdicts[-1]
+    read = last.prompt - last.cached if can.cached_tokens else None
+    return Reading(len(await endpoint.encoder.chain(chain)), read, last.seconds, first.seconds)
 
 
 async def _scoring(endpoint: VllmEndpoint) -> float:
-    """Score a step that the server has never seen, after a chain that it has; return the seconds."""
+    """Score a new step after a cached chain; return the seconds."""
     events: list[Event] = []
     model = endpoint.model(observe=events.append)
     step = len(await endpoint.encoder.encode(STEP.text))
@@ -253,41 +254,41 @@ async def _scoring(endpoint: VllmEndpoint) -> float:
     return sum(event.seconds for event in events if isinstance(event, Called))
 
 
-def _notes(examined: EndpointReport) -> list[str]:
-    if examined.problem or examined.can is None:
-        return [f"{examined.role}: {examined.problem}"]
+def _notes(report: EndpointReport) -> list[str]:
+    if report.problem or report.can is None:
+        return [f"{report.role}: {report.problem}"]
     notes = [
-        f"{examined.role}: no {name.replace('_', ' ')}: {cost}"
+        f"{report.role}: no {name.replace('_', ' ')}: {cost}"
         for name, cost in COSTS.items()
-        if _lacks(examined, name) and not (name == "prefix_cache" and _switched_on(examined.can))
+        if _lacks(report, name) and not (name == "prefix_cache" and _switched_on(report.can))
     ]
-    notes += _notes_on_cache(examined, examined.can)
-    if not examined.faithful:
-        notes.append(f"{examined.role}: its chat template does not survive encoding; judge prompts may differ a little")
-    if examined.model in ("small", "large"):
+    notes += _notes_on_cache(report, report.can)
+    if not report.faithful:
+        notes.append(f"{report.role}: its chat template does not survive encoding; judge prompts may differ a little")
+    if report.model in ("small", "large"):
         notes.append(
-            f"{examined.role}: it is served as {examined.model!r}: a calibration cannot tell when another model takes "
+            f"{report.role}: it is served as {report.model!r}: a calibration cannot tell when another model takes "
             "its place, and the service lists it with its role before the name: serve it under its own name"
         )
-    return [*notes, *_notes_on_ordering(examined), *_notes_on_thinking(examined)]
+    return [*notes, *_notes_on_ordering(report), *_notes_on_thinking(report)]
 
 
-def _notes_on_ordering(examined: EndpointReport) -> list[str]:
+def _notes_on_ordering(report: EndpointReport) -> list[str]:
     cure = "start vLLM with --scheduling-policy priority, as `stepspec up` does"
-    match examined.ordering:
+    match report.ordering:
         case "refused":
             why = "it refuses priorities, and is sent none"
         case "not seen":
             why = "it was not seen to order requests by priority"
         case _:
             return []
-    return [f"{examined.role}: {why}: while it is busy, verdicts wait behind bets: {cure}"]
+    return [f"{report.role}: {why}: while it is busy, verdicts wait behind bets: {cure}"]
 
 
-def _notes_on_thinking(examined: EndpointReport) -> list[str]:
-    """Say what is otherwise than that the template shows a thinking block, and what it means."""
-    role, block, answers = examined.role, examined.block, "it reasons in its answer"
-    match examined.thinks_by, examined.thinks:
+def _notes_on_thinking(report: EndpointReport) -> list[str]:
+    """Note every case but the usual one, in which the template shows a thinking block."""
+    role, block, answers = report.role, report.block, "it reasons in its answer"
+    match report.thinks_by, report.thinks:
         case "effect", True:
             note = (
                 f"its chat template shows no thinking block, but it opens one by itself, {block}: stepspec opens it in "
@@ -313,12 +314,12 @@ def _switched_on(can: Capabilities) -> bool:
     return can.cache is not None and can.cache.enabled is True
 
 
-def _notes_on_cache(examined: EndpointReport, can: Capabilities) -> list[str]:
-    """Say of a cache that is on, but of little use to a growing chain, what that costs and what cures it."""
-    cache, takes = can.cache, f"; a verdict takes {examined.reading}" if examined.reading else ""
+def _notes_on_cache(report: EndpointReport, can: Capabilities) -> list[str]:
+    """Note a prefix cache that is on but of little use to a growing chain, with the cost and the cure."""
+    cache, takes = can.cache, f"; a verdict takes {report.reading}" if report.reading else ""
     if can.prefix_cache is False and cache is not None and cache.enabled:
         nothing = (
-            f"{examined.role}: the prefix cache is on, but nothing of a prompt of {can.tried} tokens was read from it"
+            f"{report.role}: the prefix cache is on, but nothing of a prompt of {can.tried} tokens was read from it"
         )
         if can.speculation:
             return [
@@ -327,12 +328,12 @@ def _notes_on_cache(examined: EndpointReport, can: Capabilities) -> list[str]:
             ]
         return [f"{nothing}: it is cached in blocks of {cache.block}{takes}: {_cure(cache, can)}"]
     if can.prefix_cache and _coarse(can):
-        read = examined.reading.read if examined.reading else None
+        read = report.reading.read if report.reading else None
         block = (
             f"in blocks of {cache.block} tokens" if cache and cache.block else f"for long prompts only ({can.tried})"
         )
-        again = f": a verdict reads {_read(examined.reading)} again" if read is not None else ""
-        return [f"{examined.role}: the prefix cache is on, but works {block}{again}{takes}: {_cure(cache, can)}"]
+        again = f": a verdict reads {_read(report.reading)} again" if read is not None else ""
+        return [f"{report.role}: the prefix cache is on, but works {block}{again}{takes}: {_cure(cache, can)}"]
     return []
 
 
@@ -344,7 +345,7 @@ def _coarse(can: Capabilities) -> bool:
 
 
 def _cure(cache: CacheConfig | None, can: Capabilities) -> str:
-    """Which flags let a hybrid's prefixes end anywhere; the server's own list of settings tells what it has."""
+    """Name the flags that let a hybrid's prefixes end anywhere, among those that the server lists."""
     if cache is None or not cache.known:
         return "start vLLM with --mamba-cache-mode align --prefix-match-unit 16, if it has these flags"
     if MATCH_UNIT in cache.known:
@@ -372,12 +373,12 @@ def _notes_on_scoring(large: EndpointReport, suffix_scoring: bool | None) -> lis
     return []
 
 
-def _lacks(examined: EndpointReport, name: str) -> bool:
-    return getattr(examined.can, name) is False
+def _lacks(report: EndpointReport, name: str) -> bool:
+    return getattr(report.can, name) is False
 
 
 def _notes_on_replica(other: EndpointReport, first: EndpointReport) -> list[str]:
-    """Say of a replica what is not said of the *first* one already."""
+    """Note the problems of a replica that the *first* one does not have."""
     named = f"{other.role} at {other.url}"
     if other.problem:
         return [f"{named}: {other.problem}"]

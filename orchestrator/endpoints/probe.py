@@ -1,8 +1,9 @@
 """
-Whether a server orders requests by their ``priority``, found out by what it does: vLLM takes the field in any case.
+What a server can do, found out by trying: `probe` tries each capability, `ordering` whether it orders by ``priority``.
 
-A crowd of prompts, in one request, fills the queue. Then come a request that should go last and one that should go
-first. Where the second overtakes the crowd and the first does not, the server orders them.
+vLLM accepts a priority in any case, so `ordering` observes the effect. A crowd of prompts, in one request, fills the
+queue; then follow a request of the lowest priority and one of the highest. If only the latter overtakes the crowd, the
+server orders requests by priority.
 """
 
 from __future__ import annotations
@@ -23,17 +24,18 @@ from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, VERSION, Body, Reply
 
 Ordering: TypeAlias = Literal["kept", "not seen", "refused"]
 
-CROWDS = (8, 32, 128, 512)  # prompts; a crowd has to keep the server busy for longer than a request travels
-LONG_CROWD = 1.0  # seconds that a crowd takes at which a larger one would show nothing else
-LENGTH = 400  # tokens of each prompt, drawn at random, so that none is in the prefix cache
+CROWDS = (8, 32, 128, 512)  # prompts; a crowd has to keep the server busy for longer than a request takes to arrive
+LONG_CROWD = 1.0  # seconds; if a crowd takes longer, a larger one would show the same
+LENGTH = 400  # tokens of each prompt, at random, so that no prompt is in the prefix cache
 FIRST, CROWD, LAST = 1, 2, 3
 
 
 async def ordering(connection: Connection, model: str, tokens: Sequence[int], room: int) -> Ordering:
     """
-    Send crowds of prompts made of *tokens*, for a few seconds at most, and see in which order they are served.
+    Send crowds of prompts made of *tokens*, for a few seconds at most, and compare the order of the answers.
 
-    "not seen": the server goes by the order of arrival, or is too fast for a queue to form.
+    *room* is the context length in tokens. "kept": the server orders requests by priority. "not seen": it serves them
+    in the order of arrival, or is too fast for a queue to form. "refused": it rejects a priority.
     """
     loop = asyncio.get_running_loop()
     length = min(LENGTH, room - 8)
@@ -78,7 +80,7 @@ class _Race:
                 self._begun.set()
 
     async def _single(self, priority: int) -> int:
-        """Return how much of the crowd had arrived when this request was over."""
+        """Return how many of the crowd's answers had arrived when this request was over."""
         async with self._connection.stream(self._call, self._body(self._prompt()[:8], 2, priority)) as events:
             while await events.next() is not None:
                 pass
@@ -92,12 +94,12 @@ class _Race:
         return body | {"priority": priority, "min_tokens": limit}
 
 
-LONG = 400  # tokens; more than the largest block (128, on CPUs) of a model that is no hybrid
-LONGER = (1000, 2000, 4000)  # tokens, where the server does not tell its block: those of hybrids are 528 to 1600
-SIGHTINGS = 3  # of one prompt: vLLM keeps some recurrent states only when it sees the same beginning again
+LONG = 400  # tokens; longer than any block (128 at most, on CPUs) of a model that is no hybrid
+LONGER = (1000, 2000, 4000)  # tokens, if the server does not show its block size: a hybrid's is 528 to 1600
+REPEATS = 3  # of one prompt: vLLM keeps some recurrent states only when the same beginning comes again
 RETRIES = 1  # After a request that breaks it, vLLM may reset the connection that the next one is sent on.
-TRIES = 8  # Memory that nobody has written to may hold what JSON has no words for; see scoring.UNSPEAKABLE.
-NEAR = 0.1  # nats; what the order of additions may change in half precision
+TRIES = 8  # Uninitialised memory may hold a number that JSON cannot express; see `NOT_JSON_COMPLIANT`.
+NEAR = 0.1  # nats; the order of additions may change this much in half precision
 HITS = "vllm:prefix_cache_hits"
 SPECULATION = "vllm:spec_decode_num_drafts"
 
@@ -105,16 +107,16 @@ SPECULATION = "vllm:spec_decode_num_drafts"
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """
-    What one endpoint can do; None where it does not tell.
+    What one endpoint can do; None where that is unknown.
 
-    *token_ids*: returns the ids that it writes. *stop_included*: leaves the stop string in the text. *forced*: keeps to
-    ``allowed_token_ids``. *chosen_logprobs*: tells the probability of any token asked for; not tried on a server that
-    speculates, for in a batch with drafted tokens the question ends vLLM's V1 engine. *prompt_logprobs*: scores a given
-    text. *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: says how much of a prompt that
-    was. *metrics*: shows ``/metrics``. *speculation*: lets a method draft tokens for the model (speculative decoding).
-    *suffix_scoring*: scores the end of a cached text as it scores it within the whole; None where that is not allowed.
-    *cache* is how the server describes its prefix cache. *tried* is the length, in tokens, of the longest prompt that
-    was repeated to find out: the one that was read from the cache, if any was.
+    *token_ids*: returns the ids that it writes. *stop_included*: leaves the stop string in the text. *forced*: obeys
+    ``allowed_token_ids``. *chosen_logprobs*: returns the log-probabilities of requested tokens; not tried on a server
+    that speculates, because in a batch with drafted tokens such a request ends vLLM's V1 engine. *prompt_logprobs*:
+    scores the tokens of a prompt. *prefix_cache*: reads a repeated prompt from its cache. *cached_tokens*: reports how
+    many tokens it read there. *metrics*: shows ``/metrics``. *speculation*: uses speculative decoding.
+    *suffix_scoring*: scores the end of a cached text as it does within the whole text; None if the settings forbid it.
+    *cache* is the prefix cache as the server describes it. *tried* is the length, in tokens, of the longest repeated
+    prompt: the one that was read from the cache, if any was.
     """
 
     version: str | None
@@ -136,15 +138,15 @@ async def probe(
     connection: Connection, model: str, encoder: ModelTokenizer, *, suffix_scoring: bool = False
 ) -> Capabilities:
     """
-    Try one capability after the other. A refused request shows that there is none; nothing is raised.
+    Try one capability after the other. A rejected request means that it is missing; nothing is raised.
 
-    *suffix_scoring* is tried only where the settings allow it: a server that was not made for it may not survive it.
+    *suffix_scoring* is tried only if the settings allow it: a server without the right flags may crash.
     """
     prompt = (await encoder.literally(PROBE))[: encoder.room - 8]
     digits = await encoder.literally("0123456789")
     probing = _Probe(connection, model, prompt, digits, encoder.room - 8)
-    found = await probing.run()
-    return replace(found, suffix_scoring=await probing.suffix_scoring()) if suffix_scoring else found
+    capabilities = await probing.run()
+    return replace(capabilities, suffix_scoring=await probing.suffix_scoring()) if suffix_scoring else capabilities
 
 
 class _Probe:
@@ -179,14 +181,14 @@ class _Probe:
         )
 
     async def _stop_included(self, text: str) -> bool | None:
-        """Write the same again, and stop at something in it."""
+        """Write *text* again, with its last character as the stop string."""
         stop = text.strip()[-1:]
         if not stop:
             return None
         return str((await self._choice(4, stop=[stop], include_stop_str_in_output=True)).get("text")).endswith(stop)
 
     async def _forced(self, written: list[int]) -> bool | None:
-        """Allow a single token, one that the model would not write."""
+        """Allow only one token, which the model would not write."""
         others = [number for number in self._prompt if number not in written]
         if not written or not others:
             return None
@@ -202,17 +204,17 @@ class _Probe:
             return False
 
     async def _cache(self, cache: CacheConfig | None) -> tuple[bool | None, bool | None]:
-        """Repeat ever longer prompts until one is read from the cache; say whether, and whether the usage tells it."""
-        found, told = None, False
+        """Repeat ever longer prompts; return whether one was read from the cache, and whether the usage reports it."""
+        hit, reported = None, False
         for length in self._lengths(cache):
             self._long = self._fresh(length)
-            found, told = await self._repeated(self._long)
-            if found or found is None:
+            hit, reported = await self._repeated(self._long)
+            if hit or hit is None:
                 break
-        return found, told
+        return hit, reported
 
     def _lengths(self, cache: CacheConfig | None) -> list[int]:
-        """The lengths of the prompts to repeat, in tokens, as far as the model takes them."""
+        """Return the lengths of the prompts to repeat, in tokens, within the context of the model."""
         longer: tuple[int, ...] = LONGER if cache is None or cache.block is None else (2 * cache.block,)
         if cache is not None and cache.enabled is False:
             longer = ()
@@ -220,29 +222,29 @@ class _Probe:
         return list(dict.fromkeys(min(length, self._room) for length in wanted))
 
     def _fresh(self, length: int) -> list[int]:
-        """Return a prompt that the server has not seen, unlike that of an earlier probe."""
+        """Return a prompt in random order, which is in no cache."""
         prompt = [*(self._prompt * (length // len(self._prompt) + 1))[:length]]
         shuffle(prompt)
         return prompt
 
     async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool]:
-        """Send *prompt* again and again; look for hits in the usage, or else in the metrics."""
+        """Send *prompt* several times; look for cache hits in the usage, or else in the metrics."""
         body = vllm_protocol.completion_body(self._model, prompt, vllm_protocol.GREEDY, 1)
         reply = await self._post(body)
         before = await self._hits()
-        for _ in range(SIGHTINGS - 1):
+        for _ in range(REPEATS - 1):
             reply = await self._post(body)
             if vllm_protocol.usage(reply)[1]:
                 return True, True
         after = await self._hits()
         usage: dict[str, Any] = reply.get("usage") or {}
-        told = bool(usage.get("prompt_tokens_details"))
+        reported = bool(usage.get("prompt_tokens_details"))
         if before is None or after is None:
-            return (False if told else None), told
-        return after > before, told
+            return (False if reported else None), reported
+        return after > before, reported
 
     async def suffix_scoring(self) -> bool:
-        """Score the last token of the long prompt, which is cached by now, alone and within the whole prompt."""
+        """Compare the scores of the last token of the cached long prompt, scored alone and within the whole prompt."""
         even = len(self._long) // 2 * 2  # No whole number of blocks ends before the last token of an even length.
         prompt = self._long[:even]
         start, last = len(prompt) - 1, str(prompt[-1])
