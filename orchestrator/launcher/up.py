@@ -65,7 +65,7 @@ def _complete_flags(pair: Pair, facts: MachineFacts, console: Console) -> Pair:
             f"warning: {paths}: a hybrid, whose prefixes this vLLM caches in large blocks: no {added}",
             "yellow",
         )
-        complete, hybrids, lines = pair, {}, vllm_flags.flagged_lines(pair)
+        complete, hybrids, lines = pair, dict[str, StartedServer](), vllm_flags.flagged_lines(pair)
         parsed = vllm_flags.parse(lines) if lines else vllm_flags.ParsedFlags(parsed.flags, {})
         if isinstance(parsed, str):
             return pair

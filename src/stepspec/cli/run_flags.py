@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 from pydantic import TypeAdapter
@@ -80,7 +80,7 @@ def _parse(name: str, value: Any) -> Any:
     """Return the value of option *name* as `RunOptions` takes it."""
     if name == "options":
         return parse_options(value)
-    return [_unescape(text) for text in value] if isinstance(value, list) else value
+    return [_unescape(text) for text in cast("list[str]", value)] if isinstance(value, list) else value
 
 
 def _unescape(text: str) -> str:
