@@ -1,7 +1,7 @@
 """
-Grade a benchmark's own solutions as if they were answers: a grader that is any good agrees with nearly all of them.
+Grade a benchmark's own solutions as if they were answers: a good grader agrees with nearly all of them.
 
-And with none of those that were swapped between problems, but for those whose answers happen to be the same.
+It agrees with none of the solutions that were swapped between problems, except those with equal answers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..benchmarks import find, load
 from ..command_line import finite, script
 from ..sample import Task
 from ..testbed.servers import counting
-from .answers import Metric, given, plainly
+from .answers import Metric, compare_plainly, extract_answer
 from .graders import SECONDS, Graders, Mark, require
 
 EXAMPLES = """
@@ -61,7 +61,10 @@ class Agreement:
 
     @property
     def plain(self) -> int:
-        compared = (plainly(given(task.reference, self.metric), task.answer, self.metric) for task in self.tasks)
+        compared = (
+            compare_plainly(extract_answer(task.reference, self.metric), task.answer, self.metric)
+            for task in self.tasks
+        )
         return sum(same is not None for same in compared)
 
     def exceptions(self) -> list[str]:
@@ -89,7 +92,7 @@ def _next(tasks: Sequence[Task]) -> Sequence[Task]:
 def _reason(task: Task, grade: Mark, metric: Metric) -> str:
     if grade == "ungraded":
         return "the grader was killed: it took too long"
-    answer = given(task.reference, metric)
+    answer = extract_answer(task.reference, metric)
     return f"the solution gives {answer!r}, the answer is {task.answer!r}" if answer else "the solution gives no answer"
 
 
@@ -100,14 +103,14 @@ async def agreement(tasks: Sequence[Task], metric: Metric, workers: int, seconds
             bar = progress.add_task("grading", total=3 * len(tasks))
 
             async def grade(task: Task, gold: str) -> Mark:
-                found = await graders.grade(task.reference, gold, metric)
+                verdict = await graders.grade(task.reference, gold, metric)
                 progress.advance(bar)
-                return found
+                return verdict
 
             async def compare(task: Task) -> bool | None:
-                found = await graders.same(rf"\boxed{{{given(task.reference, metric)}}}", task.answer)
+                verdict = await graders.same(rf"\boxed{{{extract_answer(task.reference, metric)}}}", task.answer)
                 progress.advance(bar)
-                return found
+                return verdict
 
             began = time.perf_counter()
             grades = await asyncio.gather(*(grade(task, task.answer) for task in tasks))
@@ -122,10 +125,10 @@ async def agreement(tasks: Sequence[Task], metric: Metric, workers: int, seconds
 
 def check(
     benchmark: Annotated[str, typer.Argument(help="A benchmark that comes with worked solutions.")],
-    data: Annotated[Path | None, typer.Option(help="Take it from this JSONL or Parquet file.")] = None,
-    limit: Annotated[int | None, typer.Option(min=2, help="Only the first so many problems.")] = None,
-    workers: Annotated[int, typer.Option(min=1, help="Processes that grade.")] = 2,
-    seconds: Annotated[float, typer.Option(min=0.1, help="The longest that an answer is graded for.")] = SECONDS,
+    data: Annotated[Path | None, typer.Option(help="Read it from this JSONL or Parquet file.")] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="Only this number of problems, the first ones.")] = None,
+    workers: Annotated[int, typer.Option(min=1, help="Number of grading processes.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.1, help="Maximum time to grade an answer, in seconds.")] = SECONDS,
 ) -> None:
     """Grade a benchmark's own solutions, and list those that do not agree with its answers."""
     chosen = find(benchmark)
@@ -134,25 +137,25 @@ def check(
     tasks = [task for task in load(chosen, data, limit=limit) if task.reference]
     if len(tasks) < 2:
         raise ConfigurationError(f"{benchmark} comes without worked solutions: there is nothing to compare")
-    found = asyncio.run(agreement(tasks, chosen.metric, workers, seconds))
+    result = asyncio.run(agreement(tasks, chosen.metric, workers, seconds))
     n = len(tasks)
     stdout.print(
-        f"{found.agreed} of {n} solutions agree with the answer, in {found.seconds:.1f} s, {workers} processes"
+        f"{result.agreed} of {n} solutions agree with the answer, in {result.seconds:.1f} s, {workers} processes"
     )
     stdout.print(
-        f"{found.plain} of them took no algebra; by algebra alone {sum(map(bool, found.algebra))} agree, "
-        f"in {found.algebra_seconds:.1f} s"
+        f"{result.plain} of them took no algebra; by algebra alone {sum(map(bool, result.algebra))} agree, "
+        f"in {result.algebra_seconds:.1f} s"
     )
-    for line in found.exceptions():
+    for line in result.exceptions():
         stdout.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
     same = sum(task.answer == other.answer for task, other in zip(tasks, _next(tasks), strict=True))
     stdout.print(
-        f"against the next problem's answer: {sum(grade == 'right' for grade in found.swapped)} agree, "
+        f"against the next problem's answer: {sum(grade == 'right' for grade in result.swapped)} agree, "
         f"of which {same} have the same answer"
     )
-    for line in found.mistaken():
+    for line in result.mistaken():
         stdout.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
-    if found.agreed < n:
+    if result.agreed < n:
         raise typer.Exit(1)
 
 

@@ -20,7 +20,7 @@ from stepspec.orchestrator.concurrency import to_the_end
 from stepspec.orchestrator.errors import ConfigurationError
 
 from . import worker as worker_script
-from .answers import Metric, given, plainly
+from .answers import Metric, compare_plainly, extract_answer
 
 Mark: TypeAlias = Literal["right", "wrong", "ungraded"]
 
@@ -29,7 +29,7 @@ PATIENCE = 20.0  # times as long by the clock, for a process that does not even 
 START = 120.0  # to import what algebra takes, on a machine that is busy
 NEEDS_ALGEBRA: frozenset[Metric] = frozenset({"math", "number"})
 LIBRARY = "math_verify"
-SAID = {b"true\n": True, b"false\n": False}
+REPLIES = {b"true\n": True, b"false\n": False}
 # By its path and in safe mode, so that it imports nothing of ours and is ready in half a second.
 SCRIPT = (sys.executable, "-P", str(Path(worker_script.__file__).resolve()))
 
@@ -44,8 +44,8 @@ class Graders:
     """
     A few processes that compare answers, started when they are first needed.
 
-    An answer that takes more than *seconds* of computing, or ends its process otherwise, is "ungraded": it costs nobody
-    else anything.
+    An answer that takes more than *seconds* of computing, or ends its process otherwise, is "ungraded"; other answers
+    are not affected.
     """
 
     def __init__(self, workers: int = 2, seconds: float = SECONDS) -> None:
@@ -66,8 +66,8 @@ class Graders:
 
     async def grade(self, text: str, gold: str, metric: Metric) -> Mark:
         """Grade the answer that *text* gives, against *gold*."""
-        answer = given(text, metric)
-        same = plainly(answer, gold, metric)
+        answer = extract_answer(text, metric)
+        same = compare_plainly(answer, gold, metric)
         if same is None:
             same = await self.same(answer if answer == text.strip() else rf"\boxed{{{answer}}}", gold)
         return "ungraded" if same is None else "right" if same else "wrong"
@@ -82,7 +82,7 @@ class Graders:
 
 
 class _Worker:
-    """One process of `algebra`, begun anew after it was killed."""
+    """One process of `worker`, started again after it was killed."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -93,7 +93,7 @@ class _Worker:
             process = self._process or await self._start()
             line = orjson.dumps({"gold": gold, "answer": answer}) + b"\n"
             async with asyncio.timeout(PATIENCE * self._seconds):
-                return SAID[await _exchange(process, line)]
+                return REPLIES[await _exchange(process, line)]
         except (TimeoutError, EOFError, KeyError):
             await self.kill()
             return None
@@ -128,9 +128,9 @@ async def _exchange(process: Process, line: bytes) -> bytes:
     try:
         process.stdin.write(line)
         await process.stdin.drain()
-        said = await process.stdout.readline()
+        line_read = await process.stdout.readline()
     except (ConnectionError, ValueError) as exc:  # ValueError: a line longer than any that we know
         raise EOFError from exc
-    if not said.endswith(b"\n"):
+    if not line_read.endswith(b"\n"):
         raise EOFError
-    return said
+    return line_read

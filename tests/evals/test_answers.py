@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from stepspec.evals.grading.answers import Metric, given, number, plainly
+from stepspec.evals.grading.answers import Metric, compare_plainly, extract_answer, number
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ from stepspec.evals.grading.answers import Metric, given, number, plainly
     ],
 )
 def test_the_last_thing_that_looks_like_an_answer_is_the_answer(text: str, metric: Metric, answer: str) -> None:
-    assert given(text, metric) in (answer, answer.replace("$-", "-"))
+    assert extract_answer(text, metric) in (answer, answer.replace("$-", "-"))
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_numbers_are_read_whatever_they_are_dressed_in(text: str, value: Fractio
     ],
 )
 def test_what_takes_no_algebra_is_decided_at_once(answer: str, gold: str, metric: Metric, same: bool | None) -> None:
-    assert plainly(answer, gold, metric) is same
+    assert compare_plainly(answer, gold, metric) is same
