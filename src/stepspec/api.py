@@ -279,9 +279,9 @@ class Solver:
         names, known = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
         watch(Started(chain.messages, settings.policy, names, known))
         if learning is not None:
-            given = learning.begin()
-            settings = settings.with_overrides({"options": learning.options(given), "ahead": given.ahead})
-            watch(given)
+            adapted = learning.begin()
+            settings = settings.with_overrides({"options": learning.options(adapted), "ahead": adapted.ahead})
+            watch(adapted)
         try:
             windows.begin()
             with carrying(self._session(session), settings.priority):

@@ -33,12 +33,12 @@ class Learning:
         self._warned = False
 
     def begin(self) -> Adapted:
-        """What the next run is given, to be told in its trace."""
+        """The values for the next run, an event of its trace."""
         return self.adaptation.begin(self.option)
 
-    def options(self, given: Adapted) -> dict[str, Any]:
-        """The policy's options for a run that was *given* so much."""
-        return self._options if given.value is None else {**self._options, self.option: given.value}
+    def options(self, adapted: Adapted) -> dict[str, Any]:
+        """The policy's options for a run with the values of *adapted*."""
+        return self._options if adapted.value is None else {**self._options, self.option: adapted.value}
 
     def learn(self, moments: Iterable[Moment]) -> None:
         """Learn from the trace of a run that is over; say once if the limit cannot be kept."""

@@ -32,10 +32,10 @@ def require() -> None:
         raise ConfigurationError(f"`stepspec serve` needs {', '.join(missing)}: pip install 'stepspec[serve]'")
 
 
-def service_settings(**given: Any) -> ServiceSettings:
-    """Read the service's settings, *given* ones first; those that are None count as not given."""
-    asked = {key: value for key, value in given.items() if value is not None}
-    return configuration.load(service=asked or None).service
+def service_settings(**overrides: Any) -> ServiceSettings:
+    """Read the service's settings, *overrides* first; those that are None count as absent."""
+    changed = {name: value for name, value in overrides.items() if value is not None}
+    return configuration.load(service=changed or None).service
 
 
 async def serve(solver: Solver, settings: ServiceSettings) -> None:

@@ -41,8 +41,8 @@ Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 
 def _for_role(role: Party) -> BeforeValidator:
-    """Let an endpoint be given as its URL alone, and never ask for the role that its place already says."""
-    return BeforeValidator(lambda given: for_role(given, role))
+    """Accept an endpoint as its URL alone, and set its role, which follows from its place."""
+    return BeforeValidator(lambda value: for_role(value, role))
 
 
 class Settings(RunOptions, BaseSettings):
