@@ -1,4 +1,4 @@
-"""Helpers that the command-line programs share: run a command, and refuse wrong options before anything starts."""
+"""Helpers that the command-line programs share: run a command, refuse wrong options early, show progress."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import TypeVar
 import typer
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
@@ -87,3 +88,9 @@ def only_without_testbed(**urls: str | None) -> None:
     """Raise `ConfigurationError` if a server is named where the miniature pair is going to be started."""
     if given := [f"--{role}" for role, url in urls.items() if url is not None]:
         raise ConfigurationError(f"--testbed starts a pair of its own: leave out either it or {', '.join(given)}")
+
+
+def progress_bars(console: Console) -> Progress:
+    """Return progress bars that count, with the remaining time."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console)

@@ -19,13 +19,14 @@ from stepspec.orchestrator.nesting import described
 
 from . import provenance
 from .benchmarks import Benchmark
+from .command_line import progress_bars
 from .grading.graders import Graders
 from .plan import Plan, check_arm, identity, trials
 from .results import SMALL_PRINT, ArmSummary, compare_arms
 from .runner import WorkerGroup, WorkerSlot, local_worker, run
 from .sample import Sample, Task
 from .store import Place, SampleStore
-from .testbed.servers import counting, weights_digest
+from .testbed.servers import weights_digest
 
 SAMPLES, RUN, PROBLEMS, SUMMARY, TRACES = "samples.jsonl", "run.json", "problems.jsonl", "summary.json", "traces"
 
@@ -109,7 +110,7 @@ async def _measure(
         traces.mkdir(exist_ok=True)
     slots = _slots(solver, evaluation, workers)
     async with Graders(evaluation.graders, evaluation.patience) as graders:
-        with counting(console) as progress:
+        with progress_bars(console) as progress:
             bar = progress.add_task(evaluation.benchmark.name, total=len(places), completed=done)
             await run(
                 slots,

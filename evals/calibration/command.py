@@ -18,12 +18,12 @@ from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, find, half, load, own
-from ..command_line import finite, only_without_testbed, script, writable
+from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..grading.graders import Graders, require
 from ..plan import check_arm, testbed_settings
 from ..provenance import digests
 from ..sample import Task
-from ..testbed.servers import counting, weights_digest
+from ..testbed.servers import weights_digest
 from ..testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # modules that need scipy are imported inside functions: `stepspec` has to start without it
@@ -168,7 +168,7 @@ async def _search(
 ) -> CalibrationResult:
     from .search import CalibrationSearch
 
-    with counting(stderr) as progress:
+    with progress_bars(stderr) as progress:
         bars: dict[float | None, TaskID] = {None: progress.add_task("large alone", total=problems)}
 
         def on_problem(value: float | None, solved: bool) -> None:

@@ -32,9 +32,8 @@ from rich.table import Table
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.policies.option_types import Threshold
 
-from ..command_line import script
+from ..command_line import progress_bars, script
 from ..results import wilson
-from ..testbed.servers import counting
 from .risk_bound import FixedSequence, LossTest, Paired, loosest_holding
 from .search import CalibrationRun, CalibrationSearch, Decision, RunMemory
 
@@ -288,7 +287,7 @@ def main(
     searched = max(1, populations // SEARCHED)
     searches = [(kind, repeating, 1) for kind in SEARCH_KINDS for repeating in REPEATING]
     searches += [(kind, 0.0, ATTEMPTS) for kind in ATTEMPT_KINDS]
-    with counting(stderr) as progress:
+    with progress_bars(stderr) as progress:
         bar = progress.add_task("calibrating", total=len(KINDS) * len(sizes) * populations)
         rows = [
             simulate(kind, n, limit, populations, seed=seed, on_population=lambda: progress.advance(bar))

@@ -26,11 +26,11 @@ from rich.console import Console
 from stepspec.orchestrator.endpoints import GREEDY, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..command_line import script
+from ..command_line import progress_bars, script
 from ..results import Result, summarise
 from ..sample import Arm, Sample, Task
 from ..store import SampleStore
-from ..testbed.servers import SPECULATIONS, counting, weights_digest
+from ..testbed.servers import SPECULATIONS, weights_digest
 from ..testbed.solving_pair import fresh_tasks, pair_solver, solvers
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import markdown, small_print, table
@@ -83,7 +83,7 @@ async def measure_stacked(
                 speculation = SPECULATIONS[method]
                 pair = pair_solver(profile, console, over, seed + 1, problems=WARM_UP, speculation=speculation)
                 async with pair as solver:
-                    with counting(console) as progress:
+                    with progress_bars(console) as progress:
                         advance = partial(progress.advance, progress.add_task(method, total=left))
                         await measure(solver, over, tasks, on_sample=_keeping(samples, advance), done=samples.done)
     all_arms = [arm for over in chosen.values() for arm in over]
@@ -205,7 +205,7 @@ async def bench(
         by_arm = {
             named(arm, sampling): others[arm.name] for sampling in samplings for arm in arms if arm.name in others
         }
-        with samples, counting(console) as progress:
+        with samples, progress_bars(console) as progress:
             left = missing(all_arms, tasks, samples)
             bar = progress.add_task(
                 "measuring", total=problems * len(all_arms), completed=problems * len(all_arms) - left

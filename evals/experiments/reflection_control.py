@@ -29,10 +29,10 @@ from stepspec.orchestrator import Accept, Chain, Model, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.policies import Reflective
 
-from ..command_line import script
+from ..command_line import progress_bars, script
 from ..results import wilson
 from ..testbed.problems import Problem, State, advance, begin, corrupt, expected, generate
-from ..testbed.servers import counting, running
+from ..testbed.servers import running
 
 Kind: TypeAlias = Literal["right", "wrong result", "wrong step"]
 Rule: TypeAlias = Literal["match", "typical"]
@@ -163,7 +163,7 @@ async def confound(problems: int, accept: Rule, console: Console) -> list[Rate]:
     async with running("off", ("large",), console=console) as served:
         settings = Endpoint(role="large", url=served["large"].base_url)
         async with VllmEndpoint(settings) as endpoint:
-            with counting(console) as progress:
+            with progress_bars(console) as progress:
                 bar = progress.add_task("reading", total=len(drafts) * len(READINGS))
                 large = endpoint.model()
                 return await rates(large, drafts, accept=accept, on_verdict=lambda: progress.advance(bar))

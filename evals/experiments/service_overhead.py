@@ -28,8 +28,7 @@ from stepspec.orchestrator.service.observers import RequestArrived, RunEvent, Se
 from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.service_factory import offer
 
-from ..command_line import script
-from ..testbed.servers import counting
+from ..command_line import progress_bars, script
 from ..testbed.solving_pair import fresh_tasks, pair_solver
 from .mock_engine import InstantEngine
 
@@ -102,7 +101,7 @@ async def arrivals(problems: int, console: Console, serving: Serving) -> list[Ar
         serving(offer(solver), [watch]) as base,
         aiohttp.ClientSession(base) as http,
     ):
-        with counting(console) as progress:
+        with progress_bars(console) as progress:
             bar = progress.add_task("arrivals", total=problems)
             for number, task in enumerate(fresh_tasks(problems + 2, SEED)):
                 arrival = await _stream(http, task.problem, watch)
@@ -252,7 +251,7 @@ async def costs(requests: int, rounds: int, console: Console) -> list[OverheadRo
     _: Engine = engine
     measured: list[OverheadRound] = []
     async with serving(engine.offer()) as base:
-        with counting(console) as progress:
+        with progress_bars(console) as progress:
             bar = progress.add_task("service time", total=rounds * len(CONCURRENT) + 1)
             await cost(engine, base, 4, 16, STEPS)  # warms up
             progress.advance(bar)

@@ -19,9 +19,8 @@ from rich.console import Console
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..benchmarks import find, load
-from ..command_line import finite, script
+from ..command_line import finite, progress_bars, script
 from ..sample import Task
-from ..testbed.servers import counting
 from .answers import Metric, compare_plainly, extract_answer
 from .graders import SECONDS, Graders, Mark, require
 
@@ -99,7 +98,7 @@ def _reason(task: Task, grade: Mark, metric: Metric) -> str:
 async def agreement(tasks: Sequence[Task], metric: Metric, workers: int, seconds: float) -> Agreement:
     """Grade every reference of *tasks*, as evaluations do, then by algebra alone, then against another's answer."""
     async with Graders(workers, seconds) as graders:
-        with counting(stderr) as progress:
+        with progress_bars(stderr) as progress:
             bar = progress.add_task("grading", total=3 * len(tasks))
 
             async def grade(task: Task, gold: str) -> Mark:

@@ -37,9 +37,9 @@ from stepspec.orchestrator.launcher.commands import ZEROS, arguments
 from stepspec.orchestrator.launcher.up import show_progress
 from stepspec.policies import METHODS
 
-from ..command_line import script
+from ..command_line import progress_bars, script
 from .random_models import HALF, make_model
-from .servers import ENVIRONMENT, FLAGS, counting
+from .servers import ENVIRONMENT, FLAGS
 from .vocabularies import CACHE, VOCABULARIES, tokenizer_file
 
 LANGUAGE_MODEL_FLAGS = ("generation-config", "enable-prompt-tokens-details", "structured-outputs-config")
@@ -257,7 +257,7 @@ async def measure(
         for role, family in families.items():
             model = await stack.enter_async_context(VllmEndpoint(endpoint(served, role)))
             sides[role] = Side(model.encoder, Tokenizer.from_file(str(tokenizer_file(family, cache))))
-        progress = stack.enter_context(counting(console))
+        progress = stack.enter_context(progress_bars(console))
         for row in rows:
             bar = progress.add_task(row.method, total=runs)
 

@@ -18,8 +18,6 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
 
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
@@ -216,9 +214,3 @@ async def running(
             launching = launch(servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=on_progress)
             served = await stack.enter_async_context(launching)
         yield served
-
-
-def counting(console: Console) -> Bars:
-    """Return progress bars that count, with the remaining time."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Bars(*columns, console=console)

@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from stepspec.evals.calibration import cue_profile as profiling
-from stepspec.evals.command_line import only_without_testbed, writable
-from stepspec.evals.testbed.servers import counting
+from stepspec.evals.command_line import only_without_testbed, progress_bars, writable
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -87,7 +86,7 @@ async def _profile(
     pair: AbstractAsyncContextManager[Solver], problems: list[str], least: int
 ) -> tuple[profiling.PairProfile, str]:
     async with pair as solver:
-        with counting(stderr) as progress:
+        with progress_bars(stderr) as progress:
             bar = progress.add_task("solving and reading", total=len(problems))
             result = await profiling.profile(solver, problems, least=least, on_problem=lambda: progress.advance(bar))
         names = f"{solver.large.name} with {solver.small.name}"

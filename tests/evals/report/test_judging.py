@@ -17,7 +17,7 @@ RIGHT = (9.0, 8.0, 8.0, 6.0)
 WRONG = (8.0, 5.0, 2.0)
 
 
-def checked_verdicts(
+def make_verdicts(
     right: tuple[float, ...] = RIGHT, wrong: tuple[float, ...] = WRONG, threshold: float = 7.0
 ) -> list[ScoredVerdict]:
     pairs = [(score, True) for score in right] + [(score, False) for score in wrong]
@@ -25,7 +25,7 @@ def checked_verdicts(
 
 
 def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
-    found = separate(checked_verdicts(), "step", doubt=False)
+    found = separate(make_verdicts(), "step", doubt=False)
     assert found is not None
     pairs = [1.0 if r > w else 0.5 if r == w else 0.0 for r in RIGHT for w in WRONG]
     assert found.area.value == pytest.approx(sum(pairs) / len(pairs))
@@ -39,14 +39,14 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order() -> None:
 
 
 def test_a_doubt_is_the_better_the_lower_it_is() -> None:
-    plain, doubt = (separate(checked_verdicts(), "step", doubt=kind) for kind in (False, True))
+    plain, doubt = (separate(make_verdicts(), "step", doubt=kind) for kind in (False, True))
     assert plain is not None
     assert doubt is not None
     assert plain.area.value + doubt.area.value == pytest.approx(1.0)
 
 
 def test_scores_that_never_err_are_no_proof() -> None:
-    found = separate(checked_verdicts((9.0,) * 30, (1.0,) * 4), "step", doubt=False)
+    found = separate(make_verdicts((9.0,) * 30, (1.0,) * 4), "step", doubt=False)
     assert found is not None
     assert (found.area.value, found.area.high) == (1.0, 1.0)
     assert found.area.low == wilson(4, 4).low
@@ -55,7 +55,7 @@ def test_scores_that_never_err_are_no_proof() -> None:
 def test_the_interval_is_as_wide_as_theory_has_it() -> None:
     rng = random.Random(1)
     right, wrong = (tuple(rng.gauss(mean, 1) for _ in range(80)) for mean in (1, 0))
-    found = separate(checked_verdicts(right, wrong), "step", doubt=False)
+    found = separate(make_verdicts(right, wrong), "step", doubt=False)
     assert found is not None
     a = found.area.value
     q1, q2 = a / (2 - a), 2 * a * a / (1 + a)  # Hanley and McNeil 1982
@@ -64,13 +64,13 @@ def test_the_interval_is_as_wide_as_theory_has_it() -> None:
 
 
 def test_too_few_of_either_kind_say_nothing() -> None:
-    assert separate(checked_verdicts(wrong=(1.0, 2.0)), "step", doubt=False) is None
-    assert separate(checked_verdicts(right=()), "step", doubt=False) is None
+    assert separate(make_verdicts(wrong=(1.0, 2.0)), "step", doubt=False) is None
+    assert separate(make_verdicts(right=()), "step", doubt=False) is None
 
 
 def test_what_the_score_did_not_decide_counts_for_what_passed_and_not_for_the_curve() -> None:
     elsewhere = [ScoredVerdict(9.0, False, False, 20 + at, decided=False) for at in range(3)]
-    found, without = (separate([*checked_verdicts(), *more], "step", doubt=False) for more in (elsewhere, []))
+    found, without = (separate([*make_verdicts(), *more], "step", doubt=False) for more in (elsewhere, []))
     assert found is not None
     assert without is not None
     assert found.curve == without.curve

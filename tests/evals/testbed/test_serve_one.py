@@ -25,7 +25,7 @@ def become(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> Became:
         raise Became(program, command, environment)
 
     monkeypatch.setattr(os, "execvpe", execvpe)
-    monkeypatch.setattr(sys, "argv", ["alone", *arguments])
+    monkeypatch.setattr(sys, "argv", ["serve_one", *arguments])
     monkeypatch.setenv("HTTP_PROXY", "http://proxy")
     with pytest.raises(Became) as found:
         serve_one.main()
@@ -43,16 +43,16 @@ def test_it_becomes_the_server_of_its_role_for_everybody(role: str, monkeypatch:
 
 
 def test_it_listens_where_it_is_told_at_the_pace_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = ("large", "--host", "127.0.0.1", "--port", "81", "--profile", "off")
+    options = ("large", "--host", "127.0.0.1", "--port", "81", "--profile", "off")
     (server,) = miniature_servers("off", ("large",))
-    assert become(*told, monkeypatch=monkeypatch).command == server.command(81)
+    assert become(*options, monkeypatch=monkeypatch).command == server.command(81)
 
 
 def test_what_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["alone", "huge"])
+    monkeypatch.setattr(sys, "argv", ["serve_one", "huge"])
     with pytest.raises(SystemExit):
         serve_one.main()
     assert "invalid choice: 'huge'" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "argv", ["alone", "large", "--profile", "fast"])
+    monkeypatch.setattr(sys, "argv", ["serve_one", "large", "--profile", "fast"])
     with pytest.raises(ConfigurationError, match="no pacing profile 'fast'"):
         serve_one.main()
