@@ -9,6 +9,7 @@ the other workers run no test. Without xdist, all tests run in the order of thei
 from __future__ import annotations
 
 import fcntl
+import json
 from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -23,11 +24,12 @@ CLIENTS = TESTS / "integration" / "clients"
 PAIR, PACED_PAIR, VOCABULARIES, DOCKER = "pair", "paced-pair", "vocabularies", "docker"
 OWN_SERVERS = "own-servers"  # tests that start all the servers that they use
 FIRST = (PAIR, PACED_PAIR, OWN_SERVERS, VOCABULARIES, DOCKER)
+GROUPS = "groups.json"
 GROUP = pytest.StashKey[str | None]()
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # xdist reads the groups in its own hook, which is no wrapper
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Name the group of every test, and bring the tests into the order in which xdist deals them out."""
     pairs: dict[Path, set[str]] = defaultdict(set)
     for item in items:
@@ -36,10 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         group = item.stash[GROUP] = _group(item, pairs[item.path])
         servers = "with servers" if item.get_closest_marker("servers") else "without servers"
         item.user_properties.append(("phase", f"{servers}, {group}" if group else servers))
-        if group and _works(config):
-            item.add_marker(pytest.mark.xdist_group(group))
     if _works(config):
         items.sort(key=_turn)
+        groups = {item.nodeid: item.stash[GROUP] for item in items if item.stash[GROUP]}
+        (_shared(config) / GROUPS).write_text(json.dumps(groups))  # every worker writes the same
+    yield
 
 
 def _pairs(item: pytest.Item) -> set[str]:
@@ -72,9 +75,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
     """Deal out by group, and by file where a test has none, in the order of the collection."""
     config.option.loadscopereorder = False
     scheduling: Any = import_module("xdist.scheduler").LoadGroupScheduling(config, log)  # it has no types
-    group_or_test = scheduling._split_scope
-    scheduling._split_scope = lambda nodeid: group_or_test(nodeid).partition("::")[0]
+    groups = dict[str, str]()
+
+    def group_of(nodeid: str) -> str:
+        if not groups:
+            groups.update(json.loads((_shared(config) / GROUPS).read_text()))
+        return groups.get(nodeid) or nodeid.partition("::")[0]
+
+    scheduling._split_scope = group_of
     return scheduling
+
+
+def _shared(config: pytest.Config) -> Path:
+    """Return the folder that all processes of this run share."""
+    if _works(config):
+        return Path(config.option.basetemp).parent  # xdist gives each worker a folder below that of the run
+    factory: pytest.TempPathFactory = vars(config)["_tmp_path_factory"]
+    return factory.getbasetemp()
 
 
 def _works(config: pytest.Config) -> bool:
@@ -87,8 +104,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Run a test beside those of other workers, or alone; its time limit starts after the wait."""
     if not _works(item.config):
         return (yield)
-    shared = Path(item.config.option.basetemp).parent  # xdist gives each worker a folder below that of the run
-    with _room(shared, alone=item.get_closest_marker("alone") is not None):
+    with _room(_shared(item.config), alone=item.get_closest_marker("alone") is not None):
         return (yield)
 
 
