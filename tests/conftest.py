@@ -11,7 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 from collections import defaultdict
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -109,7 +109,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 
 
 @contextmanager
-def _room(shared: Path, *, alone: bool) -> Iterator[None]:
+def _room(shared: Path, *, alone: bool) -> Generator[None]:
     """Wait until the other workers run no test (*alone*), or none that has to be alone."""
     with (shared / "next.lock").open("w") as following, (shared / "running.lock").open("w") as running:
         fcntl.flock(following, fcntl.LOCK_EX)  # held while waiting: nobody overtakes a test that has to be alone
