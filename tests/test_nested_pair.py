@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, NestedPair, Solver, settings
-from stepspec.cli import display
+from stepspec.cli import terminal
 from stepspec.orchestrator import Ledger, trace
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
@@ -222,7 +222,7 @@ async def test_every_server_is_known_by_the_path_of_its_model() -> None:
 
 def test_the_terminal_tells_what_each_model_within_did() -> None:
     events = [moment.event for moment in trace.read(RECORDED)]
-    assert [each.plain for each in display.nested_lines(Ledger.of(events))] == [
+    assert [each.plain for each in terminal.nested_lines(Ledger.of(events))] == [
         "small.large: 2 tokens kept, 2 discarded",
         "small.small: 36 tokens kept, 32 discarded, 2 of 4 drafts stood",
     ]

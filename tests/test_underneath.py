@@ -13,7 +13,7 @@ from aiohttp import web
 from rich.console import Console
 
 from stepspec import Solution, Solver
-from stepspec.cli.display import speculation_line
+from stepspec.cli.terminal import speculation_line
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.endpoints import GREEDY, metrics
 from stepspec.orchestrator.events import Committed, Event, Finished, Speculated

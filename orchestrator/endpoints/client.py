@@ -1,7 +1,9 @@
 """
 The HTTP client of one endpoint: `Connection` sends requests and retries them, `Events` reads a stream of events.
 
-The bodies and the replies are in `vllm_protocol`.
+`priority` orders the requests that wait at a server: vLLM with ``--scheduling-policy priority`` takes the lowest number
+first, and of equal numbers the earliest request; with any other policy it ignores the number. Requests that a chain
+waits for go before those it may never need. Bodies and replies are in `vllm_protocol`.
 """
 
 from __future__ import annotations
@@ -22,13 +24,9 @@ from openai import APIConnectionError, APIStatusError, AsyncOpenAI, AsyncStream,
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity import wait_random_exponential as random_exponential
 
-from ..errors import (
-    EndpointError,
-    EndpointRejected,
-    EndpointUnavailable,
-)
-from ..interfaces import REQUEST
-from .priority import RUN, priority
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable
+from ..events import Purpose
+from ..interfaces import REQUEST, RequestContext
 from .settings import Address, Deadlines
 from .vllm_protocol import (
     COMPLETIONS,
@@ -362,3 +360,28 @@ async def _within(call: Call, seconds: float, message: str) -> AsyncGenerator[No
             yield
     except TimeoutError:
         raise call.error(EndpointUnavailable, message.format(seconds)) from None
+
+
+AWAITED: Mapping[Purpose, int] = {"verify": 0, "watch": 0, "repair": 1, "answer": 2, "draft": 3}
+BETS: Mapping[Purpose, int] = {"verify": 4}
+OTHER_BETS, SHADOW = 5, 7
+LEVELS = 8
+"""The numbers that one run uses. All requests of a run go before those of a run whose priority is higher by one."""
+
+RUN: ContextVar[int] = ContextVar("RUN", default=0)
+"""The priority of the run among other runs; lower is earlier. `carrying` sets it."""
+
+
+def priority(request: RequestContext, run: int = 0) -> int | None:
+    """Return the number by which vLLM orders requests; None for a request that belongs to no run."""
+    if not request.purpose:
+        return None
+    return run * LEVELS + _level(request)
+
+
+def _level(request: RequestContext) -> int:
+    if request.purpose == "shadow":
+        return SHADOW
+    if request.bet or request.purpose == "hedge":
+        return BETS.get(request.purpose, OTHER_BETS)
+    return AWAITED[request.purpose]

@@ -301,7 +301,9 @@ def _with_type(item: object) -> object:
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")):
         raise ValueError(f"an item of the type {kind!r}: {TOOLS}")
-    return {"type": "message", **fields} if "role" in fields else item
+    if "role" not in fields:
+        return item
+    return {"type": "message", **fields}
 
 
 class Reasoning(Part):

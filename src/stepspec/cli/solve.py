@@ -16,16 +16,19 @@ from stepspec.orchestrator.nesting import leaves
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
-from .display import RunPrinter, nested_lines, speculation_line, summary
 from .run_flags import with_run_flags
 from .terminal import (
     CriticUrl,
     Json,
     LargeUrl,
+    RunPrinter,
     SmallUrl,
+    nested_lines,
     print_json,
+    speculation_line,
     stderr,
     stdout,
+    summary,
     wait,
 )
 

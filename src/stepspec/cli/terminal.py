@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Coroutine
+import time
+from collections.abc import Coroutine, Iterator
 from typing import Annotated, Any, TypeVar
 
 import orjson
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Degraded, Event, Moved
+from stepspec.orchestrator.ledger import Ledger, Speculation
+from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
+from stepspec.orchestrator.trace import Moment
 
 T = TypeVar("T")
 
@@ -56,3 +62,66 @@ def _parse_option(word: str) -> tuple[str, Any]:
         return name.strip(), orjson.loads(value)
     except orjson.JSONDecodeError:
         return name.strip(), value
+
+
+COLOURS = {"small": "green", "large": "blue"}
+
+
+class RunPrinter:
+    """An observer that prints the fate of every step; times count from when it is created."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._began = console, time.perf_counter()
+
+    def __call__(self, event: Event) -> None:
+        for step in solved_steps(Moment(time.perf_counter() - self._began, event)):
+            if step.fate != "lost":
+                self._console.print(step_line(step), soft_wrap=True)
+        if isinstance(event, Degraded):
+            self._console.print(
+                f"the {event.path or event.role} model failed, going on without it: {event.cause}", style="yellow"
+            )
+        elif isinstance(event, Moved):
+            self._console.print(
+                f"the {event.path or event.role} model at {event.url} failed, going on at {event.to}", style="yellow"
+            )
+
+
+def step_line(step: SolvedStep) -> Text:
+    """Return one line: the second, the author, the grade and the text of *step*."""
+    grade = "" if step.grade is None else f"{step.grade:.3g}"
+    style = COLOURS[step.author] if step.fate == "kept" else "dim strike"
+    note = f"  ({step.fate}: {step.reason})" if step.fate == "rejected" else ""
+    head = f"{step.at:6.2f} s  {step.author:<5}  {grade:>4}  "
+    return Text.assemble((head, "dim"), (" ".join(step.text.split()), style), (note, "dim"))
+
+
+def summary(solution: Solution) -> Text:
+    """Return the cost of the run in one line."""
+    ledger = solution.ledger
+    rate = "" if ledger.accept_rate is None else f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted, "
+    wasted = ledger.small.discarded + ledger.large.discarded
+    return Text(
+        f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large model, "
+        f"{wasted} tokens discarded, finish reason: {solution.finish_reason}"
+        f"{'' if solution.seed is None else f', seed: {solution.seed}'}",
+        style="dim",
+    )
+
+
+def nested_lines(ledger: Ledger) -> Iterator[Text]:
+    """Yield a line per model of a nested pair: its tokens, and how many of its drafts the pair itself accepted."""
+    sifted = {f"{path}.small": f", {stood} of {judged} drafts stood" for path, judged, stood in ledger.sifted}
+    for model in ledger.nested:
+        drafts = sifted.get(model.path, "")
+        yield Text(f"{model.path}: {model.kept} tokens kept, {model.discarded} discarded{drafts}", style="dim")
+
+
+def speculation_line(speculation: Speculation) -> Text:
+    """Return, in one line, how many tokens the servers of a model drafted and accepted themselves."""
+    others = "others at work there too" if speculation.shared else "nobody else known to be at work there"
+    return Text(
+        f"token-level speculation under {speculation.name}: {speculation.counted} "
+        f"(its servers' counters over {speculation.seconds:.1f} s, {others})",
+        style="dim",
+    )

@@ -17,8 +17,7 @@ from stepspec.orchestrator.launcher.commands import shell_line
 
 from .. import policies
 from ..api import check_nested_policies
-from .display import RunPrinter
-from .terminal import Json, Profile, print_json, stderr, stdout, wait
+from .terminal import Json, Profile, RunPrinter, print_json, stderr, stdout, wait
 
 EXAMPLES = """
 Examples:

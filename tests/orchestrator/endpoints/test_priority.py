@@ -7,8 +7,7 @@ from itertools import pairwise
 import pytest
 
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints.client import CARRIED, carrying
-from stepspec.orchestrator.endpoints.priority import LEVELS, priority
+from stepspec.orchestrator.endpoints.client import CARRIED, LEVELS, carrying, priority
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
