@@ -38,7 +38,7 @@ POLICIES["wrappers"] = (
 LOOP = " ".join(
     f"tests/orchestrator/test_{name}.py" for name in ("lookahead", "steps", "deadline", "sticky_stream", "run")
 )
-NESTED = " ".join(f"tests/orchestrator/nesting/test_{name}.py" for name in ("course", "nested", "promises"))
+NESTED = " ".join(f"tests/orchestrator/nesting/test_{name}.py" for name in ("verified_stream", "nested", "promises"))
 CORE = {
     "budget": ("orchestrator/budget.py", "tests/orchestrator/test_budget.py tests/orchestrator/test_run.py"),
     "reason": ("orchestrator/reason.py", f"{LOOP} tests/orchestrator/test_reason.py"),
