@@ -61,6 +61,7 @@ def pin() -> None:
 def install() -> None:
     """Install the environments of all clients, all at once."""
     names = sorted(pins.parent.name for pins in FOLDER.glob("*/requirements.txt"))
+    find_uv_bin()  # Python 3.11 fails where several threads ask for its paths for the first time.
     with ThreadPoolExecutor(len(names)) as pool:
         installing = [pool.submit(environment, name) for name in names]
     failures = [str(error) for future in installing if (error := future.exception())]
