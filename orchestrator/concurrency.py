@@ -51,7 +51,7 @@ async def supervised(*coroutines: Coroutine[Any, Any, object]) -> AsyncGenerator
     if block and block.cancelling() > cancelling and errors:
         raise asyncio.CancelledError  # The caller of the block was cancelled at the same time: that comes first.
     if errors:
-        raise errors[0]
+        raise errors[0] from (errors[1] if len(errors) > 1 else None)
 
 
 async def to_the_end(coroutine: Coroutine[Any, Any, object]) -> None:

@@ -181,7 +181,7 @@ async def test_the_error_of_a_block_that_fails_because_of_a_job_is_shown_with_it
 
     with pytest.raises(LookupError) as failure:
         await block()
-    assert isinstance(failure.value.__context__, ConnectionError)
+    assert isinstance(failure.value.__cause__, ConnectionError)
 
 
 async def test_a_cancellation_from_outside_is_not_swallowed() -> None:
