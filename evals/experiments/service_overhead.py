@@ -22,7 +22,7 @@ from rich.table import Table
 
 from stepspec.orchestrator.chain import Accept, Message
 from stepspec.orchestrator.events import Called, Committed, Event, Judged, Repaired
-from stepspec.orchestrator.service.app import Server, Service, listen
+from stepspec.orchestrator.service.app import Service, ServiceServer, listen
 from stepspec.orchestrator.service.interfaces import Engine, Offer
 from stepspec.orchestrator.service.observers import RequestArrived, RunEvent, ServiceEvent, ServiceObserver
 from stepspec.orchestrator.service.settings import ServiceSettings
@@ -194,7 +194,7 @@ async def serving(offer: Offer, observers: Sequence[ServiceObserver] = ()) -> As
     """Serve *offer* at a free port; yield the base URL."""
     settings = ServiceSettings(port=0, max_running=256, health_every=3600)
     service = Service(offer, settings, observers)
-    server = Server(service, settings, lambda message: None)
+    server = ServiceServer(service, settings, lambda message: None)
     with listen(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
         running = asyncio.create_task(server.serve([listening]))

@@ -81,7 +81,7 @@ stderr = Console(stderr=True)
 
 
 @dataclass(slots=True)
-class Row:
+class MethodRow:
     """The counts of one method; *halves* are tokens that are part of a character."""
 
     method: str
@@ -161,7 +161,7 @@ def endpoint(served: Mapping[str, Served], role: Role) -> Endpoint:
 
 
 async def attempt(
-    solver: Solver, sides: Mapping[Role, Side], row: Row, number: int, budget: Budget, temperature: float
+    solver: Solver, sides: Mapping[Role, Side], row: MethodRow, number: int, budget: Budget, temperature: float
 ) -> None:
     """Execute run *number* of the method of *row*, check it, and add the counts to *row*."""
     events: list[Event] = []
@@ -241,14 +241,14 @@ async def measure(
     small: str = "qwen",
     cache: Path = CACHE,
     console: Console = stderr,
-    on_row: Callable[[Row], object] = lambda row: None,
-) -> list[Row]:
+    on_row: Callable[[MethodRow], object] = lambda row: None,
+) -> list[MethodRow]:
     """
     Execute *runs* runs of each of the *methods*, *at_once* in parallel, with budgets of *tokens* tokens.
 
     *small* is the family of the small model's vocabulary. *on_row* is called with each row when it is complete.
     """
-    rows = [Row(method) for method in methods]
+    rows = [MethodRow(method) for method in methods]
     families: Mapping[Role, str] = {"small": small, "large": "qwen"}
     free = asyncio.Semaphore(at_once)
     async with AsyncExitStack() as stack:
@@ -261,7 +261,7 @@ async def measure(
         for row in rows:
             bar = progress.add_task(row.method, total=runs)
 
-            async def run(number: int, row: Row = row, bar: TaskID = bar) -> None:
+            async def run(number: int, row: MethodRow = row, bar: TaskID = bar) -> None:
                 async with free:
                     await attempt(solver, sides, row, number, Budget(tokens=tokens), temperature)
                 progress.advance(bar)
@@ -300,7 +300,7 @@ def main(
 
 async def _measured(
     methods: Sequence[str], runs: int, tokens: int, at_once: int, temperature: float, small: str, cache: Path
-) -> list[Row]:
+) -> list[MethodRow]:
     async with serving(small, cache) as served:
         print(HEADER)
         return await measure(
@@ -316,7 +316,7 @@ async def _measured(
         )
 
 
-def format_row(row: Row) -> str:
+def format_row(row: MethodRow) -> str:
     """Format one method as a line below `HEADER`."""
     counts = (row.runs, row.steps, row.tokens, row.halves, len(row.failures))
     return f"{row.method:<22}" + "".join(f"{count:>12}" for count in counts)

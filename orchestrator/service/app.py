@@ -114,7 +114,7 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-class Server(uvicorn.Server):
+class ServiceServer(uvicorn.Server):
     """
     A uvicorn server that drains on the first signal: it admits no more requests, and exits when all are answered.
 

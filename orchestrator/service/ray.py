@@ -50,7 +50,7 @@ SCRAPE_SECONDS = 5.0  # for every replica to return its metrics
 HEALTH = BufferedRequest({"method": "GET", "path": "/health", "query_string": b""}, (), b"")
 
 
-class Replica:
+class ServiceReplica:
     """A complete service, with its own connections to both models."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray awaits it.
@@ -141,7 +141,7 @@ def build(arguments: dict[str, Any]) -> Application:
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=service.health_every,
         logging_config=quiet,
-    )(Replica)
+    )(ServiceReplica)
     fronts = serve.deployment(
         name="front",
         num_replicas=scaling.fronts,

@@ -40,10 +40,10 @@ def service_settings(**overrides: Any) -> ServiceSettings:
 
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """Serve *solver* until the process is told to end, and drained. Raise `ConfigurationError` for a taken port."""
-    from stepspec.orchestrator.service.app import Server, listen
+    from stepspec.orchestrator.service.app import ServiceServer, listen
 
     async with built(solver, settings) as (service, logs):
-        server = Server(service, settings, logs.info)
+        server = ServiceServer(service, settings, logs.info)
         names = ", ".join(service.context.models.served)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]

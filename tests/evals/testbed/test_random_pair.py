@@ -15,7 +15,7 @@ from stepspec.evals.testbed.random_pair import (
     HEADER,
     OPTIONS,
     PROBLEMS,
-    Row,
+    MethodRow,
     Side,
     attempt,
     find_faults,
@@ -56,7 +56,7 @@ async def test_a_run_that_is_right_is_counted_and_has_no_failures(
     met: tuple[Solver, Mapping[Role, Side]],
 ) -> None:
     solver, sides = met
-    row = Row("large")
+    row = MethodRow("large")
     for number in range(3):
         await attempt(solver, sides, row, number, BUDGET, 1.0)
     assert row.failures == []
@@ -66,7 +66,7 @@ async def test_a_run_that_is_right_is_counted_and_has_no_failures(
 
 
 async def test_a_run_that_raises_is_a_failure(met: tuple[Solver, Mapping[Role, Side]]) -> None:
-    row = Row("reward")  # which needs a critic
+    row = MethodRow("reward")  # which needs a critic
     await attempt(*met, row, 5, BUDGET, 1.0)
     (failure,) = row.failures
     assert failure.startswith("run 5: ConfigurationError: ")
@@ -103,7 +103,7 @@ def test_the_methods_options_are_theirs() -> None:
 
 
 def test_a_method_has_a_line_below_the_header() -> None:
-    printed = format_row(Row("bild", 2, 10, 96, 18, ["run 1: no"]))
+    printed = format_row(MethodRow("bild", 2, 10, 96, 18, ["run 1: no"]))
     assert printed.split() == ["bild", "2", "10", "96", "18", "1"]
     assert len(printed) == len(HEADER)
 

@@ -17,7 +17,7 @@ from stepspec import Solver
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Event
-from stepspec.orchestrator.service.app import Server, Service, listen
+from stepspec.orchestrator.service.app import Service, ServiceServer, listen
 from stepspec.orchestrator.service.observers import (
     RequestFailed,
     RequestFinished,
@@ -76,7 +76,7 @@ class Served:
     small: Noting
     large: Noting
     service: Service
-    server: Server
+    server: ServiceServer
     running: asyncio.Task[None]
     seen: Seen
     http: aiohttp.ClientSession
@@ -175,7 +175,7 @@ async def serving(
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
         service = Service(offer(solver), settings, [seen, *observers])
-        server = Server(service, settings, told.append)
+        server = ServiceServer(service, settings, told.append)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
             running = asyncio.create_task(server.serve([listening]))
