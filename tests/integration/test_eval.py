@@ -61,7 +61,6 @@ def found(folder: Path) -> dict[tuple[int, str], Any]:
             *(sample[name] for name in ("outcome", "correct", "answer", "seed", "options")),
             *(sample["ledger"][role]["kept"] for role in ("small", "large")),
             *(sample["ledger"][name] for name in ("drafts", "accepted")),
-            sample["given"] and sample["given"]["runs"],
         )
         for sample in made
     }
@@ -81,7 +80,6 @@ def test_killed_in_the_middle_a_run_comes_to_the_figures_of_one_that_was_not(pai
     assert samples(cut)[: len(kept)] == kept
     assert len(samples(cut)) == len(found(cut)) == ARMS * PROBLEMS
     assert found(cut) == found(whole)
-    assert [found(cut)[number, METHODS[1]][-1] for number in range(PROBLEMS)] == list(range(PROBLEMS))
     for one, other in zip(resumed, undisturbed, strict=True):
         assert one["result"]["name"] == other["result"]["name"]
         assert [one["result"][name] for name in ("n", "accuracy", "accuracy_interval", "accept_rate")] == [

@@ -203,7 +203,7 @@ def test_the_command_fails_where_a_bar_is_missed(
     monkeypatch.setattr(simulation, "simulate", simulated)
     reach = 0.3
     main(populations=1)
-    assert "So few problems cannot show more" in capsys.readouterr().err
+    assert "Such small samples cannot come nearer" in capsys.readouterr().err
     reach = 0.9
     with pytest.raises(typer.Exit) as ended:
         main(populations=1)
