@@ -52,19 +52,19 @@ def run_moved(old: str, new: str) -> None:
 
 def changed(settings: M, flags: Mapping[str, tuple[str, object]]) -> M:
     """
-    Return *settings* with what the *flags* say: of each field the flag's name, and its value if it is not None.
+    Return *settings* changed by *flags*: for each field the flag's name and its value; None changes nothing.
 
-    Raise `ConfigurationError`, which names the flag, for what cannot be.
+    Raise `ConfigurationError`, which names the flag, for a wrong value.
     """
-    given = {field: value for field, (_, value) in flags.items() if value is not None}
-    for field, value in given.items():
+    values = {field: value for field, (_, value) in flags.items() if value is not None}
+    for field, value in values.items():
         finite(flags[field][0], value)
     try:
-        return type(settings).model_validate({**settings.model_dump(), **given})
+        return type(settings).model_validate({**settings.model_dump(), **values})
     except ValidationError as exc:
-        wrong = [(str(error["loc"][0]), error) for error in exc.errors()]
-        said = (f"{flags[field][0] if field in flags else field} {e['input']}: {e['msg']}" for field, e in wrong)
-        raise ConfigurationError("; ".join(said)) from exc
+        errors = [(str(error["loc"][0]), error) for error in exc.errors()]
+        reasons = (f"{flags[field][0] if field in flags else field} {e['input']}: {e['msg']}" for field, e in errors)
+        raise ConfigurationError("; ".join(reasons)) from exc
 
 
 def finite(flag: str, *values: object) -> None:
@@ -86,8 +86,8 @@ def writable(flag: str, path: Path) -> None:
 
 def only_without_testbed(**urls: str | None) -> None:
     """Raise `ConfigurationError` if a server is named where the miniature pair is going to be started."""
-    if given := [f"--{role}" for role, url in urls.items() if url is not None]:
-        raise ConfigurationError(f"--testbed starts a pair of its own: leave out either it or {', '.join(given)}")
+    if flags := [f"--{role}" for role, url in urls.items() if url is not None]:
+        raise ConfigurationError(f"--testbed starts a pair of its own: leave out either it or {', '.join(flags)}")
 
 
 def progress_bars(console: Console) -> Progress:

@@ -12,7 +12,7 @@ from stepspec import Solver, settings
 from stepspec.api import Models
 from stepspec.evals.cli import arm
 from stepspec.evals.sample import Arm, solve_once
-from stepspec.learning import Learnings, from_traces, learning
+from stepspec.learning import Learnings, from_traces, start_learning
 from stepspec.orchestrator import Accept, Step
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Adapted, Committed, Drafted, Event, Judged, Started
@@ -146,10 +146,10 @@ async def test_an_arm_of_an_evaluation_does_not_adapt_whatever_its_solver_does()
 
 
 def test_only_what_scores_are_compared_with_can_move() -> None:
-    assert learning("specreason", {}, 2, 0.1).option == "threshold"
-    assert learning("reward", {"threshold": 0.75}, 2, 0.1).adaptation.choice.threshold == 0.75
+    assert start_learning("specreason", {}, 2, 0.1).option == "threshold"
+    assert start_learning("reward", {"threshold": 0.75}, 2, 0.1).adaptation.choice.threshold == 0.75
     for policy in ("bild", "cascade", "reflective"):
-        found = learning(policy, {}, 2, 0.1)
+        found = start_learning(policy, {}, 2, 0.1)
         assert (found.option, found.adaptation.thresholds) == ("", ())
 
 
@@ -197,7 +197,7 @@ def test_what_was_learnt_long_ago_is_forgotten() -> None:
 
 
 def test_a_limit_that_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    found = learning("specreason", {}, 2, 0.05)
+    found = start_learning("specreason", {}, 2, 0.05)
     with caplog.at_level(logging.WARNING, "stepspec"):
         for _ in range(9):
             found.learn(moments(7.0, 40))
@@ -246,7 +246,7 @@ def test_where_the_depth_alone_was_learnt_the_file_says_so(tmp_path: Path) -> No
     [
         ({}, "nothing to adapt with adapt = 0 .*--share"),
         ({"adapt": 0.1, "policy": "large"}, "nothing to adapt .*policy 'large'"),
-        ({"adapt": 0.1, "policy": "bild"}, "no trace of 'bild' among the 1 given, which are of: specreason"),
+        ({"adapt": 0.1, "policy": "bild"}, "no trace of 'bild' among 1, which are of: specreason"),
     ],
 )
 def test_traces_that_teach_nothing_are_refused(chosen: dict[str, Any], complaint: str, tmp_path: Path) -> None:

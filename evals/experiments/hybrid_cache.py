@@ -217,8 +217,8 @@ def main(
     """Measure what a verdict reads again on a hybrid model, by default and with the cure."""
     costs = asyncio.run(run(steps, refuse_every, Console(stderr=True)))
     if json:
-        said = {"date": str(datetime.date.today()), "machine": platform.machine(), "costs": [asdict(c) for c in costs]}
-        print(orjson.dumps(said).decode())
+        about = {"date": str(datetime.date.today()), "machine": platform.machine()}
+        print(orjson.dumps({**about, "costs": [asdict(cost) for cost in costs]}).decode())
     else:
         command = f"python -m stepspec.evals.experiments.hybrid_cache --steps {steps} --refuse-every {refuse_every}"
         print(table(costs))

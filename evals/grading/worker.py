@@ -30,10 +30,10 @@ def main(seconds: float) -> None:
     )
     print("ready", flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, seconds)  # nobody handles the signal: it ends the process
-        gold = library.parse(rf"\boxed{{{asked['gold']}}}", parsing_timeout=None)
-        answer = library.parse(asked["answer"], parsing_timeout=None)
+        gold = library.parse(rf"\boxed{{{request['gold']}}}", parsing_timeout=None)
+        answer = library.parse(request["answer"], parsing_timeout=None)
         same = bool(library.verify(gold, answer, timeout_seconds=None))
         signal.setitimer(signal.ITIMER_PROF, 0)
         print(json.dumps(same), flush=True)

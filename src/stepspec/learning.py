@@ -19,7 +19,7 @@ from stepspec.policies.option_types import THRESHOLDS
 from . import policies
 from .settings import Settings
 
-MOST = 64  # policies with options, depths and limits that a solver learns about; what was asked for first is forgotten
+MOST = 64  # policies with options, depths and limits that a solver learns about; the oldest is dropped first
 
 log = logging.getLogger("stepspec")
 
@@ -54,17 +54,17 @@ class Learning:
             )
 
     def frozen(self) -> dict[str, Any]:
-        """What was learnt, as the settings of a solver that learns no more."""
+        """The current threshold and depth, as settings of a solver that does not adapt."""
         now = self.adaptation.standing(self.option)
         return {"policy": self.policy, "ahead": now.ahead, "options": self.options(now)}
 
     def toml(self) -> str:
-        """The same as a settings file that `solve`, `serve` and `eval` accept."""
-        told = {name: value for name, value in self.frozen().items() if value != {}}
-        return f"# {self.said()}\n{document(told)}"
+        """Write `frozen` as a settings file that `solve`, `serve` and `eval` accept."""
+        settings = {name: value for name, value in self.frozen().items() if value != {}}
+        return f"# {self.summary()}\n{document(settings)}"
 
-    def said(self) -> str:
-        """What is behind it, in one sentence."""
+    def summary(self) -> str:
+        """One sentence: the runs that were learnt from, the bound on bad steps, and the expected time of a step."""
         now = self.adaptation.standing(self.option)
         bad = (
             "too few grades to bound the share of bad steps" if now.bad is None else f"at most {now.bad:.1%} bad steps"
@@ -83,32 +83,33 @@ class Learnings:
 
     def of(self, run: RunOptions, *, limited: bool = False) -> Learning | None:
         """
-        What is known about the policy of a run that with the options *run*. None if nothing is to be adapted.
+        Return what earlier runs taught about the policy of *run*; None if the run does not adapt.
 
-        A run that is given a value for the option that would move, and is not *limited* on its own, keeps its value.
+        A run with its own value for the option that would move, and is not *limited* on its own, keeps its value.
         """
         policy, options = run.policy, run.options
         if not run.adapt or policy in policies.BASELINES:
             return None
         own = self._settings.options if policy == self._settings.policy else {}
-        knob = THRESHOLDS.get(policy)
-        pinned = knob is None or (not limited and options.get(knob.option) != own.get(knob.option))
+        threshold = THRESHOLDS.get(policy)
+        pinned = threshold is None or (not limited and options.get(threshold.option) != own.get(threshold.option))
         key = repr((policy, sorted(options.items()), run.ahead, run.adapt, pinned))
         if key not in self._known:
             if len(self._known) >= MOST:
                 del self._known[next(iter(self._known))]
             promised = None if pinned else self._promised(policy, options)
-            self._known[key] = learning(policy, options, run.ahead, run.adapt, pinned=pinned, promised=promised)
+            self._known[key] = start_learning(policy, options, run.ahead, run.adapt, pinned=pinned, promised=promised)
         return self._known[key]
 
     def _promised(self, policy: str, options: Mapping[str, Any]) -> float | None:
-        """The value that a calibration speaks of, if it is that of the *options*: then nothing looser may be used."""
-        one = self._settings.calibration
-        covered = one is not None and one.policy == policy and options.get(one.option) == one.value
-        return one.value if one is not None and covered else None
+        """The calibrated value, if the *options* have it: no looser value may be used then. Otherwise None."""
+        calibration = self._settings.calibration
+        if calibration is None or calibration.policy != policy or options.get(calibration.option) != calibration.value:
+            return None
+        return calibration.value
 
 
-def learning(
+def start_learning(
     policy: str,
     options: Mapping[str, Any],
     most: int,
@@ -118,19 +119,21 @@ def learning(
     promised: float | None = None,
 ) -> Learning:
     """
-    Begin to learn about *policy* with its *options*, of accepted steps a share of *limit* may be bad, *most* ahead.
+    Start to adapt *policy* with its *options*.
 
-    If the option that makes it looser is *pinned*, or if it is not one that scores are compared with, the depth alone
-    moves: what another value would have let pass cannot be read off the scores. Nothing is looser than *promised*.
+    At most a share *limit* of the accepted steps may be bad, and at most *most* drafts are made ahead.
+
+    Only the depth is adapted if the threshold is *pinned*, or if it is not compared with scores: the scores then do not
+    say what another threshold would accept. No threshold is looser than *promised*.
     """
-    knob = THRESHOLDS.get(policy)
-    if knob is None or not knob.compared or pinned:
+    threshold = THRESHOLDS.get(policy)
+    if threshold is None or not threshold.compared or pinned:
         return Learning(policy, options, "", Adaptation(limit, most, Choice(None, most)))
-    start = float(options.get(knob.option, policies.options(policy)[knob.option].default))
-    values = {float(value) for value in knob.values} | {start}
+    start = float(options.get(threshold.option, policies.options(policy)[threshold.option].default))
+    values = {float(value) for value in threshold.values} | {start}
     thresholds = sorted((v for v in values if promised is None or v >= promised), reverse=True)
-    adaptation = Adaptation(limit, most, Choice(start, most), tuple(thresholds), top=float(knob.values[0]))
-    return Learning(policy, options, knob.option, adaptation)
+    adaptation = Adaptation(limit, most, Choice(start, most), tuple(thresholds), top=float(threshold.values[0]))
+    return Learning(policy, options, threshold.option, adaptation)
 
 
 def from_traces(settings: Settings, paths: Sequence[Path]) -> Learning:
@@ -139,24 +142,24 @@ def from_traces(settings: Settings, paths: Sequence[Path]) -> Learning:
 
     Raise `ConfigurationError` if there is nothing to learn from, or nothing that could be.
     """
-    found = Learnings(settings).of(settings)
-    if found is None:
+    learning = Learnings(settings).of(settings)
+    if learning is None:
         raise ConfigurationError(
             f"there is nothing to adapt with adapt = {settings.adapt:g} and the policy {settings.policy!r}: "
             f"pass --share, or set `adapt`, above 0, and name a policy other than {' and '.join(policies.BASELINES)}"
         )
-    seen: set[str] = set()
+    traced: set[str] = set()
     for path in paths:
         moments = _read(path)
         ran = next((moment.event.policy for moment in moments if isinstance(moment.event, Started)), "none")
-        seen.add(ran)
+        traced.add(ran)
         if ran == settings.policy:
-            found.learn(moments)
-    if settings.policy not in seen:
+            learning.learn(moments)
+    if settings.policy not in traced:
         raise ConfigurationError(
-            f"no trace of {settings.policy!r} among the {len(paths)} given, which are of: {', '.join(sorted(seen))}"
+            f"no trace of {settings.policy!r} among {len(paths)}, which are of: {', '.join(sorted(traced))}"
         )
-    return found
+    return learning
 
 
 def _read(path: Path) -> list[Moment]:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from stepspec.checking import ShadowJudge
-from stepspec.learning import Learning, learning
+from stepspec.learning import Learning, start_learning
 from stepspec.orchestrator import Accept, Chain, Rollback, Step
 from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Repaired, Started
@@ -73,7 +73,7 @@ class Pair:
 
 def adapted(pair: Pair, runs: int = RUNS) -> tuple[list[float], Learning, ShadowRecord]:
     """The threshold after every run of a solver with `adapt` and `shadow`, what it learnt, and what shadows found."""
-    learnt, shadows = learning("specreason", {}, 2, LIMIT), Shadows(1.0, most=1000)
+    learnt, shadows = start_learning("specreason", {}, 2, LIMIT), Shadows(1.0, most=1000)
     check = ShadowJudge(cast("ModelEndpoint", pair), Sampling(), shadows.observe, nullcontext)
 
     async def solve(problem: int) -> None:
