@@ -79,7 +79,7 @@ def test_the_application_is_built_when_it_is_asked_for(monkeypatch: pytest.Monke
             r"ray\.target is 9, and a replica never has more than 8",
         ),
         ({"service.ray.cpus": 0}, r"service\.ray\.cpus"),
-        ({"service": 1, "service.port": 2}, "'service' is given twice"),
+        ({"service": 1, "service.port": 2}, "'service' is set twice"),
     ],
 )
 def test_wrong_arguments_are_named(given: dict[str, Any], complaint: str) -> None:
