@@ -22,7 +22,7 @@ import pytest
 TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
 PAIR, PACED_PAIR, VOCABULARIES, DOCKER = "pair", "paced-pair", "vocabularies", "docker"
-OWN_SERVERS = "own-servers"  # tests that start all the servers that they use
+OWN_SERVERS = "own-servers"  # files whose tests start all the servers that they use; each file is a group
 FIRST = (PAIR, PACED_PAIR, OWN_SERVERS, VOCABULARIES, DOCKER)
 GROUPS = "groups.json"
 GROUP = pytest.StashKey[str | None]()
@@ -57,7 +57,7 @@ def _group(item: pytest.Item, pairs: set[str]) -> str | None:
     if own:
         return PACED_PAIR if PACED_PAIR in own else PAIR
     if item.get_closest_marker("servers"):
-        return OWN_SERVERS
+        return f"{OWN_SERVERS}: {item.path.stem}"
     if TESTS / "docker" in item.path.parents:
         return DOCKER
     names = vars(getattr(item, "module", None) or item)
@@ -66,8 +66,8 @@ def _group(item: pytest.Item, pairs: set[str]) -> str | None:
 
 def _turn(item: pytest.Item) -> tuple[int, bool]:
     """The order: longest groups first, and the foreign clients behind all else that uses their servers."""
-    group = item.stash[GROUP]
-    return FIRST.index(group) if group in FIRST else len(FIRST), CLIENTS in item.path.parents
+    kind = (item.stash[GROUP] or "").partition(":")[0]
+    return FIRST.index(kind) if kind in FIRST else len(FIRST), CLIENTS in item.path.parents
 
 
 @pytest.hookimpl(optionalhook=True)
