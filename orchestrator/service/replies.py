@@ -89,7 +89,7 @@ class ChatReply:
     starts_at = PROGRESS
 
     def __init__(self, runs: Runs, request: ServiceRequest, chat: ChatRequest, thinking: Thinking) -> None:
-        self._runs, self._model = runs, chat.model
+        self._runs, self._model, self._streamed = runs, chat.model, bool(chat.stream)
         self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
         self._id, self._created = f"chatcmpl-{request.id}", int(time.time())
         self._builders = [DeltaBuilder(thinking, thinks=runs.thinks) for _ in runs.run_requests]
@@ -101,8 +101,10 @@ class ChatReply:
 
     def render(self, item: RunItem) -> bytes:
         delta = self._builders[item.choice].add(item)
-        for name, text in delta.fields.items() if delta is not None else ():
-            self._texts[item.choice][name] += text
+        if not self._streamed:
+            for name, text in delta.fields.items() if delta is not None else ():
+                self._texts[item.choice][name] += text
+            return b""
         chunk = b"" if delta is None else self._delta(item.choice, delta)
         return chunk + self._last(item) if isinstance(item, RunResult) else chunk
 
