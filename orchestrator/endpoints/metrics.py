@@ -17,6 +17,7 @@ from math import gcd, inf
 from typing import Protocol, TypeAlias, cast
 
 from ..chain import Party
+from ..concurrency import background
 from ..events import Answering, Called, Event, Finished, Speculated
 from ..stats import Acceptance as Acceptance
 from .settings import Endpoint
@@ -74,12 +75,8 @@ async def poll_queue(
                     report(gauges.running, gauges.waiting)
             await asyncio.sleep(every)
 
-    polling = asyncio.create_task(poll())
-    try:
+    async with background(poll()):
         yield
-    finally:
-        polling.cancel()
-        await asyncio.wait([polling])
 
 
 # Token-level speculation: the counters
@@ -191,12 +188,8 @@ class AcceptanceMonitor:
     async def polling(self) -> AsyncGenerator[None]:
         """Poll the servers while the block lasts."""
         self._update()
-        polling = asyncio.create_task(self._poll())
-        try:
+        async with background(self._poll()):
             yield
-        finally:
-            polling.cancel()
-            await asyncio.wait([polling])
 
     def poll_soon(self) -> None:
         """Have the servers polled before the usual interval is over; return at once."""

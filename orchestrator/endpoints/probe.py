@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from random import choices, shuffle
 from typing import Any, Literal, TypeAlias
 
-from ..concurrency import at_once
+from ..concurrency import at_once, background
 from ..errors import EndpointError, EndpointRejected, MalformedReply
 from . import vllm_protocol
 from .client import Connection
@@ -60,15 +60,10 @@ class _Race:
         self._arrived, self._begun = 0, asyncio.Event()
 
     async def overtakes(self, crowd: int) -> bool:
-        reading, begun = asyncio.create_task(self._crowd(crowd)), asyncio.create_task(self._begun.wait())
-        try:
-            await asyncio.wait([reading, begun], return_when=asyncio.FIRST_COMPLETED)
+        async with background(self._crowd(crowd), self._begun.wait()) as tasks:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             last, first = await at_once([self._single(LAST), self._single(FIRST)])
-            await reading
-        finally:
-            for task in (reading, begun):
-                task.cancel()
-            await asyncio.wait([reading, begun])
+            await tasks[0]
         return first < crowd <= last
 
     async def _crowd(self, crowd: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Self, TypeAlias
 
+from ..concurrency import background
 from ..endpoints.client import CARRIED
 from ..errors import EndpointError
 from ..events import Answering, Committed, Event, Finished, Started
@@ -58,16 +59,10 @@ class Runs:
             seconds = max(deadline(context.settings, request, stream=stream) - waited, LEAST_SECONDS)
             request.queued, request.admitted = waited, request.seconds
             async with asyncio.timeout(seconds + GRACE):
-                tasks = [
-                    asyncio.create_task(self._run(choice, run_request.within(seconds)))
-                    for choice, run_request in enumerate(self.run_requests)
-                ]
-                try:
+                async with background(
+                    *(self._run(choice, each.within(seconds)) for choice, each in enumerate(self.run_requests))
+                ):
                     yield self
-                finally:
-                    for task in tasks:
-                        task.cancel()
-                    await asyncio.wait(tasks)
 
     def __aiter__(self) -> Self:
         return self

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from ..concurrency import background
 from .errors import CLIENT_CLOSED, ApiError
 from .observers import ServiceRequest
 
@@ -80,15 +81,10 @@ class StreamedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         connection = ClientConnection(send, self._send_seconds)
-        working = asyncio.create_task(self._work(connection))
-        interruptions = asyncio.create_task(_disconnected(receive)), asyncio.create_task(self._aborted.wait())
-        try:
-            await asyncio.wait((working, *interruptions), return_when=asyncio.FIRST_COMPLETED)
-            done, disconnected = working.done(), interruptions[0].done()
-        finally:
-            for task in (working, *interruptions):
-                task.cancel()
-            await asyncio.wait((working, *interruptions))
+        async with background(self._work(connection), _disconnected(receive), self._aborted.wait()) as tasks:
+            working, disconnecting, _ = tasks
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, disconnected = working.done(), disconnecting.done()
         if done:
             working.result()
         elif disconnected:
