@@ -13,8 +13,7 @@ from rich.table import Table
 
 from stepspec.orchestrator import stats
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.metrics import Acceptance
-from stepspec.orchestrator.stats import Z
+from stepspec.orchestrator.stats import Acceptance, Z
 
 from .experiments.arms import LARGE, SMALL
 from .sample import Arm, ByRole, Outcome, Sample, sum_acceptances

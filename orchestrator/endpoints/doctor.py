@@ -13,8 +13,9 @@ from rich.text import Text
 from ..chain import Chain, Role, Step
 from ..errors import StepspecError
 from ..events import Called, Event
+from ..stats import Acceptance
 from .chat_template import Source, disagreement
-from .metrics import CHECKPOINTS, FINE, MATCH_UNIT, RETENTION, Acceptance, CacheConfig
+from .metrics import CHECKPOINTS, FINE, MATCH_UNIT, RETENTION, CacheConfig
 from .probe import LONG, Capabilities, Ordering, ordering
 from .settings import Endpoint
 from .tokenizer import PROBE

@@ -9,8 +9,9 @@ from typing import Protocol, Self
 from ..chain import Message, Role
 from ..events import Observer
 from ..interfaces import Model
+from ..stats import Acceptance
 from .chat_template import Template
-from .metrics import Acceptance, QueueGauges
+from .metrics import QueueGauges
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
 from .vllm_protocol import GREEDY, Format

@@ -19,7 +19,7 @@ from typing import Protocol, TypeAlias, cast
 from ..chain import Party
 from ..concurrency import background
 from ..events import Answering, Called, Event, Finished, Speculated
-from ..stats import Acceptance as Acceptance
+from ..stats import Acceptance
 from .settings import Endpoint
 
 # The queue

@@ -18,9 +18,10 @@ from ..chain import Chain, Message, Role, Step, Token
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, StepspecError
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
+from ..stats import Acceptance
 from .chat_template import Template
 from .interfaces import ModelEndpoint
-from .metrics import Acceptance, QueueGauges, total
+from .metrics import QueueGauges, total
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
 from .token_stream import or_now

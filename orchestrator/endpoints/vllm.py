@@ -23,12 +23,12 @@ from ..errors import (
 )
 from ..events import Observer, Verb
 from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN
+from ..stats import Acceptance
 from ..step_ends import StepEnds
 from . import vllm_protocol
 from .chat_template import Template
 from .client import Connection
 from .metrics import (
-    Acceptance,
     AcceptanceReading,
     CacheConfig,
     QueueGauges,

@@ -20,13 +20,14 @@ from ..endpoints import (
     VllmEndpoint,
 )
 from ..endpoints.chat_template import disagreement
-from ..endpoints.metrics import Acceptance, QueueGauges
+from ..endpoints.metrics import QueueGauges
 from ..endpoints.probe import Capabilities
 from ..endpoints.token_stream import or_now
 from ..endpoints.vllm_protocol import GREEDY, Format
 from ..errors import ConfigurationError
 from ..events import Observer
 from ..interfaces import Policy
+from ..stats import Acceptance
 from .model import Nested, observe_within
 
 

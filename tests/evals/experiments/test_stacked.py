@@ -19,8 +19,8 @@ from stepspec.evals.experiments.tables import COLUMNS, markdown, table
 from stepspec.evals.sample import acceptances_between, read_acceptances, sum_acceptances
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints.metrics import Acceptance
 from stepspec.orchestrator.launcher import TokenSpeculation
+from stepspec.orchestrator.stats import Acceptance
 
 from ..scripted import Asked, ScriptedSolver, solution
 

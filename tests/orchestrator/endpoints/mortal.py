@@ -10,12 +10,13 @@ from typing import Self, TypeVar, Unpack
 
 from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
-from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
+from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import EndpointUnavailable
 from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.interfaces import WriteOptions
+from stepspec.orchestrator.stats import Acceptance
 
 from ...fakes import ScriptedModel
 

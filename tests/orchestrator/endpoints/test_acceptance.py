@@ -11,7 +11,8 @@ from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.endpoints.doctor import conclude
-from stepspec.orchestrator.endpoints.metrics import Acceptance, AcceptanceReading, read_acceptance, read_counters, total
+from stepspec.orchestrator.endpoints.metrics import AcceptanceReading, read_acceptance, read_counters, total
+from stepspec.orchestrator.stats import Acceptance
 
 from ..service.served import until
 from .server import FakeVllm

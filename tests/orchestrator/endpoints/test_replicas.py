@@ -22,10 +22,11 @@ from stepspec.orchestrator.endpoints import (
     VllmEndpoint,
     connect,
 )
-from stepspec.orchestrator.endpoints.metrics import Acceptance, QueueGauges
+from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
+from stepspec.orchestrator.stats import Acceptance
 
 from ...fakes import ScriptedModel, counting, run
 from ..arms import ARMS, BOUNDED, PROBLEM, arm, build
