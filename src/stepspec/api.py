@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Message, Party, Role
-from stepspec.orchestrator.concurrency import all_entered, at_once
+from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.early_stopping import StopRule, TrialAnswer
 from stepspec.orchestrator.endpoints import (
     Endpoint,
@@ -381,13 +381,9 @@ class Solver:
         Leaving the block early cancels the run and every request of it.
         """
         stream = EventStream()
-        solving = asyncio.create_task(self.solve(problem, observe=stream.put, **arguments))
-        solving.add_done_callback(stream.end)
-        try:
+        async with background(self.solve(problem, observe=stream.put, **arguments)) as (solving,):
+            solving.add_done_callback(stream.end)
             yield stream
-        finally:
-            solving.cancel()
-            await asyncio.wait([solving])
 
 
 async def asolve(
