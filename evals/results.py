@@ -29,7 +29,7 @@ COLUMNS = (
     "against large",
     "p",
     "seconds",
-    "of large",
+    "vs large",
     "small",
     "large",
     "wasted",
@@ -337,9 +337,9 @@ def _count(summary: ArmSummary, name: Outcome) -> str:
 
 SMALL_PRINT = (
     "Brackets are 95% intervals. Against large: points of accuracy, on the same problems, with a score interval; p: "
-    "McNemar's test, exact. Seconds: mean wall time of one problem, also as a multiple of the large model's alone. "
-    "Small, large: kept tokens by author; wasted: written and not kept; judging: read or written to judge, without "
-    "those in a prefix cache. Accepted: of the drafts judged. Truncated runs ran out of tokens, time or context; what "
-    "they answered is graded like any other answer. The oracle gives the small model exactly "
+    "McNemar's test, exact. Seconds: mean wall time of one problem; vs large: divided by that of the large model "
+    "alone. Small, large: kept tokens by author; wasted: written and not kept; judging: read or written to judge, "
+    "without those in a prefix cache. Accepted: of the drafts judged. Truncated runs ran out of tokens, time or "
+    "context; what they answered is graded like any other answer. The oracle gives the small model exactly "
     "the problems that it gets right."
 )

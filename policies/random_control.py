@@ -36,7 +36,7 @@ class RandomControl:
         return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        return Accept() if self.drawn(chain.extend(draft)) < self.p else Rollback(reason="lot")
+        return Accept() if self.drawn(chain.extend(draft)) < self.p else Rollback(reason="random")
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)

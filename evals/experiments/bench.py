@@ -160,7 +160,7 @@ def missed(results: Sequence[Result]) -> list[str]:
     if others:
         good = [r.name for r in (thinking, *others) if _good(r, large)]
         if THINKING.name not in good or len(good) < 2:
-            bar = f"{BEST_OF_LARGE} of large alone at {BEST_POINTS_LOST:.0%} of accuracy"
+            bar = f"{BEST_OF_LARGE} vs large at {BEST_POINTS_LOST:.0%} of accuracy"
             failures.append(f"SpecReason and another method within {bar}: {', '.join(good) or 'none'}")
     return failures
 

@@ -53,7 +53,7 @@ REPAIR = 16  # tokens of a repair, which is thrown away: the chain goes on with 
 EVERY = 4  # steps judged at once
 METHODS = {"specreason": 1, f"specreason, judge_every={EVERY}": EVERY, "bild": 1}  # and the steps of their drafts
 DEFAULT, FLAGS, CURED = "default", "flags alone", "cure"
-COLUMNS = ("server", "method", "verdicts", "tokens each", "most", "per step", "of default", "per repair", "seconds")
+COLUMNS = ("server", "method", "verdicts", "tokens each", "most", "per step", "vs default", "per repair", "seconds")
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ def _calls(events: list[Called]) -> Observer:
 
 
 def table(costs: Sequence[VerdictCost]) -> str:
-    """The costs as a Markdown table; *of default* compares what is read with one step at a time on that server."""
+    """The costs as a Markdown table; *vs default* compares what is read with one step at a time on that server."""
     default = {_one_at_a_time(cost.method): cost.total for cost in reversed(costs) if cost.server == DEFAULT}
     rows = [COLUMNS, ("---", "---", *["--:"] * (len(COLUMNS) - 2))]
     rows += [

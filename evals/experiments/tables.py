@@ -12,7 +12,7 @@ from ..results import Result
 from ..testbed.servers import describe_pace
 
 ROLES: tuple[Role, ...] = ("large", "small")
-COLUMNS = ("", "n", "accuracy", "seconds", "of large", "of floor", "by large", "accepted", "waste", "judging")
+COLUMNS = ("", "n", "accuracy", "seconds", "vs large", "vs floor", "by large", "accepted", "waste", "judging")
 
 
 def table(results: Sequence[Result], *, intervals: bool = True) -> Table:
@@ -65,9 +65,9 @@ def small_print(profile: str, *more: str) -> str:
     """The explanation of the table: models, *profile* and columns; *more* names further models."""
     return (
         "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real vLLM "
-        f"on this CPU; {describe_pace(profile, 'large', 'small', *more)}. Seconds are the mean of one problem, also as "
-        "a multiple of large alone and of the floor, which is the time to write every kept token on the model that "
-        "wrote it; brackets are 95% intervals. By large: its share of the kept tokens. Accepted: of the drafts judged. "
-        "Waste: written tokens that were not kept. Judging: tokens read or written to judge one problem, without those "
-        "in a prefix cache."
+        f"on this CPU; {describe_pace(profile, 'large', 'small', *more)}. Seconds are the mean of one problem. "
+        "Vs large: wall time divided by that of the large model alone. Vs floor: divided by the time to write every "
+        "kept token on the model that wrote it. Brackets are 95% intervals. By large: the large model's share of the "
+        "kept tokens. Accepted: share of the judged drafts. Waste: share of the written tokens that were not kept. "
+        "Judging: tokens read or written to judge one problem, without those in a prefix cache."
     )

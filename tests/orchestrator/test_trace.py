@@ -141,6 +141,16 @@ def test_the_trace_of_a_run_replays_to_its_chain(name: str, tmp_path: Path) -> N
     assert replay(moment.event for moment in moments) == chain
 
 
+def test_a_trace_of_the_random_control_with_its_former_reason_is_still_read() -> None:
+    draft, repair = Step("It is 41.", "small"), Step("It is 42.", "large", note="lot")
+    lines = [
+        dump(Moment(0.0, Started(PROBLEM.messages, "random"))),
+        dump(Moment(0.1, Judged(0, draft, Rollback(reason="lot")))),
+        dump(Moment(0.2, Committed(0, repair))),
+    ]
+    assert replay(parse(line).event for line in lines) == PROBLEM.extend(repair)
+
+
 def test_blank_lines_in_a_trace_are_skipped(tmp_path: Path) -> None:
     line = dump(Moment(0.5, Finished("stop", "42", 1.0)))
     (tmp_path / "trace.jsonl").write_bytes(b"\n" + line + b"  \n" + line)

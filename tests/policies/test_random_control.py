@@ -1,4 +1,4 @@
-"""The control by lot: as often as told, the same every time, and blind to what the step says is right."""
+"""The random control: *p* is the accept rate, and a decision does not depend on whether a step is right."""
 
 import pytest
 from hypothesis import given
@@ -29,36 +29,36 @@ def test_the_extremes_are_the_models_alone(seed: int, ahead: int, p: float) -> N
 
 
 @pytest.mark.parametrize("p", [0.2, 0.5, 0.8])
-def test_drafts_are_accepted_as_often_as_told(p: float) -> None:
+def test_the_share_of_accepted_drafts_is_p(p: float) -> None:
     policy = RandomControl(*pair(), p=p)
     drafts = [Step(f"It is {number}.\n\n", "small") for number in range(1000)]
     accepted = sum(run(policy.verify(PROBLEM, draft))[0] == Accept() for draft in drafts)
-    assert accepted / 1000 == pytest.approx(p, abs=0.05)  # three standard deviations, and the same lots every time
+    assert accepted / 1000 == pytest.approx(p, abs=0.05)  # three standard deviations, and the same draws every time
 
 
-def test_a_lot_depends_on_the_seed_the_problem_the_chain_and_the_draft_alone() -> None:
-    def drawn(seed: int = 0, problem: str = "Why?", said: str = "So.\n\n", draft: str = "It is.\n\n") -> float:
-        chain = Chain((Message("user", problem),), (Step(said, "large", note="lot"), Step(draft, "small")))
+def test_a_draw_depends_on_the_seed_the_problem_the_chain_and_the_draft_alone() -> None:
+    def drawn(seed: int = 0, problem: str = "Why?", before: str = "So.\n\n", draft: str = "It is.\n\n") -> float:
+        chain = Chain((Message("user", problem),), (Step(before, "large", note="random"), Step(draft, "small")))
         return RandomControl(*pair(), seed=seed).drawn(chain)
 
-    others = {drawn(1), drawn(problem="How?"), drawn(said="Now.\n\n"), drawn(draft="It is not.\n\n")}
+    others = {drawn(1), drawn(problem="How?"), drawn(before="Now.\n\n"), drawn(draft="It is not.\n\n")}
     assert len({drawn(), *others}) == 5
     assert drawn() == drawn()
     assert RandomControl(*pair()).drawn(PROBLEM) == pytest.approx(0.9671349423)  # on every machine
 
 
-def test_the_large_model_writes_what_was_refused_and_the_answer() -> None:
+def test_the_large_model_writes_repairs_and_the_answer() -> None:
     small, large = pair(8)
     policy = RandomControl(small, large)
     (chain, _), _ = run(reason(policy, PROBLEM))
-    assert {(step.author, step.note) for step in chain.steps} == {("small", ""), ("large", "lot")}
+    assert {(step.author, step.note) for step in chain.steps} == {("small", ""), ("large", "random")}
     assert policy.answerer is large
-    assert run(RandomControl(small, large, p=0).verify(PROBLEM, chain.steps[0]))[0] == Rollback(reason="lot")
+    assert run(RandomControl(small, large, p=0).verify(PROBLEM, chain.steps[0]))[0] == Rollback(reason="random")
 
 
-def test_a_lot_that_is_just_as_high_as_told_is_not_drawn() -> None:
+def test_a_draw_equal_to_p_rejects_the_draft() -> None:
     """So that a *p* of 0 accepts nothing at all."""
     draft = Step("It is.\n\n", "small")
     drawn = RandomControl(*pair()).drawn(PROBLEM.extend(draft))
-    assert run(RandomControl(*pair(), p=drawn).verify(PROBLEM, draft))[0] == Rollback(reason="lot")
+    assert run(RandomControl(*pair(), p=drawn).verify(PROBLEM, draft))[0] == Rollback(reason="random")
     assert run(RandomControl(*pair(), p=drawn + 1e-9).verify(PROBLEM, draft))[0] == Accept()

@@ -31,7 +31,7 @@ def told(policy: str, *verdicts: Verdict, at: tuple[float, ...] = ()) -> Any:
 
 
 def test_a_run_without_scores_has_no_slider() -> None:
-    assert told("random", Accept(), Rollback(reason="lot")) is None
+    assert told("random", Accept(), Rollback(reason="random")) is None
 
 
 def test_grades_that_reach_the_threshold_are_accepted() -> None:
