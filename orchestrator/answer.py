@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+import orjson
+
 from .chain import THINK_END, Chain, Step
+from .errors import MalformedReply
 from .interfaces import Model
 from .markers import opens_block
 
@@ -111,6 +114,19 @@ async def write_answer(
         stream.restarted = False
         step = await author.write(closed, stop=stop, limit=limit, until=until, opening=stream.partial.text)
     return step
+
+
+def require_json(text: str, url: str) -> None:
+    """Raise `MalformedReply` if *text*, the answer of the server at *url*, is no JSON: some servers ignore a format."""
+    try:
+        orjson.loads(text)
+    except ValueError as exc:
+        raise MalformedReply(
+            f"it was asked for JSON and wrote {text[:80]!r}: serve it with structured outputs enabled",
+            role="large",
+            url=url,
+            verb="write",
+        ) from exc
 
 
 def extract(text: str) -> str:

@@ -62,6 +62,11 @@ class Step:
     note: str = ""
     pieces: tuple[Step, ...] = ()
 
+    @property
+    def plain(self) -> str:
+        """The text in lower case, without white space."""
+        return "".join(self.text.split()).casefold()
+
     def cut(self, keep: int) -> Step:
         """Keep the first *keep* characters: whole tokens with their ids, and the part of a last token as text."""
         tokens: list[Token] = []

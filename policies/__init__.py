@@ -12,13 +12,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from stepspec.orchestrator import Critic, Model, Policy
 from stepspec.orchestrator.errors import ConfigurationError, near
+from stepspec.orchestrator.feedback.adaptation import Adaptable
 
 from .bild import BiLD
 from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
 from .lookahead_reasoning import LookaheadReasoning
-from .option_types import describe, meaning
+from .option_types import THRESHOLDS, describe, meaning
 from .random_control import RandomControl
 from .reflective import Reflective
 from .relay import Relay
@@ -47,7 +48,9 @@ __all__ = [
     "Solo",
     "SpecReason",
     "SpeculativeThinking",
+    "adaptable",
     "check",
+    "defaults",
     "describe_options",
     "make",
     "options",
@@ -175,6 +178,19 @@ def options(name: str) -> Mapping[str, inspect.Parameter]:
     """The options of the policy called *name*, with their defaults and annotations."""
     parameters = inspect.signature(_find(name).build).parameters
     return {key: value for key, value in parameters.items() if key not in NOT_OPTIONS}
+
+
+def defaults(name: str) -> Mapping[str, Any]:
+    """The default values of the options of the policy called *name*."""
+    return {key: option.default for key, option in options(name).items()}
+
+
+def adaptable(name: str) -> Adaptable | None:
+    """What `adapt` may change of the policy called *name*; None for a baseline, which judges nothing."""
+    if name in BASELINES:
+        return None
+    threshold = THRESHOLDS.get(name)
+    return Adaptable(threshold, defaults(name)[threshold.option]) if threshold else Adaptable()
 
 
 def make(

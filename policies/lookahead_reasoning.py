@@ -59,7 +59,7 @@ class LookaheadReasoning:
         own = await (prepared or self.prepare(chain))
         if chain.text and not chain.whole:
             return Rollback(reason="half a paragraph", instead=own)
-        if plain(own) == plain(draft):
+        if own.plain == draft.plain:
             return Accept()
         question = SAME.text.format(step=own.text.strip())
         answer = await self.large.ask(chain.extend(draft), question, ("Yes", "No"), opening=SAME.opening)
@@ -69,8 +69,3 @@ class LookaheadReasoning:
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return rollback.instead or await self.large.write(chain)
-
-
-def plain(step: Step) -> str:
-    """The text of *step* in lower case, without white space."""
-    return "".join(step.text.split()).casefold()

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
+from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.orchestrator.run_options import Share
 
 __all__ = [
@@ -25,7 +25,6 @@ __all__ = [
     "Grade",
     "Several",
     "Share",
-    "Threshold",
     "Top",
     "describe",
     "meaning",
@@ -72,21 +71,6 @@ def meaning(documentation: str, option: str) -> str:
     """Return the sentences of *documentation* about *option*: those with its name between asterisks."""
     sentences = (" ".join(sentence.split()) for sentence in SENTENCE_ENDS.split(documentation))
     return " ".join(sentence for sentence in sentences if f"*{option}*" in sentence)
-
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """
-    The *option* that makes a policy stricter or looser, and its *values*, the strictest first.
-
-    With *compared*, the policy uses the value only to compare it with a verdict's score: a score of at least the value
-    is accepted, and the strictest value is the highest possible score. Then two values give the same run if no score of
-    the run lies between them, provided that runs repeat.
-    """
-
-    option: str
-    values: tuple[float, ...]
-    compared: bool = False
 
 
 THRESHOLDS: Mapping[str, Threshold] = {

@@ -10,20 +10,29 @@ import pytest
 
 from stepspec import Solver, settings
 from stepspec.api import Models
+from stepspec.cli.tune import learn_from
 from stepspec.evals.cli import arm
 from stepspec.evals.sample import Arm, solve_once
-from stepspec.learning import Learnings, from_traces, start_learning
 from stepspec.orchestrator import Accept, Step
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
 from stepspec.orchestrator.events import Adapted, Committed, Drafted, Event, Judged, Started
+from stepspec.orchestrator.feedback.adaptation import Adaptable
+from stepspec.orchestrator.feedback.learning import Learnings, start_learning
 from stepspec.orchestrator.interfaces import Policy
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.trace import Moment, read, write
-from stepspec.policies import options
+from stepspec.policies import adaptable, options
+from stepspec.policies.option_types import THRESHOLDS
 from stepspec.settings import Settings
 
 from .orchestrator.endpoints.server import Refuse
 from .test_solver import CALIBRATION, PROBLEM, calibrated, serving
+
+SPECREASON, REWARD = (Adaptable(THRESHOLDS[name], default) for name, default in (("specreason", 7.0), ("reward", 0.7)))
+
+
+def learnings(chosen: Settings) -> Learnings:
+    return Learnings(chosen, adaptable, chosen.calibration)
 
 
 @pytest.fixture(autouse=True)
@@ -146,10 +155,10 @@ async def test_an_arm_of_an_evaluation_does_not_adapt_whatever_its_solver_does()
 
 
 def test_only_what_scores_are_compared_with_can_move() -> None:
-    assert start_learning("specreason", {}, 2, 0.1).option == "threshold"
-    assert start_learning("reward", {"threshold": 0.75}, 2, 0.1).adaptation.choice.threshold == 0.75
+    assert start_learning("specreason", {}, 2, 0.1, SPECREASON).option == "threshold"
+    assert start_learning("reward", {"threshold": 0.75}, 2, 0.1, REWARD).adaptation.choice.threshold == 0.75
     for policy in ("bild", "cascade", "reflective"):
-        found = start_learning(policy, {}, 2, 0.1)
+        found = start_learning(policy, {}, 2, 0.1, adaptable(policy) or Adaptable())
         assert (found.option, found.adaptation.thresholds) == ("", ())
 
 
@@ -158,7 +167,7 @@ def test_nothing_is_looser_than_what_a_calibration_promised(tmp_path: Path) -> N
     covered = settings.load(options={"threshold": 6.0}, adapt=0.5)
     other = settings.load(options={"threshold": 5.0}, adapt=0.5)
     assert CALIBRATION["value"] == 6.0
-    promised, free = (Learnings(each).of(each) for each in (covered, other))
+    promised, free = (learnings(each).of(each) for each in (covered, other))
     assert promised is not None
     assert free is not None
     assert (min(promised.adaptation.thresholds), min(free.adaptation.thresholds)) == (6.0, 0.0)
@@ -172,7 +181,7 @@ def test_nothing_is_looser_than_what_a_calibration_promised(tmp_path: Path) -> N
 def test_what_a_run_names_itself_is_left_alone() -> None:
     """As a client of the service may; what it repeats of the settings is not of its own."""
     chosen = settings.load(options={"threshold": 8, "read": "greedy"}, adapt=0.1)
-    known = Learnings(chosen)
+    known = learnings(chosen)
     same = known.of(chosen.with_overrides({"options": {"threshold": 8, "read": "greedy"}}))
     assert same is known.of(chosen)
     own, without, asked = (
@@ -187,7 +196,7 @@ def test_what_a_run_names_itself_is_left_alone() -> None:
 
 def test_what_was_learnt_long_ago_is_forgotten() -> None:
     chosen = settings.load(adapt=0.1)
-    known = Learnings(chosen)
+    known = learnings(chosen)
     first = known.of(chosen)
     told = [chosen.with_overrides({"ahead": ahead}) for ahead in range(100, 164)]
     for each in told:
@@ -197,7 +206,7 @@ def test_what_was_learnt_long_ago_is_forgotten() -> None:
 
 
 def test_a_limit_that_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
-    found = start_learning("specreason", {}, 2, 0.05)
+    found = start_learning("specreason", {}, 2, 0.05, SPECREASON)
     with caplog.at_level(logging.WARNING, "stepspec"):
         for _ in range(9):
             found.learn(moments(7.0, 40))
@@ -219,8 +228,8 @@ def test_traces_teach_what_the_runs_did_and_the_file_is_one_of_settings(
 ) -> None:
     chosen = settings.load(options={"threshold": 9, "read": "greedy"}, adapt=0.3, ahead=4)
     traces = recorded(tmp_path, *[8.0] * 8)
-    found = from_traces(chosen, [*recorded(tmp_path, 9.0, policy="bild"), *traces])
-    live = Learnings(chosen).of(chosen)
+    found = learn_from(chosen, [*recorded(tmp_path, 9.0, policy="bild"), *traces])
+    live = learnings(chosen).of(chosen)
     assert live is not None
     for path in traces:
         live.learn(read(path))
@@ -236,7 +245,7 @@ def test_traces_teach_what_the_runs_did_and_the_file_is_one_of_settings(
 
 
 def test_where_the_depth_alone_was_learnt_the_file_says_so(tmp_path: Path) -> None:
-    found = from_traces(settings.load(policy="bild", adapt=0.1), recorded(tmp_path, 1.0, policy="bild"))
+    found = learn_from(settings.load(policy="bild", adapt=0.1), recorded(tmp_path, 1.0, policy="bild"))
     assert "only the depth is adapted" in found.toml()
     assert found.frozen() == {"policy": "bild", "ahead": 2, "options": {}}
 
@@ -251,14 +260,14 @@ def test_where_the_depth_alone_was_learnt_the_file_says_so(tmp_path: Path) -> No
 )
 def test_traces_that_teach_nothing_are_refused(chosen: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        from_traces(settings.load(**chosen), recorded(tmp_path, 9.0))
+        learn_from(settings.load(**chosen), recorded(tmp_path, 9.0))
 
 
 def test_a_file_that_is_no_trace_is_named(tmp_path: Path) -> None:
     (tmp_path / "broken.jsonl").write_text("{}\n")
     for name, complaint in (("broken", "not a line of a trace"), ("missing", "No such file")):
         with pytest.raises(ConfigurationError, match=rf"{name}\.jsonl: {complaint}"):
-            from_traces(settings.load(adapt=0.1), [tmp_path / f"{name}.jsonl"])
+            learn_from(settings.load(adapt=0.1), [tmp_path / f"{name}.jsonl"])
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0])

@@ -27,7 +27,7 @@ from ..testbed.servers import weights_digest
 from ..testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # modules that need scipy are imported inside functions: `stepspec` has to start without it
-    from stepspec.policies.option_types import Threshold
+    from stepspec.orchestrator.feedback.adaptation import Threshold
 
     from .policy_file import CalibrationSettings
     from .risk_bound import LossTest

@@ -15,10 +15,11 @@ from stepspec import policies
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
+from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.orchestrator.feedback.drift import grades
 from stepspec.orchestrator.run_options import arm_options
 from stepspec.orchestrator.toml import document
-from stepspec.policies.option_types import THRESHOLDS, Threshold
+from stepspec.policies.option_types import THRESHOLDS
 from stepspec.settings import Settings
 
 from ..benchmarks import Benchmark

@@ -13,8 +13,8 @@ from typing import Any, Self, TypeAlias
 from pydantic import TypeAdapter
 
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.orchestrator.feedback.drift import Histogram
-from stepspec.policies.option_types import Threshold
 
 from ..store import JsonlStore
 from .risk_bound import FixedSequence, LossTest, Paired, ThresholdTest, loosest_holding

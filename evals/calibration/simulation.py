@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies.option_types import Threshold
+from stepspec.orchestrator.feedback.adaptation import Threshold
 
 from ..command_line import progress_bars, script
 from ..results import wilson

@@ -19,6 +19,29 @@ DRAFTS, VERDICTS = 5, 20  # the least number of timings before costs are estimat
 
 
 @dataclass(frozen=True, slots=True)
+class Threshold:
+    """
+    The *option* that makes a policy stricter or looser, and its *values*, the strictest first.
+
+    With *compared*, the policy uses the value only to compare it with a verdict's score: a score of at least the value
+    is accepted, and the strictest value is the highest possible score. Then two values give the same run if no score of
+    the run lies between them, provided that runs repeat.
+    """
+
+    option: str
+    values: tuple[float, ...]
+    compared: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptable:
+    """What may be adapted of a policy besides the depth: a *threshold* with its *default* value, or None."""
+
+    threshold: Threshold | None = None
+    default: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Costs:
     """
     Seconds to *draft*, *judge* and *repair* a step. From these follows the time of a committed step.

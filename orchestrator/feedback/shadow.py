@@ -10,17 +10,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from ..chain import Chain, Step
+from ..endpoints import ModelEndpoint, ReplicatedModel, Sampling
 from ..errors import StepspecError
-from ..events import Called, Committed, Event
-from ..interfaces import RequestContext, requesting
+from ..events import Called, Committed, Event, Observer
+from ..interfaces import Model, RequestContext, requesting
+from .learning import Learning
 from .load import Load
+from .run_stats import ShadowCheck
 
 MOST = 4  # checks at the same time; further ones are skipped, because shadows are only a sample
+SURE = 0.05  # of its probability that the large model has to put on Yes and No, or it has not understood
+VARIED = 0.6  # temperature at least of the control: a greedy one would repeat the step that it is compared with
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +140,78 @@ class Shadowing:
         if event.step.author == "small":
             self._shadows.consider(self._chain, event.step, self._checking(event.score), calm=self._load.calm)
         self._chain = self._chain.extend(event.step)
+
+
+class Question(Protocol):
+    """A question about a step, and the words that open the reply to it."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def opening(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowJudge:
+    """
+    Asks the *large* model whether an accepted step is correct: by itself, and beside its own step at the same place.
+
+    A step has to pass both questions. Whether the large model would go on in the same way does not matter: pairs of
+    models put half of their steps differently, and all of them well. The control is a second step of the large model,
+    checked by the same questions with the same reference. A step that is the reference, but for case and white space,
+    is correct without asking. *alone* and *beside* are the two questions; the latter has a place for the ``{step}`` of
+    the reference. *observe* sees what all of that costs. It counts as *company* of the runs at its servers.
+    """
+
+    large: ModelEndpoint
+    alone: Question
+    beside: Question
+    sampling: Sampling
+    observe: Observer
+    company: Callable[[], AbstractContextManager[None]]
+
+    async def __call__(self, chain: Chain, step: Step) -> Finding | None:
+        seed = (self.sampling.seed or 0) + 1  # with the seed of the reference both would be the same step
+        varied = {"seed": seed, "temperature": max(self.sampling.temperature, VARIED)}
+        samplings = (self.sampling, self.sampling.model_copy(update=varied))
+        large, other = (self.large.model(sampling, observe=self.observe) for sampling in samplings)
+        try:
+            with self.company():
+                reference, control = await large.write(chain), await other.write(chain)
+                agreed = await self._correct(large, chain, step, reference)
+                own = await self._correct(large, chain, control, reference)
+        finally:
+            for model in (large, other):
+                if isinstance(model, ReplicatedModel):
+                    model.leave()
+        return None if agreed is None or own is None else Finding(agreed, own)
+
+    def teaching(self, learning: Learning | None, grade: float | None) -> Check:
+        """The same for a step of that *grade*, so that *learning*, if there is any, hears of the result."""
+        if learning is None or grade is None:
+            return self
+
+        async def check(chain: Chain, step: Step) -> Finding | None:
+            finding = await self(chain, step)
+            if finding is not None:
+                learning.adaptation.checked(ShadowCheck(grade, finding.agreed, finding.own))
+            return finding
+
+        return check
+
+    async def _correct(self, large: Model, chain: Chain, step: Step, reference: Step) -> bool | None:
+        """Whether *large* calls *step* correct after *chain*; None if it does not understand a question."""
+        if step.plain == reference.plain:
+            return True
+        beside = self.beside.text.format(step=reference.text.strip())
+        for question, opening in ((self.alone.text, self.alone.opening), (beside, self.beside.opening)):
+            reply = await large.ask(chain.extend(step), question, ("Yes", "No"), opening=opening)
+            if sum(reply.values()) < SURE:
+                return None
+            if reply["Yes"] <= reply["No"]:
+                return False
+        return True
 
 
 def _random(chain: Chain, step: Step) -> float:

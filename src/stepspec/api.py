@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from stepspec.orchestrator import trace
+from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Message, Party, Role
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
@@ -31,8 +32,9 @@ from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
 from stepspec.orchestrator.events import Event, Observer, Started
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
+from stepspec.orchestrator.feedback.learning import Learning, Learnings
 from stepspec.orchestrator.feedback.load import Load
-from stepspec.orchestrator.feedback.shadow import Shadowing, Shadows
+from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowJudge, Shadows
 from stepspec.orchestrator.interfaces import AnsweredBy, Critic, EndedBy, Model, Policy, answered_by, ended_by
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, described, named, servers
@@ -42,14 +44,16 @@ from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
 
-from . import policies
+from . import policies, prompts
 from . import settings as configuration
-from .checking import ShadowJudge, require_json
-from .learning import Learning, Learnings
 from .settings import Settings, SettingsOverrides, Small
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
+SHADOW_QUESTIONS = (
+    prompts.load("check"),
+    prompts.load("shadow.correct"),
+)  # about a step by itself, and beside another one
 
 
 class EventStream:
@@ -166,8 +170,10 @@ class Solver:
         self.shadows = Shadows(settings.shadow)
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
-        self._learnings = Learnings(settings)
-        self._check = ShadowJudge(self.large, settings.sampling, self.shadows.observe, self.acceptance.user)
+        self._learnings = Learnings(settings, policies.adaptable, settings.calibration)
+        self._check = ShadowJudge(
+            self.large, *SHADOW_QUESTIONS, settings.sampling, self.shadows.observe, self.acceptance.user
+        )
 
     @classmethod
     def load(
@@ -299,7 +305,7 @@ class Solver:
                     by_method=answerer is None,
                 )
             if format is not None and outcome.reason == "stop":
-                require_json(outcome.text, self.large)
+                require_json(outcome.text, self.large.settings.url)
         finally:
             windows.end()
             models.leave()

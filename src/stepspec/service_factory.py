@@ -91,11 +91,7 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
 def offer(solver: Solver) -> Offer:
     """What the service is to serve, of an entered *solver*."""
     methods: Mapping[str, ServedMethod] = {
-        name: ServedMethod(
-            method.about,
-            {key: one.default for key, one in policies.options(name).items()},
-            judges=name not in policies.BASELINES,
-        )
+        name: ServedMethod(method.about, policies.defaults(name), judges=name not in policies.BASELINES)
         for name, method in policies.METHODS.items()
     }
     chosen = solver.settings

@@ -80,10 +80,13 @@ class Settings(RunOptions, BaseSettings):
 
         Defaults of the policy are filled in, so that a default that changes is noticed.
         """
-        defaults = {name: option.default for name, option in policies.options(self.policy).items()}
         build = policies.METHODS[self.policy].build
         roles = {"ending": self.ending or ended_by(build), "answer": self.answer or answered_by(build)}
-        options = {name: value for name, value in (defaults | self.options).items() if value is not None}
+        options = {
+            name: value
+            for name, value in {**policies.defaults(self.policy), **self.options}.items()
+            if value is not None
+        }
         return self.calibrated() | roles | {"options": options}
 
     def turned(self, places: int) -> Self:

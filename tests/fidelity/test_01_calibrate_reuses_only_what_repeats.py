@@ -29,7 +29,7 @@ from stepspec.evals.calibration.simulation import SimulatedRuns, search, search_
 from stepspec.orchestrator import Accept, Rollback, Step
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
-from stepspec.policies.option_types import Threshold
+from stepspec.orchestrator.feedback.adaptation import Threshold
 
 KNOB = Threshold("threshold", (9.0, 7.0, 5.0), compared=True)
 LIMIT, LEVEL, PROBLEMS, TRUE_LOSS = 0.02, 0.05, 1000, 0.06

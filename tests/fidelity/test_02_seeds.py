@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, Sampling, Solution, Solver, checking, policies
+from stepspec import Endpoint, Sampling, Solution, Solver, policies
+from stepspec.api import SHADOW_QUESTIONS
 from stepspec.orchestrator import Chain, Model, reason
 from stepspec.orchestrator.chain import Message, Role, Step
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
+from stepspec.orchestrator.feedback.shadow import ShadowJudge
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.trace import parse
 from stepspec.settings import load
@@ -173,13 +175,13 @@ async def test_rivals_have_seeds_of_their_own(seed: int | None) -> None:
 async def test_a_shadow_and_its_control_do_not_draw_alike(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     server, steps = DrawingVllm(), list[str]()
 
-    async def read(large: Model, chain: Chain, step: Step, reference: Step) -> bool:
+    async def read(judge: ShadowJudge, large: Model, chain: Chain, step: Step, reference: Step) -> bool:
         steps.append(step.text)
         return True
 
-    monkeypatch.setattr(checking, "_correct", read)
+    monkeypatch.setattr(ShadowJudge, "_correct", read)
     async with server.serve("large") as settings, VllmEndpoint(settings) as endpoint:
-        check = checking.ShadowJudge(endpoint, Sampling(seed=seed), lambda event: None, nullcontext)
+        check = ShadowJudge(endpoint, *SHADOW_QUESTIONS, Sampling(seed=seed), lambda event: None, nullcontext)
         await check(CHAIN, Step("So.\n\n", "small"))
     reference, control = (body.get("seed") for path, body in server.requests if path == "/v1/completions")
     assert reference != control

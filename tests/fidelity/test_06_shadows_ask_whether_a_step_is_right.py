@@ -10,14 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from stepspec.checking import ShadowJudge
-from stepspec.learning import Learning, start_learning
+from stepspec.api import SHADOW_QUESTIONS
 from stepspec.orchestrator import Accept, Chain, Rollback, Step
 from stepspec.orchestrator.endpoints import ModelEndpoint, Sampling
 from stepspec.orchestrator.events import Committed, Drafted, Event, Judged, Repaired, Started
+from stepspec.orchestrator.feedback.adaptation import Adaptable
+from stepspec.orchestrator.feedback.learning import Learning, start_learning
 from stepspec.orchestrator.feedback.load import Load
-from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowRecord, Shadows
+from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowJudge, ShadowRecord, Shadows
 from stepspec.orchestrator.trace import Moment
+from stepspec.policies import adaptable
 
 from ..fakes import ScriptedModel, run
 from ..orchestrator.arms import PROBLEM, taste
@@ -73,8 +75,9 @@ class Pair:
 
 def adapted(pair: Pair, runs: int = RUNS) -> tuple[list[float], Learning, ShadowRecord]:
     """The threshold after every run of a solver with `adapt` and `shadow`, what it learnt, and what shadows found."""
-    learnt, shadows = start_learning("specreason", {}, 2, LIMIT), Shadows(1.0, most=1000)
-    check = ShadowJudge(cast("ModelEndpoint", pair), Sampling(), shadows.observe, nullcontext)
+    learnt = start_learning("specreason", {}, 2, LIMIT, adaptable("specreason") or Adaptable())
+    shadows = Shadows(1.0, most=1000)
+    check = ShadowJudge(cast("ModelEndpoint", pair), *SHADOW_QUESTIONS, Sampling(), shadows.observe, nullcontext)
 
     async def solve(problem: int) -> None:
         begun = Chain.of(f"Problem {problem}")

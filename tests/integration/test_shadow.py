@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from stepspec import Solver
-from stepspec.checking import ShadowJudge
+from stepspec.api import SHADOW_QUESTIONS
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator import Chain
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.events import Committed, Event
-from stepspec.orchestrator.feedback.shadow import Finding
+from stepspec.orchestrator.feedback.shadow import Finding, ShadowJudge
 
 from .conftest import Pair
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.servers
 async def test_a_shadow_tells_right_steps_from_wrong_ones(pair: Pair) -> None:
     right, wrong = list[Finding | None](), list[Finding | None]()
     async with Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY) as solver:
-        check = ShadowJudge(solver.large, GREEDY, lambda event: None, nullcontext)
+        check = ShadowJudge(solver.large, *SHADOW_QUESTIONS, GREEDY, lambda event: None, nullcontext)
         for task in fresh_tasks(3, 5):
             events: list[Event] = []
             await solver.solve(task.problem, policy="large", observe=events.append)

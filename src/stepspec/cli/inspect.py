@@ -120,7 +120,7 @@ def _brief(name: str) -> dict[str, Any]:
     return {
         "about": method.about,
         "paper": method.paper,
-        "options": {key: option.default for key, option in policies.options(name).items()},
+        "options": dict(policies.defaults(name)),
         "needs": method.needs,
         "cost": method.cost,
     }

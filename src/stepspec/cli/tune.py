@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated
@@ -13,12 +14,16 @@ import typer
 from stepspec.evals.calibration import cue_profile as profiling
 from stepspec.evals.command_line import only_without_testbed, progress_bars, writable
 from stepspec.evals.testbed.solving_pair import pair_solver
+from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Started
+from stepspec.orchestrator.feedback.learning import Learning, Learnings
+from stepspec.orchestrator.trace import Moment
 
 from .. import policies
 from .. import settings as configuration
 from ..api import Solver
-from ..learning import from_traces
+from ..settings import Settings
 from .terminal import (
     Json,
     LargeUrl,
@@ -126,11 +131,46 @@ def adapt(
     """
     settings = configuration.load(policy=policy, options=parse_options(option), ahead=ahead, adapt=share)
     policies.check(settings.policy, settings.options)
-    learnt = from_traces(settings, traces).toml()
+    learnt = learn_from(settings, traces).toml()
     if output is None:
         stdout.print(learnt, end="", markup=False, highlight=False, soft_wrap=True)
         return
     _write_settings(output, learnt)
+
+
+def learn_from(settings: Settings, paths: Sequence[Path]) -> Learning:
+    """
+    Learn from recorded traces, in their order, as a solver of *settings* would have; other policies' are skipped.
+
+    Raise `ConfigurationError` if there is nothing to learn from, or nothing that could be.
+    """
+    learning = Learnings(settings, policies.adaptable, settings.calibration).of(settings)
+    if learning is None:
+        raise ConfigurationError(
+            f"there is nothing to adapt with adapt = {settings.adapt:g} and the policy {settings.policy!r}: "
+            f"pass --share, or set `adapt`, above 0, and name a policy other than {' and '.join(policies.BASELINES)}"
+        )
+    traced: set[str] = set()
+    for path in paths:
+        moments = _read(path)
+        ran = next((moment.event.policy for moment in moments if isinstance(moment.event, Started)), "none")
+        traced.add(ran)
+        if ran == settings.policy:
+            learning.learn(moments)
+    if settings.policy not in traced:
+        raise ConfigurationError(
+            f"no trace of {settings.policy!r} among {len(paths)}, which are of: {', '.join(sorted(traced))}"
+        )
+    return learning
+
+
+def _read(path: Path) -> list[Moment]:
+    try:
+        return trace.read(path)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{path}: {exc}") from exc
+    except OSError as exc:
+        raise ConfigurationError(f"{path}: {exc.strerror}") from exc
 
 
 def _write_settings(output: Path, settings: str) -> None:

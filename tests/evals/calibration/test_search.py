@@ -17,8 +17,9 @@ from stepspec.evals.calibration.search import (
     RunStore,
 )
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.policies import options
-from stepspec.policies.option_types import THRESHOLDS, Threshold
+from stepspec.policies.option_types import THRESHOLDS
 
 from ...fakes import run
 

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from stepspec.orchestrator import trace
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import Adapted, Started
-from stepspec.orchestrator.feedback.adaptation import Adaptation, Choice
-from stepspec.orchestrator.run_options import RunOptions
-from stepspec.orchestrator.toml import document
-from stepspec.orchestrator.trace import Moment
-from stepspec.policies.option_types import THRESHOLDS
-
-from . import policies
-from .settings import Settings
+from ..events import Adapted
+from ..run_options import RunOptions
+from ..toml import document
+from ..trace import Moment
+from .adaptation import Adaptable, Adaptation, Choice
+from .calibration_monitor import Calibration
 
 MOST = 64  # policies with options, depths and limits that a solver learns about; the oldest is dropped first
 
@@ -75,10 +69,17 @@ class Learning:
 
 
 class Learnings:
-    """What a solver of *settings* learns, for every policy with its options, depth and limit apart."""
+    """
+    What a solver learns, for every policy with its options, depth and limit apart.
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    *defaults* are the options of runs that override none. *adaptable* returns what may be adapted of a policy, None
+    for nothing. *calibration* is the one in force, if any.
+    """
+
+    def __init__(
+        self, defaults: RunOptions, adaptable: Callable[[str], Adaptable | None], calibration: Calibration | None = None
+    ) -> None:
+        self._defaults, self._adaptable, self._calibration = defaults, adaptable, calibration
         self._known: dict[str, Learning] = {}
 
     def of(self, run: RunOptions, *, limited: bool = False) -> Learning | None:
@@ -88,22 +89,23 @@ class Learnings:
         A run with its own value for the option that would move, and is not *limited* on its own, keeps its value.
         """
         policy, options = run.policy, run.options
-        if not run.adapt or policy in policies.BASELINES:
+        adaptable = self._adaptable(policy)
+        if not run.adapt or adaptable is None:
             return None
-        own = self._settings.options if policy == self._settings.policy else {}
-        threshold = THRESHOLDS.get(policy)
+        own = self._defaults.options if policy == self._defaults.policy else {}
+        threshold = adaptable.threshold
         pinned = threshold is None or (not limited and options.get(threshold.option) != own.get(threshold.option))
         key = repr((policy, sorted(options.items()), run.ahead, run.adapt, pinned))
         if key not in self._known:
             if len(self._known) >= MOST:
                 del self._known[next(iter(self._known))]
-            promised = None if pinned else self._promised(policy, options)
-            self._known[key] = start_learning(policy, options, run.ahead, run.adapt, pinned=pinned, promised=promised)
+            adaptable, promised = (Adaptable(), None) if pinned else (adaptable, self._promised(policy, options))
+            self._known[key] = start_learning(policy, options, run.ahead, run.adapt, adaptable, promised=promised)
         return self._known[key]
 
     def _promised(self, policy: str, options: Mapping[str, Any]) -> float | None:
         """The calibrated value, if the *options* have it: no looser value may be used then. Otherwise None."""
-        calibration = self._settings.calibration
+        calibration = self._calibration
         if calibration is None or calibration.policy != policy or options.get(calibration.option) != calibration.value:
             return None
         return calibration.value
@@ -114,58 +116,23 @@ def start_learning(
     options: Mapping[str, Any],
     most: int,
     limit: float,
+    adaptable: Adaptable,
     *,
-    pinned: bool = False,
     promised: float | None = None,
 ) -> Learning:
     """
-    Start to adapt *policy* with its *options*.
+    Start to adapt what is *adaptable* of *policy* with its *options*.
 
     At most a share *limit* of the accepted steps may be bad, and at most *most* drafts are made ahead.
 
-    Only the depth is adapted if the threshold is *pinned*, or if it is not compared with scores: the scores then do not
-    say what another threshold would accept. No threshold is looser than *promised*.
+    Only the depth is adapted if there is no threshold, or if it is not compared with scores: the scores then do not say
+    what another threshold would accept. No threshold is looser than *promised*.
     """
-    threshold = THRESHOLDS.get(policy)
-    if threshold is None or not threshold.compared or pinned:
+    threshold = adaptable.threshold
+    if threshold is None or not threshold.compared:
         return Learning(policy, options, "", Adaptation(limit, most, Choice(None, most)))
-    start = float(options.get(threshold.option, policies.options(policy)[threshold.option].default))
+    start = float(options.get(threshold.option, adaptable.default))
     values = {float(value) for value in threshold.values} | {start}
     thresholds = sorted((v for v in values if promised is None or v >= promised), reverse=True)
     adaptation = Adaptation(limit, most, Choice(start, most), tuple(thresholds), top=float(threshold.values[0]))
     return Learning(policy, options, threshold.option, adaptation)
-
-
-def from_traces(settings: Settings, paths: Sequence[Path]) -> Learning:
-    """
-    Learn from recorded traces, in their order, as a solver of *settings* would have; other policies' are skipped.
-
-    Raise `ConfigurationError` if there is nothing to learn from, or nothing that could be.
-    """
-    learning = Learnings(settings).of(settings)
-    if learning is None:
-        raise ConfigurationError(
-            f"there is nothing to adapt with adapt = {settings.adapt:g} and the policy {settings.policy!r}: "
-            f"pass --share, or set `adapt`, above 0, and name a policy other than {' and '.join(policies.BASELINES)}"
-        )
-    traced: set[str] = set()
-    for path in paths:
-        moments = _read(path)
-        ran = next((moment.event.policy for moment in moments if isinstance(moment.event, Started)), "none")
-        traced.add(ran)
-        if ran == settings.policy:
-            learning.learn(moments)
-    if settings.policy not in traced:
-        raise ConfigurationError(
-            f"no trace of {settings.policy!r} among {len(paths)}, which are of: {', '.join(sorted(traced))}"
-        )
-    return learning
-
-
-def _read(path: Path) -> list[Moment]:
-    try:
-        return trace.read(path)
-    except ConfigurationError as exc:
-        raise ConfigurationError(f"{path}: {exc}") from exc
-    except OSError as exc:
-        raise ConfigurationError(f"{path}: {exc.strerror}") from exc
