@@ -41,11 +41,11 @@ def find() -> str | None:
 
 def _of_playwright() -> str | None:
     """Ask Playwright where it would have put its own."""
-    asked = (
+    code = (
         "from playwright.sync_api import sync_playwright as start\nwith start() as p: print(p.chromium.executable_path)"
     )
-    said = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, timeout=60, check=False)
-    path = Path(said.stdout.strip() or "nowhere")
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    path = Path(result.stdout.strip() or "nowhere")
     return str(path) if path.is_file() else None
 
 

@@ -19,7 +19,7 @@ from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
 from stepspec.orchestrator.step_ends import StepEnds
 
 T = TypeVar("T")
-Said = tuple[str, ...]
+Previous = tuple[str, ...]
 Until = Callable[[Step], bool]
 
 _TOKEN = re.compile(r"</think>|[.!?]?\n\n| ?\w+| ?[^\w\s]|\s")
@@ -68,11 +68,11 @@ def tokenise(text: str) -> tuple[str, ...]:
     return tuple(_TOKEN.findall(text))
 
 
-def counting(role: Role, length: int) -> Callable[[Said], str]:
+def counting(role: Role, length: int) -> Callable[[Previous], str]:
     """Script *length* paragraphs, of which the last one ends the thinking."""
 
-    def script(said: Said) -> str:
-        return f"The {role} one says {len(said)}." + (DELIMITER if len(said) + 1 < length else f"\n{THINK_END}")
+    def script(previous: Previous) -> str:
+        return f"The {role} one says {len(previous)}." + (DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}")
 
     return script
 
@@ -93,7 +93,7 @@ class ScriptedModel:
     """
 
     role: Role
-    script: Callable[[Said], str]
+    script: Callable[[Previous], str]
     answer: str = "\n\nSo it is \\boxed{42}."
     judge: Callable[[Chain, str], Mapping[str, float]] = lambda chain, question: {"9": 1.0}
     logprob: Callable[[str, str], float] = lambda before, token: -0.1
@@ -190,11 +190,11 @@ class ScriptedModel:
     def next(self, text: str) -> str | None:
         """Return the token that this model writes after *text*; None if it ends its turn there."""
         if THINK_END in text:
-            pieces, said = tokenise(self.answer), text.partition(THINK_END)[2]
+            pieces, written = tokenise(self.answer), text.partition(THINK_END)[2]
         else:
-            *before, said = text.split(DELIMITER)
+            *before, written = text.split(DELIMITER)
             pieces = tokenise(self.script(tuple(before)))
-        place = len(tokenise(said))
+        place = len(tokenise(written))
         if place < len(pieces):
             return pieces[place]
         return pieces[-1] if pieces and pieces[-1].endswith((DELIMITER, THINK_END)) else None

@@ -135,8 +135,8 @@ def test_a_method_is_told_whole(name: str, capfd: pytest.CaptureFixture[str]) ->
     method = METHODS[name]
     assert call("policies", name) == 0
     printed = " ".join(capfd.readouterr().out.split())
-    said = [option.means for option in describe_options(name).values()]
-    for wanted in (method.documentation, method.paper, method.needs, method.cost, *said):
+    meanings = [option.means for option in describe_options(name).values()]
+    for wanted in (method.documentation, method.paper, method.needs, method.cost, *meanings):
         assert " ".join(wanted.split()) in printed
     for key, option in describe_options(name).items():
         assert f"{key} {option.values} default {option.default!r} means" in printed
@@ -228,7 +228,7 @@ def test_the_doctor_looks_at_every_model_of_a_nested_pair(tmp_path: Path, capfd:
     (tmp_path / "stepspec.toml").write_text(f"large = {large}\n[small]\nsmall = {tiny}\nlarge = {small}\n")
     assert call("doctor", "--json") == 0
     found = orjson.loads(capfd.readouterr().out)
-    told = {name: (pair["small"]["url"], pair["large"]["url"]) for name, pair in found.items()}
-    assert told == {"small.small with small.large": nowhere[:2], "small.large with large": nowhere[1:]}
+    urls = {name: (pair["small"]["url"], pair["large"]["url"]) for name, pair in found.items()}
+    assert urls == {"small.small with small.large": nowhere[:2], "small.large with large": nowhere[1:]}
     assert call("doctor") == 0
     assert "small.large with large" in capfd.readouterr().out

@@ -31,8 +31,8 @@ def anchors(text: str) -> set[str]:
     plain = CODE.sub("", text)
     found: set[str] = set(NAMED.findall(plain))
     for heading in HEADING.findall(plain):
-        said = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-        name = re.sub(r"[^\w\- ]", "", said.lower()).replace(" ", "-")
+        title = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        name = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         places = (name, *(f"{name}-{count}" for count in range(1, 99)))
         found.add(next(place for place in places if place not in found))
     return found

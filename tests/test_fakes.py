@@ -63,16 +63,16 @@ def test_what_is_written_next_depends_on_the_text_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "written"),
+    ("text", "written"),
     [
         ("Nobody", " large one says 0.\n\n"),
         ("Nobody ever said that, and more", ".\n\n"),
         ("A\n\nB\n\nThe", f" large one says 2.\n{THINK_END}"),
     ],
 )
-def test_a_strangers_text_is_gone_on_from_word_by_word(said: str, written: str) -> None:
+def test_a_strangers_text_is_gone_on_from_word_by_word(text: str, written: str) -> None:
     model = ScriptedModel("large", counting("large", 3))
-    assert run(model.write(PROBLEM.extend(Step(said, "small", "length"))))[0].text == written
+    assert run(model.write(PROBLEM.extend(Step(text, "small", "length"))))[0].text == written
 
 
 def test_a_write_takes_its_latency_and_the_pace_of_every_token() -> None:
@@ -153,10 +153,10 @@ def test_a_judge_may_put_its_probability_elsewhere() -> None:
 def test_rivals_are_told_where_they_are_asked_for_and_no_more_than_that() -> None:
     rivals = [Token(" big", -0.5), Token(" small", -1.5), Token(" odd", -2.5)]
     model = ScriptedModel("small", counting("small", 3), rivals=lambda before, token: rivals if before == "The" else ())
-    plain, asked = run(model.write(PROBLEM))[0], run(model.write(PROBLEM, top=2))[0]
+    plain, ranked = run(model.write(PROBLEM))[0], run(model.write(PROBLEM, top=2))[0]
     assert {token.top for token in plain.tokens} == {()}
-    assert [replace(token, top=()) for token in asked.tokens] == list(plain.tokens)
-    assert asked.tokens[1].top == tuple(rivals[:2])
+    assert [replace(token, top=()) for token in ranked.tokens] == list(plain.tokens)
+    assert ranked.tokens[1].top == tuple(rivals[:2])
     (scored,), _ = run(model.score(PROBLEM, "The tiny", top=1))
     assert scored[1].top == tuple(rivals[:1])
 

@@ -66,26 +66,26 @@ async def test_a_run_uses_what_those_before_it_taught(monkeypatch: pytest.Monkey
     async with serving() as servers, servers.solver(options={"threshold": 9}, adapt=0.3, ahead=4) as solver:
         made, ahead = solver._policy, solver._ahead  # pyright: ignore[reportPrivateUsage]
 
-        def policy(models: Models, told: Settings) -> Policy:
-            used.append((told.options["threshold"], -1))
-            return made(models, told)
+        def policy(models: Models, settings: Settings) -> Policy:
+            used.append((settings.options["threshold"], -1))
+            return made(models, settings)
 
-        def depth(told: Settings) -> LookaheadControl:
-            used[-1] = used[-1][0], told.ahead
-            return ahead(told)
+        def depth(settings: Settings) -> LookaheadControl:
+            used[-1] = used[-1][0], settings.ahead
+            return ahead(settings)
 
         monkeypatch.setattr(solver, "_policy", policy)
         monkeypatch.setattr(solver, "_ahead", depth)
         assert solver.adaptation is not None
-        told = list[Adapted | None]()
+        adapted = list[Adapted | None]()
         for _ in range(5):
-            told.append(await solved(solver))
+            adapted.append(await solved(solver))
             solver.adaptation.learn(moments(8.0, 40))
-    assert [(one.option, one.value, one.ahead) for one in told if one] == [
+    assert [(one.option, one.value, one.ahead) for one in adapted if one] == [
         ("threshold", value, depth) for value, depth in used
     ]
     assert [value for value, _ in used] == [9, 9, 9, 8, 8]  # the judge says 8, and three tenths may be bad
-    assert [one.runs for one in told if one] == [0, 2, 4, 6, 8]
+    assert [one.runs for one in adapted if one] == [0, 2, 4, 6, 8]
 
 
 async def test_without_adapt_nothing_is_told_and_nothing_learnt() -> None:
@@ -129,8 +129,8 @@ async def test_the_load_still_shrinks_what_was_learnt() -> None:
         solver.large_load.share = 0.5
         given = await solved(solver)
         assert given is not None
-        told = solver.settings.with_overrides({"ahead": given.ahead})
-        assert solver._ahead(told).depth() == 2  # pyright: ignore[reportPrivateUsage]
+        settings = solver.settings.with_overrides({"ahead": given.ahead})
+        assert solver._ahead(settings).depth() == 2  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_bets_are_sure_in_the_runs_that_ask_for_it() -> None:
@@ -184,12 +184,12 @@ def test_what_a_run_names_itself_is_left_alone() -> None:
     known = learnings(chosen)
     same = known.of(chosen.with_overrides({"options": {"threshold": 8, "read": "greedy"}}))
     assert same is known.of(chosen)
-    own, without, asked = (
+    own, without, explicit = (
         known.of(chosen.with_overrides({"options": {"threshold": 9}})),
         known.of(chosen.with_overrides({"options": {}})),
         known.of(chosen.with_overrides({"options": {"threshold": 9}}), limited=True),
     )
-    assert [one.option if one else None for one in (same, own, without, asked)] == ["threshold", "", "", "threshold"]
+    assert [one.option if one else None for one in (same, own, without, explicit)] == ["threshold", "", "", "threshold"]
     assert own is not None
     assert own.options(own.begin()) == {"threshold": 9}
 
@@ -198,10 +198,10 @@ def test_what_was_learnt_long_ago_is_forgotten() -> None:
     chosen = settings.load(adapt=0.1)
     known = learnings(chosen)
     first = known.of(chosen)
-    told = [chosen.with_overrides({"ahead": ahead}) for ahead in range(100, 164)]
-    for each in told:
+    variants = [chosen.with_overrides({"ahead": ahead}) for ahead in range(100, 164)]
+    for each in variants:
         known.of(each)
-    assert known.of(told[-1]) is known.of(told[-1])
+    assert known.of(variants[-1]) is known.of(variants[-1])
     assert known.of(chosen) is not first
 
 
@@ -210,9 +210,9 @@ def test_a_limit_that_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixtu
     with caplog.at_level(logging.WARNING, "stepspec"):
         for _ in range(9):
             found.learn(moments(7.0, 40))
-    told = [record.getMessage() for record in caplog.records]
-    assert len(told) == 1
-    assert "no threshold of specreason that accepts anything keeps the share of bad steps at 0.05" in told[0]
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == 1
+    assert "no threshold of specreason that accepts anything keeps the share of bad steps at 0.05" in messages[0]
     assert found.frozen()["options"]["threshold"] > 7  # at which nothing is accepted
 
 

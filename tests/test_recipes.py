@@ -151,10 +151,10 @@ def test_a_dry_run_of_a_recipe_passes(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     known = frozenset(flag for one in pair.started.values() for flag in one.flags)
 
-    def asked(_: object) -> ParsedFlags:  # vLLM itself is asked below, about all recipes at once
+    def parsed(_: object) -> ParsedFlags:  # vLLM itself is asked below, about all recipes at once
         return ParsedFlags(known, {})
 
-    monkeypatch.setattr(vllm_flags, "parse", asked)
+    monkeypatch.setattr(vllm_flags, "parse", parsed)
     monkeypatch.setattr(sys, "argv", ["stepspec", "up", str(path), "--dry-run"])
     with pytest.raises(SystemExit) as ended:
         cli.main()
@@ -170,10 +170,10 @@ def test_a_dry_run_of_a_recipe_passes(
 def test_the_installed_vllm_takes_every_command_line_of_every_recipe() -> None:
     """Its own parser reads them, with the names of parsers and the methods of speculation."""
     made = {f"{path.stem} {one.name}": one for path in ALL for one in servers(load(path))}
-    told = vllm_flags.parse({name: one.command(8000)[len(one.program) :] for name, one in made.items()})
-    assert isinstance(told, ParsedFlags), told
-    assert dict(told.refusals) == dict.fromkeys(made, "")
-    assert {flag for path in ALL for one in load(path).started.values() for flag in one.flags} <= told.flags
+    result = vllm_flags.parse({name: one.command(8000)[len(one.program) :] for name, one in made.items()})
+    assert isinstance(result, ParsedFlags), result
+    assert dict(result.refusals) == dict.fromkeys(made, "")
+    assert {flag for path in ALL for one in load(path).started.values() for flag in one.flags} <= result.flags
     known = installed_vllm()
     assert known is not None
     assert known.methods is not None

@@ -127,9 +127,9 @@ async def test_a_model_within_a_pair_is_told_of_by_its_path(tmp_path: Path) -> N
         Solver({"small": one, "large": two}, three, sampling=GREEDY, ending="small", answer="large") as solver,
     ):
         solution, _ = await gated(solver, tiny, shown(12, 8), 12, tmp_path / "trace.jsonl")
-    (told,) = solution.ledger.speculation
-    assert (told.role, told.path, told.name) == ("small", "small.small", "small.small")
-    assert (told.counted, told.shared) == (Acceptance(2, 8, 6), False)
+    (entry,) = solution.ledger.speculation
+    assert (entry.role, entry.path, entry.name) == ("small", "small.small", "small.small")
+    assert (entry.counted, entry.shared) == (Acceptance(2, 8, 6), False)
 
 
 async def test_every_replica_that_is_up_is_looked_at() -> None:
@@ -166,7 +166,7 @@ async def test_metrics_that_fail_cost_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("entry", "expected"),
     [
         (
             Speculation("large", Acceptance(10, 40, 34), -0.5, 1.5),
@@ -180,8 +180,8 @@ async def test_metrics_that_fail_cost_nothing() -> None:
         ),
     ],
 )
-def test_the_line_says_whose_counters_they_are(told: Speculation, expected: str) -> None:
+def test_the_line_says_whose_counters_they_are(entry: Speculation, expected: str) -> None:
     console = Console(width=200)
     with console.capture() as shown:
-        console.print(speculation_line(told), soft_wrap=True)
+        console.print(speculation_line(entry), soft_wrap=True)
     assert shown.get().strip() == expected

@@ -31,36 +31,36 @@ class BranchContract:
     """Inherited by `ModelContract`."""
 
     async def test_steps_are_written_from_several_beginnings_in_one_request(self, subject: Subject) -> None:
-        whole = await subject.model.write(subject.chain, limit=SHORT)
-        begun = [whole.cut(len(whole.tokens[0].text)), Step(f"Wait,{whole.text[:3]}", subject.model.role)]
+        full = await subject.model.write(subject.chain, limit=SHORT)
+        begun = [full.cut(len(full.tokens[0].text)), Step(f"Wait,{full.text[:3]}", subject.model.role)]
         steps = await subject.model.branch(subject.chain, begun, limit=SHORT)
         assert [call.verb for call in subject.calls] == ["write", "write"]
-        assert (steps[0].text, steps[0].stop) == (whole.text, whole.stop)
-        assert [token.id for token in steps[0].tokens] == [token.id for token in whole.tokens]
+        assert (steps[0].text, steps[0].stop) == (full.text, full.stop)
+        assert [token.id for token in steps[0].tokens] == [token.id for token in full.tokens]
         assert steps[1].text.startswith(begun[1].text)
         for step in steps:
             assert step.author == subject.model.role
-            assert step.vocabulary == whole.vocabulary
+            assert step.vocabulary == full.vocabulary
             assert "".join(token.text for token in step.tokens) == step.text
             assert (step.stop == "delimiter") == step.text.endswith(DELIMITER)
             assert len(step.tokens) <= SHORT
         assert subject.calls[1].written >= sum(len(step.tokens) for step in steps) - 12  # those of the beginnings
 
     async def test_a_beginning_says_nothing_about_its_neighbours(self, subject: Subject) -> None:
-        whole = await subject.model.write(subject.chain, limit=SHORT)
-        begun = [whole.cut(length) for length in (1, 3, len(whole.text) // 2)]
+        full = await subject.model.write(subject.chain, limit=SHORT)
+        begun = [full.cut(length) for length in (1, 3, len(full.text) // 2)]
         together = await subject.model.branch(subject.chain, begun, limit=SHORT)
         alone = [(await subject.model.branch(subject.chain, [one], limit=SHORT))[0] for one in begun]
         assert [(step.text, step.stop) for step in together] == [(step.text, step.stop) for step in alone]
 
     async def test_a_beginning_counts_towards_the_limit_and_is_cut_to_it(self, subject: Subject) -> None:
-        whole = await subject.model.write(subject.chain, limit=SHORT)
-        begun = [whole.cut(len(whole.tokens[0].text)), replace(whole, stop="until")]
+        full = await subject.model.write(subject.chain, limit=SHORT)
+        begun = [full.cut(len(full.tokens[0].text)), replace(full, stop="until")]
         for step in await subject.model.branch(subject.chain, begun, limit=2):
             assert len(step.tokens) == 2
             assert "".join(token.text for token in step.tokens) == step.text
             assert step.stop == "length"
-            assert whole.text.startswith(step.text)
+            assert full.text.startswith(step.text)
         assert len(subject.calls) == 2
         (cut,) = await subject.model.branch(subject.chain, begun[1:], limit=2)
         assert (len(cut.tokens), cut.stop) == (2, "length")

@@ -55,29 +55,29 @@ class ModelContract(BranchContract):
         assert await think(subject, 3) == await think(subject, 3)
 
     async def test_another_stop_string_ends_a_step_too(self, subject: Subject) -> None:
-        whole = await subject.model.write(subject.chain, limit=SHORT)
-        step = await subject.model.write(subject.chain, stop=(whole.text[2:4],), limit=SHORT)
-        assert (step.text, step.stop) == (whole.text[:4], "delimiter")
+        full = await subject.model.write(subject.chain, limit=SHORT)
+        step = await subject.model.write(subject.chain, stop=(full.text[2:4],), limit=SHORT)
+        assert (step.text, step.stop) == (full.text[:4], "delimiter")
 
     async def test_the_limit_holds(self, subject: Subject) -> None:
-        whole = await subject.model.write(subject.chain, limit=SHORT)
+        full = await subject.model.write(subject.chain, limit=SHORT)
         step = await subject.model.write(subject.chain, limit=2)
         assert step.stop == "length"
         assert 1 <= len(step.tokens) <= 2
-        assert whole.text.startswith(step.text)
+        assert full.text.startswith(step.text)
 
     async def test_until_sees_every_token_and_may_end_the_step(self, subject: Subject) -> None:
-        seen: list[Step] = []
+        partials: list[Step] = []
 
         def until(step: Step) -> bool:
-            seen.append(step)
+            partials.append(step)
             return len(step.tokens) == 3
 
         step = await subject.model.write(subject.chain, until=until, limit=SHORT)
-        whole = await subject.model.write(subject.chain, limit=SHORT)
-        assert [len(partial.tokens) for partial in seen] == [1, 2, 3]
-        assert (step.text, step.stop) == (seen[-1].text, "until")
-        assert whole.text.startswith(step.text)
+        full = await subject.model.write(subject.chain, limit=SHORT)
+        assert [len(partial.tokens) for partial in partials] == [1, 2, 3]
+        assert (step.text, step.stop) == (partials[-1].text, "until")
+        assert full.text.startswith(step.text)
 
     async def test_until_that_never_ends_a_step_changes_nothing(self, subject: Subject) -> None:
         plain = await subject.model.write(subject.chain, limit=SHORT)
@@ -127,17 +127,17 @@ class ModelContract(BranchContract):
 
     async def test_tokens_tell_the_likeliest_of_their_places_if_asked(self, subject: Subject) -> None:
         plain = await subject.model.write(subject.chain, limit=SHORT)
-        told = await subject.model.write(subject.chain, limit=SHORT, top=3)
+        ranked = await subject.model.write(subject.chain, limit=SHORT, top=3)
         (scored,) = await subject.model.score(subject.chain, plain.text, top=3)
         assert all(token.top == () for token in plain.tokens)
-        assert [(token.text, token.id) for token in told.tokens] == [(token.text, token.id) for token in plain.tokens]
-        for token in (*told.tokens, *scored):
+        assert [(token.text, token.id) for token in ranked.tokens] == [(token.text, token.id) for token in plain.tokens]
+        for token in (*ranked.tokens, *scored):
             assert 1 <= len(token.top) <= 3
             logprobs = [rival.logprob for rival in token.top]
             assert logprobs == sorted(logprobs, reverse=True)
             assert token.logprob <= logprobs[0] + 1e-6
             assert (token.rank in range(1, len(token.top) + 1)) == (token.logprob >= logprobs[-1] - 1e-6)
-        for token in told.tokens:  # The model is greedy.
+        for token in ranked.tokens:  # The model is greedy.
             assert token.top[0].logprob == pytest.approx(token.logprob)
 
     async def test_choices_have_probabilities_of_the_whole_vocabulary(self, subject: Subject) -> None:

@@ -25,7 +25,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def _asked(module: str, cases: Mapping[str, Any], *arguments: str) -> Any:
+def _run_script(module: str, cases: Mapping[str, Any], *arguments: str) -> Any:
     """Run one of this folder's programs on *cases*."""
     environment = {**outside(), "VLLM_LOGGING_LEVEL": "ERROR", "PYTHONWARNINGS": "ignore"}
     command = (sys.executable, "-m", f"tests.docker.{module}", *arguments)
@@ -37,8 +37,10 @@ def _asked(module: str, cases: Mapping[str, Any], *arguments: str) -> Any:
 @pytest.fixture(scope="session")
 def outcomes() -> Mapping[str, Tree]:
     """What Helm makes of each set of values."""
-    told: Mapping[str, Tree] = _asked("rendering", GOOD | {name: bad for name, (bad, _) in BAD.items()}, str(CHART))
-    return told
+    result: Mapping[str, Tree] = _run_script(
+        "rendering", GOOD | {name: bad for name, (bad, _) in BAD.items()}, str(CHART)
+    )
+    return result
 
 
 @pytest.fixture(scope="session")
@@ -73,6 +75,6 @@ def parsed(rendered: Mapping[str, list[Tree]]) -> vllm_flags.ParsedFlags:
     for recipe in sorted((ROOT / "recipes").glob("*.toml")):
         for server in servers(load(recipe)):
             lines[f"recipe {recipe.stem} {server.name}"] = [str(server.model), *server.args]
-    told = vllm_flags.parse(lines)
-    assert isinstance(told, vllm_flags.ParsedFlags), told
-    return told
+    flags = vllm_flags.parse(lines)
+    assert isinstance(flags, vllm_flags.ParsedFlags), flags
+    return flags

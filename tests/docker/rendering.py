@@ -17,8 +17,8 @@ from helm_python.chart import Chart, lint
 def outcome(chart: Chart, path: str, values: dict[str, Any]) -> dict[str, Any]:
     try:
         chart.validate_schema(values)
-        told = lint(path, values, strict=True)
-        return {"files": chart.render(values, name="demo", namespace="prod"), "lint": told["errors"]}
+        report = lint(path, values, strict=True)
+        return {"files": chart.render(values, name="demo", namespace="prod"), "lint": report["errors"]}
     except HelmError as exc:
         return {"error": str(exc)}
 

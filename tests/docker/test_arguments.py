@@ -18,10 +18,10 @@ RECIPES = sorted((ROOT / "recipes").glob("*.toml"))
 
 
 def test_vllm_takes_every_command_line(parsed: ParsedFlags) -> None:
-    said = dict(parsed.refusals)
-    assert "--no-such-flag" in said.pop("a wrong one")
-    assert len(said) > 10
-    assert not {name: why for name, why in said.items() if why}
+    refusals = dict(parsed.refusals)
+    assert "--no-such-flag" in refusals.pop("a wrong one")
+    assert len(refusals) > 10
+    assert not {name: why for name, why in refusals.items() if why}
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)

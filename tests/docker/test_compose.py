@@ -136,9 +136,9 @@ def test_two_models_on_one_card_fit_and_start_one_after_the_other() -> None:
 def test_the_miniature_models_are_there() -> None:
     for role in ("large", "small"):
         one = services("compose.cpu.yaml")[role]
-        asked, flag, profile = one["command"]
-        assert asked == role
-        assert asked in ROLES
+        argument, flag, profile = one["command"]
+        assert argument == role
+        assert argument in ROLES
         assert flag == "--profile"
         assert read_pace(profile, role) is not None
         assert one["build"]["target"] == "testbed"

@@ -22,9 +22,9 @@ async def health(*arguments: str, **environment: str) -> tuple[int, str]:
     command = (sys.executable, str(DOCKER / "health.py"), *arguments)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stderr=pipe, env={**outside(), **environment})
-    _, said = await asyncio.wait_for(process.communicate(), 60)
+    _, output = await asyncio.wait_for(process.communicate(), 60)
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
 def nowhere() -> str:
@@ -56,9 +56,9 @@ async def answering(*statuses: int) -> AsyncGenerator[str]:
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (401, 0), (404, 0), (500, 1), (503, 1)])
 async def test_up_is_what_answers_and_is_not_broken(status: int, code: int) -> None:
     async with answering(status) as url:
-        found, said = await health(url)
+        found, output = await health(url)
     assert found == code
-    assert said == ("" if code == 0 else f"not up: {url}\n")
+    assert output == ("" if code == 0 else f"not up: {url}\n")
 
 
 async def test_all_have_to_be_up_and_of_alternatives_one() -> None:

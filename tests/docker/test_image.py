@@ -51,21 +51,21 @@ def locked() -> dict[str, str]:
 def wanted(extras: set[str]) -> set[str]:
     """Return every distribution that stepspec with *extras* brings along."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    seen: set[tuple[str, str]] = set()
+    visited: set[tuple[str, str]] = set()
 
     def follow(lines: Iterable[str], extras: set[str]) -> None:
         for needed in map(Requirement, lines):
             if any(needed.marker is None or needed.marker.evaluate({"extra": extra}) for extra in extras):
                 name = canonicalize_name(needed.name)
-                fresh = {extra for extra in ("", *needed.extras) if (name, extra) not in seen}
-                seen.update((name, extra) for extra in fresh)
+                fresh = {extra for extra in ("", *needed.extras) if (name, extra) not in visited}
+                visited.update((name, extra) for extra in fresh)
                 if fresh:
                     follow(requires(name) or (), fresh)
 
     follow(project["dependencies"], {""})
     for extra in extras:
         follow(project["optional-dependencies"][extra], {""})
-    return {name for name, _ in seen}
+    return {name for name, _ in visited}
 
 
 def test_hadolint_finds_nothing() -> None:

@@ -27,10 +27,12 @@ def panels() -> list[Tree]:
 
 def questions() -> dict[str, str]:
     """Return every PromQL expression that is shipped, by where it stands."""
-    asked = {f"{panel['title']} {target['refId']}": target["expr"] for panel in panels() for target in panel["targets"]}
+    expressions = {
+        f"{panel['title']} {target['refId']}": target["expr"] for panel in panels() for target in panel["targets"]
+    }
     alerts = {rule["alert"]: rule["expr"] for group in read(ALERTS)["groups"] for rule in group["rules"]}
-    assert not set(asked) & set(alerts)
-    return asked | alerts
+    assert not set(expressions) & set(alerts)
+    return expressions | alerts
 
 
 def parsed(expression: str) -> promql_parser.Expr:
@@ -85,9 +87,9 @@ def test_what_is_known_is_what_is_exposed(known: Known) -> None:
 @pytest.mark.parametrize("place", questions())
 def test_every_expression_asks_for_what_exists(place: str, known: Known) -> None:
     expression = parsed(questions()[place])
-    asked = selectors(expression)
-    assert asked
-    for selector in asked:
+    selected = selectors(expression)
+    assert selected
+    for selector in selected:
         assert selector.name is not None
         assert selector.name in known
         named = {matcher.name for matcher in selector.matchers.matchers}
@@ -99,7 +101,7 @@ def test_every_expression_asks_for_what_exists(place: str, known: Known) -> None
 
 
 def test_what_the_service_exposes_is_shown() -> None:
-    shown = {str(selector.name) for asked in questions().values() for selector in selectors(parsed(asked))}
+    shown = {str(selector.name) for expression in questions().values() for selector in selectors(parsed(expression))}
     assert {family(name) for name in of_the_service()} == {family(name) for name in shown if "vllm:" not in name}
 
 

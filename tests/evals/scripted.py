@@ -16,7 +16,7 @@ from stepspec.orchestrator.solution import SolvedStep
 
 
 @dataclass(frozen=True)
-class Asked:
+class SolveCall:
     """What a run was asked for."""
 
     problem: str
@@ -51,29 +51,29 @@ def solution(
 @dataclass
 class ScriptedSolver:
     """
-    Answers as *script* says, which may raise; *asked* tells the runs in the order in which they began.
+    Answers as *script* says, which may raise; *calls* tells the runs in the order in which they began.
 
     A run waits for a permit of the *gate*, if there is one; *most* is how many waited at the same time.
     """
 
-    script: Callable[[Asked], Solution]
+    script: Callable[[SolveCall], Solution]
     gate: asyncio.Semaphore | None = None
-    asked: list[Asked] = field(default_factory=list[Asked])
+    calls: list[SolveCall] = field(default_factory=list[SolveCall])
     open: int = 0
     most: int = 0
 
     async def solve(self, problem: str, **choices: Any) -> Solution:
         names = ("policy", "options", "sampling", "budget", "ahead", "seed")
-        asked = Asked(problem, *(choices[name] for name in names))
-        self.asked.append(asked)
+        call = SolveCall(problem, *(choices[name] for name in names))
+        self.calls.append(call)
         self.open += 1
         self.most = max(self.most, self.open)
         try:
             if self.gate is not None:
                 await self.gate.acquire()
             await asyncio.sleep(0)
-            choices["observe"](Started((), asked.policy))
-            return self.script(asked)
+            choices["observe"](Started((), call.policy))
+            return self.script(call)
         finally:
             self.open -= 1
 

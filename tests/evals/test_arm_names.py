@@ -71,8 +71,8 @@ def test_an_arm_says_where_it_was_calibrated_on_what_is_measured(tmp_path: Path)
     (half,) = overlaps(found, "gsm8k", None)
     assert half.startswith("'careful' was calibrated on half of the problems that are measured here")
     assert "--half report" in half
-    (whole,) = overlaps(found, "gsm8k", "calibration")
-    assert "on the very problems that are measured here" in whole
+    (warning,) = overlaps(found, "gsm8k", "calibration")
+    assert "on the very problems that are measured here" in warning
     assert overlaps(found, "gsm8k", "report") == overlaps(found, "math500", None) == []
 
 

@@ -177,9 +177,9 @@ def test_without_a_network_the_error_says_what_to_pass(tmp_path: Path) -> None:
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     run = subprocess.run([sys.executable, "-c", code], env=offline, capture_output=True, text=True, timeout=120)
     assert run.returncode == 1
-    said = run.stderr.splitlines()[-1]
-    assert "ConfigurationError: cannot load HuggingFaceH4/MATH-500 from the Hugging Face hub: " in said
-    assert "pass --data FILE, a JSONL or Parquet file with the columns 'problem', 'answer'" in said
+    error = run.stderr.splitlines()[-1]
+    assert "ConfigurationError: cannot load HuggingFaceH4/MATH-500 from the Hugging Face hub: " in error
+    assert "pass --data FILE, a JSONL or Parquet file with the columns 'problem', 'answer'" in error
 
 
 def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,8 +42,8 @@ def test_what_is_not_said_comes_from_the_settings() -> None:
     assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
     assert made.budget == Budget(900, 50)
     assert (made.metric, made.seed, made.concurrency, made.repeats) == ("exact", 3, 2, 1)
-    said = plan(4, 1.0, tokens=300, seconds=9.0)
-    assert (said.sampling.temperature, said.budget, said.repeats) == (1.0, Budget(300, 50, 9.0), 4)
+    explicit = plan(4, 1.0, tokens=300, seconds=9.0)
+    assert (explicit.sampling.temperature, explicit.budget, explicit.repeats) == (1.0, Budget(300, 50, 9.0), 4)
 
 
 def test_several_samples_at_temperature_0_are_refused() -> None:
@@ -118,16 +118,16 @@ def test_an_arm_that_was_calibrated_on_what_is_measured_is_told_of_at_the_start(
     words = ["stepspec", "eval", "gsm8k", "--data", "rows.jsonl", "--policy", "careful.toml"]
     monkeypatch.chdir(tmp_path)
 
-    def said(*more: str) -> str:
+    def printed(*more: str) -> str:
         monkeypatch.setattr(sys, "argv", [*words, "--small", nobody, "--large", nobody, *more])
         with pytest.raises(SystemExit) as ended:
             cli.main()
         assert ended.value.code == 1
         return capsys.readouterr().err
 
-    assert "'careful' was calibrated on half of the problems that are measured here" in said()
-    assert "'careful' was calibrated on the very problems" in said("--half", "calibration")
-    assert "calibrated" not in said("--half", "report")
+    assert "'careful' was calibrated on half of the problems that are measured here" in printed()
+    assert "'careful' was calibrated on the very problems" in printed("--half", "calibration")
+    assert "calibrated" not in printed("--half", "report")
 
 
 def test_a_file_is_a_benchmark_of_its_own_and_a_name_may_have_its_data_elsewhere() -> None:

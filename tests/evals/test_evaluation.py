@@ -84,9 +84,9 @@ async def test_a_run_folder_says_what_was_measured_with_what_and_what_came_of_it
 async def test_the_same_evaluation_goes_on_and_another_one_is_kept_out(tmp_path: Path) -> None:
     async with solving() as (solver, large):
         first = await evaluate(solver, evaluation(tmp_path), QUIET)
-        asked = len(large.requests)
+        before = len(large.requests)
         again = await evaluate(solver, evaluation(tmp_path), QUIET)
-        writes = [path for path, _ in large.requests[asked:] if path == "/v1/completions"]
+        writes = [path for path, _ in large.requests[before:] if path == "/v1/completions"]
         assert again == first
         assert writes == []  # nor is there anything to warm up for
         other = evaluation(tmp_path, plan=replace(evaluation(tmp_path).plan, seed=1))
@@ -118,10 +118,10 @@ async def test_a_server_that_goes_away_leaves_what_was_measured_and_the_next_ses
 async def test_wrong_options_fail_before_any_problem(tmp_path: Path) -> None:
     plan = replace(evaluation(tmp_path).plan, arms=(LARGE, Arm.of("odd", "specreason", {"threshold": "x"})))
     async with solving() as (solver, large):
-        asked = len(large.requests)
+        before = len(large.requests)
         with pytest.raises(ConfigurationError, match="threshold"):
             await evaluate(solver, evaluation(tmp_path, plan=plan), QUIET)
-        assert len(large.requests) == asked
+        assert len(large.requests) == before
     assert not (tmp_path / "samples.jsonl").exists()
 
 

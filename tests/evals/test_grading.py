@@ -83,9 +83,9 @@ async def test_a_grader_stops_itself_even_if_nobody_is_left_to_do_so() -> None:
     process = await asyncio.create_subprocess_exec(
         *SCRIPT, "0.5", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
-    asked = orjson.dumps({"gold": "7", "answer": rf"\boxed{{{ENDLESS}}}"}) + b"\n"
+    request = orjson.dumps({"gold": "7", "answer": rf"\boxed{{{ENDLESS}}}"}) + b"\n"
     async with asyncio.timeout(DEADLINE):
-        await process.communicate(asked)
+        await process.communicate(request)
     assert process.returncode == -signal.SIGPROF
 
 
@@ -96,9 +96,9 @@ async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch:
         assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "ungraded"
 
 
-@pytest.mark.parametrize("said", ["'Warning: what is this?'", "3", "'x' * 200_000", "'{'"])
-async def test_a_grader_that_says_something_else_costs_one_sample(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    odd = f"print('ready', flush=True); input(); print({said}, flush=True); input()"
+@pytest.mark.parametrize("reply", ["'Warning: what is this?'", "3", "'x' * 200_000", "'{'"])
+async def test_a_grader_that_says_something_else_costs_one_sample(reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    odd = f"print('ready', flush=True); input(); print({reply}, flush=True); input()"
     monkeypatch.setattr(graders_module, "SCRIPT", (sys.executable, "-c", odd))
     async with asyncio.timeout(DEADLINE), Graders(1) as graders:
         assert await graders.grade(r"\boxed{0.5}", r"\frac{1}{2}", "math") == "ungraded"

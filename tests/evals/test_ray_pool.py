@@ -60,7 +60,7 @@ class FakeRay:
     """A Ray with one actor, whose answers are the futures in *answers*, by method; the last one stays."""
 
     def __init__(self, **answers: Future[Any]) -> None:
-        self.answers, self.asked, self.killed = answers, list[str](), 0
+        self.answers, self.calls, self.killed = answers, list[str](), 0
 
     def remote(self, kind: type) -> Any:
         return self
@@ -95,7 +95,7 @@ class FakeMethod:
         self._ray, self._name = ray, name
 
     def remote(self, *arguments: object) -> FakeMethod:
-        self._ray.asked.append(self._name)
+        self._ray.calls.append(self._name)
         return self
 
     def future(self) -> Future[Any]:
@@ -108,7 +108,7 @@ def _died(why: str) -> Exception:
     return cast("Exception", cast("Any", exceptions).NodeDiedError(why))
 
 
-def said(answer: object) -> Future[Any]:
+def resolved(answer: object) -> Future[Any]:
     future: Future[Any] = Future()
     if isinstance(answer, Exception):
         future.set_exception(answer)
@@ -137,7 +137,9 @@ def test_what_ray_says_of_an_actor_is_told_in_our_words(
     monkeypatch: pytest.MonkeyPatch, failure: Any, expected: tuple[type[Exception], str]
 ) -> None:
     async def main() -> None:
-        one = actor(monkeypatch, FakeRay(describe=said({"host": "there"}), enter=said(None), solve=said(failure())))
+        one = actor(
+            monkeypatch, FakeRay(describe=resolved({"host": "there"}), enter=resolved(None), solve=resolved(failure()))
+        )
         assert await one.describe() == {"host": "there"}
         assert await one.enter(None, None) is None
         kind, words = expected
@@ -160,9 +162,9 @@ def test_a_worker_that_takes_long_is_waited_for_as_long_as_it_lives_and_not_when
         finally:
             await one.stop()
 
-    living = FakeRay(solve=Future(), alive=said(None))
+    living = FakeRay(solve=Future(), alive=resolved(None))
     assert run(main(living, 20.5 * QUIET)) == (("solved", b""), 20.5 * QUIET)
-    assert living.asked.count("alive") == 20
+    assert living.calls.count("alive") == 20
     silent = FakeRay(solve=Future(), alive=Future())
     with pytest.raises(WorkerLost, match="it has not answered for 60 s"):
         run(main(silent, 2 * (QUIET + ALIVE)))

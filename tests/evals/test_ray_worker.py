@@ -80,11 +80,15 @@ async def test_what_an_endpoint_says_is_sent_back_as_it_is_with_the_trace_of_the
 
 
 def test_a_worker_says_who_it_is() -> None:
-    told = describe_process()
-    assert (told["host"], told["python"], told["code"]) == (platform.node(), platform.python_version(), code())
+    described = describe_process()
+    assert (described["host"], described["python"], described["code"]) == (
+        platform.node(),
+        platform.python_version(),
+        code(),
+    )
     other = "from stepspec.evals.ray_worker import describe_process; print(describe_process())"
     run = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True, check=True, timeout=120)
-    assert run.stdout.strip() == str(told)
+    assert run.stdout.strip() == str(described)
 
 
 def test_one_changed_line_is_another_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,28 +37,28 @@ SOLVED = SolvedTask(None, {})
 
 @dataclass
 class Scripted:
-    """A worker's process that does as it is told; *asked* is what it was asked for."""
+    """A worker's process that does as it is told; *calls* is what it was asked for."""
 
     comes: float = 0.0  # seconds until there is a place for it
-    told: Mapping[str, str] = field(default_factory=dict[str, str])
+    overrides: Mapping[str, str] = field(default_factory=dict[str, str])
     dies_entering: bool = False
     entered: StepspecError | None = None
     solved: SolvedTask | StepspecError | WorkerLost = SOLVED
-    asked: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
+    calls: list[tuple[Any, ...]] = field(default_factory=list[tuple[Any, ...]])
     stopped: int = 0
 
     async def describe(self) -> Mapping[str, str]:
         await asyncio.sleep(self.comes)
-        return {**describe_process(), "host": "there", "node": "n1", **self.told}
+        return {**describe_process(), "host": "there", "node": "n1", **self.overrides}
 
     async def enter(self, settings: Settings, plan: Plan) -> StepspecError | None:
-        self.asked.append((settings, plan))
+        self.calls.append((settings, plan))
         if self.dies_entering:
             raise WorkerLost("out of memory")
         return self.entered
 
     async def solve(self, trial: Trial, options: Mapping[str, Any], *, traced: bool) -> tuple[Any, bytes]:
-        self.asked.append((trial, dict(options), traced))
+        self.calls.append((trial, dict(options), traced))
         if isinstance(self.solved, WorkerLost):
             raise self.solved
         return self.solved, b"trace" if traced else b""
@@ -72,7 +72,7 @@ def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) 
     coming = iter(remotes)
 
     def ask() -> RemoteWorker:
-        return next(coming, None) or replace(remotes[-1], asked=[], stopped=0)
+        return next(coming, None) or replace(remotes[-1], calls=[], stopped=0)
 
     return WorkerPool(ask, workers, {"version": "2"}, console or Console(quiet=True))
 
@@ -87,7 +87,7 @@ def test_a_worker_gets_the_settings_whole_and_every_problem_only_when_it_is_its_
     remote = Scripted()
     solved, _ = run(work(staff(remote)))
     assert solved is SOLVED
-    assert remote.asked == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, {"p": 0.5}, False)]
+    assert remote.calls == [(SETTINGS, replace(PLAN, tasks=())), (TRIAL, {"p": 0.5}, False)]
     assert remote.stopped == 1
 
 
@@ -100,20 +100,20 @@ def test_workers_begin_with_different_replicas() -> None:
                 pass
 
     run(main())
-    ends = [remote.asked[0][0].small.urls for remote in (first, second)]
+    ends = [remote.calls[0][0].small.urls for remote in (first, second)]
     assert ends == [("http://a:1", "http://b:1"), ("http://b:1", "http://a:1")]
-    assert second.asked[0][0].model_copy(update={"small": SETTINGS.small}) == SETTINGS
+    assert second.calls[0][0].model_copy(update={"small": SETTINGS.small}) == SETTINGS
 
 
 def test_a_trace_comes_back_to_the_folder_of_the_run(tmp_path: Path) -> None:
     remote = Scripted()
     run(work(staff(remote), trace_to=tmp_path / "trace.jsonl"))
     assert (tmp_path / "trace.jsonl").read_bytes() == b"trace"
-    assert remote.asked[-1][-1] is True
+    assert remote.calls[-1][-1] is True
 
 
 @pytest.mark.parametrize(
-    ("told", "said"),
+    ("overrides", "message"),
     [
         ({"missing": "No module named 'stepspec'"}, r"on there cannot use stepspec \(No module .*install the same"),
         ({"python": "3.8.1"}, r"has python 3\.8\.1, and this machine 3\."),
@@ -121,16 +121,16 @@ def test_a_trace_comes_back_to_the_folder_of_the_run(tmp_path: Path) -> None:
         ({"code": "f00"}, r"another code of stepspec \S+ than this machine: install the same on every machine"),
     ],
 )
-def test_a_worker_that_would_solve_in_another_way_is_refused(told: dict[str, str], said: str) -> None:
-    remote = Scripted(told=told)
-    with pytest.raises(ConfigurationError, match=said):
+def test_a_worker_that_would_solve_in_another_way_is_refused(overrides: dict[str, str], message: str) -> None:
+    remote = Scripted(overrides=overrides)
+    with pytest.raises(ConfigurationError, match=message):
         run(work(staff(remote)))
-    assert (remote.asked, remote.stopped) == ([], 1)
+    assert (remote.calls, remote.stopped) == ([], 1)
 
 
 def test_servers_that_only_this_machine_reaches_are_for_workers_of_this_machine() -> None:
     run(work(staff(Scripted()), local_servers=True))
-    elsewhere = Scripted(told={"network": "another"})
+    elsewhere = Scripted(overrides={"network": "another"})
     with pytest.raises(ConfigurationError, match="loopback, which the Ray worker on there does not reach: serve"):
         run(work(staff(elsewhere), local_servers=True))
     run(work(staff(elsewhere)))  # Where the servers are others, that does not matter.

@@ -20,7 +20,7 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
 from stepspec.settings import Settings
 
-from .scripted import Asked, ScriptedSolver, solution
+from .scripted import ScriptedSolver, SolveCall, solution
 
 TASKS = tuple(Task(f"problem {number}", str(number), name=f"own/{number}") for number in range(4))
 ARMS = arms(["specreason", "bild:scale=step"], ["large", "small"], ["specreason"])
@@ -32,8 +32,8 @@ def plan(*competing: Arm, repeats: int = 1, concurrency: int = 1, tasks: tuple[T
     return Plan(tasks, competing or ARMS, "exact", Sampling(temperature=0.6), Budget(512), repeats, 7, concurrency)
 
 
-def right(asked: Asked) -> Solution:
-    return solution(asked.problem.split()[-1])
+def right(call: SolveCall) -> Solution:
+    return solution(call.problem.split()[-1])
 
 
 async def take(solver: ScriptedSolver, plan: Plan, path: Path, *, traces: Path | None = None) -> list[Sample]:
@@ -60,10 +60,10 @@ def kept(path: Path, plan: Plan) -> dict[tuple[int, str], Sample]:
 async def test_arms_take_turns_problem_by_problem_and_controls_come_last(tmp_path: Path) -> None:
     solver = ScriptedSolver(right)
     await take(solver, plan(), tmp_path / "samples.jsonl")
-    policies = [asked.policy for asked in solver.asked]
+    policies = [call.policy for call in solver.calls]
     assert policies[:5] == ["large", "small", "specreason", "bild", "random"]
     assert policies[5:10] == ["small", "specreason", "bild", "large", "random"]
-    assert [asked.problem for asked in solver.asked] == [task.problem for task in TASKS for _ in ARMS]
+    assert [call.problem for call in solver.calls] == [task.problem for task in TASKS for _ in ARMS]
 
 
 async def test_all_arms_share_the_seed_and_the_budget_and_no_two_samples_share_a_seed(tmp_path: Path) -> None:
@@ -72,19 +72,19 @@ async def test_all_arms_share_the_seed_and_the_budget_and_no_two_samples_share_a
     seeds = {(sample.name, sample.repeat): sample.seed for sample in samples}
     assert len(set(seeds.values())) == len(seeds) == 12
     assert all(sample.seed == seeds[sample.name, sample.repeat] for sample in samples)
-    assert [asked.sampling.seed for asked in solver.asked] == [sample.seed for sample in samples]
-    assert {(asked.budget, asked.sampling.temperature) for asked in solver.asked} == {(Budget(512), 0.6)}
+    assert [call.sampling.seed for call in solver.calls] == [sample.seed for sample in samples]
+    assert {(call.budget, call.sampling.temperature) for call in solver.calls} == {(Budget(512), 0.6)}
 
 
 async def test_a_control_accepts_as_often_as_its_method_has_so_far(tmp_path: Path) -> None:
     accepted = iter([8, 2, 5, 5])
 
-    def script(asked: Asked) -> Solution:
-        return solution("1", accepted=next(accepted) if asked.policy == "specreason" else 0)
+    def script(call: SolveCall) -> Solution:
+        return solution("1", accepted=next(accepted) if call.policy == "specreason" else 0)
 
     solver = ScriptedSolver(script)
     samples = await take(solver, plan(), tmp_path / "samples.jsonl")
-    drawn = [asked.options for asked in solver.asked if asked.policy == "random"]
+    drawn = [call.options for call in solver.calls if call.policy == "random"]
     assert [options["p"] for options in drawn] == [0.8, 0.5, 0.5, 0.5]
     assert [dict(sample.options) for sample in samples if sample.arm == CONTROL.name] == drawn
     assert len({options["seed"] for options in drawn}) == 4
@@ -92,16 +92,16 @@ async def test_a_control_accepts_as_often_as_its_method_has_so_far(tmp_path: Pat
 
 @pytest.mark.parametrize("before", range(0, 20, 3))
 async def test_an_interrupted_run_goes_on_exactly_where_it_was(tmp_path: Path, before: int) -> None:
-    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
-    await take(ScriptedSolver(right), plan(), whole)
+    full, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    await take(ScriptedSolver(right), plan(), full)
 
     class Enough(BaseException):
         """A power cut."""
 
-    def until(asked: Asked) -> Solution:
-        if len(solver.asked) > before:
+    def until(call: SolveCall) -> Solution:
+        if len(solver.calls) > before:
             raise Enough
-        return right(asked)
+        return right(call)
 
     solver = ScriptedSolver(until)
     with pytest.raises(BaseException) as caught:  # noqa: PT011  # a group of it
@@ -109,8 +109,8 @@ async def test_an_interrupted_run_goes_on_exactly_where_it_was(tmp_path: Path, b
     assert caught.type in (Enough, BaseExceptionGroup)
     rest = ScriptedSolver(right)
     await take(rest, plan(), cut)
-    assert len(rest.asked) == len(TASKS) * len(ARMS) - before
-    assert kept(cut, plan()) == kept(whole, plan())
+    assert len(rest.calls) == len(TASKS) * len(ARMS) - before
+    assert kept(cut, plan()) == kept(full, plan())
     assert await take(rest, plan(), cut) == []
 
 
@@ -119,7 +119,7 @@ async def test_more_problems_may_be_added_later(tmp_path: Path) -> None:
     await take(ScriptedSolver(right), plan(tasks=TASKS[:2]), path)
     later = ScriptedSolver(right)
     await take(later, plan(), path)
-    assert [asked.problem for asked in later.asked] == [task.problem for task in TASKS[2:] for _ in ARMS]
+    assert [call.problem for call in later.calls] == [task.problem for task in TASKS[2:] for _ in ARMS]
 
 
 @pytest.mark.parametrize("concurrency", [1, 3, 100])
@@ -151,10 +151,10 @@ async def test_what_became_of_a_problem_is_told(tmp_path: Path) -> None:
         "problem 2": solution("2", reason="length"),
     }
 
-    def script(asked: Asked) -> Solution:
-        if asked.problem not in outcomes:
+    def script(call: SolveCall) -> Solution:
+        if call.problem not in outcomes:
             raise ContextTooLong("no room", role="large")
-        return outcomes[asked.problem]
+        return outcomes[call.problem]
 
     path, wanted = tmp_path / "samples.jsonl", plan(LARGE)
     await take(ScriptedSolver(script), wanted, path)
@@ -169,15 +169,15 @@ async def test_what_became_of_a_problem_is_told(tmp_path: Path) -> None:
 
 async def test_only_what_was_said_after_the_thinking_is_graded(tmp_path: Path) -> None:
     task = Task("the answer is not 99", "99")  # which the thinking says, too
-    samples = await take(ScriptedSolver(lambda asked: solution("")), plan(LARGE, tasks=(task,)), tmp_path / "s.jsonl")
+    samples = await take(ScriptedSolver(lambda call: solution("")), plan(LARGE, tasks=(task,)), tmp_path / "s.jsonl")
     assert [sample.outcome for sample in samples] == ["wrong"]
 
 
 async def test_a_lost_endpoint_ends_the_run_and_what_was_measured_is_kept(tmp_path: Path) -> None:
-    def script(asked: Asked) -> Solution:
-        if asked.problem == "problem 1":
+    def script(call: SolveCall) -> Solution:
+        if call.problem == "problem 1":
             raise EndpointUnavailable("gone", role="large", url="http://h:1")
-        return right(asked)
+        return right(call)
 
     path, wanted = tmp_path / "samples.jsonl", plan(LARGE, concurrency=2)
     with pytest.raises(EndpointUnavailable, match="the large model at http://h:1: gone"):
@@ -198,8 +198,8 @@ async def test_every_arm_warms_up_on_something_short() -> None:
     solver = ScriptedSolver(right)
     async with local_worker(solver.solver, plan()):
         pass
-    assert [asked.policy for asked in solver.asked] == [arm.policy for arm in ARMS]
-    assert all(asked.budget.tokens < 100 for asked in solver.asked)
+    assert [call.policy for call in solver.calls] == [arm.policy for arm in ARMS]
+    assert all(call.budget.tokens < 100 for call in solver.calls)
 
 
 def test_trials_are_numbered_by_problem_and_repeat() -> None:

@@ -20,7 +20,7 @@ from stepspec.evals.sample import SolvedTask
 from stepspec.evals.store import SampleStore
 from stepspec.orchestrator.errors import WorkersLost
 
-from .scripted import Asked, ScriptedSolver, solution
+from .scripted import ScriptedSolver, SolveCall, solution
 from .test_runner import ARMS, CONTROL, TASKS, kept, plan, right, take
 
 
@@ -74,8 +74,8 @@ async def share(posts: list[Hired], plan: Plan, path: Path) -> None:
 async def test_many_workers_come_to_the_samples_of_one(tmp_path: Path, posts: int, concurrency: int) -> None:
     accepted = {f"problem {number}": number * 3 for number in range(4)}
 
-    def script(asked: Asked) -> Solution:
-        return solution(asked.problem.split()[-1], accepted=accepted[asked.problem])
+    def script(call: SolveCall) -> Solution:
+        return solution(call.problem.split()[-1], accepted=accepted[call.problem])
 
     wanted = plan(concurrency=concurrency)
     await take(ScriptedSolver(script), wanted, tmp_path / "one.jsonl")

@@ -11,21 +11,21 @@ from typing import Any
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import Sampling
 
-from ..fakes import Said, ScriptedModel
+from ..fakes import Previous, ScriptedModel
 from ..orchestrator.arms import taste
 from ..orchestrator.endpoints.server import THINK, FakeVllm
 
 WORDS = ("one", "two", "three", "four")
 
 
-def drawn_script(seed: int | None, length: int) -> Callable[[Said], str]:
+def drawn_script(seed: int | None, length: int) -> Callable[[Previous], str]:
     """Return a script whose paragraphs are drawn by *seed*; without one, they never repeat."""
     key = random.getrandbits(64) if seed is None else seed
 
     @cache
-    def script(said: Said) -> str:
-        words = [WORDS[int(taste(key, said, place) * len(WORDS))] for place in range(4)]
-        return f"So {' '.join(words)}." + (DELIMITER if len(said) + 1 < length else f"\n{THINK_END}")
+    def script(previous: Previous) -> str:
+        words = [WORDS[int(taste(key, previous, place) * len(WORDS))] for place in range(4)]
+        return f"So {' '.join(words)}." + (DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}")
 
     return script
 

@@ -145,12 +145,12 @@ async def test_every_sampled_step_is_a_request_with_a_seed_of_its_own() -> None:
 
 async def test_a_request_that_is_repeated_keeps_its_seed() -> None:
     async with servers() as (drafting, _, small, large), Solver(small, large, seed=7) as solver:
-        whole = await solver.solve(PROBLEM, policy="small", ahead=0)
+        full = await solver.solve(PROBLEM, policy="small", ahead=0)
         drafting.requests.clear()
         drafting.faults = deque([None, Break(0), Break(0)])
         again = await solver.solve(PROBLEM, policy="small", ahead=0)
         first, *others = seeds(drafting)
-    assert kept(again) == kept(whole)
+    assert kept(again) == kept(full)
     assert others[0] == others[1] == others[2] != first
 
 

@@ -118,15 +118,15 @@ def test_the_line_break_before_a_block_is_kept() -> None:
 @pytest.mark.parametrize("opening", ["", "<think>\n"])
 def test_a_thinking_that_nobody_expected_is_not_the_answer(opening: str) -> None:
     """Models that were taken not to think close a block all the same: the large one answers after it."""
-    outcome, told = unexpected(f"{opening}I guess \\boxed{{1}}.\n\n", f"No.\n{THINK_END}")
+    outcome, emitted = unexpected(f"{opening}I guess \\boxed{{1}}.\n\n", f"No.\n{THINK_END}")
     assert (outcome.answer, outcome.text, outcome.reason) == ("7", "So it is \\boxed{7}.", "stop")
-    assert told.endswith(outcome.text)
-    assert not opening or told == outcome.text
+    assert emitted.endswith(outcome.text)
+    assert not opening or emitted == outcome.text
 
 
 def test_a_thinking_that_nobody_expected_is_closed_when_the_budget_is_spent() -> None:
-    outcome, told = unexpected("<think>\nI guess \\boxed{1}.\n\n", "No.\n\n", budget=Budget(steps=2))
-    assert (outcome.answer, outcome.reason, told) == ("7", "length", outcome.text)
+    outcome, emitted = unexpected("<think>\nI guess \\boxed{1}.\n\n", "No.\n\n", budget=Budget(steps=2))
+    assert (outcome.answer, outcome.reason, emitted) == ("7", "length", outcome.text)
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -144,7 +144,7 @@ def unexpected(
     *steps: str, answer: str | EndpointError = "So it is \\boxed{7}.", budget: Budget | None = None
 ) -> tuple[Outcome, str]:
     """Let a small model that is taken not to think write *steps*; return the outcome and all that was told of it."""
-    small = ScriptedModel("small", lambda said: steps[len(said)])
+    small = ScriptedModel("small", lambda previous: steps[len(previous)])
     large = ScriptedModel(
         "large", counting("large", 4), answer=answer if isinstance(answer, str) else "", log=small.log
     )

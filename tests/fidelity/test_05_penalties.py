@@ -30,11 +30,11 @@ def test_a_penalty_that_only_one_request_knows_of_is_refused_with_a_cure(penalty
 @pytest.mark.parametrize("penalty", PENALTIES)
 async def test_a_request_for_a_method_is_refused_and_one_for_a_served_model_is_not(penalty: str) -> None:
     fields: dict[str, Any] = {penalty: 0.5}
-    whole: dict[str, Any] = {penalty: 0, "repetition_penalty": 1.1}
+    neutral: dict[str, Any] = {penalty: 0, "repetition_penalty": 1.1}
     behind = Behind()
     async with serving() as served:
         refused = await served.chat(**fields)
-        none = await served.chat(**whole)
+        none = await served.chat(**neutral)
         written = [body for path, body in served.small.requests if path == "/v1/completions"]
         runner = await put_behind(served, behind)
         passed = await served.chat(method="huge", **fields)

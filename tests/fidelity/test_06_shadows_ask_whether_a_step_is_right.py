@@ -53,10 +53,10 @@ class Pair:
     def model(self, sampling: Sampling, **_: Any) -> ScriptedModel:
         """Serve the large model; every seed but the usual one has it sometimes go on in a third way."""
 
-        def script(said: object) -> str:
-            place = len(cast("tuple[str, ...]", said))
+        def script(previous: object) -> str:
+            place = len(cast("tuple[str, ...]", previous))
             varied = sampling.temperature > 0 and sampling.seed == 1
-            other = varied and taste("own", self.seed, repr(said)) < OWN_DIFFERENT
+            other = varied and taste("own", self.seed, repr(previous)) < OWN_DIFFERENT
             return f"{place}: {'a third' if other else 'a'} good way.\n\n"
 
         return ScriptedModel("large", script, judge=self.judge)
@@ -150,17 +150,21 @@ def test_the_questions_are_whether_the_step_is_correct_by_itself_and_beside_the_
 class Disputing(Pair):
     """One of the two questions gets a No, or no answer."""
 
-    beside: bool = False
+    with_own_step: bool = False
     answer: float = 0.9
 
     def judge(self, chain: Chain, question: str) -> Mapping[str, float]:
         self.questions.append(question)
-        return {"Yes": 0.05, "No": self.answer} if ("a good way." in question) is self.beside else {"Yes": 1, "No": 0}
+        return (
+            {"Yes": 0.05, "No": self.answer}
+            if ("a good way." in question) is self.with_own_step
+            else {"Yes": 1, "No": 0}
+        )
 
 
-@pytest.mark.parametrize("beside", [False, True])
-def test_a_step_has_to_pass_both_questions(beside: bool) -> None:
-    _, _, record = adapted(Disputing(beside=beside), runs=4)
+@pytest.mark.parametrize("with_own_step", [False, True])
+def test_a_step_has_to_pass_both_questions(with_own_step: bool) -> None:
+    _, _, record = adapted(Disputing(with_own_step=with_own_step), runs=4)
     assert record.disputed == pytest.approx(DIFFERENT * record.checked, rel=0.3)
     assert record.own_disputed == pytest.approx(OWN_DIFFERENT * record.checked, rel=0.4)
 

@@ -15,7 +15,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings, load
 
 from ..evals.experiments.test_bench import FIGURES, Servers, measured, servers
-from ..evals.scripted import Asked
+from ..evals.scripted import SolveCall
 
 ARMS = len(BASELINES)
 
@@ -43,7 +43,7 @@ def test_what_is_greedy_says_so() -> None:
     assert (GREEDY.temperature, GREEDY.top_p, GREEDY.seed) == (0, 1, None)
 
 
-def temperature(run: Asked) -> float:
+def temperature(run: SolveCall) -> float:
     return run.sampling.temperature
 
 
@@ -55,7 +55,7 @@ def test_the_bench_runs_both_samplings_interleaved_and_tells_the_default_first(
     assert [row["sampling"]["temperature"] for row in rows] == [0.6] * ARMS + [0.0] * ARMS
     assert [row["name"] for row in rows[:ARMS]] == [row["name"] for row in rows[ARMS:]]
     assert {row["n"] for row in rows} == {2}
-    first, second = servers.solver.asked[: 2 * ARMS], servers.solver.asked[2 * ARMS :]
+    first, second = servers.solver.calls[: 2 * ARMS], servers.solver.calls[2 * ARMS :]
     for problem in (first, second):  # every arm at both samplings before the next problem, all by one seed
         assert sorted(map(temperature, problem)) == [0.0] * ARMS + [0.6] * ARMS
         assert len({run.seed for run in problem}) == 1
@@ -70,12 +70,12 @@ def test_the_bench_measures_both_samplings_unless_it_is_told_which() -> None:
 
 def test_a_bench_goes_on_with_the_other_sampling_where_one_was_measured(servers: Servers) -> None:
     measured(sampling="greedy")
-    assert {temperature(run) for run in servers.solver.asked} == {0.0}
+    assert {temperature(run) for run in servers.solver.calls} == {0.0}
     measured(sampling="both")
-    assert [temperature(run) for run in servers.solver.asked[2 * ARMS :]] == [0.6] * 2 * ARMS
-    seeds = [run.seed for run in servers.solver.asked]
+    assert [temperature(run) for run in servers.solver.calls[2 * ARMS :]] == [0.6] * 2 * ARMS
+    seeds = [run.seed for run in servers.solver.calls]
     measured(sampling="default", fresh_start=True)
-    assert [run.seed for run in servers.solver.asked[4 * ARMS :]] == seeds[2 * ARMS :]  # as if it had not been resumed
+    assert [run.seed for run in servers.solver.calls[4 * ARMS :]] == seeds[2 * ARMS :]  # as if it had not been resumed
 
 
 def test_a_sampling_that_does_not_exist_is_refused(servers: Servers) -> None:

@@ -28,15 +28,17 @@ from stepspec.policies import METHODS, Ending, Led, LookaheadReasoning, SpecReas
 from stepspec.policies.wrappers import COMPLETE
 from stepspec.settings import load
 
-from ..fakes import Said, ScriptedModel, run
+from ..fakes import Previous, ScriptedModel, run
 from ..orchestrator.arms import BOUNDED, PROBLEM, Arm, arm, working
 
 EAGER, PATIENT = 2, 4  # paragraphs after which each model ends the thinking
 
 
-def says(role: Role, length: int) -> Callable[[Said], str]:
+def says(role: Role, length: int) -> Callable[[Previous], str]:
     """Script *length* paragraphs without full stops: only their ends tell whether more is to come."""
-    return lambda said: f"The {role} one says {len(said)}" + (DELIMITER if len(said) + 1 < length else THINK_END)
+    return lambda previous: (
+        f"The {role} one says {len(previous)}" + (DELIMITER if len(previous) + 1 < length else THINK_END)
+    )
 
 
 def pair(*, complete: bool = False) -> tuple[ScriptedModel, ScriptedModel]:
@@ -56,7 +58,7 @@ def built(
     return Models(small, large, None, Budget()).policy(name, options, ending=ending)
 
 
-def told(chain: Chain) -> list[tuple[str, str]]:
+def authors_and_texts(chain: Chain) -> list[tuple[str, str]]:
     return [(step.author, step.text) for step in chain.steps]
 
 
@@ -74,7 +76,7 @@ TOGETHER = [
 def test_specreason_goes_on_where_the_small_model_would_end_too_early() -> None:
     (chain, end), _ = run(reason(built(*pair()), PROBLEM))
     assert end == "finished"
-    assert told(chain) == TOGETHER
+    assert authors_and_texts(chain) == TOGETHER
 
 
 def test_the_large_model_may_agree_that_it_is_over_in_no_more_time() -> None:
@@ -95,10 +97,10 @@ def test_a_judge_may_be_asked_whether_the_reasoning_is_complete(complete: bool) 
     events: list[Event] = []
     (chain, _), took = run(reason(built(*pair(complete=complete), "judge"), PROBLEM, observe=events.append))
     if complete:
-        assert told(chain)[-1] == ("small", f"The small one says 1{THINK_END}")
+        assert authors_and_texts(chain)[-1] == ("small", f"The small one says 1{THINK_END}")
         assert took == 4.0  # both questions about the last draft are asked at the same time
     else:
-        assert told(chain) == TOGETHER
+        assert authors_and_texts(chain) == TOGETHER
         assert {step.note for step in chain.steps if step.author == "large"} == {"incomplete"}
 
 
@@ -111,43 +113,45 @@ def test_a_step_that_is_wrong_is_rolled_back_whether_or_not_it_ends_the_thinking
 
 
 @pytest.mark.parametrize(
-    ("said", "stands"), [({"Yes": 0.03}, False), ({"Yes": 0.3, "No": 0.3}, False), ({"Yes": 0.3}, True)]
+    ("probabilities", "stands"), [({"Yes": 0.03}, False), ({"Yes": 0.3, "No": 0.3}, False), ({"Yes": 0.3}, True)]
 )
-def test_a_judge_who_does_not_say_yes_leaves_the_thinking_open(said: Mapping[str, float], stands: bool) -> None:
+def test_a_judge_who_does_not_say_yes_leaves_the_thinking_open(
+    probabilities: Mapping[str, float], stands: bool
+) -> None:
     small, large = pair()
-    large.judge = lambda chain, question: said if question == COMPLETE.text else {"9": 1.0}
+    large.judge = lambda chain, question: probabilities if question == COMPLETE.text else {"9": 1.0}
     draft = Step(f"So.\n{THINK_END}", "small", "end")
     verdict, _ = run(built(small, large, "judge").verify(PROBLEM, draft))
     assert verdict == (Accept(9.0) if stands else Rollback(4, "incomplete", 9.0))
 
 
 def test_the_judge_sees_the_reasoning_while_it_is_open() -> None:
-    seen: list[Chain] = []
+    judged: list[Chain] = []
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
         if question == COMPLETE.text:
-            seen.append(chain)
+            judged.append(chain)
         return {"9": 1.0, "Yes": 0.0}
 
     small, large = pair()
     large.judge = judge
     run(built(small, large, "judge").verify(PROBLEM, Step(f"So.\n{THINK_END}", "small", "end")))
-    assert [chain.text for chain in seen] == ["So.\n"]
+    assert [chain.text for chain in judged] == ["So.\n"]
 
 
 def test_a_small_model_that_wants_nothing_but_to_end_cannot_hold_the_run_up() -> None:
     small, large = pair()
-    small.script = lambda said: THINK_END
+    small.script = lambda previous: THINK_END
     (chain, end), _ = run(reason(built(small, large), PROBLEM, ahead=3))
     assert end == "finished"
-    assert told(chain) == [("large", says("large", PATIENT)(("",) * place)) for place in range(PATIENT)]
+    assert authors_and_texts(chain) == [("large", says("large", PATIENT)(("",) * place)) for place in range(PATIENT)]
     assert large.open == small.open == 0
 
 
 def test_models_that_do_not_think_end_their_turn_the_same_way() -> None:
     small, large = pair()
-    small.script = lambda said: f"The small one says {len(said)}" + DELIMITER * (not said)
-    large.script = lambda said: f"The large one says {len(said)}" + DELIMITER * (len(said) < PATIENT - 1)
+    small.script = lambda previous: f"The small one says {len(previous)}" + DELIMITER * (not previous)
+    large.script = lambda previous: f"The large one says {len(previous)}" + DELIMITER * (len(previous) < PATIENT - 1)
     (chain, end), _ = run(reason(built(small, large), PROBLEM))
     assert end == "finished"
     assert [step.author for step in chain.steps] == [author for author, _ in TOGETHER]

@@ -255,18 +255,18 @@ def test_a_small_model_that_is_lost_does_not_answer() -> None:
 
 def test_models_without_a_thinking_block_answer_as_they_reason() -> None:
     case = Case()
-    case.small.script = lambda said: "First.\n\n" if not said else "So it is \\boxed{7}."
+    case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
     outcome, _ = case.run(thinks=False)
     assert outcome.text == "First.\n\nSo it is \\boxed{7}."
 
 
 def test_an_answer_may_say_again_what_the_thinking_found() -> None:
-    said = [Step(f"Row {place} is {place * 7}.\n\n", "small") for place in (1, 2, 3)] * 2
-    thinking = Chain(PROBLEM.messages, (*said, Step(THINK_END, "large", "end")))
-    answering = Chain(thinking.messages, (*thinking.steps, *said[:2]))
-    open_still = Chain(PROBLEM.messages, (*said, *said[:2]))
-    assert (obstacle(answering, said[2]), obstacle(open_still, said[2])) == ("", "repetition")
-    assert not stuck(answering, said[2])
+    rows = [Step(f"Row {place} is {place * 7}.\n\n", "small") for place in (1, 2, 3)] * 2
+    thinking = Chain(PROBLEM.messages, (*rows, Step(THINK_END, "large", "end")))
+    answering = Chain(thinking.messages, (*thinking.steps, *rows[:2]))
+    open_still = Chain(PROBLEM.messages, (*rows, *rows[:2]))
+    assert (obstacle(answering, rows[2]), obstacle(open_still, rows[2])) == ("", "repetition")
+    assert not stuck(answering, rows[2])
 
 
 @pytest.mark.parametrize("stop", ["delimiter", "length", "until"])

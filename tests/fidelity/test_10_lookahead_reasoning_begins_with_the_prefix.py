@@ -51,7 +51,7 @@ def test_a_wrong_draft_costs_no_more_than_the_large_model_alone_and_the_judge() 
 
 def test_an_empty_draft_is_repaired_by_the_step_that_was_begun_with_it() -> None:
     small, large = pair()
-    small.script = lambda said: "\n\n"
+    small.script = lambda previous: "\n\n"
     (chain, _), took = run(reason(LookaheadReasoning(small, large), PROBLEM))
     assert took == STEPS * LARGE
     assert {step.note for step in chain.steps} == {"empty"}

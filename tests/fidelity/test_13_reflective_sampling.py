@@ -33,7 +33,7 @@ def test_typical_is_the_rule_for_sampled_models_and_an_option_wins(options: dict
     assert isinstance(policy, Reflective)
     verdict = run(policy.verify(PROBLEM, DRAFT))[0]
     assert isinstance(verdict, Accept if rule == "typical" else Rollback)
-    assert [top for _, _, top in large.asked] == [20 if rule == "typical" else 2]
+    assert [top for _, _, top in large.calls] == [20 if rule == "typical" else 2]
 
 
 @pytest.mark.parametrize(("sampling", "top"), [(Sampling(seed=1), 20), (GREEDY, 2)])

@@ -17,7 +17,7 @@ from stepspec.orchestrator.repetition import PER_UNIT, SPAN, obstacle, stuck
 from stepspec.policies import BiLD, Relay, SpeculativeThinking
 from stepspec.policies.solo import large_alone
 
-from ..fakes import Said, ScriptedModel, run, tokenise
+from ..fakes import Previous, ScriptedModel, run, tokenise
 from ..orchestrator.arms import BOUNDED, PROBLEM
 from ..orchestrator.test_repetition import LISTS, ROUND, chain, step
 
@@ -56,17 +56,17 @@ def first_refused(text: str, size: int, before: str = "") -> int | None:
 @pytest.mark.parametrize("size", [1, 5, 40])
 def test_a_loop_is_seen_in_its_fourth_round_whatever_the_steps(loop: str, size: int) -> None:
     """Or later, where a round is short."""
-    seen = first_refused(loop * (1 + SPAN * PER_UNIT * 4 // len(loop)), size, "Well, 0.5 is it. ")
+    position = first_refused(loop * (1 + SPAN * PER_UNIT * 4 // len(loop)), size, "Well, 0.5 is it. ")
     most = max(4 * len(loop), SPAN * PER_UNIT) + 2 * size
-    assert seen is not None
-    assert seen <= most
+    assert position is not None
+    assert position <= most
 
 
 @pytest.mark.parametrize(("loop", "tokens"), [("3", 260), ("\u597d\u7684", 260), ("no ", 260), ("a b c d e ", 260)])
 def test_a_short_loop_takes_no_more_than_its_span(loop: str, tokens: int) -> None:
-    seen = first_refused(loop * 2000, 1, "0.")
-    assert seen is not None
-    assert len(tokenise((loop * 2000)[:seen])) <= tokens or seen <= tokens
+    position = first_refused(loop * 2000, 1, "0.")
+    assert position is not None
+    assert len(tokenise((loop * 2000)[:position])) <= tokens or position <= tokens
 
 
 LEGITIMATE = {
@@ -92,9 +92,9 @@ def test_tables_lists_sums_and_confirmations_are_none(text: str, size: int) -> N
     assert first_refused(text, size) is None
 
 
-@pytest.mark.parametrize("said", LISTS, ids=lambda said: said[0][:20])
-def test_what_is_no_circle_in_whole_steps_is_none_in_tokens(said: list[str]) -> None:
-    assert first_refused("".join(f"{text}\n\n" for text in said), 6) is None
+@pytest.mark.parametrize("paragraphs", LISTS, ids=lambda paragraphs: paragraphs[0][:20])
+def test_what_is_no_circle_in_whole_steps_is_none_in_tokens(paragraphs: list[str]) -> None:
+    assert first_refused("".join(f"{text}\n\n" for text in paragraphs), 6) is None
 
 
 def test_a_circle_that_varies_a_little_is_seen_in_tokens_too() -> None:
@@ -137,8 +137,8 @@ def test_a_program_written_without_end_is_a_loop() -> None:
     assert first_refused(PROGRAM * 40, 8) is not None
 
 
-def looping(role: str, loop: str) -> Callable[[Said], str]:
-    def script(said: Said) -> str:
+def looping(role: str, loop: str) -> Callable[[Previous], str]:
+    def script(previous: Previous) -> str:
         return "So it is. " + loop * 4000
 
     return script

@@ -23,7 +23,7 @@ from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.settings import load
 
 from ..contracts.model import kept_open
-from ..fakes import Said, ScriptedModel, run
+from ..fakes import Previous, ScriptedModel, run
 from ..orchestrator.arms import PROBLEM
 from ..orchestrator.endpoints.server import FakeVllm
 
@@ -42,8 +42,8 @@ TEXT = "".join(STEPS)
 def writes(role: Any) -> ScriptedModel:
     """A model that writes `TEXT`."""
 
-    def script(said: Said) -> str:
-        piece, found, _ = TEXT[len("".join(f"{part}\n\n" for part in said)) :].partition("\n\n")
+    def script(previous: Previous) -> str:
+        piece, found, _ = TEXT[len("".join(f"{part}\n\n" for part in previous)) :].partition("\n\n")
         return piece + found
 
     return ScriptedModel(role, script, judge=lambda chain, question: {"9": 0.5, "Yes": 0.5})
@@ -82,7 +82,7 @@ def test_every_method_writes_blocks_as_one_step_at_any_lookahead(
 def test_a_delimiter_of_the_run_holds_for_every_method() -> None:
     text = re.sub("\n+", "\n", TEXT)
 
-    def all_of(said: Said) -> str:
+    def all_of(previous: Previous) -> str:
         return text
 
     lines = text.splitlines(keepends=True)
@@ -118,13 +118,13 @@ async def test_over_http_steps_are_the_same_with_a_stream_and_with_a_request_for
     server = FakeVllm(pieces(TEXT, size), chunk=chunk)
     async with server.serve() as endpoint, VllmEndpoint(endpoint) as served:
         separate = await written(served.model(sampling))
-        asked = [body for path, body in server.requests if path == "/v1/completions"]
+        writes = [body for path, body in server.requests if path == "/v1/completions"]
         async with kept_open():
             together = await written(served.model(sampling))
     assert [step.text for step in separate] == list(STEPS)
     if sampling.logprobs is not None:  # without, nobody knows which text a token has that the server cut
         assert [step.tokens for step in separate] == [step.tokens for step in together]
-    assert len(asked) <= 2 * len(STEPS)
+    assert len(writes) <= 2 * len(STEPS)
 
 
 async def test_the_server_stops_at_delimiters_but_for_the_rest_of_a_block() -> None:
@@ -160,7 +160,9 @@ async def test_a_fence_that_is_not_closed_leaves_the_limit_and_the_end_of_the_th
 
 
 def test_a_run_that_never_closes_its_fence_keeps_its_budget() -> None:
-    small, large = (ScriptedModel(role, lambda said: f"```\nline {len(said)}\n\n") for role in ("small", "large"))
+    small, large = (
+        ScriptedModel(role, lambda previous: f"```\nline {len(previous)}\n\n") for role in ("small", "large")
+    )
     made = policies.make("specreason", small, large)
     budget = Budget(2048)
     (chain, end), _ = run(reason(made, PROBLEM, ahead=1, spent=budget.spent))

@@ -47,7 +47,7 @@ class Deployed:
         """Return the processes of the replicas."""
         return {pid for pid in descendants(self.cluster.pid) if "ServeReplica:stepspec:replica" in title(pid)}
 
-    def told(self, event: str) -> list[dict[str, Any]]:
+    def logged(self, event: str) -> list[dict[str, Any]]:
         """Return the lines of the log about *event*, wherever in the cluster they were written."""
         lines = [line[line.index("{") :] for line in self.log.read_text().splitlines() if f'"event": "{event}"' in line]
         return [json.loads(line) for line in lines]
@@ -71,7 +71,7 @@ class Answer:
         return json.loads(found[0].removeprefix("data: "))["error"] if found else None
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether it is what it should be if nothing happens."""
         if self.status != 200 or self.error:
             return False

@@ -27,8 +27,8 @@ def stepspec(folder: Path, *words: str, **environment: str) -> subprocess.Comple
 
 def test_the_threshold_that_is_found_is_one_to_solve_with(pair: Pair, tmp_path: Path) -> None:
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
-    asked = ("calibrate", "arithmetic", *urls, "--count", "40", "--max-loss", "0.3", "--values", "9,7,0")
-    done = stepspec(tmp_path, *asked)
+    arguments = ("calibrate", "arithmetic", *urls, "--count", "40", "--max-loss", "0.3", "--values", "9,7,0")
+    done = stepspec(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert "loses at most 30.0% of such problems to the large model alone, at 95% confidence" in " ".join(
         done.stdout.split()
@@ -38,7 +38,7 @@ def test_the_threshold_that_is_found_is_one_to_solve_with(pair: Pair, tmp_path: 
     assert found["calibration"]["problems"] == 40
     assert sum(found["calibration"]["counts"]) > 100
 
-    again = stepspec(tmp_path, *asked)
+    again = stepspec(tmp_path, *arguments)
     assert again.stdout == done.stdout
 
     (task,) = find("arithmetic").made(5, 1)  # type: ignore[misc]

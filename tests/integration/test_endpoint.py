@@ -154,12 +154,12 @@ async def test_a_suffix_scores_as_it_does_within_the_whole(pair: Pair, top: int)
     settings = endpoint_of(pair.large, "large")
     assert settings.suffix_scoring
     async with VllmEndpoint(settings) as endpoint, connected(pair.large) as plain:
-        model, whole = endpoint.model(observe=events.append), plain.model()  # type: ignore[arg-type]
+        model, full = endpoint.model(observe=events.append), plain.model()  # type: ignore[arg-type]
         chain = PROBLEM.extend(Step(f"Scored with {top}: naïve 🙂.\n\n", "small"))
         for number in range(6):
             text = f"On day {number} there are {17 * number + top}.\n\n"
             (suffix,) = await model.score(chain, text, top=top)
-            (expected,) = await whole.score(chain, text, top=top)
+            (expected,) = await full.score(chain, text, top=top)
             assert [(token.text, token.id, token.rank) for token in suffix] == [
                 (token.text, token.id, token.rank) for token in expected
             ]

@@ -67,8 +67,8 @@ def found(folder: Path) -> dict[tuple[int, str], Any]:
 
 
 def test_killed_in_the_middle_a_run_comes_to_the_figures_of_one_that_was_not(pair: Pair, tmp_path: Path) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    undisturbed = finish(command(pair.small.base_url, pair.large.base_url, whole), whole)
+    full, cut = tmp_path / "whole", tmp_path / "cut"
+    undisturbed = finish(command(pair.small.base_url, pair.large.base_url, full), full)
     again = command(pair.small.base_url, pair.large.base_url, cut)
     kill_in_the_middle(again, cut, after=4)
     kill_in_the_middle(again, cut, after=9)
@@ -79,7 +79,7 @@ def test_killed_in_the_middle_a_run_comes_to_the_figures_of_one_that_was_not(pai
     resumed = finish(again, cut)
     assert samples(cut)[: len(kept)] == kept
     assert len(samples(cut)) == len(found(cut)) == ARMS * PROBLEMS
-    assert found(cut) == found(whole)
+    assert found(cut) == found(full)
     for one, other in zip(resumed, undisturbed, strict=True):
         assert one["result"]["name"] == other["result"]["name"]
         assert [one["result"][name] for name in ("n", "accuracy", "accuracy_interval", "accept_rate")] == [

@@ -59,7 +59,7 @@ async def test_every_step_comes_by_itself(http: aiohttp.ClientSession) -> None:
     gaps = list[tuple[float, float]]()
     for task in fresh_tasks(4, 71):
         answer = await ask(http, task.problem, Answer(stream=True))
-        assert answer.whole, answer.text
+        assert answer.complete, answer.text
         came, final = steps_of(answer)
         at = [step["at"] for step in final["steps"] if step["fate"] == "kept"]
         gaps += [(b - a, d - c) for (a, b), (c, d) in zip(pairwise(came), pairwise(at), strict=False)]
@@ -85,7 +85,7 @@ async def test_nothing_is_lost_that_had_not_begun_when_a_replica_is_killed(
     http: aiohttp.ClientSession, deployed: Deployed, paced_pair: Pair
 ) -> None:
     answers = [Answer(stream=index % 2 == 0) for index in range(24)]
-    asked = [
+    requests = [
         asyncio.create_task(ask(http, task.problem, answer))
         for task, answer in zip(fresh_tasks(24, 72), answers, strict=True)
     ]
@@ -94,25 +94,25 @@ async def test_nothing_is_lost_that_had_not_begun_when_a_replica_is_killed(
     begun = [bool(answer.chunks) for answer in answers]
     os.kill(min(before), signal.SIGKILL)
     async with asyncio.timeout(180):
-        await asyncio.gather(*asked)
+        await asyncio.gather(*requests)
 
     for answer, streaming in zip(answers, begun, strict=True):
         if not streaming and answer.error is None:
-            assert answer.whole, answer.text
+            assert answer.complete, answer.text
         elif answer.error is not None:  # It has been told something, and is told that this is all.
             assert answer.stream
             assert answer.error["code"] == "replica_lost"
             assert '"stepspec":{"index":0' in answer.text
             assert answer.text.endswith("data: [DONE]\n\n")
         else:
-            assert answer.whole, answer.text
+            assert answer.complete, answer.text
     for server in (paced_pair.small, paced_pair.large):
         await until(works(server, busy=False), 10)
     await until(lambda: true(len(deployed.replicas() - before) == 1), 120)
     await until(lambda: both_answer(http), 120)
-    lost = deployed.told("lost")
+    lost = deployed.logged("lost")
     print(f"{len(lost)} requests lost their replica, {sum(one['begun'] for one in lost)} of them in a stream; "
-          f"{sum(answer.whole for answer in answers)} of 24 were answered")  # fmt: skip
+          f"{sum(answer.complete for answer in answers)} of 24 were answered")  # fmt: skip
     assert any(not one["begun"] for one in lost)
     assert sum(answer.error is not None for answer in answers) == sum(one["begun"] for one in lost)
 
@@ -158,12 +158,12 @@ async def test_what_runs_is_finished_when_the_application_is_taken_back(
     http: aiohttp.ClientSession, deployed: Deployed
 ) -> None:
     answers = [Answer(stream=index % 2 == 0) for index in range(8)]
-    asked = [
+    requests = [
         asyncio.create_task(ask(http, task.problem, answer))
         for task, answer in zip(fresh_tasks(8, 74), answers, strict=True)
     ]
     await until(lambda: true(any(answer.chunks for answer in answers)), 60)
     os.kill(deployed.cluster.pid, signal.SIGUSR1)
     async with asyncio.timeout(120):
-        await asyncio.gather(*asked)
-    assert all(answer.whole for answer in answers), [answer.text for answer in answers if not answer.whole]
+        await asyncio.gather(*requests)
+    assert all(answer.complete for answer in answers), [answer.text for answer in answers if not answer.complete]

@@ -18,7 +18,7 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.launcher import Served
 
 from ..program import Program, serve
-from .conftest import Pair, running_requests, told_apart
+from .conftest import Pair, running_requests, split_thinking
 
 pytestmark = pytest.mark.servers
 CHAT = "/v1/chat/completions"
@@ -51,8 +51,8 @@ def asking(problem: str, **more: Any) -> dict[str, Any]:
 async def answer(http: aiohttp.ClientSession, body: dict[str, Any]) -> dict[str, Any]:
     async with http.post(CHAT, json=body) as reply:
         assert reply.status == 200, await reply.text()
-        told: dict[str, Any] = await reply.json()
-        return told
+        completion: dict[str, Any] = await reply.json()
+        return completion
 
 
 async def chunks(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -65,25 +65,27 @@ async def chunks(http: aiohttp.ClientSession, path: str, body: dict[str, Any]) -
 
 async def test_it_solves_in_one_piece_and_in_a_stream(http: aiohttp.ClientSession) -> None:
     tasks = fresh_tasks(6, 41)
-    whole = await asyncio.gather(*(answer(http, asking(task.problem)) for task in tasks))
+    completions = await asyncio.gather(*(answer(http, asking(task.problem)) for task in tasks))
     streams = await asyncio.gather(*(chunks(http, CHAT, asking(task.problem)) for task in tasks))
-    right = [told["stepspec"]["answer"] == task.answer for told, task in zip(whole, tasks, strict=True)]
+    right = [
+        completion["stepspec"]["answer"] == task.answer for completion, task in zip(completions, tasks, strict=True)
+    ]
     assert sum(right) >= 5
-    for told, task, stream in zip(whole, tasks, streams, strict=True):
-        message = told["choices"][0]["message"]
-        kept = [step["text"] for step in told["steps"] if step["fate"] == "kept"]
-        thoughts, answered = told_apart(kept)
+    for completion, task, stream in zip(completions, tasks, streams, strict=True):
+        message = completion["choices"][0]["message"]
+        kept = [step["text"] for step in completion["steps"] if step["fate"] == "kept"]
+        thoughts, answered = split_thinking(kept)
         assert (message["reasoning"], message["content"]) == ("".join(thoughts), answered)
         deltas = [choice["delta"] for chunk in stream for choice in chunk["choices"]]
         steps = [choice for chunk in stream for choice in chunk["choices"] if "stepspec" in choice]
         final = stream[-1]
         written = [step["text"] for step in final["steps"] if step["fate"] == "kept"]
-        thoughts, answered = told_apart(written)
+        thoughts, answered = split_thinking(written)
         assert "".join(delta.get("content", "") for delta in deltas).strip() == answered != ""
         silent = [None] * (len(written) - len(thoughts))  # the answer's steps, whose text comes as content
         assert [step["delta"].get("reasoning") for step in steps] == thoughts + silent
         assert final["choices"][0]["finish_reason"] == "stop", task.problem
-    assert {step["author"] for told in whole for step in told["steps"]} == {"small", "large"}
+    assert {step["author"] for completion in completions for step in completion["steps"]} == {"small", "large"}
 
 
 async def test_json_comes_to_an_end(http: aiohttp.ClientSession) -> None:
@@ -96,23 +98,23 @@ async def test_json_comes_to_an_end(http: aiohttp.ClientSession) -> None:
     for task in fresh_tasks(2, 46):
         typed = await answer(http, asking(task.problem, response_format=wanted))
         free = await answer(http, asking(task.problem, response_format={"type": "json_object"}))
-        for told in (typed, free):
-            assert told["choices"][0]["finish_reason"] == "stop"
-            assert isinstance(json.loads(told["choices"][0]["message"]["content"]), dict)
+        for completion in (typed, free):
+            assert completion["choices"][0]["finish_reason"] == "stop"
+            assert isinstance(json.loads(completion["choices"][0]["message"]["content"]), dict)
         assert isinstance(json.loads(typed["choices"][0]["message"]["content"])["count"], int)
 
 
 async def test_a_conversation_goes_on(http: aiohttp.ClientSession) -> None:
     first, second = fresh_tasks(2, 42)
-    told = await answer(http, asking(first.problem))
+    completion = await answer(http, asking(first.problem))
     turns = [
         {"role": "user", "content": first.problem},
-        told["choices"][0]["message"],
+        completion["choices"][0]["message"],
         {"role": "user", "content": second.problem},
     ]
     again = await answer(http, {"model": "auto", "messages": turns})
     assert again["choices"][0]["message"]["content"]
-    assert again["usage"]["prompt_tokens"] > told["usage"]["prompt_tokens"]
+    assert again["usage"]["prompt_tokens"] > completion["usage"]["prompt_tokens"]
 
 
 async def test_a_served_model_answers_the_same_through_the_service(http: aiohttp.ClientSession, pair: Pair) -> None:
@@ -142,8 +144,8 @@ def joined(stream: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def logprobs(choice: dict[str, Any]) -> list[Any]:
-    told: dict[str, Any] = choice.get("logprobs") or {}
-    return told.get("content") or []
+    found: dict[str, Any] = choice.get("logprobs") or {}
+    return found.get("content") or []
 
 
 @pytest.mark.alone
@@ -180,28 +182,28 @@ async def until(true: Callable[[], Awaitable[bool]], seconds: float) -> None:
 def works(server: Served, *, busy: bool) -> Callable[[], Awaitable[bool]]:
     """Ask the server's own gauges whether it is *busy*, or not."""
 
-    async def asked() -> bool:
+    async def condition() -> bool:
         return bool(await running_requests(server)) is busy
 
-    return asked
+    return condition
 
 
 def says(http: aiohttp.ClientSession, path: str, words: str) -> Callable[[], Awaitable[bool]]:
     """Ask whether what is at *path* has these *words*."""
 
-    async def asked() -> bool:
+    async def condition() -> bool:
         async with http.get(path) as reply:
             return words in await reply.text()
 
-    return asked
+    return condition
 
 
 async def test_the_metrics_counted_it(http: aiohttp.ClientSession) -> None:
     async with http.get("/metrics") as reply:
         lines = (await reply.text()).splitlines()
     counted = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-    asked = 'stepspec_requests_total{endpoint="/v1/chat/completions",model="specreason",status="200"}'
-    assert counted[asked] >= 13
+    series = 'stepspec_requests_total{endpoint="/v1/chat/completions",model="specreason",status="200"}'
+    assert counted[series] >= 13
     assert counted['stepspec_tokens_total{fate="kept",model="specreason",role="small"}'] > 0
     assert counted['stepspec_tokens_total{fate="judging",model="specreason",role="large"}'] > 0
     assert counted["stepspec_requests_running"] == 0
@@ -211,13 +213,13 @@ async def test_twenty_running_solutions_are_finished_when_it_is_told_to_end(pair
     tasks = fresh_tasks(20, 45)
     async with running(pair, tmp_path / "service.log") as service:
         async with aiohttp.ClientSession(service.base, connector=aiohttp.TCPConnector(limit=0)) as http:
-            asked = [asyncio.create_task(answer(http, asking(task.problem))) for task in tasks]
+            pending = [asyncio.create_task(answer(http, asking(task.problem))) for task in tasks]
             await until(says(http, "/metrics", "stepspec_requests_running 20.0"), 30)
             service.terminate()
             await until(says(http, "/health/readiness", "draining"), 30)
             async with http.post(CHAT, json=asking("1 + 1")) as refused:
                 assert refused.status == 503
-            finished = await asyncio.gather(*asked)
+            finished = await asyncio.gather(*pending)
         assert all(each["choices"][0]["message"]["content"] for each in finished)
         async with asyncio.timeout(30):
             assert await service.child.ended == 0

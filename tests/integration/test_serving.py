@@ -87,8 +87,8 @@ async def test_up_starts_three_models_and_what_it_prints_are_the_settings_that_u
         *(sys.executable, "-m", "stepspec", "up", str(THREE)), stdout=settings, stderr=asyncio.subprocess.PIPE
     )
     try:
-        said = await up_to(program, b"Ctrl-C stops them.")
-        assert all(f"{path} is ready after".encode() in said for path in ("large", "small.large", "small.small"))
+        output = await up_to(program, b"Ctrl-C stops them.")
+        assert all(f"{path} is ready after".encode() in output for path in ("large", "small.large", "small.small"))
         leaders = [leader for guard in children(program.pid) for leader in children(guard)]
         assert len(leaders) == 3
         assert all(len(members(leader)) >= 2 for leader in leaders)
@@ -131,11 +131,11 @@ async def test_a_killed_parent_takes_the_engine_along() -> None:
         *(sys.executable, "-c", UP), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
     )
     assert program.stdout is not None
-    told = json.loads(await program.stdout.readline())["small"]
-    assert len(members(told["pid"])) >= 2
+    report = json.loads(await program.stdout.readline())["small"]
+    assert len(members(report["pid"])) >= 2
     program.kill()
     await program.wait()
-    assert await gone(told["pid"])
+    assert await gone(report["pid"])
 
 
 async def test_a_dead_engine_ends_the_block(tmp_path: Path) -> None:

@@ -90,15 +90,15 @@ def nodes() -> Generator[Nodes]:
         assert running.stdin
         assert running.stdout
         try:
-            told: dict[str, Any] = json.loads(running.stdout.readline())
-            yield Nodes(told["address"], told["raylets"])
+            started: dict[str, Any] = json.loads(running.stdout.readline())
+            yield Nodes(started["address"], started["raylets"])
         finally:
             running.stdin.close()
             running.wait(60)
 
 
 @pytest.fixture(scope="module")
-def whole(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+def unsharded(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """What one process alone measures."""
     folder = tmp_path_factory.mktemp("alone") / "whole"
     return folder, finish(words(pair, folder), folder)
@@ -120,17 +120,17 @@ def figures(standings: list[dict[str, Any]]) -> list[list[Any]]:
 
 
 def sessions(folder: Path) -> list[dict[str, Any]]:
-    told: list[dict[str, Any]] = orjson.loads((folder / "run.json").read_bytes())["sessions"]
-    return told
+    recorded: list[dict[str, Any]] = orjson.loads((folder / "run.json").read_bytes())["sessions"]
+    return recorded
 
 
 def test_three_workers_come_to_what_one_process_does(
-    pair: Pair, nodes: Nodes, whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    pair: Pair, nodes: Nodes, unsharded: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "shared"
     shared = finish(words(pair, folder, "--ray", nodes.address, "--traces"), folder)
-    assert found(folder) == found(whole[0])
-    assert figures(shared) == figures(whole[1])
+    assert found(folder) == found(unsharded[0])
+    assert figures(shared) == figures(unsharded[1])
     assert len(samples(folder)) == EVERY
     traces = list((folder / "traces").iterdir())
     assert len(traces) == EVERY
@@ -143,7 +143,7 @@ def test_three_workers_come_to_what_one_process_does(
 
 
 def test_a_driver_killed_in_the_middle_is_resumed_by_the_same_command_with_and_without_ray(
-    pair: Pair, nodes: Nodes, whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    pair: Pair, nodes: Nodes, unsharded: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "cut"
     kill_in_the_middle(words(pair, folder, "--ray", nodes.address), folder, after=5)
@@ -152,13 +152,13 @@ def test_a_driver_killed_in_the_middle_is_resumed_by_the_same_command_with_and_w
     resumed = finish(words(pair, folder), folder)
     assert samples(folder)[: len(kept)] == kept
     assert len(samples(folder)) == EVERY
-    assert found(folder) == found(whole[0])
-    assert figures(resumed) == figures(whole[1])
+    assert found(folder) == found(unsharded[0])
+    assert figures(resumed) == figures(unsharded[1])
     assert ["ray" in session for session in sessions(folder)] == [True, False]
 
 
 def test_a_node_killed_in_the_middle_costs_no_sample(
-    pair: Pair, nodes: Nodes, whole: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    pair: Pair, nodes: Nodes, unsharded: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "hit"
     begun = words(pair, folder, "--ray", nodes.address, "--workers", str(NODES))
@@ -171,9 +171,9 @@ def test_a_node_killed_in_the_middle_costs_no_sample(
         nodes.kill(busy[0])
         stdout, stderr = running.communicate(timeout=DEADLINE)
     assert running.returncode == 0, stderr
-    assert figures(orjson.loads(stdout)) == figures(whole[1])  # nor is there anything of Ray's around it
+    assert figures(orjson.loads(stdout)) == figures(unsharded[1])  # nor is there anything of Ray's around it
     assert len(samples(folder)) == len(found(folder)) == EVERY
-    assert found(folder) == found(whole[0])
+    assert found(folder) == found(unsharded[0])
     assert "was lost" in stderr
     assert "(raylet)" not in stderr
     assert sum("lost" in worker for worker in sessions(folder)[0]["ray"]["hired"]) == 1

@@ -48,9 +48,9 @@ async def test_specreason_solves_and_both_models_have_their_share(pair: Pair) ->
     assert {step.author for step in kept} == {"small", "large"}
     assert any(step.fate == "rejected" and step.grade is not None for s in solutions for step in s.steps)
     for solution in solutions:
-        whole = "".join(s.text for s in solution.steps if s.fate == "kept")
-        assert whole.startswith(solution.thinking)
-        assert whole.removeprefix(solution.thinking).strip() == solution.text
+        full = "".join(s.text for s in solution.steps if s.fate == "kept")
+        assert full.startswith(solution.thinking)
+        assert full.removeprefix(solution.thinking).strip() == solution.text
         assert solution.ledger.large.judging > 0
 
 
@@ -113,10 +113,10 @@ async def test_a_small_model_of_another_vocabulary_drafts_for_every_method(
     for solution in solutions:
         kept = [step for step in solution.steps if step.fate == "kept"]
         assert solution.finish_reason == "stop"
-        whole = "".join(step.text for step in kept)
+        full = "".join(step.text for step in kept)
         goes_on = policy not in BASELINES and answered_by(METHODS[policy].build) == "method"
-        assert whole.startswith(solution.thinking)
-        assert whole.removeprefix(solution.thinking).strip() == (solution.text if goes_on else "")
+        assert full.startswith(solution.thinking)
+        assert full.removeprefix(solution.thinking).strip() == (solution.text if goes_on else "")
         assert policy == "large" or any(step.author == "small" for step in kept)
 
 

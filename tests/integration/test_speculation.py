@@ -62,11 +62,11 @@ async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
         found = acceptances_between(before, await read_acceptances(solver))
     right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
     with capsys.disabled():
-        for role, told in found.items():
-            print(f"\n{speculated.method} under {role}: {told}, {sum(right)} of 50 right")
+        for role, acceptance in found.items():
+            print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of 50 right")
     assert sum(right) >= 45
     assert set(found) == DRAFTING[speculated.method]
-    assert all(told.rate is not None and 0 < told.rate <= 1 for told in found.values())
+    assert all(acceptance.rate is not None and 0 < acceptance.rate <= 1 for acceptance in found.values())
     grades = [step.grade for solution in solutions for step in solution.steps if step.grade is not None]
     assert len(grades) >= 150
     assert min(grades) < 3 < 7 < max(grades)

@@ -30,7 +30,7 @@ from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import End
 
-from ..fakes import Said, ScriptedModel, counting
+from ..fakes import Previous, ScriptedModel, counting
 
 PROBLEM = Chain.of("What is 6 x 7?")
 ARMS = (*policies.METHODS, "keeping", "overtaking", "tokenwise", "comparing")
@@ -167,19 +167,25 @@ def quarters(*key: object) -> float:
 
 def moody(
     seed: int, role: Role, length: int, trouble: float, openings: Sequence[str] = ("So",)
-) -> Callable[[Said], str]:
+) -> Callable[[Previous], str]:
     """Script paragraphs that both models often agree on; the small one's sometimes are empty, old, or end too soon."""
 
     @cache
-    def script(said: Said) -> str:
-        author = role if taste(seed, "differs", role, said) < 0.5 else "any"
-        opening = openings[int(taste(seed, "opening", author, said) * len(openings))]
-        whole = f"{opening} {len(said)} is {int(taste(seed, author, said) * 100)}, as {author} one says."
-        ending = DELIMITER if len(said) + 1 < length else f"\n{THINK_END}"
-        if role == "large" or taste(seed, "trouble", said) >= trouble:
-            return whole + ending
-        odd = (DELIMITER, (said or (whole,))[-1] + DELIMITER, (said or (whole,))[0] + DELIMITER, THINK_END, whole)
-        return odd[int(taste(seed, "odd", said) * len(odd))]
+    def script(previous: Previous) -> str:
+        author = role if taste(seed, "differs", role, previous) < 0.5 else "any"
+        opening = openings[int(taste(seed, "opening", author, previous) * len(openings))]
+        sentence = f"{opening} {len(previous)} is {int(taste(seed, author, previous) * 100)}, as {author} one says."
+        ending = DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}"
+        if role == "large" or taste(seed, "trouble", previous) >= trouble:
+            return sentence + ending
+        odd = (
+            DELIMITER,
+            (previous or (sentence,))[-1] + DELIMITER,
+            (previous or (sentence,))[0] + DELIMITER,
+            THINK_END,
+            sentence,
+        )
+        return odd[int(taste(seed, "odd", previous) * len(odd))]
 
     return script
 

@@ -102,9 +102,9 @@ def test_the_pieces_of_an_answer_join_to_what_it_says_and_are_never_taken_back(
         assert not stream.on_token(step)
         assert place >= from_then or not emitted
     stream.start()
-    whole = steps[-1].text if steps else ""
-    stream.finish(whole)
-    assert "".join(emitted) == answer_text(whole, stops)
+    full = steps[-1].text if steps else ""
+    stream.finish(full)
+    assert "".join(emitted) == answer_text(full, stops)
     assert all(emitted)
 
 

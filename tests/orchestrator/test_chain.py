@@ -72,11 +72,11 @@ def test_cutting_within_a_token_keeps_its_text_but_not_its_id() -> None:
 @given(words=WORDS, keep=st.integers(0, 40))
 @BOUNDED
 def test_the_tokens_of_a_cut_step_join_to_its_text(words: list[str], keep: int) -> None:
-    whole = step(*words)
-    cut = whole.cut(keep)
-    assert cut.text == whole.text[:keep] == "".join(token.text for token in cut.tokens)
+    full = step(*words)
+    cut = full.cut(keep)
+    assert cut.text == full.text[:keep] == "".join(token.text for token in cut.tokens)
     known = [token for token in cut.tokens if token.id >= 0]
-    assert known == list(whole.tokens[: len(known)])
+    assert known == list(full.tokens[: len(known)])
     assert len(cut.tokens) - len(known) in (0, 1)
 
 
@@ -101,11 +101,11 @@ def test_what_is_kept_of_steps_is_whole_ones_and_the_beginning_of_one() -> None:
 def test_the_pieces_of_a_step_are_cut_with_it_and_tell_who_wrote_them() -> None:
     tiny, inner = step("So", " it"), step(" is", ".\n\n")
     piece = replace(inner, author="large", pieces=(inner,))
-    whole = replace(step("So", " it", " is", ".\n\n"), pieces=(tiny, piece))
+    full = replace(step("So", " it", " is", ".\n\n"), pieces=(tiny, piece))
     assert list(tiny.leaves()) == [("small", tiny)]
-    assert list(whole.leaves()) == [("small.small", tiny), ("small.large.small", inner)]
-    assert whole.cut(7).pieces == (tiny, piece.cut(2))
-    assert [leaf.text for _, leaf in whole.cut(7).leaves()] == ["So it", " i"]
+    assert list(full.leaves()) == [("small.small", tiny), ("small.large.small", inner)]
+    assert full.cut(7).pieces == (tiny, piece.cut(2))
+    assert [leaf.text for _, leaf in full.cut(7).leaves()] == ["So it", " i"]
 
 
 def test_a_rival_without_a_reason_is_the_chosen_one() -> None:

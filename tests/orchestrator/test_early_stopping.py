@@ -33,11 +33,11 @@ class Waits:
 
     at: int
     seconds: Callable[[Chain], float] = lambda chain: 0.0
-    asked: list[int] = field(default_factory=list[int])
+    checked: list[int] = field(default_factory=list[int])
     open: int = 0
 
     async def __call__(self, chain: Chain) -> bool:
-        self.asked.append(len(chain.steps))
+        self.checked.append(len(chain.steps))
         self.open += 1
         try:
             await asyncio.sleep(self.seconds(chain))
@@ -51,7 +51,7 @@ async def watched(rule: StopRule | None, *, ahead: int = 1, wrong: tuple[int, ..
     chain = PROBLEM
     small, large = pair(10, wrong)
     policy = SpecReason(small, large)
-    async with running_stop_rule(rule) as asked:
+    async with running_stop_rule(rule) as running:
         while not chain.finished:
             control = LookaheadControl(ahead)
             async with run_ahead(
@@ -59,17 +59,17 @@ async def watched(rule: StopRule | None, *, ahead: int = 1, wrong: tuple[int, ..
             ) as looking:
                 while not chain.finished:
                     draft, verdict = await looking.next()
-                    if await asked.stops():
+                    if await running.stops():
                         return chain, True
                     if isinstance(verdict, Rollback):
                         repaired = await looking.repair(chain, draft, verdict)
-                        if await asked.stops():
+                        if await running.stops():
                             return chain, True
                         chain = chain.extend(repaired)
-                        asked.start(chain)
+                        running.start(chain)
                         break
                     chain = chain.extend(draft)
-                    asked.start(chain)
+                    running.start(chain)
     return chain, False
 
 
@@ -85,10 +85,10 @@ def test_the_thinking_ends_at_the_same_step_at_any_pace_and_any_depth(
 ) -> None:
     slow = Waits(at, seconds=lambda chain: 4 * quarters(seed, chain.text))
     (chain, halt), _ = run(watched(slow, ahead=ahead, wrong=tuple(wrong)))
-    (whole, _), _ = run(watched(None, wrong=tuple(wrong)))
-    assert chain.steps == whole.steps[: min(at, 10)]
+    (full, _), _ = run(watched(None, wrong=tuple(wrong)))
+    assert chain.steps == full.steps[: min(at, 10)]
     assert halt == (at < 10)  # The last step ends the thinking by itself.
-    assert slow.asked == list(range(1, min(at, 9) + 1))
+    assert slow.checked == list(range(1, min(at, 9) + 1))
     assert slow.open == 0
 
 
@@ -106,9 +106,9 @@ def test_a_watch_is_given_up_after_a_while_and_its_failures_say_nothing() -> Non
     assert (chain.finished, halt) == (True, False)
 
     async def one(rule: StopRule) -> bool:
-        async with running_stop_rule(rule, patience=3.0) as asked:
-            asked.start(PROBLEM)
-            return await asked.stops()
+        async with running_stop_rule(rule, patience=3.0) as running:
+            running.start(PROBLEM)
+            return await running.stops()
 
     hangs = Waits(0, seconds=lambda chain: 1e9)
     assert run(one(hangs)) == (False, 3.0)
@@ -125,8 +125,8 @@ def test_leaving_cancels_what_is_being_asked() -> None:
     hangs = Waits(0, seconds=lambda chain: 1e9)
 
     async def leaves() -> None:
-        async with running_stop_rule(hangs, patience=1e12) as asked:
-            asked.start(PROBLEM)
+        async with running_stop_rule(hangs, patience=1e12) as running:
+            running.start(PROBLEM)
             await asyncio.sleep(1)
             assert hangs.open == 1
         assert hangs.open == 0
@@ -136,19 +136,19 @@ def test_leaving_cancels_what_is_being_asked() -> None:
 
 def trials(*answers: str, logprob: float = -1.0) -> ScriptedModel:
     """A model whose trial answer after n steps is the n-th of *answers*."""
-    model = ScriptedModel("large", lambda said: "", logprob=lambda before, token: logprob)
-    said = model.next
+    model = ScriptedModel("large", lambda original: "", logprob=lambda before, token: logprob)
+    original = model.next
 
     def answer(text: str) -> str | None:
         steps = text.partition(THINK_END)[0].count("\n\n")
         model.answer = f"\n\n\\boxed{{{answers[min(steps, len(answers)) - 1]}}}"
-        return said(text)
+        return original(text)
 
     model.next = answer  # type: ignore[method-assign]
     return model
 
 
-async def told(rule: StopRule, *openings: str, stop: Stop = "delimiter") -> list[bool]:
+async def decisions(rule: StopRule, *openings: str, stop: Stop = "delimiter") -> list[bool]:
     """What *rule* returns of a chain after each of its steps."""
     chain, halts = PROBLEM, list[bool]()
     for opening in openings:
@@ -159,14 +159,14 @@ async def told(rule: StopRule, *openings: str, stop: Stop = "delimiter") -> list
 
 def test_a_trial_answer_that_is_sure_is_enough() -> None:
     sure = TrialAnswer(trials("42", logprob=-0.01))
-    assert run(told(sure, "First,", "Wait,"))[0] == [False, True]
-    assert run(told(TrialAnswer(trials("42", logprob=-0.06)), "Wait,", "Wait,"))[0] == [False, False]
+    assert run(decisions(sure, "First,", "Wait,"))[0] == [False, True]
+    assert run(decisions(TrialAnswer(trials("42", logprob=-0.06)), "Wait,", "Wait,"))[0] == [False, False]
 
 
 def test_what_is_asked_for_to_be_sure_is_sure_enough_and_the_box_itself_does_not_count() -> None:
     model = trials("42")
     model.logprob = lambda before, token: -9.0 if token in TRIAL else 0.0
-    assert run(told(TrialAnswer(model, sure=1.0), "Wait,"))[0] == [True]
+    assert run(decisions(TrialAnswer(model, sure=1.0), "Wait,"))[0] == [True]
 
 
 def test_a_trial_of_which_no_token_is_told_is_not_sure() -> None:
@@ -174,29 +174,29 @@ def test_a_trial_of_which_no_token_is_told_is_not_sure() -> None:
         async def write(self, chain: Chain, **wanted: Any) -> Step:
             return replace(await super().write(chain, **wanted), tokens=())
 
-    silent = Silent("large", lambda said: "", answer="\n\n\\boxed{42}")
-    assert run(told(TrialAnswer(silent, sure=0.01), *("Wait,",) * 3))[0] == [False, False, True]
+    silent = Silent("large", lambda previous: "", answer="\n\n\\boxed{42}")
+    assert run(decisions(TrialAnswer(silent, sure=0.01), *("Wait,",) * 3))[0] == [False, False, True]
 
 
 def test_a_trial_may_be_one_token_long() -> None:
-    assert run(told(TrialAnswer(trials("42"), limit=1), "Wait,"))[0] == [False]
+    assert run(decisions(TrialAnswer(trials("42"), limit=1), "Wait,"))[0] == [False]
 
 
 def test_the_same_trial_answer_again_and_again_is_enough() -> None:
     steps = ("Wait,",) * 6
-    assert run(told(TrialAnswer(trials("1", "2", "2", "3", "3", "3")), *steps))[0] == [False] * 5 + [True]
-    assert run(told(TrialAnswer(trials("1", "2", "2", "3"), times=2), *steps[:3]))[0] == [False, False, True]
+    assert run(decisions(TrialAnswer(trials("1", "2", "2", "3", "3", "3")), *steps))[0] == [False] * 5 + [True]
+    assert run(decisions(TrialAnswer(trials("1", "2", "2", "3"), times=2), *steps[:3]))[0] == [False, False, True]
 
 
 def test_a_trial_answer_without_an_end_is_none() -> None:
     endless = TrialAnswer(trials("1 " * 100, logprob=-0.001), limit=20)
-    assert run(told(endless, *("Wait,",) * 5))[0] == [False] * 5
-    assert run(told(TrialAnswer(trials(" ", logprob=-0.001)), *("Wait,",) * 5))[0] == [False] * 5
+    assert run(decisions(endless, *("Wait,",) * 5))[0] == [False] * 5
+    assert run(decisions(TrialAnswer(trials(" ", logprob=-0.001)), *("Wait,",) * 5))[0] == [False] * 5
 
 
 def test_braces_inside_an_answer_do_not_end_it() -> None:
     watch = TrialAnswer(trials("\\frac{1}{2}", logprob=-0.001))
-    assert run(told(watch, "Wait,"))[0] == [True]
+    assert run(decisions(watch, "Wait,"))[0] == [True]
     assert watch._answers == ["\\frac{1}{2}"]  # pyright: ignore[reportPrivateUsage]
 
 
@@ -217,16 +217,16 @@ def test_braces_inside_an_answer_do_not_end_it() -> None:
 )
 def test_trials_come_after_paragraphs_that_a_cue_opens(opening: str, tried: bool) -> None:
     model = trials("42")
-    run(told(TrialAnswer(model), opening))
+    run(decisions(TrialAnswer(model), opening))
     assert bool(model.log) is tried
 
 
 def test_trials_may_also_come_every_so_many_steps_but_never_within_a_paragraph() -> None:
     model = trials("1", "2", "3", "4", "5")
-    run(told(TrialAnswer(model, every=2), *("Then",) * 5))
+    run(decisions(TrialAnswer(model, every=2), *("Then",) * 5))
     assert [line for line in model.log if "done" not in line] == ["large write 3", "large write 5"]
     model.log.clear()
-    run(told(TrialAnswer(model, every=1), "Wait,", "Then", stop="length"))
+    run(decisions(TrialAnswer(model, every=1), "Wait,", "Then", stop="length"))
     assert not model.log
 
 

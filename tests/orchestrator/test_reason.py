@@ -115,16 +115,16 @@ def test_a_deadline_ends_the_run_with_what_is_committed(
     name: str, seed: int, ahead: int, sticky: bool, eighths: int
 ) -> None:
     deadline = eighths / 8
-    (whole, end), needed = run(arm(name, seed, sticky=sticky).run(ahead))
+    (full, end), needed = run(arm(name, seed, sticky=sticky).run(ahead))
     watched = arm(name, seed, sticky=sticky)
     (chain, early), took = run(watched.run(ahead, deadline=deadline))
     assert chain.steps == tuple(committed(watched))
     if early == "time":
-        assert chain.steps == whole.steps[: len(chain.steps)]
+        assert chain.steps == full.steps[: len(chain.steps)]
         assert needed >= deadline
         assert 0 <= took - deadline <= 4 * watched.small.closing
     else:
-        assert (chain, early, took) == (whole, end, needed)
+        assert (chain, early, took) == (full, end, needed)
 
 
 @every_arm

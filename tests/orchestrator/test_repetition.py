@@ -20,7 +20,7 @@ def step(text: str, stop: Stop = "delimiter") -> Step:
 
 
 @pytest.mark.parametrize(
-    ("said", "draft", "why"),
+    ("paragraphs", "draft", "why"),
     [
         ((), "A", ""),
         ((), "", "empty"),
@@ -39,13 +39,13 @@ def step(text: str, stop: Stop = "delimiter") -> Step:
     ],
 )
 def test_a_draft_is_refused_where_it_is_empty_or_goes_round_for_the_second_time(
-    said: tuple[str, ...], draft: str, why: str
+    paragraphs: tuple[str, ...], draft: str, why: str
 ) -> None:
-    assert obstacle(chain(*said), step(draft)) == why
+    assert obstacle(chain(*paragraphs), step(draft)) == why
 
 
 @pytest.mark.parametrize(
-    ("said", "repair", "circling"),
+    ("paragraphs", "repair", "circling"),
     [
         ((), "A", False),
         ((), "", True),
@@ -62,9 +62,9 @@ def test_a_draft_is_refused_where_it_is_empty_or_goes_round_for_the_second_time(
     ],
 )
 def test_a_repair_is_stuck_where_it_is_empty_or_goes_round_for_the_third_time(
-    said: tuple[str, ...], repair: str, circling: bool
+    paragraphs: tuple[str, ...], repair: str, circling: bool
 ) -> None:
-    assert stuck(chain(*said), step(repair)) is circling
+    assert stuck(chain(*paragraphs), step(repair)) is circling
 
 
 @pytest.mark.parametrize("stop", ["length", "until", "end"])
@@ -90,26 +90,26 @@ def words(count: int, letter: str = "a") -> list[str]:
 @pytest.mark.parametrize(("length", "why"), [(n, "" if n < 13 else "repetition") for n in range(5, 19)])
 def test_a_paragraph_echoes_another_that_has_nine_in_ten_of_its_four_words_in_a_row(length: int, why: str) -> None:
     """Of n words, n - 3 times four follow each other, and a last word that differs is part of one of these."""
-    said = [
+    paragraphs = [
         " ".join([*words(length - 1, letter), last])
         for last in ("alpha", "beta", "gamma")
         for letter in ("x", "y", "z")
     ]
-    assert obstacle(chain(*said[:-1]), step(said[-1])) == why
+    assert obstacle(chain(*paragraphs[:-1]), step(paragraphs[-1])) == why
 
 
 @pytest.mark.parametrize(("count", "why"), [(3, ""), (4, "repetition")])
 def test_paragraphs_next_to_each_other_may_echo(count: int, why: str) -> None:
     text = " ".join(words(13))
-    said = [text, text.upper(), text.title(), text.capitalize()]
-    assert obstacle(chain(*said[:count]), step(text.swapcase()[:20] + text[20:])) == why
+    paragraphs = [text, text.upper(), text.title(), text.capitalize()]
+    assert obstacle(chain(*paragraphs[:count]), step(text.swapcase()[:20] + text[20:])) == why
 
 
 @pytest.mark.parametrize(("ago", "why"), [(WINDOW, "repetition"), (WINDOW + 1, "")])
 def test_what_was_said_before_the_window_is_forgotten(ago: int, why: str) -> None:
     circle = dict(enumerate(" ".join(words(9, letter)) for letter in ("z", "y", "x")))  # the last paragraph first
-    said = {place + at: text for at in (0, 10, ago) for place, text in circle.items()}
-    backwards = [said.get(place, " ".join(words(9, f"filler{chr(97 + place)}"))) for place in range(ago + 3)]
+    by_place = {place + at: text for at in (0, 10, ago) for place, text in circle.items()}
+    backwards = [by_place.get(place, " ".join(words(9, f"filler{chr(97 + place)}"))) for place in range(ago + 3)]
     assert obstacle(chain(*backwards[:0:-1]), step(backwards[0])) == why
 
 
@@ -136,7 +136,7 @@ def test_a_delimiter_alone_ends_a_paragraph_that_was_cut_and_is_not_empty(stop: 
     assert stuck(ended, step(""))
 
 
-def told(*texts: str) -> list[str]:
+def refusals(*texts: str) -> list[str]:
     """What the loop would refuse of *texts*, one after the other, if it had to commit them all the same."""
     grown, refused = chain(), list[str]()
     for text in texts:
@@ -155,8 +155,8 @@ ROUND = (
 
 
 def test_a_circle_of_many_steps_is_refused_from_the_third_step_of_its_third_round_on() -> None:
-    assert told(*ROUND, *ROUND) == []
-    assert told(*ROUND * 3) == list(ROUND[2:])
+    assert refusals(*ROUND, *ROUND) == []
+    assert refusals(*ROUND * 3) == list(ROUND[2:])
 
 
 def test_words_that_vary_a_little_do_not_hide_a_circle() -> None:
@@ -165,8 +165,8 @@ def test_words_that_vary_a_little_do_not_hide_a_circle() -> None:
         [f"{start} {long} in paragraph {place}{mark}" for place in range(4)]
         for start, mark in (("Hmm,", "."), ("Hmm,", "!"), ("WAIT,", "."))
     ]
-    assert told(*varied[0], *varied[1]) == []
-    assert told(*varied[0], *varied[1], *varied[2]) == varied[2][2:]
+    assert refusals(*varied[0], *varied[1]) == []
+    assert refusals(*varied[0], *varied[1], *varied[2]) == varied[2][2:]
 
 
 @pytest.mark.parametrize("times", [3, 6])
@@ -197,9 +197,9 @@ LISTS = [
 ]
 
 
-@pytest.mark.parametrize("said", LISTS, ids=lambda said: said[0][:20])
-def test_lists_derivations_and_one_check_of_them_are_no_circle(said: list[str]) -> None:
-    assert told(*said) == []
+@pytest.mark.parametrize("paragraphs", LISTS, ids=lambda paragraphs: paragraphs[0][:20])
+def test_lists_derivations_and_one_check_of_them_are_no_circle(paragraphs: list[str]) -> None:
+    assert refusals(*paragraphs) == []
 
 
 def test_a_paragraph_that_was_written_in_parts_counts_as_one() -> None:
@@ -221,7 +221,7 @@ def test_a_paragraph_that_was_written_in_parts_counts_as_one() -> None:
 def test_every_circle_is_found_within_its_third_round_whatever_came_before(numbers: list[int], before: int) -> None:
     circle = [f"Number {number} comes back to number {number}, again and again." for number in numbers]
     start = [f"Step {1000 + number} says something of its own." for number in range(before)]
-    refused = told(*start, *circle * 3)
+    refused = refusals(*start, *circle * 3)
     assert refused == circle[2:]
 
 
@@ -229,7 +229,7 @@ def test_every_circle_is_found_within_its_third_round_whatever_came_before(numbe
 @BOUNDED
 def test_what_was_never_said_before_is_never_refused(texts: list[str]) -> None:
     fresh = [f"{text} {number}" for number, text in enumerate(texts)]
-    assert told(*fresh) == []
+    assert refusals(*fresh) == []
 
 
 @given(st.integers(1, 400), st.text(alphabet="ab12 .", max_size=30))
@@ -237,9 +237,9 @@ def test_what_was_never_said_before_is_never_refused(texts: list[str]) -> None:
 def test_the_last_paragraphs_alone_decide(length: int, draft: str) -> None:
     """Whatever is longer ago than the window changes nothing, which is what makes a long chain cheap."""
     texts = [f"Paragraph {number % 7} of a long chain." for number in range(length)]
-    whole, recent = chain(*texts), chain(*texts[-(WINDOW + 2 * RUN) :])
-    assert obstacle(whole, step(draft)) == obstacle(recent, step(draft))
-    assert stuck(whole, step(draft)) == stuck(recent, step(draft))
+    full, recent = chain(*texts), chain(*texts[-(WINDOW + 2 * RUN) :])
+    assert obstacle(full, step(draft)) == obstacle(recent, step(draft))
+    assert stuck(full, step(draft)) == stuck(recent, step(draft))
 
 
 @pytest.mark.parametrize("ending", ["length", "delimiter"])
@@ -255,7 +255,7 @@ def test_a_step_that_ends_in_the_same_words_again_and_again_is_refused(loop: str
 
 
 @pytest.mark.parametrize(
-    "said",
+    "paragraphs",
     [
         "1 + " * 60 + "1 = 61",
         "0 & " * 100 + "1",
@@ -263,8 +263,8 @@ def test_a_step_that_ends_in_the_same_words_again_and_again_is_refused(loop: str
         " ".join(f"{number:08b}" for number in range(200)),
     ],
 )
-def test_long_sums_and_rows_are_no_spin(said: str) -> None:
-    assert obstacle(chain("A"), Step(said, "small", "length")) == ""
+def test_long_sums_and_rows_are_no_spin(paragraphs: str) -> None:
+    assert obstacle(chain("A"), Step(paragraphs, "small", "length")) == ""
 
 
 def test_what_ends_the_thinking_is_not_looked_at() -> None:

@@ -26,7 +26,7 @@ class Spying:
     """SpecReason that notes the context of every decision."""
 
     inner: SpecReason
-    seen: list[RequestContext]
+    contexts: list[RequestContext]
     foreseeable = True
 
     @property
@@ -34,23 +34,23 @@ class Spying:
         return self.inner.answerer
 
     async def draft(self, chain: Chain) -> Step:
-        self.seen.append(REQUEST.get())
+        self.contexts.append(REQUEST.get())
         return await self.inner.draft(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        self.seen.append(REQUEST.get())
+        self.contexts.append(REQUEST.get())
         return await self.inner.verify(chain, draft)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        self.seen.append(REQUEST.get())
+        self.contexts.append(REQUEST.get())
         return await self.inner.repair(chain, draft, rollback)
 
 
 def spied(ahead: int | LookaheadControl) -> list[RequestContext]:
     small, large = pair(length=3, wrong=(1,))
-    seen: list[RequestContext] = []
-    run(reason(Spying(SpecReason(small, large), seen), PROBLEM, ahead=ahead))
-    return seen
+    contexts: list[RequestContext] = []
+    run(reason(Spying(SpecReason(small, large), contexts), PROBLEM, ahead=ahead))
+    return contexts
 
 
 def calls(events: list[Event]) -> list[Called]:
@@ -70,27 +70,27 @@ def test_without_lookahead_nothing_is_a_bet() -> None:
 
 
 def test_what_goes_beyond_the_step_that_is_committed_next_is_a_bet() -> None:
-    seen = spied(2)
-    assert seen[0] == RequestContext("draft", 0)
-    assert RequestContext("draft", 1, bet=True) in seen
-    assert {RequestContext("verify", 0), RequestContext("verify", 1)} & set(seen)
-    assert RequestContext("repair", 1) in seen
-    assert not any(one.bet for one in seen if one.purpose == "repair")
+    contexts = spied(2)
+    assert contexts[0] == RequestContext("draft", 0)
+    assert RequestContext("draft", 1, bet=True) in contexts
+    assert {RequestContext("verify", 0), RequestContext("verify", 1)} & set(contexts)
+    assert RequestContext("repair", 1) in contexts
+    assert not any(one.bet for one in contexts if one.purpose == "repair")
 
 
 def test_a_verdict_is_a_bet_while_an_earlier_one_is_awaited() -> None:
     small, large = pair(length=3)
     large.reading = lambda chain: 9.0
-    seen: list[RequestContext] = []
-    run(reason(Spying(SpecReason(small, large), seen), PROBLEM, ahead=2))
-    verdicts = [one for one in seen if one.purpose == "verify"]
+    contexts: list[RequestContext] = []
+    run(reason(Spying(SpecReason(small, large), contexts), PROBLEM, ahead=2))
+    verdicts = [one for one in contexts if one.purpose == "verify"]
     assert verdicts == [RequestContext("verify", 0), *(RequestContext("verify", at, bet=True) for at in (1, 2))]
 
 
 def test_a_hedge_is_a_bet_whichever_step_it_is_about() -> None:
-    seen = spied(LookaheadControl(hedge=1.0))
-    assert RequestContext("hedge", 1, bet=True) in seen
-    assert RequestContext("repair", 1) not in seen
+    contexts = spied(LookaheadControl(hedge=1.0))
+    assert RequestContext("hedge", 1, bet=True) in contexts
+    assert RequestContext("repair", 1) not in contexts
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
@@ -105,9 +105,9 @@ def test_requests_tell_observers_what_they_were_for(ahead: int) -> None:
         assert REQUEST.get() == RequestContext()
 
     run(main())
-    told = {(call.role, call.verb, call.purpose, call.step) for call in calls(events)}
-    assert {("small", "write", "draft", 0), ("large", "ask", "verify", 0), ("large", "write", "repair", 1)} <= told
-    assert ("large", "write", "answer", 4) in told
+    requests = {(call.role, call.verb, call.purpose, call.step) for call in calls(events)}
+    assert {("small", "write", "draft", 0), ("large", "ask", "verify", 0), ("large", "write", "repair", 1)} <= requests
+    assert ("large", "write", "answer", 4) in requests
     assert all(call.step <= call.last_step for call in calls(events))
 
 
@@ -122,18 +122,18 @@ def test_a_request_that_was_kept_open_tells_the_last_step_that_it_wrote_for() ->
 
 
 def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
-    seen: list[RequestContext] = []
+    contexts: list[RequestContext] = []
 
     @dataclass
     class Spy(ScriptedModel):
         async def write(self, chain: Chain, **options: object) -> Step:
-            seen.append(REQUEST.get())
+            contexts.append(REQUEST.get())
             return Step("\n\n\\boxed{7}", "large", "until")
 
     large = Spy("large", counting("large", 3))
 
     async def check(chain: Chain, step: Step) -> Finding:
-        seen.append(REQUEST.get())
+        contexts.append(REQUEST.get())
         return Finding(agreed=False, own=True)
 
     async def main() -> None:
@@ -145,5 +145,5 @@ def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
         await asyncio.sleep(0)
 
     run(main())
-    assert seen[0] == RequestContext("watch", 0)
-    assert seen[-1] == RequestContext("shadow", 0, bet=True)
+    assert contexts[0] == RequestContext("watch", 0)
+    assert contexts[-1] == RequestContext("shadow", 0, bet=True)

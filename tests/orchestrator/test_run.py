@@ -74,7 +74,7 @@ class Case:
         )
 
     @property
-    def told(self) -> list[str]:
+    def emitted(self) -> list[str]:
         return [event.text for event in self.events if isinstance(event, Answering)]
 
 
@@ -99,17 +99,17 @@ def test_the_answer_is_a_bet_that_needs_lookahead(ahead: int, seconds: float) ->
 
 
 def test_an_early_answer_is_no_part_of_the_streams_that_the_lookahead_closes() -> None:
-    seen: list[object] = []
+    kept_open: list[object] = []
 
     class Seeing(ScriptedModel):
         async def write(self, chain: Chain, **how: Any) -> Step:
-            seen.append(KEPT_OPEN.get())
+            kept_open.append(KEPT_OPEN.get())
             return await super().write(chain, **how)
 
     case = Case()
     case.large = Seeing("large", counting("large", 4), log=case.small.log)
     assert case.run(ahead=9)[0].answer == "42"
-    assert seen == [None]
+    assert kept_open == [None]
 
 
 async def at_once(chain: Chain) -> bool:
@@ -167,7 +167,9 @@ def test_no_answer_is_begun_on_a_draft_that_ends_no_thinking_or_on_one_after_a_r
     begun = [line for line in case.small.log if re.fullmatch(r"large write \d+", line)]
     assert begun == ["large write 1", "large write 4"]  # the repair, and the answer to the four steps
     cut = Case()
-    cut.small.script = lambda said: " ".join(map(str, range(600))) + "\n\n" if not said else f"The end.\n{THINK_END}"
+    cut.small.script = lambda previous: (
+        " ".join(map(str, range(600))) + "\n\n" if not previous else f"The end.\n{THINK_END}"
+    )
     cut.run(ahead=9)
     assert sum(re.fullmatch(r"large write \d+", line) is not None for line in cut.small.log) == 1
 
@@ -230,7 +232,7 @@ def test_no_time_for_an_answer_leaves_it_empty() -> None:
 
 def test_a_large_model_that_goes_round_in_circles_is_asked_for_the_answer_at_once() -> None:
     case = Case()
-    case.small.script = case.large.script = lambda said: "Again.\n\n"
+    case.small.script = case.large.script = lambda previous: "Again.\n\n"
     outcome, _ = case.run()
     assert (outcome.chain.text, outcome.answer, outcome.reason) == ("Again.\n\n" * 2, "42", "repetition")
 
@@ -293,7 +295,7 @@ def test_a_context_that_is_full_when_the_answer_is_due_leaves_it_empty(seconds: 
 
 def test_models_without_a_thinking_block_have_answered_when_they_end() -> None:
     case = Case()
-    case.small.script = lambda said: "First.\n\n" if not said else "So it is \\boxed{7}."
+    case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
     outcome, _ = case.run(thinks=False)
     assert (outcome.text, outcome.answer, outcome.reason) == ("First.\n\nSo it is \\boxed{7}.", "7", "stop")
     assert not [event for event in case.events if isinstance(event, Answered)]
@@ -304,7 +306,7 @@ def test_the_end_of_thinking_is_no_part_of_the_text() -> None:
     case.large.answer = f"\n\n{THINK_END}So it is \\boxed{{7}}."
     outcome, _ = case.run()
     assert THINK_END not in outcome.text
-    assert "".join(case.told) == outcome.text
+    assert "".join(case.emitted) == outcome.text
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 9])
@@ -314,8 +316,8 @@ def test_the_answer_is_told_in_pieces_once_everything_under_it_stands(ahead: int
     case.large.judge = lambda chain, _: {"2" if chain.text.count("small") == wrong == len(chain.steps) else "9": 1}
     case.large.pace = 0.25
     outcome, _ = case.run(ahead=ahead)
-    assert "".join(case.told) == outcome.text
-    assert len(case.told) > 1 or ahead  # a bet may be complete by the time that it is won
+    assert "".join(case.emitted) == outcome.text
+    assert len(case.emitted) > 1 or ahead  # a bet may be complete by the time that it is won
     first = next(place for place, event in enumerate(case.events) if isinstance(event, Answering))
     assert not [event for event in case.events[first:] if isinstance(event, Committed)]
     assert isinstance(case.events[-2], Answered)
@@ -326,7 +328,7 @@ def test_an_answer_stops_before_a_stop_string_that_the_thinking_may_contain(ahea
     case = Case()
     outcome, _ = case.run(ahead=ahead, stop=("is", "small"))
     assert (outcome.text, outcome.reason, len(outcome.chain.steps)) == ("So it", "stop", 4)
-    assert "".join(case.told) == "So it"
+    assert "".join(case.emitted) == "So it"
 
 
 def test_another_model_may_be_the_one_that_answers() -> None:
@@ -342,14 +344,14 @@ def test_what_there_is_of_an_answer_counts_when_the_time_is_up() -> None:
     case.large.pace = 0.6
     outcome, seconds = case.run(ahead=0)
     assert (outcome.text, outcome.reason, seconds) == ("So it", "time", 8.0)
-    assert "".join(case.told) == "So it"
+    assert "".join(case.emitted) == "So it"
     assert [event.step.text for event in case.events if isinstance(event, Answered)] == ["\n\nSo it"]
     assert case.large.open == 0
 
 
 def test_models_without_a_thinking_block_tell_their_steps_as_they_are_committed() -> None:
     case = Case()
-    case.small.script = lambda said: "First.\n\n" if not said else "So it is \\boxed{7}."
+    case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
     outcome, _ = case.run(thinks=False)
-    assert case.told == ["First.", "\n\nSo it is \\boxed{7}."]
-    assert "".join(case.told) == outcome.text
+    assert case.emitted == ["First.", "\n\nSo it is \\boxed{7}."]
+    assert "".join(case.emitted) == outcome.text

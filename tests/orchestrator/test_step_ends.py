@@ -113,13 +113,13 @@ def test_the_pieces_in_which_a_text_arrives_do_not_matter(
     before: str, text: str, ends: StepEnds, sizes: list[int]
 ) -> None:
     """Nor is an end that was found moved by what follows it."""
-    whole, _ = ends.search(before, text)
+    full, _ = ends.search(before, text)
     look, at, turn, end = 0, 0, 0, -1
     while at < len(text) and end < 0:
         at += sizes[turn % len(sizes)]
         end, look = ends.search(before, text[:at], look)
         turn += 1
-    assert end == whole
+    assert end == full
 
 
 @given(TEXTS, ENDS)

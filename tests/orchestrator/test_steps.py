@@ -10,18 +10,18 @@ from stepspec.orchestrator.events import Committed, Event, Judged, Repaired
 from stepspec.orchestrator.reason import End
 from stepspec.policies import Solo, SpecReason
 
-from ..fakes import Said, ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, counting, run
 from .arms import PROBLEM, Keeping
 
 pytestmark = pytest.mark.parametrize("ahead", [0, 2])
 
 
-def saying(*paragraphs: str) -> Callable[[Said], str]:
+def saying(*paragraphs: str) -> Callable[[Previous], str]:
     """Script *paragraphs*, whatever was said before, and the last one for ever."""
-    return lambda said: paragraphs[min(len(said), len(paragraphs) - 1)]
+    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 
-def pair(small: Callable[[Said], str], large: Callable[[Said], str] | None = None) -> tuple[ScriptedModel, ...]:
+def pair(small: Callable[[Previous], str], large: Callable[[Previous], str] | None = None) -> tuple[ScriptedModel, ...]:
     writer = ScriptedModel("small", small)
     return writer, ScriptedModel("large", large or counting("large", 4), log=writer.log)
 
@@ -173,6 +173,6 @@ def test_a_chain_that_is_spent_from_the_start_asks_nothing_of_the_models(ahead: 
 
 def test_a_run_goes_on_from_the_steps_that_a_chain_already_has(ahead: int) -> None:
     small, _ = pair(counting("small", 4))
-    (whole, _), _ = run(reason(Solo(small), PROBLEM, ahead=ahead))
-    (chain, _), _ = run(reason(Solo(small), Chain(PROBLEM.messages, whole.steps[:2]), ahead=ahead))
-    assert chain == whole
+    (full, _), _ = run(reason(Solo(small), PROBLEM, ahead=ahead))
+    (chain, _), _ = run(reason(Solo(small), Chain(PROBLEM.messages, full.steps[:2]), ahead=ahead))
+    assert chain == full

@@ -16,42 +16,42 @@ class Spying:
     """SpecReason that notes where it may leave requests open."""
 
     inner: SpecReason
-    seen: dict[str, list[AsyncExitStack | None]]
+    contexts: dict[str, list[AsyncExitStack | None]]
 
     @property
     def answerer(self) -> Model:
         return self.inner.answerer
 
     async def draft(self, chain: Chain) -> Step:
-        self.seen["draft"].append(KEPT_OPEN.get())
+        self.contexts["draft"].append(KEPT_OPEN.get())
         return await self.inner.draft(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        self.seen["verify"].append(KEPT_OPEN.get())
+        self.contexts["verify"].append(KEPT_OPEN.get())
         return await self.inner.verify(chain, draft)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
-        self.seen["repair"].append(KEPT_OPEN.get())
+        self.contexts["repair"].append(KEPT_OPEN.get())
         return await self.inner.repair(chain, draft, rollback)
 
 
 def spied(ahead: int) -> dict[str, list[AsyncExitStack | None]]:
     small, large = pair(wrong=(4,))
-    seen: dict[str, list[AsyncExitStack | None]] = {"draft": [], "verify": [], "repair": []}
+    contexts: dict[str, list[AsyncExitStack | None]] = {"draft": [], "verify": [], "repair": []}
 
     async def main() -> None:
-        await reason(Spying(SpecReason(small, large), seen), PROBLEM, ahead=ahead)
+        await reason(Spying(SpecReason(small, large), contexts), PROBLEM, ahead=ahead)
         assert KEPT_OPEN.get() is None
 
     run(main())
-    return seen
+    return contexts
 
 
 def test_requests_may_be_left_open_by_drafts_alone_and_for_one_block() -> None:
-    seen = spied(ahead=1)
-    assert len({id(stack) for stack in seen["draft"]}) == 2  # before and after the one repair
-    assert None not in seen["draft"]
-    assert set(seen["verify"]) == set(seen["repair"]) == {None}
+    contexts = spied(ahead=1)
+    assert len({id(stack) for stack in contexts["draft"]}) == 2  # before and after the one repair
+    assert None not in contexts["draft"]
+    assert set(contexts["verify"]) == set(contexts["repair"]) == {None}
 
 
 def test_without_lookahead_no_request_may_be_left_open() -> None:

@@ -23,15 +23,15 @@ from stepspec.orchestrator.chain import THINK_END, Role
 from stepspec.policies import BiLD
 from stepspec.policies.bild import surest
 
-from ..fakes import Said, ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, counting, run
 from ..orchestrator.arms import BOUNDED, PROBLEM, arm
 
 TEXT = f"one two three four five six seven eight nine ten eleven twelve.\n{THINK_END}"
 SURE, UNSURE = log(0.61), log(0.59)
 
 
-def saying(*paragraphs: str) -> Callable[[Said], str]:
-    return lambda said: paragraphs[min(len(said), len(paragraphs) - 1)]
+def saying(*paragraphs: str) -> Callable[[Previous], str]:
+    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 
 def pair(small: str, large: str) -> tuple[ScriptedModel, ScriptedModel]:

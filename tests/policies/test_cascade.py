@@ -37,8 +37,8 @@ def test_the_large_model_is_asked_where_the_small_one_is_in_doubt(
 ) -> None:
     models = pair(small, large)
     assert run(Cascade(*models).verify(PROBLEM, DRAFT))[0] == verdict
-    asked = [line for line in models[0].log if "done" not in line]
-    assert asked == ["small ask 1", "large ask 1"][: 2 if large else 1]
+    questions = [line for line in models[0].log if "done" not in line]
+    assert questions == ["small ask 1", "large ask 1"][: 2 if large else 1]
 
 
 def test_thresholds_may_be_chosen() -> None:
@@ -48,18 +48,18 @@ def test_thresholds_may_be_chosen() -> None:
 
 
 def test_both_are_asked_the_same_about_the_chain_with_the_draft() -> None:
-    asked: list[tuple[object, ...]] = []
+    questions: list[tuple[object, ...]] = []
 
     class Listening(ScriptedModel):
         async def ask(self, chain: Chain, question: str, choices: object, *, opening: str = "") -> Mapping[str, float]:
-            asked.append((self.role, chain, question, choices, opening))
+            questions.append((self.role, chain, question, choices, opening))
             return {"Yes": 0.5, "No": 0.5}
 
     policy = Cascade(Listening("small", counting("small", 3)), Listening("large", counting("large", 3)))
     run(policy.verify(PROBLEM, DRAFT))
     prompt = load("check")
     rest = (PROBLEM.extend(DRAFT), prompt.text, ("Yes", "No"), prompt.opening)
-    assert asked == [("small", *rest), ("large", *rest)]
+    assert questions == [("small", *rest), ("large", *rest)]
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

@@ -40,9 +40,9 @@ def pair(
 ) -> tuple[ScriptedModel, ScriptedModel]:
     """The small model writes DRAFT, and finds the *likely* numbers likely; the judge gives *grades*, or else a 9."""
 
-    def script(said: tuple[str, ...]) -> str:
-        if said:
-            return counting("small", length)(said)
+    def script(previous: tuple[str, ...]) -> str:
+        if previous:
+            return counting("small", length)(previous)
         return DRAFT
 
     def rivals(before: str, token: str) -> Sequence[Token]:
@@ -145,8 +145,8 @@ def test_a_rival_that_says_the_same_or_goes_round_in_circles_is_refused_unasked(
     class Odd(ScriptedModel):
         async def branch(self, chain: Chain, begun: Sequence[Step], **limits: Any) -> tuple[Step, ...]:
             await super().branch(chain, begun, **limits)
-            said = " So it is 1. \n\n", "Round.\n\n", B, B
-            return tuple(Step(text, "small") for text in said)
+            texts = " So it is 1. \n\n", "Round.\n\n", B, B
+            return tuple(Step(text, "small") for text in texts)
 
     small, large = pair({DRAFT: 2, B: 6})
     odd = Odd("small", small.script, rivals=small.rivals, log=small.log)
@@ -182,8 +182,8 @@ def test_a_chosen_rival_is_an_accepted_draft_and_every_token_is_accounted_for(ah
     assert replay(events) == chain
     assert [parse(dump(Moment(0.0, event))).event for event in events] == events
     solution = Solution.of(Outcome(chain, "", "stop"), [Moment(0.0, event) for event in events])
-    told = [(step.text, step.grade, step.fate, step.reason) for step in solution.steps if step.index == 0]
-    assert told == [
+    rows = [(step.text, step.grade, step.fate, step.reason) for step in solution.steps if step.index == 0]
+    assert rows == [
         (DRAFT, 2.0, "rejected", "grade"),
         (A, 6.0, "rejected", "grade"),
         (B, 8.0, "rejected", "beaten"),
@@ -244,7 +244,7 @@ def test_rivals_keep_to_what_is_left(tokens: int) -> None:
 def test_after_a_rival_that_ends_the_thinking_the_answer_is_its_own() -> None:
     draft, rival = f"So it is 1.\n{THINK_END}", f"So it is 2.\n{THINK_END}"
     small, large = pair({draft: 2})
-    small.script = lambda said: draft
+    small.script = lambda previous: draft
     large.answer = "\n\nThe answer is 7."
     events: list[Event] = []
     outcome, seconds = run(solve(Choose(small, large), PROBLEM, budget=Budget(), ahead=1, observe=events.append))
@@ -291,12 +291,12 @@ def test_the_defaults_are_those_that_are_stated_and_the_rest_specreasons() -> No
     assert policy.alone == SpecReason(*models)
 
 
-@pytest.mark.parametrize(("options", "told"), [({}, 4), ({"candidates": 3}, 3), ({"temperature": 0.5}, 20)])
-def test_no_more_likely_tokens_are_asked_for_than_may_be_needed(options: Mapping[str, Any], told: int) -> None:
+@pytest.mark.parametrize(("options", "count"), [({}, 4), ({"candidates": 3}, 3), ({"temperature": 0.5}, 20)])
+def test_no_more_likely_tokens_are_asked_for_than_may_be_needed(options: Mapping[str, Any], count: int) -> None:
     small, large = pair({})
     small.rivals = lambda before, token: [Token(f"w{place}") for place in range(30)]
     draft, _ = run(Choose(small, large, **options).draft(PROBLEM))
-    assert {len(token.top) for token in draft.tokens} == {told}
+    assert {len(token.top) for token in draft.tokens} == {count}
 
 
 def test_the_first_token_is_a_place_to_fork_if_it_is_the_only_one() -> None:
@@ -345,14 +345,14 @@ def test_a_step_is_the_small_models_wherever_specreason_would_have_kept_it_or_a_
 
 def test_the_arms_of_the_promises_choose_now_and_then() -> None:
     """What the loop promises is tried on runs in which rivals stand, are beaten, and are refused."""
-    seen = set[str]()
+    reasons = set[str]()
     for seed in range(60):
         tried = arm("comparing" if seed % 2 else "choose", seed)
         run(tried.run(seed % 3))
         rulings = [event.verdict for event in tried.events if isinstance(event, Judged)]
         assert isinstance(tried.policy, Choose)
         assert all(len(ruling.rivals) < tried.policy.candidates for ruling in rulings)
-        seen |= {rival.reason for ruling in rulings for rival in ruling.rivals}
-        seen |= {f"under {type(ruling).__name__}" for ruling in rulings if ruling.rivals}
-    assert {"", "grade", "beaten", "under Accept", "under Rollback"} <= seen
+        reasons |= {rival.reason for ruling in rulings for rival in ruling.rivals}
+        reasons |= {f"under {type(ruling).__name__}" for ruling in rulings if ruling.rivals}
+    assert {"", "grade", "beaten", "under Accept", "under Rollback"} <= reasons
     assert {"choose", "comparing"} <= set(ARMS)

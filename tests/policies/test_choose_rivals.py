@@ -33,8 +33,8 @@ def begun(step: Step, least: float = NEVER, places: int = 100) -> list[str]:
 def steps(draw: st.DrawFn) -> Step:
     """Steps of words that tell different words for their places."""
     words = draw(st.lists(st.sampled_from([" a", " b", " c", "d", ""]), min_size=1, max_size=6))
-    told = st.dictionaries(st.sampled_from([" a", " b", " c", "d", " </s>", "\n\n"]), LOGPROBS, max_size=4)
-    return step(*[token(word, *draw(told).items()) for word in words])
+    likely = st.dictionaries(st.sampled_from([" a", " b", " c", "d", " </s>", "\n\n"]), LOGPROBS, max_size=4)
+    return step(*[token(word, *draw(likely).items()) for word in words])
 
 
 def test_the_likeliest_come_first_and_of_equals_the_earlier() -> None:

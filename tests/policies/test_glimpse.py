@@ -25,8 +25,8 @@ def pair(hard: Sequence[int], rivals: int = 8) -> tuple[ScriptedModel, ScriptedM
     """Make a small model that is unsure of the first token of the paragraphs at *hard*, and of no other."""
 
     def likeliest(before: str, token: str) -> list[Token]:
-        *said, begun = before.split("\n\n")
-        return equal(rivals) if not begun and len(said) in hard else [Token(token)]
+        *previous, begun = before.split("\n\n")
+        return equal(rivals) if not begun and len(previous) in hard else [Token(token)]
 
     small = ScriptedModel("small", counting("small", 4), rivals=likeliest)
     return small, ScriptedModel("large", counting("large", 4), log=small.log)
@@ -84,7 +84,7 @@ def test_no_more_rivals_are_looked_at_than_asked_for() -> None:
 
 def test_the_end_of_thinking_as_a_first_token_is_glimpsed_at_too() -> None:
     small, large = pair([0])
-    small.script = lambda said: THINK_END
+    small.script = lambda previous: THINK_END
     policy = Glimpse(small, large)
     draft = run(policy.draft(PROBLEM))[0]
     assert draft.stop == "end"

@@ -79,28 +79,28 @@ def test_a_grade_that_reaches_the_threshold_is_enough() -> None:
 
 
 def test_the_question_names_the_number_of_steps_and_comes_once_for_all_of_them() -> None:
-    asked: list[tuple[Chain, str]] = []
+    questions: list[tuple[Chain, str]] = []
 
     def judge(chain: Chain, question: str) -> Grades:
-        asked.append((chain, question))
+        questions.append((chain, question))
         return {"0": 1.0}
 
     draft = Step(FOUR, "small")
     assert run(policy(judge).verify(PROBLEM, draft))[0] == Accept(9.0)
-    assert asked == [(PROBLEM.extend(draft), FIRST_WRONG.text.format(count=4))]
-    assert "last 4 paragraphs" in asked[0][1]
+    assert questions == [(PROBLEM.extend(draft), FIRST_WRONG.text.format(count=4))]
+    assert "last 4 paragraphs" in questions[0][1]
 
 
 def test_a_single_step_is_graded_as_ever() -> None:
-    asked: list[str] = []
+    questions: list[str] = []
 
     def judge(chain: Chain, question: str) -> Grades:
-        asked.append(question)
+        questions.append(question)
         return {"7": 1.0}
 
     last = Step(f"So it is.\n\n{THINK_END}", "small", "end")
     assert run(policy(judge).verify(PROBLEM, last))[0] == Accept(7.0)
-    assert asked == [load("specreason.grade").text]
+    assert questions == [load("specreason.grade").text]
 
 
 def test_more_paragraphs_than_digits_are_counted_with_the_last() -> None:
@@ -133,7 +133,7 @@ def test_a_run_keeps_what_comes_before_the_first_wrong_step_and_has_it_repaired(
 
 
 def test_fewer_verdicts_are_asked_for() -> None:
-    asked: dict[int, int] = {}
+    questions: dict[int, int] = {}
     for every in (1, 2, 4, 8):
         count = 0
 
@@ -144,8 +144,8 @@ def test_fewer_verdicts_are_asked_for() -> None:
 
         (chain, _), _ = run(reason(policy(judge, steps=16, judge_every=every), PROBLEM))
         assert chain.text.count("The small one says") == 16
-        asked[every] = count
-    assert asked == {1: 16, 2: 8, 4: 4, 8: 2}
+        questions[every] = count
+    assert questions == {1: 16, 2: 8, 4: 4, 8: 2}
 
 
 @pytest.mark.parametrize("tokens", range(40, 60))

@@ -74,10 +74,10 @@ def test_not_to_be_sure_is_a_no(says: Mapping[str, float], ruling: Verdict) -> N
 
 
 def test_the_judge_is_shown_the_draft_in_the_chain_and_the_large_models_step_in_the_question() -> None:
-    asked: list[tuple[Chain, str]] = []
+    questions: list[tuple[Chain, str]] = []
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        asked.append((chain, question))
+        questions.append((chain, question))
         return {"Yes": 1.0}
 
     class Listening(ScriptedModel):
@@ -88,7 +88,7 @@ def test_the_judge_is_shown_the_draft_in_the_chain_and_the_large_models_step_in_
     draft = Step("Something else.\n\n", "small")
     large = Listening("large", counting("large", 3), judge=judge)
     run(LookaheadReasoning(ScriptedModel("small", counting("small", 3)), large).verify(PROBLEM, draft))
-    assert asked == [(PROBLEM.extend(draft), SAME.text.replace("{step}", OWN.strip()))]
+    assert questions == [(PROBLEM.extend(draft), SAME.text.replace("{step}", OWN.strip()))]
 
 
 def test_a_draft_that_goes_on_in_a_paragraph_is_never_accepted() -> None:

@@ -38,8 +38,8 @@ def test_policies_are_values(name: str) -> None:
 
 
 def test_a_policy_says_whether_its_repair_depends_on_the_chain_alone() -> None:
-    told = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
-    assert told == {"specreason", "bild", "cascade", "choose", "reflective", "reward"}
+    foreseen = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
+    assert foreseen == {"specreason", "bild", "cascade", "choose", "reflective", "reward"}
 
 
 def test_options_are_those_of_the_policy_without_its_models() -> None:

@@ -74,11 +74,11 @@ def test_at_the_ends_of_a_range_a_run_still_ends(name: str, option: str, value: 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_every_option_is_explained_and_every_number_has_a_range(name: str, option: str) -> None:
-    told = describe_options(name)[option]
-    assert told.default == options(name)[option].default
-    assert f"*{option}*" in told.means
-    if "number" in told.values and option != "seed":
-        assert any(word in told.values for word in (" from ", " above ", " or more")), told.values
+    described = describe_options(name)[option]
+    assert described.default == options(name)[option].default
+    assert f"*{option}*" in described.means
+    if "number" in described.values and option != "seed":
+        assert any(word in described.values for word in (" from ", " above ", " or more")), described.values
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)

@@ -38,13 +38,15 @@ class Reader(ScriptedModel):
 
     first: Reading = field(default_factory=dict[int, Mapping[str, float]])
     second: Reading = field(default_factory=dict[int, Mapping[str, float]])
-    asked: list[tuple[Chain, tuple[str, ...], int]] = field(default_factory=list[tuple[Chain, tuple[str, ...], int]])
+    calls: list[tuple[Chain, tuple[str, ...], int]] = field(default_factory=list[tuple[Chain, tuple[str, ...], int]])
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        self.asked.append((chain, spans, top))
-        return [self.told(span, reading) for span, reading in zip(spans, (self.first, {}, self.second), strict=True)]
+        self.calls.append((chain, spans, top))
+        return [
+            self.tokens_for(span, reading) for span, reading in zip(spans, (self.first, {}, self.second), strict=True)
+        ]
 
-    def told(self, span: str, reading: Reading) -> tuple[Token, ...]:
+    def tokens_for(self, span: str, reading: Reading) -> tuple[Token, ...]:
         tokens: list[Token] = []
         for place, text in enumerate(tokenise(span)):
             known = reading.get(place, {text: -0.001})
@@ -72,19 +74,19 @@ def test_one_prefill_reads_the_draft_twice_with_the_prompt_and_the_anchor_betwee
     chain = PROBLEM.extend(Step("One.\n\n", "small")).extend(Step("Two.\n\n", "large"))
     ruling, large = verdict({}, {}, chain=chain, top=7)
     bridge = load("reflective.reflect").text + "\n\nTwo.\n\n"
-    assert large.asked == [(chain, (DRAFT.text, bridge, DRAFT.text), 7)]
+    assert large.calls == [(chain, (DRAFT.text, bridge, DRAFT.text), 7)]
     assert isinstance(ruling, Accept)
 
 
 @pytest.mark.parametrize(("accept", "top"), [("match", 2), ("typical", 20)])
 def test_no_more_tokens_are_asked_for_than_the_rule_needs(accept: str, top: int) -> None:
     _, large = verdict({}, {}, accept=accept)
-    assert [asked for _, _, asked in large.asked] == [top]
+    assert [requested for _, _, requested in large.calls] == [top]
 
 
 def test_the_neutral_prompt_takes_the_place_of_the_reflection() -> None:
     _, large = verdict({}, {}, prompt="neutral")
-    assert large.asked[0][1][1] == load("reflective.neutral").text + "\n\n"
+    assert large.calls[0][1][1] == load("reflective.neutral").text + "\n\n"
 
 
 def test_the_control_is_about_as_long_as_what_it_controls() -> None:
@@ -102,7 +104,7 @@ def test_the_control_is_about_as_long_as_what_it_controls() -> None:
 )
 def test_the_prompt_begins_a_paragraph_of_its_own(text: str, bridge: str) -> None:
     _, large = verdict({}, {}, draft=Step(text, "small", "length"))
-    assert large.asked[0][1][1].startswith(bridge)
+    assert large.calls[0][1][1].startswith(bridge)
 
 
 @pytest.mark.parametrize(
@@ -171,12 +173,12 @@ def test_a_blend_is_a_distribution_and_no_unlisted_token_could_beat_its_best(
 def test_a_match_is_the_likeliest_of_the_whole_vocabulary_however_short_the_lists(
     readings: tuple[list[float], list[float]], token: int, top: int, alpha: float
 ) -> None:
-    def told(logprobs: list[float]) -> Token:
+    def token_with(logprobs: list[float]) -> Token:
         listed = sorted(range(8), key=lambda id: -logprobs[id])[:top]
         return Token("", logprobs[token], id=token, top=tuple(Token("", logprobs[id], id=id) for id in listed))
 
     first, second = readings
-    chances = fuse(told(first), told(second), alpha)
+    chances = fuse(token_with(first), token_with(second), alpha)
     blend = [(1 - alpha) * one + alpha * other for one, other in zip(first, second, strict=True)]
     if chances[token] >= max(chances.values()):
         assert blend[token] >= max(blend) - 1e-6

@@ -13,13 +13,13 @@ from stepspec.policies import Relay, make
 from stepspec.policies.relay import CUES, ends_a_sentence
 
 from ..contracts.model import kept_open
-from ..fakes import Said, ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
 
 
-def both(said: Said) -> str:
+def both(previous: Previous) -> str:
     """What both models would write."""
-    return ("Now 6 and 7. So, it is 42. Good.\n\n", "Thus we end.\n</think>")[len(said)]
+    return ("Now 6 and 7. So, it is 42. Good.\n\n", "Thus we end.\n</think>")[len(previous)]
 
 
 def relay(**options: Any) -> tuple[Relay, ScriptedModel, ScriptedModel]:

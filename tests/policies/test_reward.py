@@ -59,7 +59,7 @@ def test_the_critic_reads_the_draft_in_its_chain_and_the_large_models_steps_befo
     chain, _ = run(reason(Reward(small, large, ScriptedCritic(reward)), PROBLEM))[0]
     assert [step.author for step in chain.steps] == ["large", "small", "small"]
     assert [step.note for step in chain.steps] == ["reward", "", ""]
-    assert [[step.author for step in seen.steps] for seen in read] == [
+    assert [[step.author for step in chain.steps] for chain in read] == [
         ["small"], ["large", "small"], ["large", "small", "small"],
     ]  # fmt: skip
 

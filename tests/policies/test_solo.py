@@ -26,7 +26,7 @@ def test_one_model_writes_what_it_would_write_at_one_go(name: Role, ahead: int) 
 
 @pytest.mark.parametrize("name", ["small", "large"])
 def test_one_model_alone_gets_a_second_try_at_a_step_that_repeats(name: Role) -> None:
-    def script(said: tuple[str, ...]) -> str:
+    def script(previous: tuple[str, ...]) -> str:
         return "Again.\n\n"
 
     models = [ScriptedModel(role, script) for role in ("small", "large")]

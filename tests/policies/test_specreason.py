@@ -107,10 +107,10 @@ def test_no_digit_at_all_is_no_grade_however_little_sureness_is_asked_for(read: 
 
 
 def test_the_judge_is_asked_about_the_chain_with_the_draft_in_the_words_of_the_prompt() -> None:
-    asked: list[tuple[Chain, str]] = []
+    questions: list[tuple[Chain, str]] = []
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
-        asked.append((chain, question))
+        questions.append((chain, question))
         return {"9": 1.0}
 
     class Listening(ScriptedModel):
@@ -122,7 +122,7 @@ def test_the_judge_is_asked_about_the_chain_with_the_draft_in_the_words_of_the_p
     large = Listening("large", counting("large", 3), judge=judge)
     draft = Step("So it is.\n\n", "small")
     run(SpecReason(small, large).verify(PROBLEM, draft))
-    assert asked == [(PROBLEM.extend(draft), load("specreason.grade").text)]
+    assert questions == [(PROBLEM.extend(draft), load("specreason.grade").text)]
 
 
 def test_the_large_model_repairs_the_chain_without_the_draft_and_answers() -> None:

@@ -13,15 +13,17 @@ from stepspec.orchestrator.reason import End
 from stepspec.orchestrator.run import run as solve
 from stepspec.policies import Led, SpecReason
 
-from ..fakes import Said, ScriptedModel, counting, run
+from ..fakes import Previous, ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM
 
 
-def saying(*paragraphs: str) -> Callable[[Said], str]:
-    return lambda said: paragraphs[min(len(said), len(paragraphs) - 1)]
+def saying(*paragraphs: str) -> Callable[[Previous], str]:
+    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 
-def pair(*small: str, large: Callable[[Said], str] | None = None) -> tuple[ScriptedModel, ScriptedModel, list[Event]]:
+def pair(
+    *small: str, large: Callable[[Previous], str] | None = None
+) -> tuple[ScriptedModel, ScriptedModel, list[Event]]:
     events: list[Event] = []
     writer = ScriptedModel("small", saying(*small), observe=events.append)
     return writer, ScriptedModel("large", large or counting("large", 4), log=writer.log, observe=events.append), events
@@ -104,8 +106,8 @@ def test_refused_drafts_and_judgements_are_accounted_for() -> None:
     run(reason(SpecReason(small, large), PROBLEM, observe=events.append))
     ledger = Ledger.of(events)
     assert (ledger.small.discarded, ledger.small.kept) == (4, 2 + 4)  # "Last", ".", a line break, the end of thinking
-    asked = [event for event in events if isinstance(event, Called) and event.verb == "ask"]
-    assert ledger.large.judging == sum(event.prompt + event.written for event in asked) > 0
+    questions = [event for event in events if isinstance(event, Called) and event.verb == "ask"]
+    assert ledger.large.judging == sum(event.prompt + event.written for event in questions) > 0
 
 
 @pytest.mark.parametrize("read", ["greedy", "expected"])

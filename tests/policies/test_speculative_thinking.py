@@ -11,7 +11,7 @@ from stepspec.orchestrator.events import Called, Event
 from stepspec.policies import SpeculativeThinking
 from stepspec.policies.speculative_thinking import RECAP, cue
 
-from ..fakes import Said, ScriptedModel, counting, run, tokenise
+from ..fakes import Previous, ScriptedModel, counting, run, tokenise
 from ..orchestrator.arms import PROBLEM
 
 LAST = f"That is it.\n{THINK_END}"
@@ -20,11 +20,11 @@ REFLECTED = Step("Wait, no.\n\n", "large", "length", note="reflection")
 AFFIRMED = Step("Yes, it is.\n\n", "large", "length", note="affirmation")
 
 
-def saying(*paragraphs: str) -> Callable[[Said], str]:
-    return lambda said: paragraphs[min(len(said), len(paragraphs) - 1)]
+def saying(*paragraphs: str) -> Callable[[Previous], str]:
+    return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 
-def pair(small: Callable[[Said], str], large: Callable[[Said], str]) -> tuple[ScriptedModel, ScriptedModel]:
+def pair(small: Callable[[Previous], str], large: Callable[[Previous], str]) -> tuple[ScriptedModel, ScriptedModel]:
     writer = ScriptedModel("small", small)
     return writer, ScriptedModel("large", large, log=writer.log)
 
@@ -137,30 +137,30 @@ def test_what_goes_on_after_a_takeover_does_not_go_on_again() -> None:
 def test_after_too_many_reflections_the_large_model_is_told_to_look_for_mistakes(
     recaps: int, limit: int, length: int
 ) -> None:
-    told = Step(RECAP, "large", "length")
-    small, large = pair(counting("small", 99), lambda said: " word" * 999)
+    recap = Step(RECAP, "large", "length")
+    small, large = pair(counting("small", 99), lambda previous: " word" * 999)
     policy = SpeculativeThinking(small, large)
-    before = (FIRST, *[REFLECTED] * 40, told) * recaps
+    before = (FIRST, *[REFLECTED] * 40, recap) * recaps
     uncounted = (AFFIRMED, Step("And wait, another.\n\n", "large"), Step("So we wait.\n\n", "small"))
     few = after(FIRST, *before, *uncounted, *[REFLECTED] * (limit - 1))
     assert run(policy.draft(few))[0].author == "small"
     many = few.extend(REFLECTED)
-    assert run(policy.draft(many))[0] == told
-    assert run(policy.verify(many, told))[0] == Accept()
-    thought = run(policy.draft(many.extend(told)))[0]
+    assert run(policy.draft(many))[0] == recap
+    assert run(policy.verify(many, recap))[0] == Accept()
+    thought = run(policy.draft(many.extend(recap)))[0]
     assert (thought.author, len(thought.tokens), thought.stop) == ("large", length, "length")
-    assert run(policy.verify(many.extend(told), thought))[0] == Accept()
-    assert run(policy.draft(many.extend(told).extend(thought)))[0].author == "small"
+    assert run(policy.verify(many.extend(recap), thought))[0] == Accept()
+    assert run(policy.draft(many.extend(recap).extend(thought)))[0].author == "small"
 
 
 def test_limits_above_the_highest_do_not_grow() -> None:
-    small, large = pair(counting("small", 99), lambda said: " word" * 999)
+    small, large = pair(counting("small", 99), lambda previous: " word" * 999)
     policy = SpeculativeThinking(small, large, limit=40, n3=300)
-    told = Step(RECAP, "large", "length")
-    chain = after(FIRST, told, *[REFLECTED] * 39)
+    recap = Step(RECAP, "large", "length")
+    chain = after(FIRST, recap, *[REFLECTED] * 39)
     assert run(policy.draft(chain))[0].author == "small"
-    assert run(policy.draft(chain.extend(REFLECTED)))[0] == told
-    assert len(run(policy.draft(chain.extend(told)))[0].tokens) == 300
+    assert run(policy.draft(chain.extend(REFLECTED)))[0] == recap
+    assert len(run(policy.draft(chain.extend(recap)))[0].tokens) == 300
 
 
 @pytest.mark.parametrize("ahead", [0, 2])

@@ -32,7 +32,7 @@ from ...orchestrator.endpoints.server import FakeVllm
 from ..scripted import solution
 
 KNOB = THRESHOLDS["specreason"]
-TOLD = Settings.model_validate(
+NON_DEFAULT = Settings.model_validate(
     {
         "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2,
         "early_exit": True, "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
@@ -46,17 +46,17 @@ class Noting:
     """A solver that notes what it is asked for."""
 
     def __init__(self) -> None:
-        self.settings = TOLD
-        self.asked: list[dict[str, Any]] = []
+        self.settings = NON_DEFAULT
+        self.calls: list[dict[str, Any]] = []
 
     async def solve(self, problem: str, **choices: Any) -> Any:
-        self.asked.append({"problem": problem, **choices})
+        self.calls.append({"problem": problem, **choices})
         choices["observe"](Started((), choices["policy"]))
         choices["observe"](Judged(0, Step("a", "small"), Rollback(reason="grade", score=ALMOST)))
         return solution("7")
 
 
-async def asked(base: int, *places: tuple[int, float | None]) -> list[dict[str, Any]]:
+async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[dict[str, Any]]:
     """What the solver is asked for at these *places*: a problem and a value."""
     noting, tasks = Noting(), [Task(f"What is {n} + 7?", "7") for n in range(9)]
     solver = cast("Solver", noting)
@@ -64,23 +64,23 @@ async def asked(base: int, *places: tuple[int, float | None]) -> list[dict[str, 
         solve = solve_on_servers(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, base)
         for problem, value in places:
             assert (await solve(problem, value)).right
-    return noting.asked
+    return noting.calls
 
 
 def test_what_is_calibrated_is_what_the_settings_say_but_for_the_knob() -> None:
-    assert served_arm(TOLD, "specreason", KNOB, 8) == Arm.of(
+    assert served_arm(NON_DEFAULT, "specreason", KNOB, 8) == Arm.of(
         "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2, early_exit=True,
         sure_bets=True,
     )  # fmt: skip
-    assert served_arm(TOLD, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
+    assert served_arm(NON_DEFAULT, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
 
 
 async def test_the_method_is_told_so_and_the_large_model_stays_alone() -> None:
-    large, method = await asked(0, (3, None), (3, 8.5))
-    told = {name: getattr(TOLD, name) for name in ("ahead", "hedge", "lead", "early_exit", "sure_bets")}
-    assert {name: method[name] for name in told} == told
+    large, method = await recorded_calls(0, (3, None), (3, 8.5))
+    expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead", "early_exit", "sure_bets")}
+    assert {name: method[name] for name in expected} == expected
     assert method["options"] == {"threshold": 8.5, "read": "greedy"}
-    assert {name: large[name] for name in told} == {name: getattr(LARGE.run, name) for name in told}
+    assert {name: large[name] for name in expected} == {name: getattr(LARGE.run, name) for name in expected}
     assert large["policy"] == "large"
 
 
@@ -95,7 +95,7 @@ async def test_a_grade_that_just_falls_short_is_not_taken_for_one_that_passed() 
 
 async def test_the_seed_is_that_of_the_sampling() -> None:
     places = ((0, None), (0, 9.0), (0, 8.0), (1, 9.0), (2, 9.0))
-    first, again, other = [[each["sampling"] for each in await asked(base, *places)] for base in (4, 4, 5)]
+    first, again, other = [[each["sampling"] for each in await recorded_calls(base, *places)] for base in (4, 4, 5)]
     assert first == again
     assert len({one.seed for one in first[:3]}) == 1
     assert len({one.seed for one in (*first, *other)}) == 6
@@ -135,9 +135,9 @@ async def calibrate(folder: Path, *words: str) -> tuple[int, str]:
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=pipe, stderr=pipe)
     async with asyncio.timeout(DEADLINE):
-        _, said = await process.communicate()
+        _, output = await process.communicate()
     assert process.returncode is not None
-    return process.returncode, said.decode()
+    return process.returncode, output.decode()
 
 
 async def test_the_file_serves_what_was_calibrated_and_says_what_the_promise_is_about(
@@ -146,8 +146,8 @@ async def test_the_file_serves_what_was_calibrated_and_says_what_the_promise_is_
     (tmp_path / "stepspec.toml").write_text(FILE)
     words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9,0.5")
     async with urls() as (servers, _):
-        code, said = await calibrate(tmp_path, *words, *servers)
-        assert code == 0, said
+        code, output = await calibrate(tmp_path, *words, *servers)
+        assert code == 0, output
         path = tmp_path / "policy.toml"
         monkeypatch.setenv("STEPSPEC_CONFIG", str(path))
         async with Solver(servers[1], servers[3]) as solver:
@@ -176,13 +176,13 @@ async def test_trials_of_other_settings_are_kept_out(tmp_path: Path) -> None:
     words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9")
     async with urls() as (servers, large):
         assert (await calibrate(tmp_path, *words, *servers))[0] == 0
-        asked = len(large.requests)
+        before = len(large.requests)
         (tmp_path / "stepspec.toml").write_text("lead = 1\n")
-        code, said = await calibrate(tmp_path, *words, *servers)
-        assert (code, "holds another run (other: besides, told)" in " ".join(said.split())) == (2, True), said
-        code, said = await calibrate(tmp_path, *words, *servers, "--seed", "1")
-        assert (code, "other: seed" in said) == (2, True), said
-        assert not [path for path, _ in large.requests[asked:] if path == "/v1/completions"]
+        code, output = await calibrate(tmp_path, *words, *servers)
+        assert (code, "holds another run (other: besides, told)" in " ".join(output.split())) == (2, True), output
+        code, output = await calibrate(tmp_path, *words, *servers, "--seed", "1")
+        assert (code, "other: seed" in output) == (2, True), output
+        assert not [path for path, _ in large.requests[before:] if path == "/v1/completions"]
 
 
 async def test_more_problems_are_another_attempt_with_the_same_trials(tmp_path: Path) -> None:
@@ -191,15 +191,15 @@ async def test_more_problems_are_another_attempt_with_the_same_trials(tmp_path: 
         counts: list[int] = []
         for count in ("3", "3", "8"):
             before = len(large.requests)
-            code, said = await calibrate(tmp_path, *words, count, *servers)
-            assert code == 0, said
+            code, output = await calibrate(tmp_path, *words, count, *servers)
+            assert code == 0, output
             counts.append(len([path for path, _ in large.requests[before:] if path == "/v1/completions"]))
             attempt = tomllib.loads((tmp_path / "policy.toml").read_text())["calibration"]["attempt"]
             assert attempt == (2 if count == "8" else 1)
         assert counts[0] > counts[1] == 0
         assert "at 95% confidence, all 2 attempts together." in (tmp_path / "policy.toml").read_text()
-        code, said = await calibrate(tmp_path, *words, "5", *servers)
-        assert (code, "holds runs on 8 problems, and these are 5" in " ".join(said.split())) == (2, True), said
+        code, output = await calibrate(tmp_path, *words, "5", *servers)
+        assert (code, "holds runs on 8 problems, and these are 5" in " ".join(output.split())) == (2, True), output
 
 
 def files(folder: Path) -> list[str]:
@@ -208,11 +208,11 @@ def files(folder: Path) -> list[str]:
 
 async def test_a_missing_critic_is_noticed_before_the_servers_are_asked_anything(tmp_path: Path) -> None:
     async with urls() as (servers, large):
-        code, said = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers)
+        code, output = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers)
         assert (code, large.requests) == (2, [])
-        assert "needs a reward model" in said
+        assert "needs a reward model" in output
         dead = ("--critic", "http://localhost:9/v1")
-        code, said = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers, *dead)
+        code, output = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers, *dead)
         assert code == 1
-        assert "localhost:9" in said
+        assert "localhost:9" in output
     assert files(tmp_path) == []

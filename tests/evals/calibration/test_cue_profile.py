@@ -164,11 +164,11 @@ def test_the_large_model_solves_and_the_small_one_reads_every_problem() -> None:
         def model(self) -> ScriptedModel:
             return self.models["small"]
 
-    seen: list[None] = []
+    notified: list[None] = []
     pair = Pair()
     solver = cast("Solver", pair)
-    found, _ = run(profile(solver, ["One?", "Two?"], least=2, on_problem=lambda: seen.append(None)))
-    assert (found.problems, found.sentences, len(seen)) == (2, 80, 2)
+    found, _ = run(profile(solver, ["One?", "Two?"], least=2, on_problem=lambda: notified.append(None)))
+    assert (found.problems, found.sentences, len(notified)) == (2, 80, 2)
     assert found.agreement == 1.0  # of one mind, so that nothing is above what is usual
     assert found.cues == ()
     assert {line for line in pair.models["small"].log if line.endswith("done")} == {"small score 0 done"}

@@ -46,9 +46,9 @@ def test_the_settings_file_is_one_that_a_solver_takes(tmp_path: Path, monkeypatc
 
 
 def test_a_promise_is_one_sentence() -> None:
-    said = promise(found((9, 0, 0, True))).summary()
-    assert said.startswith("With threshold = 9, specreason loses at most 2.0% ")
-    assert "95% confidence" in said
+    summary = promise(found((9, 0, 0, True))).summary()
+    assert summary.startswith("With threshold = 9, specreason loses at most 2.0% ")
+    assert "95% confidence" in summary
 
 
 def test_without_a_promise_there_is_no_file_and_it_says_what_it_would_take() -> None:

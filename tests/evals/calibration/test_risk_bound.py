@@ -39,7 +39,7 @@ def test_a_loss_at_the_limit_or_above_passes_no_more_often_than_the_level(n: int
     for gained, more in product((0.0, 0.05, 0.2, 0.34), (0.0, 0.01, 0.2)):
         lost = limit + gained + more
         if lost + gained <= 1:
-            assert sum(chance(n, *seen, lost, gained) for seen in passing) <= level + 1e-12
+            assert sum(chance(n, *counts, lost, gained) for counts in passing) <= level + 1e-12
 
 
 def test_the_test_can_pass_at_all() -> None:
@@ -113,8 +113,8 @@ def ever(limit: float, gained: float, level: float, looks: range, bettor: bool) 
     for _ in range(500):
         place = rng.random(looks[-1])
         lost, wins = np.cumsum(place < limit + gained), np.cumsum(place > 1 - gained)
-        seen = (Paired(n, int(lost[n - 1]), int(wins[n - 1])) for n in looks)
-        passed += any((betting_p_value(s, limit) if bettor else p_value(s, limit)) <= level for s in seen)
+        results = (Paired(n, int(lost[n - 1]), int(wins[n - 1])) for n in looks)
+        passed += any((betting_p_value(s, limit) if bettor else p_value(s, limit)) <= level for s in results)
     return passed / 500
 
 

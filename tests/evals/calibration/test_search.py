@@ -93,10 +93,10 @@ def test_no_more_are_solved_at_once_than_allowed(tmp_path: Path, at_once: int) -
 
 def test_what_was_tried_is_not_tried_again_after_an_interruption(tmp_path: Path) -> None:
     path, first, second = tmp_path / "trials.jsonl", World(300), World(300)
-    whole = first.calibrate(path)
+    expected = first.calibrate(path)
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines[:400]) + lines[400][:7])
-    assert second.calibrate(path) == whole
+    assert second.calibrate(path) == expected
     assert len(second.runs) == len(first.runs) - 399
     assert sorted(path.read_bytes().splitlines()) == sorted(line.rstrip(b"\n") for line in lines)
 

@@ -24,7 +24,7 @@ from stepspec.evals.sample import Arm
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
-from ..scripted import Asked, ScriptedSolver, solution
+from ..scripted import ScriptedSolver, SolveCall, solution
 from ..test_runner import SETTINGS
 from .test_nested import Silent
 
@@ -41,9 +41,9 @@ class Pair(ScriptedSolver):
     large: Silent = field(default_factory=lambda: Silent("large"))
 
 
-def script(asked: Asked) -> Solution:
-    sequential = asked.policy == "specreason" and asked.ahead == 0
-    return solution("1", seconds=4.0 if asked.policy == "large" else 2.0 if sequential else 1.0)
+def script(call: SolveCall) -> Solution:
+    sequential = call.policy == "specreason" and call.ahead == 0
+    return solution("1", seconds=4.0 if call.policy == "large" else 2.0 if sequential else 1.0)
 
 
 @dataclass
@@ -99,10 +99,10 @@ def samples(path: Path) -> Path:
 
 def test_what_a_pair_does_is_measured_once(servers: Servers) -> None:
     measured()
-    assert len(servers.solver.asked) == 12
+    assert len(servers.solver.calls) == 12
     measured("choose")
     measured("choose", "choose")
-    assert len(servers.solver.asked) == 12 + 2
+    assert len(servers.solver.calls) == 12 + 2
     assert [arm["name"] for arm in orjson.loads(FIGURES.read_bytes())][-1] == "choose"
     assert {arm["n"] for arm in orjson.loads(FIGURES.read_bytes())} == {2}
 
@@ -118,7 +118,7 @@ def test_stacked_arms_have_files_of_their_own_and_nothing_else_is_lost(servers: 
 def test_what_is_printed_beside_the_figures_stands_in_their_file(
     servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = list[str]()
+    noted = list[str]()
     ways: list[tuple[Path, Callable[[], None]]] = [
         (FIGURES, measured),
         (FIGURES, partial(measured, THREE.name)),
@@ -127,10 +127,10 @@ def test_what_is_printed_beside_the_figures_stands_in_their_file(
     for path, way in ways:
         way()
         printed = " ".join(capsys.readouterr().out.split())
-        told += notes(path)
-        assert told[-1] in printed
+        noted += notes(path)
+        assert noted[-1] in printed
         assert str(path) in printed
-    pair, three, underneath = told
+    pair, three, underneath = noted
     assert pair == small_print("paced")
     assert bench.NESTED_SMALL_PRINT in three
     assert "tiny" in three
@@ -138,18 +138,18 @@ def test_what_is_printed_beside_the_figures_stands_in_their_file(
 
 
 @pytest.mark.parametrize(
-    ("others", "said"),
+    ("others", "message"),
     [
         ({"profile": "slow"}, r"bench\.samples\.jsonl holds another run \(other: profile\): .*--output, .*--fresh"),
         ({"stacked": True, "baselines": False, "output": FIGURES}, r"holds another run \(other: stacked\)"),
     ],
 )
 def test_samples_of_something_else_are_kept_and_no_server_is_started(
-    servers: Servers, others: dict[str, Any], said: str
+    servers: Servers, others: dict[str, Any], message: str
 ) -> None:
     measured()
     before = samples(FIGURES).read_bytes()
-    with pytest.raises(ConfigurationError, match=said):
+    with pytest.raises(ConfigurationError, match=message):
         measured(**others)
     assert samples(FIGURES).read_bytes() == before
     assert len(servers.warmed) == 1
@@ -163,7 +163,7 @@ def test_samples_of_other_problems_are_refused_and_forgotten_when_asked(
     with pytest.raises(ConfigurationError, match=r"other: seed"):
         measured()
     measured(fresh_start=True)
-    assert len(servers.solver.asked) == 24
+    assert len(servers.solver.calls) == 24
     assert orjson.loads(samples(FIGURES).read_bytes().partition(b"\n")[0])["seed"] == 7
 
 

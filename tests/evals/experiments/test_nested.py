@@ -49,14 +49,14 @@ class Served(ScriptedSolver):
 
 
 async def test_an_arm_may_have_a_solver_of_its_own() -> None:
-    plain, nested = Served(lambda asked: solution("1")), Served(lambda asked: solution("2"))
+    plain, nested = Served(lambda call: solution("1")), Served(lambda call: solution("2"))
     tasks = [Task("a", "2"), Task("b", "2")]
     samples = await measure(plain.solver, (LARGE, THREE), tasks, solvers={THREE.name: nested.solver})
     assert (
         sorted((sample.arm, sample.correct) for sample in samples)
         == [("large alone", False)] * 2 + [("three models", True)] * 2
     )
-    assert (len(plain.asked), len(nested.asked)) == (2, 2)
+    assert (len(plain.calls), len(nested.calls)) == (2, 2)
 
 
 def test_its_floor_is_unknown_for_several_models_wrote_its_small_tokens() -> None:

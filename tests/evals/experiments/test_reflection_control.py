@@ -47,12 +47,12 @@ class Copying(ScriptedModel):
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         first, bridge, second = spans
         return [
-            self.told(first, "7" in first),
-            self.told(bridge, True),
-            self.told(second, "7" in first or bridge.startswith(self.liked)),
+            self.tokens_of(first, "7" in first),
+            self.tokens_of(bridge, True),
+            self.tokens_of(second, "7" in first or bridge.startswith(self.liked)),
         ]
 
-    def told(self, span: str, liked: bool) -> tuple[Token, ...]:
+    def tokens_of(self, span: str, liked: bool) -> tuple[Token, ...]:
         own, other = (-0.1, -3.0) if liked else (-3.0, -0.1)
         return tuple(
             Token(text, own, id=0, top=(Token(text, own, id=0), Token("?", other, id=1))) for text in tokenise(span)
@@ -80,10 +80,10 @@ def test_a_model_that_likes_copies_is_found_out_by_the_neutral_text() -> None:
 
 def test_rates_carry_their_interval_and_fill_a_table() -> None:
     drafts = [DraftCase(Chain.of("1?"), Step("It is 7.\n\n", "small"), "right")] * 10
-    seen: list[None] = []
+    verdicts: list[None] = []
     large = Copying("large", counting("large", 2))
-    found, _ = run(rates(large, drafts, readings=READINGS[:2], on_verdict=lambda: seen.append(None)))
-    assert len(seen) == 20
+    found, _ = run(rates(large, drafts, readings=READINGS[:2], on_verdict=lambda: verdicts.append(None)))
+    assert len(verdicts) == 20
     assert (found[0].share, found[0].high) == (1.0, 1.0)
     assert 0.7 < found[0].low < 0.75
     assert table([*found, Rate("other", "right", 10, 5, 0.5, 0.2, 0.8)]).row_count == 3

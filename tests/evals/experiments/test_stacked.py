@@ -22,7 +22,7 @@ from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.launcher import TokenSpeculation
 from stepspec.orchestrator.stats import Acceptance
 
-from ..scripted import Asked, ScriptedSolver, solution
+from ..scripted import ScriptedSolver, SolveCall, solution
 
 CONSOLE = Console(quiet=True)
 
@@ -58,9 +58,9 @@ class Pairs:
         made.large, made.small = (Counting(role, role in speculation) for role in ("large", "small"))
         yield made
 
-    def solve(self, asked: Asked) -> Solution:
+    def solve(self, call: SolveCall) -> Solution:
         self.solved += 1
-        return solution("1", seconds=2.0 if asked.policy == "large" else 1.0)
+        return solution("1", seconds=2.0 if call.policy == "large" else 1.0)
 
 
 @pytest.fixture
@@ -96,9 +96,9 @@ async def test_what_was_measured_is_not_measured_again_and_its_pair_not_started(
 
 
 def test_what_the_servers_are_told_is_part_of_what_was_measured() -> None:
-    told: Any = server_settings()
-    assert told["none"] == {}
-    assert told["draft_model"]["large"]["num_speculative_tokens"] == 4
+    settings: Any = server_settings()
+    assert settings["none"] == {}
+    assert settings["draft_model"]["large"]["num_speculative_tokens"] == 4
     assert [arm.name for arm in arms("none")] == [LARGE.name, SHIPPED.name]
 
 

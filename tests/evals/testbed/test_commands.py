@@ -55,9 +55,9 @@ async def test_a_signal_stops_the_servers_and_is_no_error(
     await asyncio.gather(module.up(), stand.signal(number))
     assert stand.gone
     large, small = (stand.served[name].base_url for name in ("large", "small"))
-    told = capsys.readouterr()
-    assert told.out == f"large  {large}\nsmall  {small}\n"
-    assert "large can score suffixes: suffix_scoring = true" in told.err
+    captured = capsys.readouterr()
+    assert captured.out == f"large  {large}\nsmall  {small}\n"
+    assert "large can score suffixes: suffix_scoring = true" in captured.err
 
 
 async def test_prints_one_line_of_json_with_every_server(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,16 +42,16 @@ def text(writer: Writer, ids: list[int]) -> str:
 
 def test_a_judge_is_asked_in_the_layout_of_the_endpoints(writer: Writer) -> None:
     prompt = load("specreason.grade")
-    asked = writer.template.ask(prompt.text, prompt.opening)
-    assert "<think>\n\n</think>" in asked
-    seen = 0
+    question = writer.template.ask(prompt.text, prompt.opening)
+    assert "<think>\n\n</think>" in question
+    count = 0
     for row in rows(writer, 20):
         for at, verdict in enumerate(row.verdicts):
             if verdict != IGNORED and text(writer, [verdict]) in (RIGHT, WRONG):
                 branch = [i for i, b in zip(row.ids, row.branch, strict=True) if b == row.branch[at]]
-                assert text(writer, branch).endswith(asked)
-                seen += 1
-    assert seen > 10
+                assert text(writer, branch).endswith(question)
+                count += 1
+    assert count > 10
 
 
 def test_wrong_tokens_are_never_to_be_written(writer: Writer) -> None:

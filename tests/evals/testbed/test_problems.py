@@ -63,8 +63,8 @@ def understood(text: str) -> list[float]:
     assert text.endswith(f" How many {item} does {person} have now?")
     values = [float(start)]
     for day, sentence in zip(DAYS, re.findall(r"On [^.]*\.", text), strict=False):
-        said = sentence.removeprefix(f"On {day} {PEOPLE[person]} ").removesuffix(".")
-        ((change, match),) = [(c, m) for words, c in CHANGES.items() if (m := re.fullmatch(words, said))]
+        clause = sentence.removeprefix(f"On {day} {PEOPLE[person]} ").removesuffix(".")
+        ((change, match),) = [(c, m) for words, c in CHANGES.items() if (m := re.fullmatch(words, clause))]
         values.append(change(values[-1], int(next(filter(None, match.groups()), 0))))
     return values
 

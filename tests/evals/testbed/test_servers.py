@@ -59,15 +59,15 @@ def test_no_prompt_is_read_in_parts(models: Path) -> None:
 
 def test_json_has_no_white_space_that_could_go_on_for_ever(models: Path) -> None:
     for server in miniature_servers("off", ROLES, models=models):
-        told = json.loads(server.args[server.args.index("--structured-outputs-config") + 1])
-        assert told == {"backend": "xgrammar", "disable_any_whitespace": True}
+        config = json.loads(server.args[server.args.index("--structured-outputs-config") + 1])
+        assert config == {"backend": "xgrammar", "disable_any_whitespace": True}
 
 
 def test_the_large_server_scores_suffixes_and_its_endpoint_knows(models: Path, tmp_path: Path) -> None:
     opened = {server.name for server in miniature_servers("off", ROLES, models=models) if OPEN in server.args}
     served = [Served(role, "http://127.0.0.1:1/v1", f"testbed-{role}", 1, tmp_path) for role in ROLES]
-    told = {one.name for one in served if endpoint(one, "small").suffix_scoring}
-    assert opened == told == {"large"}
+    scoring = {one.name for one in served if endpoint(one, "small").suffix_scoring}
+    assert opened == scoring == {"large"}
     assert [server.env.get("MALLOC_PERTURB_") for server in miniature_servers("off", ROLES, models=models)] == [
         "255",
         None,
@@ -96,17 +96,17 @@ def test_a_missing_model_is_named(tmp_path: Path) -> None:
 
 
 def test_the_small_model_drafts_for_the_large_one_and_ngram_serves_both(models: Path) -> None:
-    def told(method: str, drafter: Path | None = None) -> dict[str, dict[str, object]]:
+    def configured(method: str, drafter: Path | None = None) -> dict[str, dict[str, object]]:
         servers = miniature_servers("off", models=models, speculation=speculations(method), drafter=drafter)
         flag = "--speculative-config"
         return {one.name: json.loads(one.args[one.args.index(flag) + 1]) for one in servers if flag in one.args}
 
-    assert told("none") == {}
-    assert {role: one["method"] for role, one in told("ngram").items()} == {"large": "ngram", "small": "ngram"}
-    assert told("draft_model") == {
+    assert configured("none") == {}
+    assert {role: one["method"] for role, one in configured("ngram").items()} == {"large": "ngram", "small": "ngram"}
+    assert configured("draft_model") == {
         "large": {"method": "draft_model", "num_speculative_tokens": 4, "model": str(models / "small")}
     }
-    assert told("draft_model", Path("/elsewhere"))["large"]["model"] == "/elsewhere"
+    assert configured("draft_model", Path("/elsewhere"))["large"]["model"] == "/elsewhere"
 
 
 def test_a_method_without_a_drafter_for_the_pair_is_refused() -> None:

@@ -25,7 +25,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "LITELLM_LOCAL_MOD
 MODEL = "auto"
 FOLLOWING, _, PROBLEM, *EXAMPLES = islice(generate(4, "test", Difficulty(steps=(3, 3))), 13)
 
-Seen: TypeAlias = Mapping[str, Any]
+Report: TypeAlias = Mapping[str, Any]
 
 
 class Run(Protocol):
@@ -79,11 +79,11 @@ def _path(client: str) -> str:
     return os.pathsep.join([*own, os.environ["PATH"]])
 
 
-def asked(run: Run, client: str, *arguments: str) -> Seen:
+def run_client(run: Run, client: str, *arguments: str) -> Report:
     """Return what a client sees that asks for the same two problems in every way that it knows."""
     printed = run(client, MODEL, PROBLEM.text, FOLLOWING.text, *arguments)
-    seen: Seen = json.loads(printed.splitlines()[-1])
-    return seen
+    report: Report = json.loads(printed.splitlines()[-1])
+    return report
 
 
 def solved(text: str, problem: Problem = PROBLEM) -> bool:

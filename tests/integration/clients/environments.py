@@ -45,17 +45,17 @@ def _uv(*arguments: str) -> None:
     try:
         subprocess.run([find_uv_bin(), "--quiet", *arguments], check=True, capture_output=True, timeout=PATIENCE)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
-        said = exc.stderr.decode().strip() if exc.stderr else str(exc)
+        reason = exc.stderr.decode().strip() if exc.stderr else str(exc)
         raise RuntimeError(
-            f"uv {' '.join(arguments)} failed: {said}\nIt needs PyPI; for a mirror of it set UV_DEFAULT_INDEX."
+            f"uv {' '.join(arguments)} failed: {reason}\nIt needs PyPI; for a mirror of it set UV_DEFAULT_INDEX."
         ) from exc
 
 
 def pin() -> None:
     """Write what every requirements.in resolves to today into the requirements.txt beside it."""
-    for asked in sorted(FOLDER.glob("*/requirements.in")):
+    for requirements in sorted(FOLDER.glob("*/requirements.in")):
         plain = ("--no-header", "--no-annotate", "--python-version", "3.11", "--upgrade")
-        _uv("pip", "compile", *plain, str(asked), "--output-file", str(asked.with_suffix(".txt")))
+        _uv("pip", "compile", *plain, str(requirements), "--output-file", str(requirements.with_suffix(".txt")))
 
 
 def install() -> None:

@@ -11,7 +11,7 @@ from .conftest import MARKS, MODEL, PROBLEM, Run, counted, solved
 
 pytestmark = MARKS
 CHAT = "/chat/completions"
-ASKED = {"model": MODEL, "messages": [{"role": "user", "content": PROBLEM.text}]}
+REQUEST = {"model": MODEL, "messages": [{"role": "user", "content": PROBLEM.text}]}
 
 
 def ask(run: Run, path: str, body: object, **choices: Any) -> tuple[str, str]:
@@ -22,7 +22,7 @@ def ask(run: Run, path: str, body: object, **choices: Any) -> tuple[str, str]:
 
 
 def test_an_answer_in_one_piece(run: Run) -> None:
-    answer, status = ask(run, CHAT, ASKED)
+    answer, status = ask(run, CHAT, REQUEST)
     completion = json.loads(answer)
     (choice,) = completion["choices"]
     assert status == "200 application/json"
@@ -36,7 +36,7 @@ def test_an_answer_in_one_piece(run: Run) -> None:
 
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_a_stream_to_its_last_line(run: Run, include_usage: bool) -> None:
-    answer, status = ask(run, CHAT, {**ASKED, "stream": True, "stream_options": {"include_usage": include_usage}})
+    answer, status = ask(run, CHAT, {**REQUEST, "stream": True, "stream_options": {"include_usage": include_usage}})
     lines = [line for line in answer.splitlines() if line and not line.startswith(":")]
     assert status.startswith("200 text/event-stream")
     assert all(line.startswith("data: ") for line in lines)
@@ -62,9 +62,9 @@ def test_a_stream_to_its_last_line(run: Run, include_usage: bool) -> None:
     [
         (CHAT, '{"model"', 400, "invalid_json", None),
         (CHAT, {"model": MODEL}, 400, "missing", "messages"),
-        (CHAT, {**ASKED, "n": 0}, 400, "invalid_value", "n"),
-        (CHAT, {**ASKED, "stream": True, "logprobs": True}, 400, "unsupported_parameter", "logprobs"),
-        (CHAT, {**ASKED, "model": "nobody"}, 404, "model_not_found", "model"),
+        (CHAT, {**REQUEST, "n": 0}, 400, "invalid_value", "n"),
+        (CHAT, {**REQUEST, "stream": True, "logprobs": True}, 400, "unsupported_parameter", "logprobs"),
+        (CHAT, {**REQUEST, "model": "nobody"}, 404, "model_not_found", "model"),
         ("/completions", {"model": MODEL, "prompt": "6 x 7 ="}, 400, "unsupported_model", "model"),
         ("/nothing", {}, 404, "not_found", None),
     ],
@@ -72,14 +72,14 @@ def test_a_stream_to_its_last_line(run: Run, include_usage: bool) -> None:
 def test_a_refusal_is_json_and_names_its_cause(
     run: Run, path: str, body: object, status: int, code: str, param: str | None
 ) -> None:
-    answer, told = ask(run, path, body)
+    answer, head = ask(run, path, body)
     error = json.loads(answer)["error"]
-    assert told == f"{status} application/json"
+    assert head == f"{status} application/json"
     assert (error["code"], error["param"]) == (code, param)
     assert error["message"]
 
 
 def test_a_wrong_key_is_refused(run: Run) -> None:
-    answer, told = ask(run, CHAT, ASKED, key="wrong")
-    assert told == "401 application/json"
+    answer, head = ask(run, CHAT, REQUEST, key="wrong")
+    assert head == "401 application/json"
     assert json.loads(answer)["error"]["code"] == "invalid_api_key"

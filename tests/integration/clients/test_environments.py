@@ -50,6 +50,6 @@ def test_every_client_pins_all_that_it_asks_for() -> None:
 def test_the_document_tells_the_pinned_versions() -> None:
     table = (environments.FOLDER.parents[2] / "docs" / "clients.md").read_text()
     for path in environments.FOLDER.glob("*/requirements.in"):
-        asked = path.read_text().splitlines()[0].partition("[")[0]
+        requirement = path.read_text().splitlines()[0].partition("[")[0]
         pins = dict(pin.split("==") for pin in path.with_suffix(".txt").read_text().splitlines())
-        assert f"| {asked} {pins[asked]} |" in table
+        assert f"| {requirement} {pins[requirement]} |" in table

@@ -10,10 +10,10 @@ from .conftest import (
     FOLLOWING,
     MARKS,
     PROBLEM,
+    Report,
     Run,
-    Seen,
-    asked,
     counted,
+    run_client,
     solved,
 )
 
@@ -21,37 +21,37 @@ pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
-def seen(run: Run) -> Seen:
-    return asked(run, "langchain")
+def report(run: Run) -> Report:
+    return run_client(run, "langchain")
 
 
 @pytest.mark.parametrize("way", ["invoke", "stream", "system", "second turn"])
-def test_langchain_gets_answer_and_usage_and_drops_the_reasoning(seen: Seen, way: str) -> None:
-    told = seen[way]
-    assert solved(told["content"], FOLLOWING if way == "second turn" else PROBLEM)
-    assert told["finish_reason"] == "stop"
-    assert counted(told["usage"], "input_tokens", "output_tokens")
-    assert told["usage"]["output_token_details"]["reasoning"] > 0
-    assert not {"reasoning", "reasoning_content"} & told["kwargs"].keys()
+def test_langchain_gets_answer_and_usage_and_drops_the_reasoning(report: Report, way: str) -> None:
+    result = report[way]
+    assert solved(result["content"], FOLLOWING if way == "second turn" else PROBLEM)
+    assert result["finish_reason"] == "stop"
+    assert counted(result["usage"], "input_tokens", "output_tokens")
+    assert result["usage"]["output_token_details"]["reasoning"] > 0
+    assert not {"reasoning", "reasoning_content"} & result["kwargs"].keys()
 
 
-def test_langchain_streams_and_chains(seen: Seen) -> None:
-    assert seen["stream"]["chunks"] > len(PROBLEM.operations)
-    assert solved(seen["async stream"]["content"])
-    assert list(map(extract, seen["chained"]["contents"])) == [str(PROBLEM.answer), str(FOLLOWING.answer)]
+def test_langchain_streams_and_chains(report: Report) -> None:
+    assert report["stream"]["chunks"] > len(PROBLEM.operations)
+    assert solved(report["async stream"]["content"])
+    assert list(map(extract, report["chained"]["contents"])) == [str(PROBLEM.answer), str(FOLLOWING.answer)]
 
 
-def test_langchain_gets_the_reasoning_if_it_is_folded_into_the_answer(seen: Seen) -> None:
-    content = seen["folded"]["content"]
+def test_langchain_gets_the_reasoning_if_it_is_folded_into_the_answer(report: Report) -> None:
+    content = report["folded"]["content"]
     thinking, _, answer = content.partition("</think>")
     assert thinking.startswith("<think>")
     assert f" = {PROBLEM.answer}" in thinking
     assert solved(answer)
 
 
-def test_langchain_raises_typed_errors(seen: Seen) -> None:
-    assert [seen[way]["status"] for way in ("wrong key", "unknown model", "tools")] == [401, 404, 400]
-    assert [seen[way]["error"] for way in ("wrong key", "unknown model", "tools")] == [
+def test_langchain_raises_typed_errors(report: Report) -> None:
+    assert [report[way]["status"] for way in ("wrong key", "unknown model", "tools")] == [401, 404, 400]
+    assert [report[way]["error"] for way in ("wrong key", "unknown model", "tools")] == [
         "OpenAIAuthenticationError", "OpenAIModelNotFoundError", "OpenAIInvalidRequestError",
     ]  # fmt: skip
-    assert "ask one of the served models by its own name" in seen["tools"]["message"]
+    assert "ask one of the served models by its own name" in report["tools"]["message"]

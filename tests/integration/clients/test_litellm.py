@@ -8,10 +8,10 @@ from .conftest import (
     FOLLOWING,
     MARKS,
     PROBLEM,
+    Report,
     Run,
-    Seen,
-    asked,
     counted,
+    run_client,
     solved,
 )
 
@@ -19,25 +19,25 @@ pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
-def seen(run: Run) -> Seen:
-    return asked(run, "litellm")
+def report(run: Run) -> Report:
+    return run_client(run, "litellm")
 
 
 @pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
 @pytest.mark.parametrize("way", ["whole", "stream", "second turn"])
-def test_litellm_gets_answer_reasoning_and_usage(seen: Seen, provider: str, way: str) -> None:
-    told = seen[f"{provider} {way}"]
+def test_litellm_gets_answer_reasoning_and_usage(report: Report, provider: str, way: str) -> None:
+    result = report[f"{provider} {way}"]
     problem = FOLLOWING if way == "second turn" else PROBLEM
-    assert solved(told["content"], problem)
-    assert f" = {problem.answer}" in told["reasoning_content"]
-    assert told["finish_reason"] == "stop"
-    assert counted(told["usage"])
+    assert solved(result["content"], problem)
+    assert f" = {problem.answer}" in result["reasoning_content"]
+    assert result["finish_reason"] == "stop"
+    assert counted(result["usage"])
     if way == "stream":
-        assert told["pieces"] >= len(PROBLEM.operations)
+        assert result["pieces"] >= len(PROBLEM.operations)
 
 
-def test_litellm_asks_asynchronously_and_raises_typed_errors(seen: Seen) -> None:
-    assert solved(seen["async"]["content"])
-    assert seen["wrong key"] == {"error": "AuthenticationError", "status": 401}
-    assert seen["unknown model"] == {"error": "NotFoundError", "status": 404}
-    assert seen["unknown parameter"] == {"error": "BadRequestError", "status": 400}
+def test_litellm_asks_asynchronously_and_raises_typed_errors(report: Report) -> None:
+    assert solved(report["async"]["content"])
+    assert report["wrong key"] == {"error": "AuthenticationError", "status": 401}
+    assert report["unknown model"] == {"error": "NotFoundError", "status": 404}
+    assert report["unknown parameter"] == {"error": "BadRequestError", "status": 400}

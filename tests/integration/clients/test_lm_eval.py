@@ -17,7 +17,7 @@ from .service import Service, logged
 
 pytestmark = MARKS
 SHOTS = 5  # examples that gsm8k shows before each of its problems
-ASKED, SHOWN = EXAMPLES[:-SHOTS], EXAMPLES[-SHOTS:]
+QUESTIONS, SHOWN = EXAMPLES[:-SHOTS], EXAMPLES[-SHOTS:]
 
 # Where the datasets library looks first: a folder of this name, which says what is in it as the hub's do.
 GSM8K = "openai/gsm8k"
@@ -38,11 +38,11 @@ configs:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the harness is started: with the problems of both tasks, each in its task's columns."""
     folder = tmp_path_factory.mktemp("lm_eval")
-    lines(folder / "problems.jsonl", ({"problem": one.text, "answer": str(one.answer)} for one in ASKED))
+    lines(folder / "problems.jsonl", ({"problem": one.text, "answer": str(one.answer)} for one in QUESTIONS))
     (folder / GSM8K).mkdir(parents=True)
     (folder / GSM8K / "README.md").write_text(CARD)
     lines(folder / GSM8K / "train.jsonl", map(grade_school, SHOWN))
-    lines(folder / GSM8K / "test.jsonl", map(grade_school, ASKED))
+    lines(folder / GSM8K / "test.jsonl", map(grade_school, QUESTIONS))
     return folder
 
 
@@ -72,15 +72,15 @@ def test_a_task_of_ones_own_is_solved(results: Path) -> None:
     scores = json.loads(path.read_text())["results"]
     assert scores["miniature"]["exact_match,boxed"] >= 0.8
     assert {"exact_match,strict-match", "exact_match,flexible-extract"} <= scores["gsm8k"].keys()
-    assert [sample["target"] for sample in samples(results, "miniature")] == [str(one.answer) for one in ASKED]
+    assert [sample["target"] for sample in samples(results, "miniature")] == [str(one.answer) for one in QUESTIONS]
 
 
 @pytest.mark.parametrize("task", ["miniature", "gsm8k"])
 def test_its_samples_and_our_log_agree_on_what_was_answered(results: Path, service: Service, task: str) -> None:
     answered = answers(service)
-    seen = samples(results, task)
-    assert {sample["doc_id"] for sample in seen} == set(range(len(ASKED)))
-    for sample in seen:
+    found = samples(results, task)
+    assert {sample["doc_id"] for sample in found} == set(range(len(QUESTIONS)))
+    for sample in found:
         conversation = json.loads(sample["arguments"]["gen_args_0"]["arg_0"][0])
         ((response,),) = sample["resps"]
         assert extract(response) == answered[json.dumps([list(turn.values()) for turn in conversation])]
@@ -88,6 +88,6 @@ def test_its_samples_and_our_log_agree_on_what_was_answered(results: Path, servi
 
 def answers(service: Service) -> Mapping[str, str]:
     """Return what the service answered, by the conversation that it was asked in."""
-    told = logged(service.log)
-    asked = {line["request_id"]: json.dumps(line["messages"]) for line in told if line["event"] == "started"}
-    return {asked[line["request_id"]]: line["answer"] for line in told if line["event"] == "solved"}
+    events = logged(service.log)
+    prompts = {line["request_id"]: json.dumps(line["messages"]) for line in events if line["event"] == "started"}
+    return {prompts[line["request_id"]]: line["answer"] for line in events if line["event"] == "solved"}

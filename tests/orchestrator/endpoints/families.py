@@ -263,10 +263,10 @@ class FamilyServer(FakeVllm):
         else:
             opening, closing = family.opened, family.markers.closing + family.markers.handover
         written = prompt.partition(family.before)[2]
-        whole = opening + thinking + closing + answer
-        if written.startswith(family.opened) and not whole.startswith(written):
-            raise AssertionError(f"{family.name} was given {written!r}, where it would have written {whole!r}")
-        rest = whole[len(written) :]
+        full = opening + thinking + closing + answer
+        if written.startswith(family.opened) and not full.startswith(written):
+            raise AssertionError(f"{family.name} was given {written!r}, where it would have written {full!r}")
+        rest = full[len(written) :]
         return [piece.encode() for piece in pieces(rest)]
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Mortal:
     """
     A server of *scripted*, dead from the second *dies* until *revives*: what is asked of it then breaks off.
 
-    *asked* counts the verbs begun here, *entered* the connections made and not yet closed, *looks* all of them.
+    *calls* counts the verbs begun here, *entered* the connections made and not yet closed, *looks* all of them.
     """
 
     url: str
@@ -44,7 +44,7 @@ class Mortal:
     can: Capabilities = CAPABLE
     queue: QueueGauges | None = None
     acceptance: Acceptance | None = None
-    asked: int = 0
+    calls: int = 0
     entered: int = 0
     looks: int = 0
 
@@ -142,23 +142,23 @@ class MortalModel:
         return self.server.scripted.role
 
     async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-        self.server.asked += 1
+        self.server.calls += 1
         return await self.server.living(self.server.scripted.write(chain, **options))
 
     async def branch(
         self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = 512
     ) -> tuple[Step, ...]:
-        self.server.asked += 1
+        self.server.calls += 1
         return await self.server.living(self.server.scripted.branch(chain, begun, stop=stop, limit=limit))
 
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
-        self.server.asked += 1
+        self.server.calls += 1
         return await self.server.living(self.server.scripted.score(chain, *spans, top=top))
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        self.server.asked += 1
+        self.server.calls += 1
         return await self.server.living(self.server.scripted.ask(chain, question, choices, opening=opening))
 
 

@@ -67,10 +67,10 @@ class RealVllm(FakeVllm):
 
     def _going_on(self, prompt: Sequence[int]) -> Sequence[int]:
         """The rest of what is written, after as much of it as *prompt* ends in."""
-        whole = list(self.written)
-        most = min(len(whole), len(prompt))
-        begun = next(size for size in range(most, -1, -1) if list(prompt[len(prompt) - size :]) == whole[:size])
-        return whole[begun:]
+        full = list(self.written)
+        most = min(len(full), len(prompt))
+        begun = next(size for size in range(most, -1, -1) if list(prompt[len(prompt) - size :]) == full[:size])
+        return full[begun:]
 
     def _spelling(self, number: int, context: Sequence[int]) -> str:
         """Spell one token as the log-probabilities do: "" for half a character, the whole of it for its last bytes."""

@@ -55,11 +55,11 @@ class FakeVllm:
     *faults* befall the coming completions one by one. With a *gate*, every token waits for a permit. *spelling* shifts
     all ids, which makes another vocabulary. *lacks* are request fields that are ignored.
 
-    Every token is its place's likeliest, the *rivals* come next; but the *unlikely* ones come after those. *digits* are
-    the log-probabilities of a judge's answers, *asked* other ones for prompts that contain the key. With a *block*, it
-    caches prompts in blocks of so many tokens and tells so; with a *unit*, as of a hybrid model, only from where an
-    earlier prompt ended, rounded down to the unit; then *scale_out* opens vLLM's own route to it, whose rows
-    of a cached prefix are *garbage* (V1 runner) or left out (V2). *metrics* is what it shows of itself.
+    Every token is the likeliest of its place, followed by the *rivals*, except that the *unlikely* ones follow those.
+    *digits* are the log-probabilities of a judge's answers; *grades_by_text* holds others for prompts that contain the
+    key. With a *block*, the server caches prompts in blocks of that many tokens and reports it; with a *unit*, as of a
+    hybrid model, only up to the end of an earlier prompt, rounded down to the unit. *scale_out* opens vLLM's own route
+    to it, whose rows of a cached prefix are *garbage* (V1 runner) or left out (V2). *metrics* is the text of /metrics.
     """
 
     script: Sequence[str | bytes] = ()
@@ -68,7 +68,7 @@ class FakeVllm:
     chunk: int = 1
     spelling: int = 0
     digits: dict[str, float] = field(default_factory=dict[str, float])
-    asked: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    grades_by_text: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
     rivals: tuple[str, ...] = ()
     unlikely: frozenset[str] = frozenset()
     block: int = 0
@@ -218,7 +218,7 @@ class FakeVllm:
         count = body.get("logprobs") or 0
         rows = [self.row(number, count) for _, _, number in tokens]
         known = {
-            "tokens": [whole for _, whole, _ in tokens],
+            "tokens": [full for _, full, _ in tokens],
             "token_logprobs": [logprob(number - self.spelling) for _, _, number in tokens],
             "top_logprobs": [{each["decoded_token"]: each["logprob"] for each in row.values()} for row in rows],
         }
@@ -245,7 +245,7 @@ class FakeVllm:
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         text = self.decode(prompt)
-        digits = next((grades for key, grades in self.asked.items() if key in text), self.digits)
+        digits = next((grades for key, grades in self.grades_by_text.items() if key in text), self.digits)
         known = {f"token_id:{self.id(digit.encode())}": value for digit, value in digits.items()}
         return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
 
@@ -262,8 +262,8 @@ class FakeVllm:
         return {"prompt_logprobs": [None, *left_out, *rows], "usage": self.usage([prompt], cached)}
 
     def usage(self, prompts: list[list[int]], cached: int) -> dict[str, Any]:
-        told = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block or self.unit else {}
-        return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": len(prompts), **told}
+        details = {"prompt_tokens_details": {"cached_tokens": cached}} if self.block or self.unit else {}
+        return {"prompt_tokens": sum(map(len, prompts)), "completion_tokens": len(prompts), **details}
 
     def cache(self, prompt: list[int]) -> int:
         """Return how much of *prompt* was cached, in whole blocks; now it is."""

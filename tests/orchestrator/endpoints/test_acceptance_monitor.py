@@ -68,13 +68,13 @@ class Run:
         began = now()
         self.windows = AcceptanceWindows(monitor, lambda: now() - began)
         self.windows.begin()
-        self.told: list[Speculated] = []
+        self.reported: list[Speculated] = []
 
     def hear(self, event: Event = OTHER) -> None:
-        *told, last = self.windows.complete(event)
+        *completed, last = self.windows.complete(event)
         assert last is event
-        assert all(isinstance(one, Speculated) for one in told)
-        self.told += [one for one in told if isinstance(one, Speculated)]
+        assert all(isinstance(one, Speculated) for one in completed)
+        self.reported += [one for one in completed if isinstance(one, Speculated)]
 
     def end(self, *calls: Called) -> None:
         for call in calls:
@@ -84,14 +84,14 @@ class Run:
 
     @property
     def shared(self) -> bool:
-        return any(one.shared for one in self.told)
+        return any(one.shared for one in self.reported)
 
 
 def watching(*servers: Server) -> AcceptanceMonitor:
     return AcceptanceMonitor(lambda: [("large", server) for server in servers])
 
 
-def told(main: Callable[[AcceptanceMonitor], Awaitable[None]], *servers: Server) -> None:
+def monitored(main: Callable[[AcceptanceMonitor], Awaitable[None]], *servers: Server) -> None:
     """Do *main* while somebody looks at the *servers*, at which somebody looked once when they were entered."""
 
     async def all_of_it() -> None:
@@ -112,18 +112,18 @@ def test_a_run_tells_of_what_was_counted_from_the_last_look_before_it_to_the_las
         alone = Run(monitor)
         await asyncio.sleep(1.0)
         alone.hear()
-        assert alone.told == [Speculated("large", Acceptance(1, 4, 3), -0.5, 0.5, shared=False, url="http://one")]
+        assert alone.reported == [Speculated("large", Acceptance(1, 4, 3), -0.5, 0.5, shared=False, url="http://one")]
         alone.hear()
-        assert len(alone.told) == 1
+        assert len(alone.reported) == 1
         await asyncio.sleep(2.0)
         alone.end(written(12))
-        assert alone.told[1:] == [Speculated("large", Acceptance(2, 8, 6), 0.5, 2.5, url="http://one")]
+        assert alone.reported[1:] == [Speculated("large", Acceptance(2, 8, 6), 0.5, 2.5, url="http://one")]
         await asyncio.sleep(2.0)
         alone.hear()
-        assert len(alone.told) == 2
+        assert len(alone.reported) == 2
         assert monitor.totals == {"large": Acceptance(7, 28, 21)}
 
-    told(main, server)
+    monitored(main, server)
 
 
 def test_servers_that_do_not_speculate_are_never_looked_at() -> None:
@@ -137,7 +137,7 @@ def test_servers_that_do_not_speculate_are_never_looked_at() -> None:
             monitor.poll_soon()
             await asyncio.sleep(10.0)
             one.end(written(100))
-        assert (one.told, server.looks, monitor.totals) == ([], [], {})
+        assert (one.reported, server.looks, monitor.totals) == ([], [], {})
 
     run(main())
 
@@ -149,7 +149,7 @@ def test_where_requests_are_rationed_a_look_takes_none_of_them() -> None:
         await asyncio.sleep(10.0)
         assert server.looks == [0.0]
 
-    told(main, server)
+    monitored(main, server)
 
 
 def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
@@ -161,7 +161,7 @@ def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
             await asyncio.sleep(0.7)
         assert len(server.looks) == 11
 
-    told(main, server)
+    monitored(main, server)
 
 
 def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> None:
@@ -175,7 +175,7 @@ def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> N
             await asyncio.sleep(0.1)
         assert server.looks == [0.0, 0.5]
 
-    told(main, server)
+    monitored(main, server)
 
 
 def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
@@ -189,12 +189,12 @@ def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
         assert now() == 1.5
         await asyncio.sleep(2.0)
         one.end(written(8))
-        assert (now(), one.told) == (3.5, [])
+        assert (now(), one.reported) == (3.5, [])
         server.slow = 0.0
         await asyncio.sleep(5.0)
         assert server.looks == [0.0, 1.0, 6.0, 7.0, 8.0]  # a look has five seconds
 
-    told(main, server)
+    monitored(main, server)
 
 
 def test_a_look_from_long_before_tells_nothing_about_a_run() -> None:
@@ -208,9 +208,9 @@ def test_a_look_from_long_before_tells_nothing_about_a_run() -> None:
         await asyncio.sleep(2.0)
         await server.acceptance()
         one.end(written(8))
-        assert one.told == [Speculated("large", Acceptance(2, 8, 6), 0.0, 2.0, url="http://one")]
+        assert one.reported == [Speculated("large", Acceptance(2, 8, 6), 0.0, 2.0, url="http://one")]
 
-    told(main, server)
+    monitored(main, server)
 
 
 def test_a_server_that_was_started_anew_begins_at_nothing() -> None:
@@ -224,10 +224,10 @@ def test_a_server_that_was_started_anew_begins_at_nothing() -> None:
         one.hear()
         await asyncio.sleep(3.0)
         one.end(written(20))
-        assert sum((each.counted for each in one.told), Acceptance()) == Acceptance(3, 12, 9)
-        assert (one.told[0].since, one.shared) == (2.5, False)
+        assert sum((each.counted for each in one.reported), Acceptance()) == Acceptance(3, 12, 9)
+        assert (one.reported[0].since, one.shared) == (2.5, False)
 
-    told(main, server)
+    monitored(main, server)
 
 
 def test_nothing_drafted_is_told_at_the_end_only() -> None:
@@ -237,11 +237,11 @@ def test_nothing_drafted_is_told_at_the_end_only() -> None:
         for _ in range(3):
             await asyncio.sleep(1.0)
             one.hear()
-        assert not one.told
+        assert not one.reported
         one.end()
-        assert one.told == [Speculated("large", Acceptance(), -0.5, 2.5, url="http://one")]
+        assert one.reported == [Speculated("large", Acceptance(), -0.5, 2.5, url="http://one")]
 
-    told(main, Server(idle=True))
+    monitored(main, Server(idle=True))
 
 
 def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
@@ -249,14 +249,14 @@ def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
         one = Run(monitor)
         await asyncio.sleep(2.5)
         one.end(written(16))
-        assert [(each.url, each.counted) for each in one.told] == [
+        assert [(each.url, each.counted) for each in one.reported] == [
             ("http://one", Acceptance(2, 8, 6)),
             ("http://two", Acceptance(2, 8, 6)),
         ]
         assert not one.shared
         assert monitor.totals == {"large": Acceptance(4, 16, 12)}
 
-    told(main, Server(), Server("http://two"))
+    monitored(main, Server(), Server("http://two"))
 
 
 # Who else was there
@@ -282,10 +282,10 @@ def test_other_runs_at_the_same_time_are_owned_up_to(begins: float, ends: float,
             one = Run(monitor)
             await asyncio.sleep(5.5)
             one.end(written(24))
-        assert one.told[0].since == -0.5
+        assert one.reported[0].since == -0.5
         assert one.shared == shared
 
-    told(main, Server())
+    monitored(main, Server())
 
 
 def test_only_the_windows_with_company_are_shared() -> None:
@@ -298,9 +298,9 @@ def test_only_the_windows_with_company_are_shared() -> None:
         one.hear()
         await asyncio.sleep(1.0)
         one.end(written(12))
-        assert [each.shared for each in one.told] == [True, True, False]  # the second began at second 1, in company
+        assert [each.shared for each in one.reported] == [True, True, False]  # the second began at second 1, in company
 
-    told(main, Server())
+    monitored(main, Server())
 
 
 def test_who_failed_is_gone() -> None:
@@ -314,10 +314,10 @@ def test_who_failed_is_gone() -> None:
         one = Run(monitor)
         await asyncio.sleep(2.0)
         one.end(written(8))
-        assert one.told
+        assert one.reported
         assert not one.shared
 
-    told(main, Server())
+    monitored(main, Server())
 
 
 @pytest.mark.parametrize(
@@ -339,7 +339,7 @@ def test_a_server_that_wrote_more_than_the_run_asked_for_has_other_clients(calls
         one.end(*calls)  # 200 tokens were written
         assert one.shared == shared
 
-    told(main, Server())
+    monitored(main, Server())
 
 
 def test_other_clients_are_told_of_even_if_nothing_is_left_to_count() -> None:
@@ -348,9 +348,9 @@ def test_other_clients_are_told_of_even_if_nothing_is_left_to_count() -> None:
         await asyncio.sleep(50.5)
         one.hear()
         one.end(written(3))
-        assert [(each.counted, each.shared) for each in one.told] == [
+        assert [(each.counted, each.shared) for each in one.reported] == [
             (Acceptance(50, 200, 150), False),
             (Acceptance(), True),
         ]
 
-    told(main, Server())
+    monitored(main, Server())

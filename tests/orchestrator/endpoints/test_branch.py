@@ -33,12 +33,10 @@ def begun(step: Step, place: int, other: str) -> Step:
 async def test_all_beginnings_go_in_one_request_with_the_ids_that_were_written(meet: Meet, piece: int) -> None:
     server = FakeVllm(SCRIPT, chunk=piece)
     async with meet(server) as met:
-        whole = await met.model.write(PROBLEM)
-        steps = await met.model.branch(
-            PROBLEM, [begun(whole, 1, " two"), begun(whole, 3, " 10"), begun(whole, 0, "No")]
-        )
+        full = await met.model.write(PROBLEM)
+        steps = await met.model.branch(PROBLEM, [begun(full, 1, " two"), begun(full, 3, " 10"), begun(full, 0, "No")])
     first, body = sent(server)
-    ids = [token.id for token in whole.tokens]
+    ids = [token.id for token in full.tokens]
     assert body["prompt"] == [
         [*first["prompt"], ids[0], *server.encode(" two")],
         [*first["prompt"], *ids[:3], *server.encode(" 10")],
@@ -60,9 +58,9 @@ async def test_all_beginnings_go_in_one_request_with_the_ids_that_were_written(m
 async def test_what_was_known_of_a_beginning_stays_known(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
-        whole = await met.model.write(PROBLEM)
-        (step,) = await met.model.branch(PROBLEM, [begun(whole, 1, "!")])
-    assert step.tokens[:2] == (whole.tokens[0], Token("!", -1.0, id=server.id(b"!")))
+        full = await met.model.write(PROBLEM)
+        (step,) = await met.model.branch(PROBLEM, [begun(full, 1, "!")])
+    assert step.tokens[:2] == (full.tokens[0], Token("!", -1.0, id=server.id(b"!")))
 
 
 async def test_the_text_of_another_vocabulary_is_encoded_anew(meet: Meet) -> None:

@@ -104,10 +104,10 @@ def test_a_question_follows_the_steps_as_in_a_conversation(source: str) -> None:
     begun = template.begin(rendered([problem], True))
     layout = begun + "STEPS" + template.ask("QUESTION", opening="The grade is ")
     turns = [problem, {"role": "assistant", "content": "STEPS"}, {"role": "user", "content": "QUESTION"}]
-    whole = rendered(turns, True)
+    full = rendered(turns, True)
     for tag in ("<think>\n\n</think>\n\n", "<think>\n", "<think>"):
-        layout, whole = layout.replace(tag, ""), whole.replace(tag, "")
-    assert layout == f"{whole}The grade is "
+        layout, full = layout.replace(tag, ""), full.replace(tag, "")
+    assert layout == f"{full}The grade is "
 
 
 @pytest.mark.parametrize(

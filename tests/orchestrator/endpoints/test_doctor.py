@@ -70,8 +70,8 @@ def test_what_is_missing_is_named_with_its_cost(name: str) -> None:
     ],
 )
 def test_what_does_not_fit_is_said(change: dict[str, Any], note: str) -> None:
-    (said,) = conclude(FAST, replace(GOOD, **change)).notes
-    assert note in said
+    (warning,) = conclude(FAST, replace(GOOD, **change)).notes
+    assert note in warning
 
 
 @pytest.mark.parametrize(
@@ -250,6 +250,6 @@ async def test_what_a_verdict_reads_is_measured() -> None:
         assert reading is not None
         assert reading.read is not None
         read.append(reading.read)
-    whole, since = read
-    assert whole > 400
-    assert since < whole / 2  # Less than the chain, whose state was saved.
+    full, since = read
+    assert full > 400
+    assert since < full / 2  # Less than the chain, whose state was saved.

@@ -49,10 +49,10 @@ def test_the_prompt_ends_where_the_model_would_begin_to_think(family: Family) ->
 @every_family
 def test_a_judge_answers_outside_of_the_thinking(family: Family) -> None:
     """Its prompt ends where the family's own conversation would have a reply begin whose thinking was skipped."""
-    asked = learnt(family).ask("QUESTION", "The grade is ")
-    assert asked == f"{family.turn}QUESTION{family.answer}The grade is "
+    question = learnt(family).ask("QUESTION", "The grade is ")
+    assert question == f"{family.turn}QUESTION{family.answer}The grade is "
     for markers in KNOWN:
-        opened, closed = asked.count(markers.opening.rstrip()), asked.count(markers.closing)
+        opened, closed = question.count(markers.opening.rstrip()), question.count(markers.closing)
         assert opened <= closed
 
 
@@ -70,11 +70,11 @@ async def test_the_prompt_of_every_step_begins_with_the_prompt_of_the_step_befor
         assert sent[: len(prompts)] == prompts
         for shorter, longer in pairwise(sent):
             assert longer[: len(shorter)] == shorter
-        whole = await endpoint.encoder.chain(chain.extend(answer))
+        full = await endpoint.encoder.chain(chain.extend(answer))
     if family.thinks:
         assert [step.text for step in chain.steps] == ["So one.\n\n", "Then two.\n\n", f"Done.\n{THINK_END}"]
         assert (chain.steps[-1].stop, answer.text) == ("end", "It is \\boxed{2}.")
-        assert server.decode(whole).endswith(close_of(family) + "It is \\boxed{2}.")
+        assert server.decode(full).endswith(close_of(family) + "It is \\boxed{2}.")
     for step in chain.steps:
         assert "".join(token.text for token in step.tokens) == step.text
 

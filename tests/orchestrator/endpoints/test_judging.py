@@ -33,9 +33,9 @@ async def test_a_question_is_a_turn_of_its_own_with_the_thinking_skipped(meet: M
     server = FakeVllm(digits=GRADES)
     async with meet(server) as met:
         grades = await met.model.ask(PROBLEM.extend(STEP), "Right?", "0123456789", opening="Grade: ")
-    asked = f"{THINK}\nSo 2.\n\n{IM_END}\n{IM_START}user\nRight?{IM_END}\n"
+    question = f"{THINK}\nSo 2.\n\n{IM_END}\n{IM_START}user\nRight?{IM_END}\n"
     answered = f"{IM_START}assistant\n{THINK}\n\n{THINK_END}\n\nGrade: "
-    assert last_prompt(server).endswith(asked + answered)
+    assert last_prompt(server).endswith(question + answered)
     assert grades == pytest.approx({**dict.fromkeys("0123456789", 0.0), "7": 0.5, "9": 0.25})
     assert [(call.verb, call.fate, call.written) for call in met.calls] == [("ask", "done", 1)]
 

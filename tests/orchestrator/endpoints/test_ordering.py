@@ -32,14 +32,14 @@ async def test_a_server_that_refuses_priorities_is_told_apart(meet: Meet) -> Non
 
 
 @pytest.mark.parametrize(
-    ("seen", "note"),
+    ("ordering", "note"),
     [
         ("kept", None),
         ("not seen", "large: it was not seen to order requests by priority: while it is busy, verdicts wait behind"),
         ("refused", "large: it refuses priorities, and is sent none: while it is busy, verdicts wait behind bets"),
     ],
 )
-def test_what_is_missing_without_an_order_is_said(seen: Ordering, note: str | None) -> None:
-    notes = conclude(FAST, replace(GOOD, ordering=seen)).notes
+def test_what_is_missing_without_an_order_is_said(ordering: Ordering, note: str | None) -> None:
+    notes = conclude(FAST, replace(GOOD, ordering=ordering)).notes
     assert len(notes) == (note is not None)
     assert (note or "") in "".join(notes)

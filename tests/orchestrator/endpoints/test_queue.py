@@ -50,7 +50,7 @@ async def test_a_server_that_shows_nothing_tells_nothing() -> None:
 
 def test_polling_goes_on_over_silence_and_stalls_and_ends_with_the_block() -> None:
     answers = [QueueGauges(1, 0), None, "stall", QueueGauges(2, 9)]
-    told: list[tuple[float, int, int]] = []
+    reports: list[tuple[float, int, int]] = []
 
     class Server:
         async def queue(self) -> QueueGauges | None:
@@ -61,11 +61,11 @@ def test_polling_goes_on_over_silence_and_stalls_and_ends_with_the_block() -> No
             return answer
 
     def tell(running: int, waiting: int) -> None:
-        told.append((asyncio.get_running_loop().time(), running, waiting))
+        reports.append((asyncio.get_running_loop().time(), running, waiting))
 
     async def main() -> None:
         async with poll_queue(Server(), tell, every=1.0, within=5.0):
             await asyncio.sleep(20)
 
     run(main())
-    assert told == [(0.0, 1, 0), (8.0, 2, 9)]
+    assert reports == [(0.0, 1, 0), (8.0, 2, 9)]

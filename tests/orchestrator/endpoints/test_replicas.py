@@ -67,7 +67,7 @@ def test_a_new_run_goes_where_the_fewest_are_and_stays_there() -> None:
             await models[2].score(PROBLEM, "So")
 
     entered(replicated(*servers), body)
-    assert [one.asked for one in servers] == [5, 3, 7]
+    assert [one.calls for one in servers] == [5, 3, 7]
     assert [one.entered for one in servers] == [0, 0, 0]
 
 
@@ -147,7 +147,7 @@ def test_verbs_that_fail_together_move_the_run_once() -> None:
         assert endpoint.runs == {A: 0, B: 1, C: 0}
 
     entered(replicated(*servers), body)
-    assert [one.asked for one in servers] == [4, 4, 0]
+    assert [one.calls for one in servers] == [4, 4, 0]
     assert [event for event in events if isinstance(event, Moved)] == [Moved("large", A, B, f"{A} is dead")]
 
 
@@ -158,9 +158,9 @@ def test_one_that_failed_is_left_alone_and_then_tried_by_one_run_at_a_time() -> 
         async def where(at: float) -> str:
             """Where a run that begins at that second does its first work."""
             await asyncio.sleep(at - asyncio.get_running_loop().time())
-            before = first.asked
+            before = first.calls
             await endpoint.model().write(PROBLEM)
-            return A if first.asked > before else B
+            return A if first.calls > before else B
 
         assert await where(0) == A
         model = endpoint.model()
@@ -205,10 +205,10 @@ def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_later() -
     async def body(endpoint: ReplicatedEndpoint) -> None:
         assert endpoint.down == {A: f"{A} is dead"}
         assert (endpoint.name, endpoint.vocabulary, endpoint.template) == ("model", "words", early.template)
-        for at, asked in ((0, 0), (25, 0), (35, 1)):
+        for at, calls in ((0, 0), (25, 0), (35, 1)):
             await asyncio.sleep(at - asyncio.get_running_loop().time())
             await endpoint.model().write(PROBLEM)
-            assert late.asked == asked
+            assert late.calls == calls
         assert not endpoint.down
         assert (late.entered, late.looks) == (1, 2)
 
@@ -248,11 +248,11 @@ def test_one_that_comes_back_as_something_else_is_never_used_again() -> None:
         model = endpoint.model()
         await asyncio.sleep(4.5)
         await model.write(PROBLEM)
-        changed.name, asked = "else", changed.asked
+        changed.name, calls = "else", changed.calls
         for _ in range(3):
             await asyncio.sleep(50)
             await endpoint.model().write(PROBLEM)
-        assert changed.asked == asked
+        assert changed.calls == calls
         assert "serves 'else'" in endpoint.down[A]
 
     entered(replicated(changed, steady), body)
@@ -270,7 +270,7 @@ def test_what_another_server_would_refuse_as_well_moves_nobody() -> None:
         assert not endpoint.down
 
     entered(replicated(*servers), body)
-    assert servers[1].asked == 0
+    assert servers[1].calls == 0
 
 
 def test_a_cancelled_verb_is_no_failure() -> None:

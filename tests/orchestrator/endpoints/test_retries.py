@@ -173,16 +173,16 @@ async def test_an_answer_that_does_not_come(meet: Meet) -> None:
 @pytest.mark.parametrize("after", [0, 2])
 async def test_cancelling_a_write_closes_its_connection(meet: Meet, after: int) -> None:
     server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(after))
-    seen = 0
+    received = 0
 
     def until(step: Step) -> bool:
-        nonlocal seen
-        seen = len(step.tokens)
+        nonlocal received
+        received = len(step.tokens)
         return False
 
     async with meet(server) as met:
         writing = asyncio.create_task(met.model.write(PROBLEM, until=until))
-        await eventually(lambda: seen == after and server.requests[-1][0] == "/v1/completions")
+        await eventually(lambda: received == after and server.requests[-1][0] == "/v1/completions")
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await writing

@@ -47,8 +47,8 @@ async def test_a_suffix_scores_as_it_does_within_the_whole(meet: Meet, garbage: 
         suffix = await met.model.score(PROBLEM.extend(STEP), *SPANS, top=top)
         first, second = met.calls
     async with meet(server) as met:
-        whole = await met.model.score(PROBLEM.extend(STEP), *SPANS, top=top)
-    assert [[plain(token) for token in span] for span in whole] == [[plain(token) for token in span] for span in suffix]
+        full = await met.model.score(PROBLEM.extend(STEP), *SPANS, top=top)
+    assert [[plain(token) for token in span] for span in full] == [[plain(token) for token in span] for span in suffix]
     assert paths(server) == [GENERATE, GENERATE, "/v1/completions"]
     assert (first.verb, second.verb) == ("score", "score")
     assert first.cached < first.prompt - len(STEP.text) - 1

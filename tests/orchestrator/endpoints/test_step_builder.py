@@ -31,9 +31,9 @@ def test_it_ends_where_the_first_stop_string_is_complete(pieces: list[str]) -> N
     assert step.text == (text if end < 0 else text[:end])
     assert stop == (None if end < 0 else "end" if step.text.endswith(THINK_END) else "delimiter")
     assert "".join(token.text for token in step.tokens) == step.text
-    whole = [token for token in step.tokens if token.id >= 0]
-    assert [token.text for token in whole] == pieces[: len(whole)]
-    assert growing.overran or len(whole) == len(step.tokens)
+    complete = [token for token in step.tokens if token.id >= 0]
+    assert [token.text for token in complete] == pieces[: len(complete)]
+    assert growing.overran or len(complete) == len(step.tokens)
 
 
 @settings(deadline=None)

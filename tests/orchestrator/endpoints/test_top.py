@@ -16,7 +16,7 @@ SCRIPT = ("a", "b", "\n\n")
 RIVALS = ("x", "y", "z")
 
 
-def told(tokens: tuple[Token, ...]) -> list[list[str]]:
+def top_texts(tokens: tuple[Token, ...]) -> list[list[str]]:
     return [[rival.text for rival in token.top] for token in tokens]
 
 
@@ -30,7 +30,7 @@ async def test_a_server_is_asked_for_what_the_sampling_and_the_policy_want(
     async with meet(server, Sampling(temperature=0, logprobs=sampled)) as met:
         step = await met.model.write(PROBLEM, top=top)
     assert server.requests[-1][1].get("logprobs") == sent
-    assert told(step.tokens) == [[piece, *RIVALS][:top] for piece in SCRIPT]
+    assert top_texts(step.tokens) == [[piece, *RIVALS][:top] for piece in SCRIPT]
     assert {bool(token.logprob) for token in step.tokens[1:]} == {sent is not None}
 
 
@@ -39,14 +39,14 @@ async def test_scored_tokens_tell_theirs_with_ids(meet: Meet) -> None:
     async with meet(server) as met:
         (tokens,) = await met.model.score(PROBLEM, "ab", top=2)
         (plain,) = await met.model.score(PROBLEM, "ab")
-    assert told(tokens) == [["a", "x"], ["x", "y"]]
+    assert top_texts(tokens) == [["a", "x"], ["x", "y"]]
     assert [token.rank for token in tokens] == [1, 4]
     assert [[rival.id for rival in token.top] for token in tokens] == [
         [server.id(b"a"), server.id(b"x")],
         [server.id(b"x"), server.id(b"y")],
     ]
     assert all(token.top[0].logprob >= token.logprob for token in tokens)
-    assert told(plain) == [[], []]
+    assert top_texts(plain) == [[], []]
     assert [body["prompt_logprobs"] for path, body in server.requests if path == "/v1/completions"] == [2, 0]
 
 
@@ -54,9 +54,9 @@ async def test_scored_tokens_tell_theirs_with_ids(meet: Meet) -> None:
 async def test_more_than_a_server_tells_is_refused(meet: Meet, top: int) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
-        asked = len(server.requests)
+        before = len(server.requests)
         with pytest.raises(ConfigurationError, match=f"top={top}: .* 20 tokens .*--max-logprobs"):
             await met.model.write(PROBLEM, top=top)
         with pytest.raises(ConfigurationError, match="--max-logprobs"):
             await met.model.score(PROBLEM, "ab", top=top)
-    assert len(server.requests) == asked
+    assert len(server.requests) == before

@@ -50,8 +50,8 @@ def ordinary(family: str) -> tuple[Sequence[int], Sequence[int]]:
 def sequences(family: str, count: int, *, length: int = 12, seed: int = 0) -> list[list[int]]:
     """Random tokens, a third of them parts of characters where the vocabulary is byte-level."""
     rng = random.Random(seed)
-    whole, parts = ordinary(family)
-    pools = (whole, whole, parts if family in BYTE_LEVEL else whole)
+    complete, parts = ordinary(family)
+    pools = (complete, complete, parts if family in BYTE_LEVEL else complete)
     return [[rng.choice(pools[rng.randrange(3)]) for _ in range(length)] for _ in range(count)]
 
 

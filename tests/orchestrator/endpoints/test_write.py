@@ -91,17 +91,17 @@ async def test_the_limit_holds(meet: Meet) -> None:
 
 
 async def test_until_sees_every_token_and_keeps_the_one_it_ends_at(meet: Meet) -> None:
-    seen: list[str] = []
+    partials: list[str] = []
 
     def until(step: Step) -> bool:
-        seen.append(step.text)
+        partials.append(step.text)
         return len(step.tokens) == 2
 
     server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(2))
     async with meet(server) as met:
         step = await met.model.write(PROBLEM, until=until)
         await server.left.wait()
-    assert seen == ["So", "So one"]
+    assert partials == ["So", "So one"]
     assert (step.text, step.stop) == ("So one", "until")
     assert (met.calls[0].fate, met.calls[0].written) == ("done", 2)
 
@@ -116,13 +116,13 @@ async def test_an_opening_is_part_of_the_prompt_of_the_step_and_of_the_limit(mee
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
         step = await met.model.write(PROBLEM, opening="So", limit=3)
-        whole = await met.model.write(PROBLEM, opening="So", limit=2)
+        full = await met.model.write(PROBLEM, opening="So", limit=2)
         less = await met.model.write(PROBLEM, opening="So", limit=1)
     assert (less.text, len(less.tokens), less.stop) == ("S", 1, "length")
     assert texts(step) == ["S", "o", " one"]
     assert [token.id for token in step.tokens[:2]] == server.encode("So")
     assert step.stop == "length"
-    assert (whole.text, whole.stop) == ("So", "length")
+    assert (full.text, full.stop) == ("So", "length")
     assert [prompt.endswith(f"{THINK}\nSo") for prompt in prompts(server)] == [True]
 
 
@@ -178,8 +178,8 @@ async def test_foreign_steps_are_encoded_as_text_and_own_ones_are_not(meet: Meet
         step = await theirs.model.write(PROBLEM)
         following = await ours.model.write(PROBLEM.extend(step))
         await ours.model.write(PROBLEM.extend(step).extend(following))
-    asked = [body["prompt"] for path, body in small.requests if path == "/tokenize" and "prompt" in body]
-    assert (following.text, asked.count("So one.\n\n")) == ("Then two.\n\n", 1)
+    tokenised = [body["prompt"] for path, body in small.requests if path == "/tokenize" and "prompt" in body]
+    assert (following.text, tokenised.count("So one.\n\n")) == ("Then two.\n\n", 1)
 
 
 async def test_a_token_that_is_cut_takes_its_first_bytes_along(meet: Meet) -> None:

@@ -163,8 +163,8 @@ def test_a_bound_takes_as_many_steps_as_it_says() -> None:
 
 def known(grades: Sequence[float], checks: Sequence[tuple[float, bool]] = ()) -> Evidence:
     evidence = Evidence(top=9, window=1024)
-    told = Moment(0.0, Adapted("threshold", 7.0, 2, 0, checks=tuple(checks), own=(True,) * len(checks)))
-    evidence.add(RunStats.of([told, *moments(grades, 7)]))
+    moment = Moment(0.0, Adapted("threshold", 7.0, 2, 0, checks=tuple(checks), own=(True,) * len(checks)))
+    evidence.add(RunStats.of([moment, *moments(grades, 7)]))
     return evidence
 
 
@@ -254,8 +254,8 @@ def test_a_users_own_threshold_is_trusted_as_long_as_it_may_be() -> None:
 def test_what_knows_too_little_stays_where_it_is() -> None:
     adapting = adaptation(7, 0)
     assert taught(adapting, [9.0] * 4) == [Choice(7, 0)]
-    told = adapting.begin("threshold")
-    assert told == Adapted("threshold", 7, 0, 1)
+    adapted = adapting.begin("threshold")
+    assert adapted == Adapted("threshold", 7, 0, 1)
 
 
 def test_where_no_threshold_keeps_the_limit_nothing_is_accepted_and_it_says_so() -> None:
@@ -281,11 +281,11 @@ def test_what_shadows_find_bad_at_every_threshold_ends_at_the_strictest() -> Non
     adapting = adaptation(8, limit=0.08)
     for _ in range(60):
         adapting.checked(ShadowCheck(9.0, agreed=False))
-    told = adapting.begin()
-    assert (len(told.checks), adapting.begin().checks) == (60, ())
+    adapted = adapting.begin()
+    assert (len(adapted.checks), adapting.begin().checks) == (60, ())
     choices = list[Choice]()
     for _ in range(4):
-        adapting.learn([Moment(0.0, told), *moments([9.0] * 50, 8)])
+        adapting.learn([Moment(0.0, adapted), *moments([9.0] * 50, 8)])
         choices.append(adapting.choice)
     assert [choice.threshold for choice in choices] == [8.5, 9, 9, 9]
     assert adapting.hopeless
@@ -365,16 +365,16 @@ def test_it_comes_to_the_best_of_the_grid_and_beats_a_bad_setting(tmp_path: Path
 
 
 def test_recorded_traces_with_shadows_lead_to_the_same_decisions(tmp_path: Path) -> None:
-    first, again, told = adaptation(7, limit=0.05), adaptation(7, limit=0.05), list[Adapted]()
+    first, again, adapted = adaptation(7, limit=0.05), adaptation(7, limit=0.05), list[Adapted]()
     for number in range(8):
         for place in range(20):
             first.checked(ShadowCheck(9.0, agreed=place > 7))
-        told.append(first.begin("threshold"))
-        trace = [Moment(0.0, told[-1]), *moments([9.0] * 24, first.choice.threshold or 0)]
+        adapted.append(first.begin("threshold"))
+        trace = [Moment(0.0, adapted[-1]), *moments([9.0] * 24, first.choice.threshold or 0)]
         first.learn(trace)
         write(tmp_path / f"{number}.jsonl", trace)
-    assert len({one.value for one in told}) > 2  # two fifths are disputed: stricter, whatever the grades say
-    for number, expected in enumerate(told):
+    assert len({one.value for one in adapted}) > 2  # two fifths are disputed: stricter, whatever the grades say
+    for number, expected in enumerate(adapted):
         assert again.begin("threshold") == replace(expected, checks=(), own=())
         again.learn(read(tmp_path / f"{number}.jsonl"))
     assert again.choice == first.choice

@@ -32,7 +32,7 @@ def called(
     return Called(role, verb, fate, 0.0, seconds, first, prompt, cached)
 
 
-def told(load: Load, *seconds: float, times: int = 1) -> Load:
+def loaded(load: Load, *seconds: float, times: int = 1) -> Load:
     for _ in range(times):
         for each in seconds:
             load.observe(called(each))
@@ -44,38 +44,38 @@ def test_it_grants_everything_until_it_has_seen_something() -> None:
 
 
 def test_slow_requests_halve_the_depth_down_to_none_and_it_grows_back_step_by_step() -> None:
-    load = told(Load(), 1.0, times=4)
-    depths = [told(load, 5.0, times=4).depth(8) for _ in range(5)]
+    load = loaded(Load(), 1.0, times=4)
+    depths = [loaded(load, 5.0, times=4).depth(8) for _ in range(5)]
     assert depths == [4, 2, 1, 0, 0]
     assert not load.calm
-    grown = [told(load, 1.0, times=4).depth(8) for _ in range(9)]
+    grown = [loaded(load, 1.0, times=4).depth(8) for _ in range(9)]
     assert grown == [1, 2, 3, 4, 5, 6, 7, 8, 8]
     assert load.calm
 
 
 def test_in_between_nothing_changes() -> None:
-    load = told(Load(share=0.5), 1.0)
-    assert told(load, 2.5, times=40).share == 0.5
+    load = loaded(Load(share=0.5), 1.0)
+    assert loaded(load, 2.5, times=40).share == 0.5
 
 
 def test_twice_as_long_as_the_best_is_quick_and_three_times_is_slow() -> None:
-    load = told(Load(share=0.5), 1.0)
-    assert told(load, 2.0, times=3).share == 0.5 + 1 / 8
-    assert told(load, 3.0, times=4).share == (0.5 + 1 / 8) / 2
+    load = loaded(Load(share=0.5), 1.0)
+    assert loaded(load, 2.0, times=3).share == 0.5 + 1 / 8
+    assert loaded(load, 3.0, times=4).share == (0.5 + 1 / 8) / 2
 
 
 def test_a_request_that_took_no_time_tells_nothing() -> None:
-    assert told(Load(share=0.5), 0.0, times=8).share == 0.5
+    assert loaded(Load(share=0.5), 0.0, times=8).share == 0.5
 
 
 def test_one_slow_request_among_others_is_no_load() -> None:
-    load = told(Load(), 1.0, times=4)
-    assert told(load, 1.0, 100.0, 1.0, 1.0, times=20).calm
+    load = loaded(Load(), 1.0, times=4)
+    assert loaded(load, 1.0, 100.0, 1.0, 1.0, times=20).calm
 
 
 def test_like_is_compared_with_like() -> None:
     """A long prompt that is not cached takes longer, and so does another verb."""
-    load = told(Load(), 1.0, times=4)
+    load = loaded(Load(), 1.0, times=4)
     for _ in range(20):
         load.observe(called(30.0, prompt=3000))
         load.observe(called(1.0, prompt=3000, cached=2900))
@@ -101,24 +101,24 @@ def test_like_is_compared_with_like() -> None:
     ids=repr,
 )
 def test_what_says_nothing_about_the_large_models_load_is_left_out(event: Called | Degraded) -> None:
-    load = told(Load(), 1.0, times=4)
+    load = loaded(Load(), 1.0, times=4)
     for _ in range(40):
         load.observe(event)
     assert load.calm
 
 
 def test_requests_that_fail_are_load() -> None:
-    load = told(Load(), 1.0, times=4)
+    load = loaded(Load(), 1.0, times=4)
     for _ in range(4):
         load.observe(called(0.1, fate="failed"))
     assert load.share == 0.5
 
 
 def test_the_best_is_forgotten_after_a_while() -> None:
-    load = told(Load(window=16), 1.0)
-    told(load, 5.0, times=16)
+    load = loaded(Load(window=16), 1.0)
+    loaded(load, 5.0, times=16)
     assert load.share < 1
-    assert told(load, 5.0, times=64).calm
+    assert loaded(load, 5.0, times=64).calm
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_the_depth_is_never_above_what_a_user_wants_and_repeats(
 ) -> None:
     loads = Load(), Load()
     for load in loads:
-        told(load, *seconds)
+        loaded(load, *seconds)
         for each in waiting:
             load.queue(10, each)
     assert loads[0].share == loads[1].share

@@ -67,7 +67,7 @@ def test_a_repair_is_timed_from_when_it_could_begin() -> None:
     """Not from its own draft's verdict, if that comes before that of the draft before it."""
     first, second = Step("a\n\n", "small"), Step("b\n\n", "small")
     wrong = Rollback(reason="grade", score=1.0)
-    found = told(
+    found = stats_of(
         (0, Started(PROBLEM.messages, "specreason")), (1, Drafted(0, first)), (2, Drafted(1, second)),
         (3, Judged(1, second, wrong)), (5, Judged(0, first, Accept(8.0))), (5, Committed(0, first, 8.0)),
         (9, Repaired(1, Step("c\n\n", "large"), wrong)), (9, Committed(1, Step("c\n\n", "large"))),
@@ -79,7 +79,7 @@ def test_a_repair_is_timed_from_when_it_could_begin() -> None:
 
 def test_a_draft_that_is_kept_in_part_is_rejected() -> None:
     draft, repair, wrong = Step("a b\n\n", "small"), Step("c\n\n", "large"), Rollback(1, "doubt", 2.0)
-    found = told(
+    found = stats_of(
         (0, Started(PROBLEM.messages, "bild")), (1, Drafted(0, draft)), (2, Judged(0, draft, wrong)),
         (2, Committed(0, draft.cut(1), 2.0)), (5, Repaired(1, repair, wrong)), (5, Committed(1, repair)),
     )  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_draft_that_is_kept_in_part_is_rejected() -> None:
 def test_a_rival_that_stands_is_accepted_with_its_own_grade() -> None:
     draft, other = Step("a\n\n", "small"), Step("b\n\n", "small")
     verdict = Rollback(reason="grade", score=2.0, rivals=(Rival(other, 8.0),))
-    found = told(
+    found = stats_of(
         (0, Started(PROBLEM.messages, "choose")), (1, Drafted(0, draft)), (2, Judged(0, draft, verdict)),
         (2, Chosen(0, other)), (2, Committed(0, other, 8.0)), (3, Drafted(1, draft)),
     )  # fmt: skip
@@ -97,15 +97,15 @@ def test_a_rival_that_stands_is_accepted_with_its_own_grade() -> None:
 
 
 def test_what_shadows_found_comes_with_the_run() -> None:
-    found = told((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False)), own=(False, True))))
+    found = stats_of((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False)), own=(False, True))))
     assert found == RunStats(checks=(ShadowCheck(8.5, True, own=False), ShadowCheck(7.5, False, own=True)))
 
 
 def test_checks_without_controls_are_of_an_older_trace_and_teach_nothing() -> None:
-    assert told((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False))))) == RunStats()
+    assert stats_of((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False))))) == RunStats()
 
 
-def told(*moments: tuple[float, Event]) -> RunStats:
+def stats_of(*moments: tuple[float, Event]) -> RunStats:
     return RunStats.of(Moment(at, event) for at, event in moments)
 
 

@@ -18,11 +18,11 @@ STEPS = [Step(f"Step {number}.\n\n", "small") for number in range(1000)]
 class Checker:
     def __init__(self, seconds: float = 1.0, wrong: str = "7", fails: str = "none", lost: str = "none") -> None:
         self.seconds, self.wrong, self.fails, self.lost = seconds, wrong, fails, lost
-        self.asked: list[Step] = []
+        self.checked: list[Step] = []
         self.open = 0
 
     async def __call__(self, chain: Chain, step: Step) -> Finding | None:
-        self.asked.append(step)
+        self.checked.append(step)
         self.open += 1
         try:
             await asyncio.sleep(self.seconds)
@@ -58,7 +58,7 @@ def test_the_same_steps_are_chosen_every_time() -> None:
     first, second = Checker(), Checker()
     shadowed(Shadows(0.1), first, STEPS)
     shadowed(Shadows(0.1), second, STEPS[::-1])
-    assert first.asked == second.asked[::-1]
+    assert first.checked == second.checked[::-1]
 
 
 def test_agreement_is_counted_and_so_are_failures() -> None:
@@ -71,7 +71,7 @@ def test_agreement_is_counted_and_so_are_failures() -> None:
 def test_only_so_many_are_under_way_and_none_while_a_server_is_busy() -> None:
     check = Checker(seconds=100.0)
     record = shadowed(Shadows(1.0, most=3), check, STEPS[:10], apart=1.0)
-    assert (len(check.asked), record.skipped, check.open) == (3, 7, 0)
+    assert (len(check.checked), record.skipped, check.open) == (3, 7, 0)
     assert shadowed(Shadows(1.0), Checker(), STEPS[:10], calm=False) == ShadowRecord(skipped=10)
 
 
@@ -86,7 +86,7 @@ def test_only_so_many_are_under_way_and_none_while_a_server_is_busy() -> None:
 def test_what_is_no_whole_step_cannot_be_compared(chain: Chain, step: Step) -> None:
     shadows, check = Shadows(1.0), Checker()
     shadows.consider(chain, step, check)
-    assert not check.asked
+    assert not check.checked
     assert shadows.record == ShadowRecord()
 
 

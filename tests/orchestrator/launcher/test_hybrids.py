@@ -148,9 +148,9 @@ def test_a_parser_that_cannot_be_asked_changes_nothing(
 
 def test_drafted_tokens_under_a_hybrid_are_warned_of(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     brought(file, 'speculation = "mtp"')
-    said = capsys.readouterr().out
-    assert "warning: large: " in said
-    assert "by mtp (vllm#54360, vllm#53504)" in said
+    output = capsys.readouterr().out
+    assert "warning: large: " in output
+    assert "by mtp (vllm#54360, vllm#53504)" in output
     brought(file, "", 'model = "./plain"\nspeculation = "ngram"')
     assert "warning" not in capsys.readouterr().out
 

@@ -48,11 +48,11 @@ async def test_yields_what_answers_by_name_and_leaves_nothing_behind(tmp_path: P
 
 
 async def test_tells_how_far_each_server_is(tmp_path: Path) -> None:
-    told: list[Progress] = []
-    async with launch([scripted()], log_dir=tmp_path, on_progress=told.append):
+    updates: list[Progress] = []
+    async with launch([scripted()], log_dir=tmp_path, on_progress=updates.append):
         pass
-    assert [progress.state for progress in told] == ["starting"] * (len(told) - 1) + ["ready"]
-    assert [progress.seconds for progress in told] == sorted(progress.seconds for progress in told)
+    assert [progress.state for progress in updates] == ["starting"] * (len(updates) - 1) + ["ready"]
+    assert [progress.seconds for progress in updates] == sorted(progress.seconds for progress in updates)
 
 
 async def test_a_failed_start_says_which_server_why_and_where_its_log_is(tmp_path: Path) -> None:

@@ -98,9 +98,9 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
     """Let a script that prints so much stand in for nvidia-smi, on a machine that allots nothing."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def tells(told: str) -> None:
+    def tells(output: str) -> None:
         script = tmp_path / "nvidia-smi"
-        script.write_text(f"#!/bin/sh\nprintf '{told}'\n")
+        script.write_text(f"#!/bin/sh\nprintf '{output}'\n")
         script.chmod(0o755)
         monkeypatch.setattr(machine, "NVIDIA_SMI", (str(script), *machine.NVIDIA_SMI[1:]))
 
@@ -115,7 +115,7 @@ def sizes(known: MachineFacts) -> tuple[float | None, ...] | None:
 
 
 @pytest.mark.parametrize(
-    ("told", "cards"),
+    ("output", "cards"),
     [
         (FOUR, (1.0, 2.0, 3.0, 4.0)),
         ("0, GPU-0, [N/A], NVIDIA GB10\\n1, GPU-1, 81559, NVIDIA H100 80GB HBM3\\n", (None, 81559 / 1024)),
@@ -123,9 +123,9 @@ def sizes(known: MachineFacts) -> tuple[float | None, ...] | None:
     ],
 )
 def test_the_driver_is_asked_where_a_card_is_wanted(
-    told: str, cards: tuple[float | None, ...] | None, driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+    output: str, cards: tuple[float | None, ...] | None, driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver(told)
+    driver(output)
     known = inspect_machine(pair(gpus=[0]))
     assert (sizes(known), known.visible) == (cards, None)
     assert inspect_machine(pair()).cards is None
@@ -134,7 +134,7 @@ def test_the_driver_is_asked_where_a_card_is_wanted(
 
 
 @pytest.mark.parametrize(
-    ("said", "allotted", "cards"),
+    ("value", "allotted", "cards"),
     [
         ("2,1", ("2", "1"), (3.0, 2.0)),
         ("GPU-3c-9f, 0", ("GPU-3c-9f", "0"), (4.0, 1.0)),
@@ -147,14 +147,14 @@ def test_the_driver_is_asked_where_a_card_is_wanted(
     ],
 )
 def test_what_the_environment_allots_are_the_cards_and_in_its_order(
-    said: str,
+    value: str,
     allotted: tuple[str, ...],
     cards: tuple[float | None, ...],
     driver: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     driver(FOUR)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", said)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     known = inspect_machine(pair(gpus=[0]))
     assert (known.visible, sizes(known)) == (allotted, cards)
     monkeypatch.setattr(machine, "NVIDIA_SMI", ("/nowhere/nvidia-smi",))

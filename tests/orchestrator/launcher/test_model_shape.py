@@ -58,15 +58,15 @@ def test_tensor_parallelism_divides_the_weights() -> None:
 
 
 def test_quantisation_leaves_the_vocabulary_alone() -> None:
-    whole, quartered = model_shape(CONFIGS["Qwen/Qwen3-8B"]), model_shape(CONFIGS["Qwen/Qwen3-8B-AWQ"])
-    assert whole is not None
+    full, quartered = model_shape(CONFIGS["Qwen/Qwen3-8B"]), model_shape(CONFIGS["Qwen/Qwen3-8B-AWQ"])
+    assert full is not None
     assert quartered is not None
     vocabulary = 2 * 2 * 151936 * 4096
-    assert quartered.weights() - vocabulary == pytest.approx((whole.weights() - vocabulary) / 4)
+    assert quartered.weights() - vocabulary == pytest.approx((full.weights() - vocabulary) / 4)
     assert quartered.weights() / GIB == pytest.approx(5.6, abs=0.05)
     fp8 = model_shape({**CONFIGS["Qwen/Qwen3-8B"], "quantization_config": {"quant_method": "fp8"}})
     assert fp8 is not None
-    assert fp8.weights() - vocabulary == pytest.approx((whole.weights() - vocabulary) / 2)
+    assert fp8.weights() - vocabulary == pytest.approx((full.weights() - vocabulary) / 2)
 
 
 def test_the_type_of_the_numbers_may_be_chosen() -> None:

@@ -26,8 +26,8 @@ def flag(args: tuple[str, ...], name: str) -> str:
 
 def speculative(speculation: Any, role: int = 0, **small: Any) -> dict[str, Any]:
     made = servers(pair({"speculation": speculation}, {**SMALL, **small}))[role]
-    said: dict[str, Any] = json.loads(flag(made.args, "speculative-config"))
-    return said
+    config: dict[str, Any] = json.loads(flag(made.args, "speculative-config"))
+    return config
 
 
 def test_everything_that_is_set_reaches_the_command_line_and_the_environment() -> None:
@@ -101,7 +101,7 @@ def test_a_cpu_has_no_share_of_a_card_and_sends_zeros_for_what_it_did_not_write(
 
 
 @pytest.mark.parametrize(
-    ("speculation", "said"),
+    ("speculation", "expected"),
     [
         ("ngram", {"num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 4}),
         ({"method": "ngram", "tokens": 8, "lookup": [3, 3]}, {
@@ -123,9 +123,9 @@ def test_a_cpu_has_no_share_of_a_card_and_sends_zeros_for_what_it_did_not_write(
         }),
     ],
 )  # fmt: skip
-def test_speculation_becomes_what_vllm_is_told(speculation: Any, said: dict[str, Any]) -> None:
+def test_speculation_becomes_what_vllm_is_told(speculation: Any, expected: dict[str, Any]) -> None:
     method = speculation if isinstance(speculation, str) else speculation["method"]
-    assert speculative(speculation) == {"method": method, **said}
+    assert speculative(speculation) == {"method": method, **expected}
 
 
 def test_the_small_model_drafts_at_its_own_revision() -> None:

@@ -53,8 +53,8 @@ def test_without_vllm_nothing_can_be_started_but_it_may_be_connected_to() -> Non
 
 
 def test_a_method_that_the_installed_vllm_lacks_is_named_with_those_it_has() -> None:
-    said = complaint(pair({"speculation": {"method": "dflash", "model": "m", "tokens": 15}}), facts())
-    assert "vLLM 0.32.0 has no method 'dflash'; it has: ngram, suffix, draft_model, eagle3, medusa" in said
+    message = complaint(pair({"speculation": {"method": "dflash", "model": "m", "tokens": 15}}), facts())
+    assert "vLLM 0.32.0 has no method 'dflash'; it has: ngram, suffix, draft_model, eagle3, medusa" in message
 
 
 def test_suffix_needs_arctic_inference() -> None:
@@ -65,9 +65,9 @@ def test_suffix_needs_arctic_inference() -> None:
 
 
 def test_a_model_that_does_not_fit_is_refused_with_the_sum() -> None:
-    said = complaint(pair(card=47), facts())
-    assert "large does not fit: it takes 66.5 GiB (61.0 for weights, 4.0 for the keys and values" in said
-    assert "may use 0.9 of 47 GiB: raise large.memory, lower large.context, use more gpus" in said
+    message = complaint(pair(card=47), facts())
+    assert "large does not fit: it takes 66.5 GiB (61.0 for weights, 4.0 for the keys and values" in message
+    assert "may use 0.9 of 47 GiB: raise large.memory, lower large.context, use more gpus" in message
     assert check_pair(pair({"gpus": [0, 2]}, card=47), facts()) == ()
 
 
@@ -95,8 +95,8 @@ def test_the_driver_says_what_a_card_has_unless_the_file_does() -> None:
 
 def test_what_cannot_be_checked_is_told() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE}, "small": {"model": "new/small", "gpus": [1]}})
-    told = check_pair(unsaid, facts())
-    assert told == (
+    notes = check_pair(unsaid, facts())
+    assert notes == (
         "large: the memory of its GPUs: nvidia-smi does not tell; say `card = GIB` at the top of the file",
         "small: the memory and the vocabulary of new/small, which is not on this machine yet",
         "small: the memory of its GPUs: nvidia-smi does not tell; say `card = GIB` at the top of the file",
@@ -126,7 +126,7 @@ def test_a_card_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allotted", "cards", "said"),
+    ("allotted", "cards", "message"),
     [
         (("4",), (79.0,), "there is no GPU 1; CUDA_VISIBLE_DEVICES allows 4, which gpus number from 0"),
         (("GPU-a",), (None,), "there is no GPU 1; CUDA_VISIBLE_DEVICES allows GPU-a, which gpus number from 0"),
@@ -135,22 +135,22 @@ def test_a_card_that_is_not_there_is_named() -> None:
     ],
 )
 def test_a_card_that_is_not_ours_is_refused_with_what_is(
-    allotted: tuple[str, ...], cards: tuple[float | None, ...], said: str
+    allotted: tuple[str, ...], cards: tuple[float | None, ...], message: str
 ) -> None:
-    assert said in complaint(pair(), facts(cards=cards_of(*cards), visible=allotted))
+    assert message in complaint(pair(), facts(cards=cards_of(*cards), visible=allotted))
 
 
 def test_a_card_of_unknown_size_is_told_and_the_others_still_count() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE, "gpus": [0, 1]}, "small": {"model": SMALL, "gpus": [2]}})
-    (told,) = check_pair(unsaid, facts(cards=cards_of(79.0, None, None), visible=("5", "MIG-a", "MIG-b")))
-    assert told.startswith("small: the memory of its GPUs: nvidia-smi does not tell")
+    (warning,) = check_pair(unsaid, facts(cards=cards_of(79.0, None, None), visible=("5", "MIG-a", "MIG-b")))
+    assert warning.startswith("small: the memory of its GPUs: nvidia-smi does not tell")
     assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=cards_of(None, 24.0, 79.0)))
 
 
 def test_an_address_in_use_is_named() -> None:
     wrong = pair({"port": 8001})
-    said = complaint(wrong, facts(taken={("127.0.0.1", 8001): "Address already in use"}))
-    assert "large.port: 127.0.0.1:8001 is not available (Address already in use)" in said
+    message = complaint(wrong, facts(taken={("127.0.0.1", 8001): "Address already in use"}))
+    assert "large.port: 127.0.0.1:8001 is not available (Address already in use)" in message
     assert "large and small have the same port 8001" in complaint(pair({"port": 8001}, {"port": 8001}), facts())
     assert "large and small have the same served name 'm'" in complaint(pair({"name": "m"}, {"name": "m"}), facts())
 
@@ -180,16 +180,16 @@ def test_a_card_that_is_given_away_to_nine_tenths_is_no_matter_and_beyond_it_is_
 
 
 def test_models_that_share_a_card_are_told_what_that_costs() -> None:
-    (told,) = warnings(pair({"gpus": [0, 1], "memory": 0.5}, {"memory": 0.2}), facts())
-    assert told.startswith("large and small share GPU 1: while both work, each slows the other")
+    (warning,) = warnings(pair({"gpus": [0, 1], "memory": 0.5}, {"memory": 0.2}), facts())
+    assert warning.startswith("large and small share GPU 1: while both work, each slows the other")
     assert warnings(pair({"gpus": []}, {"gpus": []}), facts()) == ()
 
 
 def test_a_card_smaller_than_the_file_says_is_refused_with_its_name() -> None:
     known = facts(cards=cards_of(22.5, 79.6, name="NVIDIA L4"))
-    said = complaint(pair(), known)
-    assert "card: the file says 79 GiB, and GPU 0 has less (NVIDIA L4, 22.5 GiB): write `card = 22`" in said
-    assert "GPU 1" not in said
+    message = complaint(pair(), known)
+    assert "card: the file says 79 GiB, and GPU 0 has less (NVIDIA L4, 22.5 GiB): write `card = 22`" in message
+    assert "GPU 1" not in message
 
 
 def test_a_card_larger_than_the_file_says_and_cards_that_differ_are_told() -> None:
@@ -197,8 +197,8 @@ def test_a_card_larger_than_the_file_says_and_cards_that_differ_are_told() -> No
     (larger,) = warnings(pair(), known)
     assert larger.startswith("GPU 0 is larger than `card = 79` (NVIDIA H200, 140.4 GiB)")
     mixed = facts(cards=(Card(79.6, "NVIDIA H100"), Card(80.0, "NVIDIA A100"), Card(80.0, "NVIDIA A100")))
-    (told,) = warnings(pair({"gpus": [0, 1]}, {"gpus": [2]}), mixed)
-    assert "large: its cards differ (NVIDIA H100, 79.6 GiB; NVIDIA A100, 80.0 GiB)" in told
+    (warning,) = warnings(pair({"gpus": [0, 1]}, {"gpus": [2]}), mixed)
+    assert "large: its cards differ (NVIDIA H100, 79.6 GiB; NVIDIA A100, 80.0 GiB)" in warning
 
 
 def drafting(large: ModelFiles, small: ModelFiles, **more: Any) -> tuple[Pair, MachineFacts]:
@@ -209,9 +209,9 @@ def drafting(large: ModelFiles, small: ModelFiles, **more: Any) -> tuple[Pair, M
 def test_embeddings_of_other_sizes_cannot_draft() -> None:
     qwq, distilled = "Qwen/QwQ-32B", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
     wrong = pair({"model": qwq, "speculation": "draft_model", "gpus": [0, 2]}, {"model": distilled})
-    said = complaint(wrong, facts())
-    assert f"{distilled} cannot draft for {qwq}: their embeddings have 152064 and 151936 rows" in said
-    assert "Set heterogeneous = true" in said
+    message = complaint(wrong, facts())
+    assert f"{distilled} cannot draft for {qwq}: their embeddings have 152064 and 151936 rows" in message
+    assert "Set heterogeneous = true" in message
     mended = {"method": "draft_model", "heterogeneous": True}
     assert check_pair(pair({"model": qwq, "speculation": mended, "gpus": [0, 2]}, {"model": distilled}), facts()) == ()
 
@@ -220,8 +220,8 @@ def test_the_same_size_is_not_the_same_vocabulary() -> None:
     config = CONFIGS[SMALL]
     same = drafting(ModelFiles(config, WORDS), ModelFiles(config, dict(WORDS)))
     assert check_pair(*same) == ()
-    said = complaint(*drafting(ModelFiles(config, WORDS), ModelFiles(config, {"a": 0, "c": 1, "b": 2})))
-    assert "2 of its 3 tokens have another id there, or none" in said
+    message = complaint(*drafting(ModelFiles(config, WORDS), ModelFiles(config, {"a": 0, "c": 1, "b": 2})))
+    assert "2 of its 3 tokens have another id there, or none" in message
     unknown = drafting(ModelFiles(config, WORDS), ModelFiles(config, None))
     assert check_pair(*unknown) == ()
     assert check_pair(*drafting(ModelFiles(config, WORDS), ModelFiles(config, {"z": 0}), heterogeneous=True)) == ()
@@ -259,7 +259,7 @@ def test_on_a_cpu_the_keys_and_values_need_room() -> None:
 
 
 def test_everything_that_is_wrong_is_said_at_once() -> None:
-    said = complaint(
+    message = complaint(
         pair({"speculation": "suffix", "port": 1}, {"gpus": [0]}, card=24), facts(taken={("127.0.0.1", 1): "taken"})
     )
-    assert said.count("\n- ") == 4
+    assert message.count("\n- ") == 4

@@ -84,17 +84,17 @@ async def test_a_server_that_should_run_is_asked_before_any_is_started(
 async def test_it_stays_up_until_a_signal(
     json_output: bool, waves: list[list[Server]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asyncio.get_running_loop().call_later(0, _when_told, capsys, told := list[str]())
+    asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
     await up(PAIR, CONSOLE, json_output=json_output)
     if json_output:
-        assert {role: one["speculation"] for role, one in json.loads(told[0]).items()} == {
+        assert {role: one["speculation"] for role, one in json.loads(outputs[0]).items()} == {
             "large": "ngram",
             "small": "none",
         }
     else:
-        said = settings_of(told[0])
-        assert list(said) == ["large", "small"]
-        assert all(one.startswith("http://127.0.0.1:") for one in said.values())
+        settings = settings_of(outputs[0])
+        assert list(settings) == ["large", "small"]
+        assert all(one.startswith("http://127.0.0.1:") for one in settings.values())
 
 
 def settings_of(printed: str) -> dict[str, Any]:
@@ -106,11 +106,11 @@ async def test_a_pair_within_is_told_of_with_its_policy_and_stopped_with_the_res
     json_output: bool, waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
-    asyncio.get_running_loop().call_later(0, _when_told, capsys, told := list[str]())
+    asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
     await up(THREE, CONSOLE, json_output=json_output, log_dir=tmp_path)
-    said = json.loads(told[0]) if json_output else settings_of(told[0])
-    small = said["small"]
-    models = {"large": said["large"], "small.large": small.pop("large"), "small.small": small.pop("small")}
+    settings = json.loads(outputs[0]) if json_output else settings_of(outputs[0])
+    small = settings["small"]
+    models = {"large": settings["large"], "small.large": small.pop("large"), "small.small": small.pop("small")}
     assert small == WITHIN
     if json_output:
         assert {path: one["model"] for path, one in models.items()} == {path: f"toy-{path}" for path in models}
@@ -126,23 +126,23 @@ async def test_what_is_to_be_known_of_settings_is_said_apart(
     async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
         urls = {name: one.base_url for name, one in served.items()}
         small = {**WITHIN, "large": {"url": urls["small"], "api_key": "secret"}, "small": urls["small"]}
-        asyncio.get_running_loop().call_later(0, _when_told, capsys, told := list[str]())
+        asyncio.get_running_loop().call_later(0, _collect_output, capsys, outputs := list[str]())
         console = Console(file=io.StringIO(), width=200)
         await up(Pair.model_validate({"large": urls["large"], "small": small}), console)
-    said = cast("io.StringIO", console.file).getvalue()
-    assert settings_of(told[0])["small"]["large"] == {"url": urls["small"]}
-    assert "name it in STEPSPEC_CONFIG" in said
-    assert "The key of small.large is not among them: set STEPSPEC_SMALL__LARGE__API_KEY." in said
-    assert "Ctrl-C" not in said
+    shown = cast("io.StringIO", console.file).getvalue()
+    assert settings_of(outputs[0])["small"]["large"] == {"url": urls["small"]}
+    assert "name it in STEPSPEC_CONFIG" in shown
+    assert "The key of small.large is not among them: set STEPSPEC_SMALL__LARGE__API_KEY." in shown
+    assert "Ctrl-C" not in shown
 
 
-def _when_told(capsys: pytest.CaptureFixture[str], told: list[str]) -> None:
+def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> None:
     """Signal ourselves once something was printed; look again until then."""
     if printed := capsys.readouterr().out:
-        told.append(printed)
+        outputs.append(printed)
         os.kill(os.getpid(), signal.SIGTERM)
     else:
-        asyncio.get_running_loop().call_later(0.02, _when_told, capsys, told)
+        asyncio.get_running_loop().call_later(0.02, _collect_output, capsys, outputs)
 
 
 def test_a_file_is_checked_and_what_could_not_be_is_told(

@@ -44,10 +44,10 @@ def scripted(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
 
 def test_only_servers_that_are_given_flags_are_asked_about_with_all_their_arguments() -> None:
     assert flagged_lines(pair({})) == {}
-    asked = flagged_lines(pair({"max-num-seqs": 3}, {}))
-    assert list(asked) == ["large"]
-    assert asked["large"][:4] == ("--model", "big", "--served-model-name", "big")
-    assert asked["large"][-2:] == ("--max-num-seqs", "3")
+    lines = flagged_lines(pair({"max-num-seqs": 3}, {}))
+    assert list(lines) == ["large"]
+    assert lines["large"][:4] == ("--model", "big", "--served-model-name", "big")
+    assert lines["large"][-2:] == ("--max-num-seqs", "3")
     assert list(flagged_lines(pair({}, {"seed": 1}))) == ["small"]
 
 
@@ -64,8 +64,8 @@ def test_an_unknown_flag_is_named_with_the_nearest_one() -> None:
 
 
 def test_what_vllm_refuses_for_another_reason_is_told_in_its_words() -> None:
-    said = "argument --seed: invalid int value: 'abc'"
-    assert complaint(pair({"seed": "abc"}), large=said) == f"large: the installed vLLM refuses its flags: {said}"
+    message = "argument --seed: invalid int value: 'abc'"
+    assert complaint(pair({"seed": "abc"}), large=message) == f"large: the installed vLLM refuses its flags: {message}"
 
 
 def test_flags_that_vllm_takes_are_let_through() -> None:
@@ -90,9 +90,9 @@ def test_the_last_line_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_parser_that_cannot_be_asked_says_why(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, source)
     monkeypatch.setattr(vllm_flags, "WORKER_SECONDS", 0.5 if "sleep" in source else 60.0)
-    said = parse({})
-    assert isinstance(said, str)
-    assert why in said
+    message = parse({})
+    assert isinstance(message, str)
+    assert why in message
 
 
 @pytest.fixture
@@ -116,18 +116,18 @@ def test_flags_that_could_not_be_checked_are_told(
 ) -> None:
     scripted(monkeypatch, "raise ImportError('cli_args')")
     load_checked(file, Console(width=200))
-    said = "not checked: the flags of large: vLLM's parser could not be run (ImportError: cli_args)"
-    assert said in capsys.readouterr().out
+    message = "not checked: the flags of large: vLLM's parser could not be run (ImportError: cli_args)"
+    assert message in capsys.readouterr().out
 
 
 def test_without_flags_nobody_is_asked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_flags, "parse", lambda asked: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(vllm_flags, "parse", lambda lines: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     file.write_text(FILE.replace("flags = { max-num-seq = 3 }", ""))
     load_checked(file, Console(quiet=True))
 
 
 def test_it_is_asked_only_about_what_is_right_otherwise(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_flags, "parse", lambda asked: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(vllm_flags, "parse", lambda lines: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     file.write_text(FILE.replace("org/big", "./gone"))
     with pytest.raises(ConfigurationError, match=r"large\.model: no model at"):
         load_checked(file, Console(quiet=True))

@@ -160,10 +160,10 @@ def test_three_models_that_fit_are_let_through() -> None:
 
 
 def test_the_shares_of_a_card_are_summed_over_all_models() -> None:
-    said = complaint(three(tiny={"gpus": [0]}))
+    message = complaint(three(tiny={"gpus": [0]}))
     assert (
         "GPU 0: the shares of its memory exceed 1 (large.memory 0.55 + small.large.memory 0.4 + small.small.memory"
-        in said
+        in message
     )
 
 
@@ -173,9 +173,9 @@ def test_each_model_within_is_checked() -> None:
     taken = MachineFacts(KNOWN.vllm, KNOWN.files, taken={("127.0.0.1", 8003): "Address already in use"})
     assert "small.small.port: 127.0.0.1:8003 is not available" in complaint(three(tiny={"port": 8003}), taken)
     same = {"port": 8001, "name": "m"}
-    said = complaint(three(same, {"port": 8002}, same))
-    assert "large and small.small have the same port 8001" in said
-    assert "large and small.small have the same served name 'm'" in said
+    message = complaint(three(same, {"port": 8002}, same))
+    assert "large and small.small have the same port 8001" in message
+    assert "large and small.small have the same served name 'm'" in message
     assert "large and small.large and small.small have the same port 1" in complaint(three(*[{"port": 1}] * 3))
     assert "small.small: there is no GPU 4" in complaint(
         three(tiny={"gpus": [4]}), MachineFacts(KNOWN.vllm, cards=(Card(79.0),) * 2)
@@ -184,5 +184,7 @@ def test_each_model_within_is_checked() -> None:
 
 def test_the_drafter_of_a_model_within_has_to_have_its_vocabulary() -> None:
     other = "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B"
-    said = complaint(three(middle={"model": other, "gpus": [2, 3], "speculation": "draft_model"}))
-    assert f"small.large.speculation: {TINY} cannot draft for {other}: their embeddings have 152064 and 151936" in said
+    message = complaint(three(middle={"model": other, "gpus": [2, 3], "speculation": "draft_model"}))
+    assert (
+        f"small.large.speculation: {TINY} cannot draft for {other}: their embeddings have 152064 and 151936" in message
+    )

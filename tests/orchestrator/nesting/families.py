@@ -14,7 +14,7 @@ from stepspec.orchestrator.nesting import Nested
 from stepspec.orchestrator.nesting.model import observe_within
 from stepspec.orchestrator.reason import End
 
-from ...fakes import Said, ScriptedModel
+from ...fakes import Previous, ScriptedModel
 from ..arms import PROBLEM, build, quarters, taste
 
 OUTER = ("specreason", "cascade", "bild", "reflective", "keeping", "tokenwise", "relay", "lookahead-reasoning", "small")
@@ -46,16 +46,16 @@ class Family:
             assert [model.open for model in self.models] == [0] * len(self.models), "requests left open"
 
 
-def script(seed: int, name: str, length: int) -> Callable[[Said], str]:
+def script(seed: int, name: str, length: int) -> Callable[[Previous], str]:
     """Paragraphs that all models often agree on; those of the cheapest one are empty, or end too soon, now and then."""
 
     @cache
-    def say(said: Said) -> str:
-        author = name if taste(seed, "differs", name, said) < 0.4 else "any"
-        whole = f"So {len(said)} is {int(taste(seed, author, said) * 100)}, as {author} one says."
-        if name == "0" and taste(seed, "trouble", said) < 0.2:
-            return (DELIMITER, THINK_END, whole)[int(taste(seed, "odd", said) * 3)]
-        return whole + (DELIMITER if len(said) + 1 < length else f"\n{THINK_END}")
+    def say(previous: Previous) -> str:
+        author = name if taste(seed, "differs", name, previous) < 0.4 else "any"
+        sentence = f"So {len(previous)} is {int(taste(seed, author, previous) * 100)}, as {author} one says."
+        if name == "0" and taste(seed, "trouble", previous) < 0.2:
+            return (DELIMITER, THINK_END, sentence)[int(taste(seed, "odd", previous) * 3)]
+        return sentence + (DELIMITER if len(previous) + 1 < length else f"\n{THINK_END}")
 
     return say
 

@@ -44,9 +44,9 @@ class TestNested(ModelContract):
         calls = [event for event in subject.events if isinstance(event, Called)]
         assert {(call.role, call.fate) for call in calls} == {("small", "done")}
         assert sum(call.written for call in calls if call.verb == "write") == len(step.tokens)
-        asked = len(calls)
+        before = len(calls)
         await subject.model.ask(subject.chain, "Right?", "79")
-        assert [call.path for call in subject.calls[asked:]] == ["small.large"]
+        assert [call.path for call in subject.calls[before:]] == ["small.large"]
 
     async def test_a_cancelled_write_is_over_and_leaves_the_model_usable(self, subject: Subject) -> None:
         def cancel(step: Step) -> bool:

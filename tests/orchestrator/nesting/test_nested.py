@@ -223,16 +223,16 @@ def test_a_step_may_be_made_of_several_pieces_and_end_within_one() -> None:
     step, _ = run(made.pair.write(PROBLEM, stop=("says",)))
     assert (step.text, step.stop) == ("The small one says", "delimiter")
     assert [piece.text for piece in step.pieces] == ["The small one says"]
-    made.tiny.script = lambda said: "one two three four five six seven eight nine ten eleven twelve" + DELIMITER
-    whole, _ = run(made.pair.write(PROBLEM))
-    assert [len(piece.tokens) for piece in whole.pieces] == [10, 3]
-    assert whole.stop == "delimiter"
+    made.tiny.script = lambda previous: "one two three four five six seven eight nine ten eleven twelve" + DELIMITER
+    full, _ = run(made.pair.write(PROBLEM))
+    assert [len(piece.tokens) for piece in full.pieces] == [10, 3]
+    assert full.stop == "delimiter"
 
 
 @pytest.mark.parametrize("refused", [(), (0,)])
 def test_an_opening_begins_the_drafts_and_the_repairs(refused: Sequence[int]) -> None:
     made = trio(refused=refused)
-    made.tiny.script = made.small.script = lambda said: f"Wait, what is it?{DELIMITER}"
+    made.tiny.script = made.small.script = lambda previous: f"Wait, what is it?{DELIMITER}"
     step, _ = run(made.pair.write(PROBLEM, opening=f"Wait,{DELIMITER}", limit=20))
     assert step.text.startswith(f"Wait,{DELIMITER}")
     assert len(step.text) > len(f"Wait,{DELIMITER}")
@@ -242,14 +242,14 @@ def test_an_opening_begins_the_drafts_and_the_repairs(refused: Sequence[int]) ->
 
 def test_a_write_that_ends_with_the_last_token_of_a_turn_may_be_gone_on_from() -> None:
     made = trio(2)
-    made.tiny.script = lambda said: "The answer is six."
+    made.tiny.script = lambda previous: "The answer is six."
     last, _ = run(made.pair.write(PROBLEM, until=lambda partial: partial.text.endswith(".")))
     assert (last.text, last.stop, last.pieces[-1].stop) == ("The answer is six.", "until", "end")
     more, _ = run(made.pair.write(PROBLEM.extend(last)))
     assert (more.text, more.stop) == ("", "end")
-    whole, _ = run(made.pair.write(PROBLEM))
-    again, _ = run(made.pair.write(PROBLEM.extend(whole.cut(len(whole.text)))))
-    assert (whole.stop, again.stop) == ("end", "end")
+    full, _ = run(made.pair.write(PROBLEM))
+    again, _ = run(made.pair.write(PROBLEM.extend(full.cut(len(full.text)))))
+    assert (full.stop, again.stop) == ("end", "end")
 
 
 def test_vocabularies_that_differ_leave_only_text() -> None:
@@ -261,7 +261,7 @@ def test_vocabularies_that_differ_leave_only_text() -> None:
         async def write(self, chain: Chain, **wanted: Any) -> Step:
             return replace(await super().write(chain, **wanted), vocabulary="others")
 
-    made.pair.small = Other("small", lambda said: "a b c d e f g h i j k" + DELIMITER)
+    made.pair.small = Other("small", lambda previous: "a b c d e f g h i j k" + DELIMITER)
     made.pair.large = ScriptedModel(
         "large", made.tiny.script, logprob=lambda before, token: -9.0 if token == " c" else -0.1
     )
@@ -286,17 +286,17 @@ def test_the_larger_one_of_the_pair_scores_answers_questions_and_branches_for_it
 
 
 def test_paths_grow_from_pair_to_pair() -> None:
-    told: list[Event] = []
-    observe = observe_within("small", observe_within("small", told.append))
+    observed: list[Event] = []
+    observe = observe_within("small", observe_within("small", observed.append))
     called = Called("large", "ask", "done", 0.0, 1.0)
     for event in (called, Moved("small", "a", "b", "gone"), JudgedWithin("small", 0, Step("", "small"), Accept())):
         observe(event)
-    assert [getattr(event, "path", "") for event in told] == [
+    assert [getattr(event, "path", "") for event in observed] == [
         "small.small.large",
         "small.small.small",
         "small.small.small",
     ]
-    assert [getattr(event, "role", "small") for event in told] == ["small"] * 3
+    assert [getattr(event, "role", "small") for event in observed] == ["small"] * 3
 
 
 def test_a_wrong_policy_is_found_before_anything_is_written() -> None:
@@ -316,7 +316,7 @@ def test_two_writes_at_once_from_one_place_do_not_disturb_each_other() -> None:
 
 
 def test_the_pairs_own_policy_sees_who_wrote_which_piece() -> None:
-    seen: list[list[str]] = []
+    chains: list[list[str]] = []
 
     @dataclass(frozen=True)
     class Halving:
@@ -330,7 +330,7 @@ def test_the_pairs_own_policy_sees_who_wrote_which_piece() -> None:
             return self.large
 
         async def draft(self, chain: Chain) -> Step:
-            seen.append([f"{step.author}: {step.text}" for step in chain.steps])
+            chains.append([f"{step.author}: {step.text}" for step in chain.steps])
             return await self.small.write(chain)
 
         async def verify(self, chain: Chain, draft: Step) -> Verdict:
@@ -340,7 +340,7 @@ def test_the_pairs_own_policy_sees_who_wrote_which_piece() -> None:
             return await self.large.write(chain)
 
     made = trio()
-    made.small.script = lambda said: f"The rest.{DELIMITER}"
+    made.small.script = lambda previous: f"The rest.{DELIMITER}"
     pair = Nested("small", made.tiny, made.small, Halving)
     first, _ = run(pair.write(PROBLEM))
     assert first.text == f"The rest.{DELIMITER}"
@@ -349,7 +349,7 @@ def test_the_pairs_own_policy_sees_who_wrote_which_piece() -> None:
         ("large", f" rest.{DELIMITER}", "half"),
     ]
     run(pair.write(PROBLEM.extend(first).extend(Step(f"So.{DELIMITER}", "large"))))
-    assert seen == [[], ["small: The", f"large:  rest.{DELIMITER}", f"large: So.{DELIMITER}"]]
+    assert chains == [[], ["small: The", f"large:  rest.{DELIMITER}", f"large: So.{DELIMITER}"]]
     half = first.cut(6)
     assert [(path, leaf.text) for path, leaf in half.leaves()] == [("small.small", "The"), ("small.large", " re")]
 
@@ -358,23 +358,23 @@ def test_the_pairs_own_policy_sees_who_wrote_which_piece() -> None:
 def test_no_model_of_the_pair_is_asked_for_more_than_the_write_or_the_budget_has(
     limit: int, left: int, most: int
 ) -> None:
-    asked: list[int] = []
+    limits: list[int] = []
 
-    class Asked(ScriptedModel):
+    class Limited(ScriptedModel):
         async def write(self, chain: Chain, **wanted: Any) -> Step:
-            asked.append(wanted["limit"])
+            limits.append(wanted["limit"])
             return await super().write(chain, **wanted)
 
-    tiny, small = (Asked(role, counting("small", 3)) for role in ("small", "large"))
+    tiny, small = (Limited(role, counting("small", 3)) for role in ("small", "large"))
     pair = Nested("small", tiny, small, partial(policies.make, "lookahead-reasoning"))
     run(pair.budgeted(lambda chain: left).write(PROBLEM, limit=limit))
-    assert asked[:2] == [most, most]
+    assert limits[:2] == [most, most]
 
 
 def test_requests_within_a_pair_tell_the_step_of_the_chain_and_are_no_bets_while_the_loop_waits() -> None:
     three = trio(length=3, refused=(1,))
     run(reason(three.policy, PROBLEM, ahead=0))
-    told = [(call.path, call.purpose, call.step) for call in three.events if isinstance(call, Called)]
-    assert told[:2] == [("small.small", "draft", 0), ("small.large", "verify", 0)]
-    assert ("small.large", "repair", 1) in told
-    assert ("", "verify", 1) in told
+    requests = [(call.path, call.purpose, call.step) for call in three.events if isinstance(call, Called)]
+    assert requests[:2] == [("small.small", "draft", 0), ("small.large", "verify", 0)]
+    assert ("small.large", "repair", 1) in requests
+    assert ("", "verify", 1) in requests

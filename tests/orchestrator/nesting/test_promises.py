@@ -127,8 +127,8 @@ def test_cancelling_at_any_moment_and_again_leaves_nothing_open(
 def test_the_steps_and_verdicts_of_a_pair_survive_the_trace(outer: str, inner: str, seed: int) -> None:
     made = family(outer, inner, seed=seed, ahead=2, sticky=True)
     run(made.run(2))
-    told = [event for event in made.events if isinstance(event, Committed | Called | JudgedWithin)]
-    assert [parse(dump(Moment(0.0, event))).event for event in told] == told
+    recorded = [event for event in made.events if isinstance(event, Committed | Called | JudgedWithin)]
+    assert [parse(dump(Moment(0.0, event))).event for event in recorded] == recorded
 
 
 @given(

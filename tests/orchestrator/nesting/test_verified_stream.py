@@ -35,7 +35,7 @@ class Ruled:
 
     @property
     def answerer(self) -> Model:
-        return ScriptedModel("large", lambda said: "")
+        return ScriptedModel("large", lambda previous: "")
 
     async def draft(self, chain: Chain) -> Step:
         await self._note(f"draft after {chain.text.split()}")
@@ -60,11 +60,16 @@ def stream(
     ahead: int = 0,
     spent: Callable[[Chain], bool] = lambda chain: False,
 ) -> tuple[VerifiedStream, list[tuple[int, str, Verdict]]]:
-    told: list[tuple[int, str, Verdict]] = []
+    verdicts: list[tuple[int, str, Verdict]] = []
     made = VerifiedStream(
-        policy, PROBLEM, inner, ahead, spent, lambda place, draft, verdict: told.append((place, draft.text, verdict))
+        policy,
+        PROBLEM,
+        inner,
+        ahead,
+        spent,
+        lambda place, draft, verdict: verdicts.append((place, draft.text, verdict)),
     )
-    return made, told
+    return made, verdicts
 
 
 async def words(made: VerifiedStream, most: int = 99) -> list[str]:
@@ -80,7 +85,7 @@ async def words(made: VerifiedStream, most: int = 99) -> list[str]:
 
 def test_what_is_accepted_comes_token_by_token_and_then_why_no_more_does() -> None:
     async def main() -> None:
-        made, told = stream(Ruled((ONE, LAST)))
+        made, verdicts = stream(Ruled((ONE, LAST)))
         made.place = 7
         assert made.exhausted
         assert await words(made, 1) == ["One"]
@@ -90,7 +95,7 @@ def test_what_is_accepted_comes_token_by_token_and_then_why_no_more_does() -> No
         assert await words(made) == ["Three", ".", "(end)"]
         assert await words(made) == ["(end)"]
         assert (made.ended, made.pieces) == (True, [ONE, LAST])
-        assert told == [(7, ONE.text, Accept()), (7, LAST.text, Accept())]
+        assert verdicts == [(7, ONE.text, Accept()), (7, LAST.text, Accept())]
         await made.close()
 
     assert run(main())[1] == 4.0

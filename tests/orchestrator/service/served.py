@@ -49,7 +49,7 @@ class Noting(FakeVllm):
 
 
 @dataclass
-class Seen:
+class RecordingObserver:
     """An observer that remembers."""
 
     events: list[Event] = field(default_factory=list[Event])
@@ -78,7 +78,7 @@ class Served:
     service: Service
     server: ServiceServer
     running: asyncio.Task[None]
-    seen: Seen
+    recorded: RecordingObserver
     http: aiohttp.ClientSession
 
     async def post(self, path: str, body: Any, **headers: str) -> Reply:
@@ -165,7 +165,7 @@ async def serving(
     small = Noting(script, digits={"9": -0.1}, names=names[:1])
     large = replace(small, faults=deque(), requests=[], heads=[], names=names[1:], key=key, left=asyncio.Event())
     large.metrics = metrics
-    seen, told = Seen(), list[str]()
+    recorded, messages = RecordingObserver(), list[str]()
     solving = {"sampling": GREEDY, "ending": "small", "answer": "large", **solving}
     endpoints = {"retries": 0}
     async with (
@@ -174,13 +174,13 @@ async def serving(
         Solver(one, other, **solving) as solver,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
-        service = Service(offer(solver), settings, [seen, *observers])
-        server = ServiceServer(service, settings, told.append)
+        service = Service(offer(solver), settings, [recorded, *observers])
+        server = ServiceServer(service, settings, messages.append)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
             running = asyncio.create_task(server.serve([listening]))
             try:
-                yield Served(f"http://{host}:{port}", small, large, service, server, running, seen, http)
+                yield Served(f"http://{host}:{port}", small, large, service, server, running, recorded, http)
             finally:
                 server.should_exit = True
                 for each in (small, large):

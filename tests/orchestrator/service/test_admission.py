@@ -136,10 +136,10 @@ async def test_a_client_that_goes_away_takes_its_requests_along(stream: bool) ->
         asking.cancel()
         await asyncio.wait([asking])
         await left(served)
-        await until(lambda: served.seen.requests)
-        fates = {event.fate for event in served.seen.events if isinstance(event, Called)}
+        await until(lambda: served.recorded.requests)
+        fates = {event.fate for event in served.recorded.events if isinstance(event, Called)}
     assert fates == {"cancelled"}
-    assert [request.status for request in served.seen.requests] == [499]
+    assert [request.status for request in served.recorded.requests] == [499]
 
 
 async def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
@@ -249,11 +249,11 @@ STREAMS = [
 ]
 
 
-@pytest.mark.parametrize(("path", "asked", "opening", "closing"), STREAMS)
+@pytest.mark.parametrize(("path", "fields", "opening", "closing"), STREAMS)
 async def test_a_stream_that_is_given_up_says_so(
-    path: str, asked: dict[str, object], opening: bytes, closing: bytes, caplog: pytest.LogCaptureFixture
+    path: str, fields: dict[str, object], opening: bytes, closing: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = asked if path == "/live" else {**asked, "stream": True}
+    body = fields if path == "/live" else {**fields, "stream": True}
     async with serving(chosen(drain_seconds=0.1, keep_alive=0.05)) as served:
         served.small.gate = asyncio.Semaphore(0)
         async with served.http.post(f"{served.base}{path}", json=body) as reply:
@@ -265,7 +265,7 @@ async def test_a_stream_that_is_given_up_says_so(
     last = rest.removesuffix(closing).rpartition(opening)[2]
     assert rest.endswith(closing)
     assert b'"code":"shut_down"' in last
-    assert [request.error and request.error.code for request in served.seen.requests] == ["shut_down"]
+    assert [request.error and request.error.code for request in served.recorded.requests] == ["shut_down"]
     assert "without completing" not in caplog.text
 
 
@@ -274,22 +274,22 @@ async def test_a_stream_of_a_served_model_that_is_given_up_says_so_and_other_ans
     behind.gate = asyncio.Event()
     async with serving(chosen(drain_seconds=0.1)) as served:
         runner = await put_behind(served, behind)
-        asked = {"model": "huge", "prompt": "x"}
+        fields = {"model": "huge", "prompt": "x"}
         url = f"{served.base}/v1/completions"
-        async with served.http.post(url, json=asked) as whole:
+        async with served.http.post(url, json=fields) as unstreamed:
             behind.kind, behind.pieces = "text/event-stream", [b"data: 1\n\n"]
-            async with served.http.post(url, json=asked) as stream:
+            async with served.http.post(url, json=fields) as stream:
                 served.server.handle_exit(signal.SIGTERM, None)
                 async with asyncio.timeout(20):
-                    told = await stream.content.read()
+                    received = await stream.content.read()
                     with pytest.raises(aiohttp.ClientPayloadError):
-                        await whole.content.read()
+                        await unstreamed.content.read()
         await served.running
         await runner.cleanup()
-    assert told.startswith(b"data: 1\n\ndata: {")
-    assert b'"code":"shut_down"' in told
-    assert told.endswith(b"data: [DONE]\n\n")
-    assert [request.error and request.error.code for request in served.seen.requests] == ["shut_down"] * 2
+    assert received.startswith(b"data: 1\n\ndata: {")
+    assert b'"code":"shut_down"' in received
+    assert received.endswith(b"data: [DONE]\n\n")
+    assert [request.error and request.error.code for request in served.recorded.requests] == ["shut_down"] * 2
 
 
 async def test_told_twice_it_ends_at_once() -> None:

@@ -233,8 +233,8 @@ def test_the_page_gives_messages_or_a_problem() -> None:
 
 
 def test_the_page_gets_no_more_than_others() -> None:
-    asked = parse_request(LiveRequest, {"problem": "x", "stepspec": {"budget": {"tokens": 5000, "answer": 30}}})
-    assert RESOLVER.live(asked).budget == Budget(1000, answer=30)
+    request = parse_request(LiveRequest, {"problem": "x", "stepspec": {"budget": {"tokens": 5000, "answer": 30}}})
+    assert RESOLVER.live(request).budget == Budget(1000, answer=30)
 
 
 @pytest.mark.parametrize(

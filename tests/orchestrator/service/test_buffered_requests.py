@@ -18,19 +18,19 @@ from stepspec.orchestrator.service.ray_proxy import BufferedRequest, stream_mess
 HEADERS = ((b"content-type", b"application/json"), (b"x-request-id", b"a b"))
 
 
-def asked(*headers: tuple[bytes, bytes], body: bytes = b"{}") -> BufferedRequest:
+def buffered(*headers: tuple[bytes, bytes], body: bytes = b"{}") -> BufferedRequest:
     return BufferedRequest({"method": "POST", "path": "/echo", "query_string": b"a=1"}, headers, body)
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     request = Request(scope, receive)
-    told = {"path": request.url.path, "query": request.url.query, "body": (await request.body()).decode()}
-    await JSONResponse(told)(scope, receive, send)
+    echoed = {"path": request.url.path, "query": request.url.query, "body": (await request.body()).decode()}
+    await JSONResponse(echoed)(scope, receive, send)
 
 
 async def test_what_is_asked_comes_through_and_the_answer_back() -> None:
     first, *rest = [
-        messages async for messages in stream_messages(echo, pickle.loads(pickle.dumps(asked(body=b"hello"))))
+        messages async for messages in stream_messages(echo, pickle.loads(pickle.dumps(buffered(body=b"hello"))))
     ]
     assert first == ()
     sent = [message for messages in rest for message in messages]
@@ -62,11 +62,11 @@ async def test_a_client_that_leaves_before_it_has_asked_is_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "left"), [(b"60", b"49.500"), (b"11", b"1.000"), (b"soon", b"soon")]
+    ("sent", "left"), [(b"60", b"49.500"), (b"11", b"1.000"), (b"soon", b"soon")]
 )  # fmt: skip
-def test_a_client_that_waits_has_less_left_later(given: bytes, left: bytes) -> None:
+def test_a_client_that_waits_has_less_left_later(sent: bytes, left: bytes) -> None:
     other = (b"x-other", b"60")
-    later = asked((b"x-stainless-read-timeout", given), other).after(10.5)
+    later = buffered((b"x-stainless-read-timeout", sent), other).after(10.5)
     assert later.headers == ((b"x-stainless-read-timeout", left), other)
 
 
@@ -82,7 +82,7 @@ async def test_pieces_come_as_they_are_sent_and_together_if_nobody_asked() -> No
         await StreamingResponse(pieces())(scope, receive, send)
 
     bodies = list[list[bytes]]()
-    async with aclosing(stream_messages(app, asked())) as answer:
+    async with aclosing(stream_messages(app, buffered())) as answer:
         async for messages in answer:
             if body := [message["body"] for message in messages if message.get("body")]:
                 bodies.append(body)
@@ -103,7 +103,7 @@ async def test_whoever_leaves_is_a_client_that_went_away() -> None:
         assert (await receive())["type"] == "http.disconnect"
         noticed.set()
 
-    async with aclosing(stream_messages(app, asked())) as answer:
+    async with aclosing(stream_messages(app, buffered())) as answer:
         assert await anext(answer) == ()
         assert len(await anext(answer)) == 1
         assert not noticed.is_set()
@@ -121,7 +121,7 @@ async def test_a_reader_that_is_cancelled_leaves_too() -> None:
         noticed.set()
 
     async def read() -> None:
-        async for _ in stream_messages(app, asked()):
+        async for _ in stream_messages(app, buffered()):
             pass
 
     reading = asyncio.create_task(read())
@@ -142,7 +142,7 @@ async def test_an_application_that_does_not_notice_is_cancelled(monkeypatch: pyt
             cancelled.set()
             raise
 
-    async with aclosing(stream_messages(app, asked())) as answer:
+    async with aclosing(stream_messages(app, buffered())) as answer:
         await anext(answer)
         await asyncio.sleep(0)
     assert cancelled.is_set()
@@ -153,7 +153,7 @@ async def test_what_the_application_raises_is_raised_after_what_it_sent() -> Non
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise ValueError("broken")
 
-    answer = stream_messages(app, asked())
+    answer = stream_messages(app, buffered())
     assert [len(await anext(answer)) for _ in range(2)] == [0, 1]
     with pytest.raises(ValueError, match="broken"):
         await anext(answer)
@@ -163,5 +163,5 @@ async def test_an_answer_without_a_body_is_an_answer() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await Response(status_code=204)(scope, receive, send)
 
-    messages = [message async for messages in stream_messages(app, asked()) for message in messages]
+    messages = [message async for messages in stream_messages(app, buffered()) for message in messages]
     assert (messages[0]["status"], messages[-1]["body"]) == (204, b"")

@@ -16,8 +16,8 @@ from .served import ANSWER, SCRIPT, THINKING, TURN, chosen, serving
 async def test_an_answer_in_one_piece() -> None:
     async with serving() as served:
         reply = await served.chat(headers={"x_request_id": "mine-1"})
-    told = reply.json
-    assert (reply.status, told["object"], told["model"], told["id"]) == (
+    body = reply.json
+    assert (reply.status, body["object"], body["model"], body["id"]) == (
         200,
         "chat.completion",
         "auto",
@@ -30,17 +30,17 @@ async def test_an_answer_in_one_piece() -> None:
         "reasoning": THINKING,
         "reasoning_content": THINKING,
     }
-    assert (told["choices"][0]["finish_reason"], told["choices"][0]["logprobs"]) == ("stop", None)
-    assert told["usage"] == {
+    assert (body["choices"][0]["finish_reason"], body["choices"][0]["logprobs"]) == ("stop", None)
+    assert body["usage"] == {
         "prompt_tokens": 35,
         "completion_tokens": 12,
         "total_tokens": 47,
         "prompt_tokens_details": {"cached_tokens": 0},
         "completion_tokens_details": {"reasoning_tokens": 8},
     }
-    assert [(step["author"], step["fate"], step["grade"]) for step in told["steps"]] == [("small", "kept", 9.0)] * 3
-    assert (told["ledger"]["small"]["kept"], told["ledger"]["large"]["kept"]) == (8, 4)
-    assert (told["stepspec"]["method"], told["stepspec"]["answer"], told["stepspec"]["finish_reason"]) == (
+    assert [(step["author"], step["fate"], step["grade"]) for step in body["steps"]] == [("small", "kept", 9.0)] * 3
+    assert (body["ledger"]["small"]["kept"], body["ledger"]["large"]["kept"]) == (8, 4)
+    assert (body["stepspec"]["method"], body["stepspec"]["answer"], body["stepspec"]["finish_reason"]) == (
         "specreason",
         "2",
         "stop",
@@ -53,7 +53,7 @@ async def test_an_answer_in_one_piece() -> None:
 async def test_a_stream_tells_every_step_and_then_the_answer() -> None:
     async with serving() as served:
         reply = await served.chat(stream=True, stream_options={"include_usage": True})
-        whole = await served.chat()
+        unstreamed = await served.chat()
     assert reply.headers["Content-Type"].startswith("text/event-stream")
     assert (reply.headers["Cache-Control"], reply.headers["X-Accel-Buffering"]) == ("no-cache", "no")
     assert reply.lines[-1] == "data: [DONE]"
@@ -68,11 +68,11 @@ async def test_a_stream_tells_every_step_and_then_the_answer() -> None:
     texts = [chunk["choices"][0]["delta"].get("reasoning") for chunk in middle][:3]
     assert texts == ["So one.\n\n", "Then two.\n\n", "Done"]
     for name in ("reasoning", "reasoning_content", "content"):
-        assert reply.joined(name) == whole.message[name]
+        assert reply.joined(name) == unstreamed.message[name]
     assert (last["choices"][0]["delta"], last["choices"][0]["finish_reason"]) == ({}, "stop")
-    assert [step["text"] for step in last["steps"]] == [step["text"] for step in whole.json["steps"]]
+    assert [step["text"] for step in last["steps"]] == [step["text"] for step in unstreamed.json["steps"]]
     assert "ledger" in last
-    assert (usage["choices"], usage["usage"]) == ([], whole.json["usage"])
+    assert (usage["choices"], usage["usage"]) == ([], unstreamed.json["usage"])
 
 
 async def test_usage_comes_only_when_asked_for() -> None:
@@ -94,34 +94,34 @@ async def test_usage_comes_only_when_asked_for() -> None:
 @pytest.mark.parametrize("where", ["the service", "the request"])
 async def test_where_the_thinking_is_told(where: str, thinking: Any, fields: dict[str, str]) -> None:
     settings = chosen(thinking=thinking if where == "the service" else "both")
-    asked: dict[str, Any] = {"stepspec": {"thinking": thinking}} if where == "the request" else {}
+    options: dict[str, Any] = {"stepspec": {"thinking": thinking}} if where == "the request" else {}
     async with serving(settings) as served:
-        whole = await served.chat(**asked)
-        stream = await served.chat(stream=True, **asked)
-    assert whole.message == {"role": "assistant", "refusal": None, **fields}
+        unstreamed = await served.chat(**options)
+        stream = await served.chat(stream=True, **options)
+    assert unstreamed.message == {"role": "assistant", "refusal": None, **fields}
     assert {name: stream.joined(name) for name in fields} == fields
     assert {name for chunk in stream.chunks for name in chunk["choices"][0]["delta"]} <= {"role", *fields}
 
 
 async def test_several_choices_have_seeds_of_their_own() -> None:
     async with serving() as served:
-        whole = await served.chat(n=3, temperature=1.0, seed=5)
+        unstreamed = await served.chat(n=3, temperature=1.0, seed=5)
         stream = await served.chat(n=2, temperature=1.0, stream=True)
         greedy = await served.chat(n=2, temperature=0)
-    assert [choice["index"] for choice in whole.json["choices"]] == [0, 1, 2]
-    assert [each["seed"] for each in whole.json["stepspec"]] == [5, 6, 7]
-    assert {step["choice"] for step in whole.json["steps"]} == {0, 1, 2}
-    assert whole.json["usage"]["completion_tokens"] == 3 * 12
-    assert whole.json["ledger"]["small"]["kept"] == 3 * 8
+    assert [choice["index"] for choice in unstreamed.json["choices"]] == [0, 1, 2]
+    assert [each["seed"] for each in unstreamed.json["stepspec"]] == [5, 6, 7]
+    assert {step["choice"] for step in unstreamed.json["steps"]} == {0, 1, 2}
+    assert unstreamed.json["usage"]["completion_tokens"] == 3 * 12
+    assert unstreamed.json["ledger"]["small"]["kept"] == 3 * 8
     assert [stream.joined("content", choice) for choice in (0, 1)] == [ANSWER] * 2
     assert (greedy.status, greedy.error["param"]) == (400, "n")
 
 
 async def test_a_stop_string_ends_the_answer_and_never_the_thinking() -> None:
     async with serving() as served:
-        whole = await served.chat(stop=["two", "\\boxed"])
+        unstreamed = await served.chat(stop=["two", "\\boxed"])
         stream = await served.chat(stop="\\boxed", stream=True)
-    assert (whole.message["reasoning"], whole.message["content"]) == (THINKING, "It is")
+    assert (unstreamed.message["reasoning"], unstreamed.message["content"]) == (THINKING, "It is")
     assert (stream.joined("reasoning"), stream.joined("content")) == (THINKING, "It is")
 
 
@@ -134,7 +134,7 @@ async def test_a_conversation_reaches_the_models_as_turns_without_old_thinking()
     ]
     async with serving() as served:
         reply = await served.chat(messages=turns)
-        started = next(event for event in served.seen.events if isinstance(event, Started))
+        started = next(event for event in served.recorded.events if isinstance(event, Started))
     assert reply.status == 200
     assert [(message.role, message.content) for message in started.messages] == [
         ("system", "Be brief."),
@@ -158,14 +158,16 @@ async def test_budgets_keep_room_for_the_answer() -> None:
 
 
 async def test_the_sampling_of_a_request_reaches_the_servers() -> None:
-    asked: dict[str, Any] = {"temperature": 0.7, "top_p": 0.5, "top_k": 9, "repetition_penalty": 1.5, "seed": 3}
+    options: dict[str, Any] = {"temperature": 0.7, "top_p": 0.5, "top_k": 9, "repetition_penalty": 1.5, "seed": 3}
     async with serving() as served:
-        await served.chat(**asked)
+        await served.chat(**options)
         first = next(body for path, body in served.small.requests if path == "/v1/completions")
         await served.chat(temperature=0.7)
         await served.chat(temperature=0.7)
         drawn = [body["seed"] for path, body in served.small.requests if path == "/v1/completions"]
-    assert {name: first[name] for name in asked if name != "seed"} == {n: v for n, v in asked.items() if n != "seed"}
+    assert {name: first[name] for name in options if name != "seed"} == {
+        n: v for n, v in options.items() if n != "seed"
+    }
     assert len(set(drawn)) == len(drawn) == 9  # a request for each step of each run
 
 
@@ -183,10 +185,10 @@ async def test_json_is_asked_of_the_large_model_and_only_for_the_answer() -> Non
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
     async with serving(script=script) as served:
         reply = await served.chat(response_format=wanted)
-        asked = [body.get("structured_outputs") for path, body in served.large.requests if path == "/v1/completions"]
+        schemas = [body.get("structured_outputs") for path, body in served.large.requests if path == "/v1/completions"]
         drafted = [body.get("structured_outputs") for path, body in served.small.requests if path == "/v1/completions"]
     assert reply.message["content"] == '{"x": 2}'
-    assert {"json": schema} in asked
+    assert {"json": schema} in schemas
     assert set(map(str, drafted)) == {"None"}
 
 
@@ -205,11 +207,11 @@ async def test_a_failure_before_the_first_step_has_its_status_and_a_later_one_en
         late = await served.chat(stream=True, stepspec={"ahead": 0})
         served.large.faults.clear()
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
-        whole = await served.chat(stepspec={"ahead": 0})
+        unstreamed = await served.chat(stepspec={"ahead": 0})
     assert late.status == 200
     assert "error" in late.chunks[-1]
     assert late.lines[-1] == "data: [DONE]"
-    assert (whole.status, whole.headers["x-should-retry"]) == (503, "false")
+    assert (unstreamed.status, unstreamed.headers["x-should-retry"]) == (503, "false")
 
 
 async def test_an_answer_is_not_lost_because_its_prompt_cannot_be_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +220,7 @@ async def test_an_answer_is_not_lost_because_its_prompt_cannot_be_counted(monkey
         counted = engine.large.count
 
         async def fails(messages: Any) -> int:
-            if any(isinstance(event, Finished) for event in served.seen.events):
+            if any(isinstance(event, Finished) for event in served.recorded.events):
                 raise EndpointUnavailable("gone")
             return await counted(messages)
 

@@ -36,12 +36,12 @@ class Collector:
 
     silent: bool = False
     got: list[ExportTraceServiceRequest] = field(default_factory=list[ExportTraceServiceRequest])
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def take(self, request: web.Request) -> web.Response:
         assert request.content_type == "application/x-protobuf"
         self.got.append(ExportTraceServiceRequest.FromString(await request.read()))
-        self.asked.set()
+        self.requested.set()
         if self.silent:
             await asyncio.Event().wait()
         return web.Response(content_type="application/x-protobuf")
@@ -53,7 +53,7 @@ class Collector:
 
     @property
     def resources(self) -> list[dict[str, Any]]:
-        return [told(each.resource.attributes) for request in self.got for each in request.resource_spans]
+        return [attributes_of(each.resource.attributes) for request in self.got for each in request.resource_spans]
 
     @asynccontextmanager
     async def listening(self) -> AsyncGenerator[str]:
@@ -69,7 +69,7 @@ class Collector:
             await runner.cleanup()
 
 
-def told(attributes: Any) -> dict[str, Any]:
+def attributes_of(attributes: Any) -> dict[str, Any]:
     """Attributes as values."""
     pairs: list[KeyValue] = list(attributes)
     return {pair.key: _value(pair.value) for pair in pairs}
@@ -133,17 +133,20 @@ async def test_a_collector_gets_the_spans_of_a_run(tmp_path: Path) -> None:
     assert len(collector.spans) == 1 + len(below) + len(within)
     assert {(each["service.name"], each["service.version"]) for each in collector.resources} == {("stepspec", "0.1.0")}
     assert (request.name, request.trace_id.hex(), request.parent_span_id.hex()) == ("chat specreason", TRACE, CLIENT)
-    about = told(request.attributes)
+    about = attributes_of(request.attributes)
     assert (about["http.response.status_code"], about["url.path"]) == (200, "/v1/chat/completions")
     assert (about["gen_ai.operation.name"], about["gen_ai.request.model"]) == ("chat", "specreason")
     assert (about["gen_ai.provider.name"], about["user.id"]) == ("stepspec", "ann")
-    (whole,) = [span for span in within if span.parent_span_id == request.span_id]
-    assert (whole.name, told(whole.attributes)["stepspec.finish_reason"]) == ("invoke_workflow specreason", "stop")
-    stages = {span.span_id: span.name for span in within if span.parent_span_id == whole.span_id}
+    (run_span,) = [span for span in within if span.parent_span_id == request.span_id]
+    assert (run_span.name, attributes_of(run_span.attributes)["stepspec.finish_reason"]) == (
+        "invoke_workflow specreason",
+        "stop",
+    )
+    stages = {span.span_id: span.name for span in within if span.parent_span_id == run_span.span_id}
     assert sorted(stages.values()) == ["answer", "draft", "draft", "judgement", "judgement"]
-    made = sorted((stages[span.parent_span_id], told(span.attributes)["stepspec.verb"]) for span in below)
+    made = sorted((stages[span.parent_span_id], attributes_of(span.attributes)["stepspec.verb"]) for span in below)
     assert made == [("answer", "write")] + [("draft", "write")] * 2 + [("judgement", "ask")] * 2
-    work = [told(span.attributes) for span in below]
+    work = [attributes_of(span.attributes) for span in below]
     heads = [head["traceparent"] for server in (running.small, running.large) for head in server.heads]
     assert len(heads) == len(below)
     assert set(heads) == {f"00-{TRACE}-{request.span_id.hex()}-01"}
@@ -163,7 +166,7 @@ async def test_a_collector_that_says_nothing_does_not_keep_the_service_from_endi
     collector = Collector(silent=True)
     async with collector.listening() as address, exporting(address, tmp_path / "service.log") as running:
         await running.chat()
-        await collector.asked.wait()  # The exporter hangs.
+        await collector.requested.wait()  # The exporter hangs.
         await running.chat()
         running.program.terminate()
         async with asyncio.timeout(SOON):

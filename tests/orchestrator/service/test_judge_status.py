@@ -60,9 +60,9 @@ async def test_a_promise_is_told_with_the_drift_since() -> None:
 @pytest.mark.parametrize("chosen", [{"policy": "large"}, {"options": {"threshold": 5}}])
 async def test_a_promise_is_told_only_of_what_auto_means(chosen: dict[str, Any]) -> None:
     async with serving(**chosen) as served:
-        told = (await served.get("/live/trust")).json
+        status = (await served.get("/live/trust")).json
         samples = await metrics(served)
-    assert (told["promise"], told["drift"]) == (None, None)
+    assert (status["promise"], status["drift"]) == (None, None)
     assert not [name for name, _ in samples if "drift" in name]
 
 
@@ -86,16 +86,16 @@ async def test_shadows_are_counted_by_what_they_found() -> None:
         await engine_of(served).shadows.settled()
         record = engine_of(served).shadows.record
         samples, again = await metrics(served), await metrics(served)
-        told = (await served.get("/live/trust")).json["shadows"]
+        status = (await served.get("/live/trust")).json["shadows"]
     assert (none["checked"], none["interval"]) == (0, None)
-    assert (told["checked"], told["agreed"], told["disputed"], told["own_disputed"]) == (3, 3, 0, 0)
-    assert told["interval"] == [pytest.approx(0.438, abs=0.001), 1.0]
-    for seen in (samples, again):
-        assert found(seen, "shadows_total", outcome="agreed") == 3
-        assert [found(seen, "shadows_total", outcome=one) for one in ("disputed", "failed", "skipped")] == [0, 0, 0]
-        assert found(seen, "shadow_own_disputed_total") == 0
-        assert found(seen, "shadow_tokens_total", verb="written") == record.written > 0
-        assert found(seen, "shadow_tokens_total", verb="read") == record.read > 0
+    assert (status["checked"], status["agreed"], status["disputed"], status["own_disputed"]) == (3, 3, 0, 0)
+    assert status["interval"] == [pytest.approx(0.438, abs=0.001), 1.0]
+    for scraped in (samples, again):
+        assert found(scraped, "shadows_total", outcome="agreed") == 3
+        assert [found(scraped, "shadows_total", outcome=one) for one in ("disputed", "failed", "skipped")] == [0, 0, 0]
+        assert found(scraped, "shadow_own_disputed_total") == 0
+        assert found(scraped, "shadow_tokens_total", verb="written") == record.written > 0
+        assert found(scraped, "shadow_tokens_total", verb="read") == record.read > 0
 
 
 async def test_the_methods_are_told_with_the_options_that_are_configured() -> None:

@@ -26,8 +26,8 @@ async def test_a_run_is_told_as_a_trace_that_replays() -> None:
     assert sum(isinstance(event, Committed) for event in events) == 3
     assert trace.replay(events).text == f"{THINKING}</think>\n\n{ANSWER}"
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
-    kind, _, told = last.partition("\ndata: ")
-    solution = orjson.loads(told)
+    kind, _, payload = last.partition("\ndata: ")
+    solution = orjson.loads(payload)
     assert (kind, solution["answer"], solution["text"], solution["finish_reason"]) == (
         "event: solution",
         "2",
@@ -44,16 +44,16 @@ async def test_an_error_is_told_with_its_status_or_as_the_last_event() -> None:
         late = await served.post("/live", {"messages": [TURN], "stepspec": {"ahead": 0}})
         early = await served.post("/live", {"messages": [TURN]})
         wrong = await served.post("/live", {"messages": [TURN], "model": "nobody"})
-    kind, _, told = late.lines[-1].partition("\ndata: ")
-    assert (late.status, kind, orjson.loads(told)["error"]["code"]) == (200, "event: error", "upstream_unavailable")
+    kind, _, payload = late.lines[-1].partition("\ndata: ")
+    assert (late.status, kind, orjson.loads(payload)["error"]["code"]) == (200, "event: error", "upstream_unavailable")
     assert (early.status, wrong.status) == (503, 404)
 
 
 async def test_the_methods_are_told_with_their_options() -> None:
     async with serving() as served:
-        told = (await served.get("/live/methods")).json
-    assert (told["default"], told["models"]) == ("specreason", {"small": "tiny", "large": "huge"})
-    methods = {method["name"]: method for method in told["methods"]}
+        payload = (await served.get("/live/methods")).json
+    assert (payload["default"], payload["models"]) == ("specreason", {"small": "tiny", "large": "huge"})
+    methods = {method["name"]: method for method in payload["methods"]}
     assert methods["specreason"]["options"]["threshold"] == 7
     assert methods["specreason"]["about"].startswith("Accept a step of the small model")
 

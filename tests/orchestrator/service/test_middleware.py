@@ -129,9 +129,9 @@ async def test_a_client_that_goes_away_in_the_middle_of_a_body_is_no_failure() -
         await writer.drain()
         writer.close()
         await writer.wait_closed()
-        await until(lambda: served.seen.requests)
-    assert [request.status for request in served.seen.requests] == [499]
-    assert served.seen.failures == []
+        await until(lambda: served.recorded.requests)
+    assert [request.status for request in served.recorded.requests] == [499]
+    assert served.recorded.failures == []
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a b", "é"])
@@ -144,9 +144,9 @@ async def test_an_id_that_cannot_be_told_is_replaced(given: str) -> None:
 async def test_other_sites_may_use_it_if_they_are_listed() -> None:
     settings = chosen(keys=("k",), cors_origins=("https://a.example",))
     async with serving(settings) as served:
-        asked = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
+        preflight = {"Origin": "https://a.example", "Access-Control-Request-Method": "POST"}
         more = {"Access-Control-Request-Headers": "authorization,content-type"}
-        async with served.http.options(f"{served.base}/v1/chat/completions", headers={**asked, **more}) as reply:
+        async with served.http.options(f"{served.base}/v1/chat/completions", headers={**preflight, **more}) as reply:
             assert (reply.status, reply.headers["Access-Control-Allow-Origin"]) == (200, "https://a.example")
         for origin, allowed in (("https://a.example", "https://a.example"), ("https://b.example", None)):
             refused = await served.chat(headers={"origin": origin})
@@ -164,7 +164,7 @@ async def test_what_nobody_foresaw_is_a_500_that_tells_no_secrets(monkeypatch: p
         reply = await served.chat(stream=True)
         assert (reply.status, reply.error["code"]) == (500, "internal_error")
         assert "secret" not in reply.body.decode()
-        assert isinstance(served.seen.failures[0], KeyError)
+        assert isinstance(served.recorded.failures[0], KeyError)
 
 
 async def test_readiness_follows_the_servers() -> None:

@@ -52,58 +52,58 @@ async def test_metrics_count_what_happened() -> None:
         await served.chat(tools=[{}])
         served.large.faults.extend([Refuse(500)] * 99)
         await served.chat(method="large")
-        told = await metrics(served)
+        samples = await metrics(served)
     chat = {"endpoint": "/v1/chat/completions"}
-    assert found(told, "requests_total", **chat, model="specreason", status="200") == 2
-    assert found(told, "requests_total", **chat, model="specreason", status="400") == 1
-    assert found(told, "requests_total", **chat, model="unknown", status="404") == 1
-    assert found(told, "requests_total", **chat, model="large", status="503") == 1
-    assert found(told, "refusals_total", **chat, code="model_not_found") == 1
-    assert found(told, "steps_total", model="specreason", author="small", fate="kept") == 6
-    assert found(told, "tokens_total", model="specreason", role="small", fate="kept") == 16
-    assert found(told, "tokens_total", model="specreason", role="large", fate="kept") == 8
-    assert found(told, "tokens_total", model="specreason", role="large", fate="judging") > 0
-    assert found(told, "runs_total", model="specreason", reason="stop") == 2
+    assert found(samples, "requests_total", **chat, model="specreason", status="200") == 2
+    assert found(samples, "requests_total", **chat, model="specreason", status="400") == 1
+    assert found(samples, "requests_total", **chat, model="unknown", status="404") == 1
+    assert found(samples, "requests_total", **chat, model="large", status="503") == 1
+    assert found(samples, "refusals_total", **chat, code="model_not_found") == 1
+    assert found(samples, "steps_total", model="specreason", author="small", fate="kept") == 6
+    assert found(samples, "tokens_total", model="specreason", role="small", fate="kept") == 16
+    assert found(samples, "tokens_total", model="specreason", role="large", fate="kept") == 8
+    assert found(samples, "tokens_total", model="specreason", role="large", fate="judging") > 0
+    assert found(samples, "runs_total", model="specreason", reason="stop") == 2
     for name in ("request_seconds", "first_step_seconds", "overhead_seconds"):
-        assert found(told, f"{name}_count", **chat, model="specreason") == (3 if name == "request_seconds" else 2)
-    assert found(told, "waste_ratio_count", model="specreason", role="small") == 2
-    assert found(told, "accept_ratio_sum", model="specreason") == 2
-    assert found(told, "upstream_errors_total", role="large", verb="write") >= 1
-    assert found(told, "upstream_seconds_count", role="small", verb="write") >= 2
-    assert found(told, "queue_seconds_count") == 3
-    assert (found(told, "requests_running"), found(told, "requests_waiting")) == (0, 0)
-    assert (found(told, "upstream_up", role="small"), found(told, "upstream_up", role="large")) == (1, 1)
-    assert found(told, "info", version="0.1.0") == 1
+        assert found(samples, f"{name}_count", **chat, model="specreason") == (3 if name == "request_seconds" else 2)
+    assert found(samples, "waste_ratio_count", model="specreason", role="small") == 2
+    assert found(samples, "accept_ratio_sum", model="specreason") == 2
+    assert found(samples, "upstream_errors_total", role="large", verb="write") >= 1
+    assert found(samples, "upstream_seconds_count", role="small", verb="write") >= 2
+    assert found(samples, "queue_seconds_count") == 3
+    assert (found(samples, "requests_running"), found(samples, "requests_waiting")) == (0, 0)
+    assert (found(samples, "upstream_up", role="small"), found(samples, "upstream_up", role="large")) == (1, 1)
+    assert found(samples, "info", version="0.1.0") == 1
 
 
 async def test_a_request_that_is_refused_before_it_is_read_asks_for_no_model() -> None:
     async with serving(chosen(keys=("k",))) as served:
         await served.chat()
         await served.get("/v1/models", authorization="Bearer k")
-        told = await metrics(served)
+        samples = await metrics(served)
     chat = {"endpoint": "/v1/chat/completions", "model": "none"}
-    assert found(told, "requests_total", **chat, status="401") == 1
-    assert found(told, "request_seconds_count", **chat) == 1
-    assert found(told, "requests_total", endpoint="other", model="none", status="200") == 1
+    assert found(samples, "requests_total", **chat, status="401") == 1
+    assert found(samples, "request_seconds_count", **chat) == 1
+    assert found(samples, "requests_total", endpoint="other", model="none", status="200") == 1
 
 
 async def test_what_a_run_is_given_is_told_where_it_is_adapted() -> None:
     async with serving(adapt=0.1) as served:
         for method in ("specreason", "large"):
             assert (await served.chat(method=method)).status == 200
-        told = await metrics(served)
-    assert found(told, "adapted_value", model="specreason", option="threshold") == 7
-    assert found(told, "adapted_ahead", model="specreason") == 2
-    assert sum(name.startswith("stepspec_adapted") for name, _ in told) == 2
+        samples = await metrics(served)
+    assert found(samples, "adapted_value", model="specreason", option="threshold") == 7
+    assert found(samples, "adapted_ahead", model="specreason") == 2
+    assert sum(name.startswith("stepspec_adapted") for name, _ in samples) == 2
 
 
 async def test_what_judges_nothing_has_no_accept_ratio() -> None:
     async with serving() as served:
         for method in ("large", "small"):
             assert (await served.chat(method=method)).status == 200
-        told = await metrics(served)
-    assert found(told, "runs_total", model="large", reason="stop") == 1
-    assert not [name for name, _ in told if name.startswith("stepspec_accept_ratio")]
+        samples = await metrics(served)
+    assert found(samples, "runs_total", model="large", reason="stop") == 1
+    assert not [name for name, _ in samples if name.startswith("stepspec_accept_ratio")]
 
 
 async def test_labels_do_not_follow_what_clients_make_up() -> None:
@@ -111,12 +111,15 @@ async def test_labels_do_not_follow_what_clients_make_up() -> None:
         for number in range(5):
             await served.get(f"/nothing/{number}")
             await served.chat(method=f"model-{number}")
-        told = await metrics(served)
-    assert {dict(labels)["endpoint"] for name, labels in told if name == "stepspec_requests_total"} == {
+        samples = await metrics(served)
+    assert {dict(labels)["endpoint"] for name, labels in samples if name == "stepspec_requests_total"} == {
         "other",
         "/v1/chat/completions",
     }
-    assert {dict(labels)["model"] for name, labels in told if name == "stepspec_requests_total"} == {"none", "unknown"}
+    assert {dict(labels)["model"] for name, labels in samples if name == "stepspec_requests_total"} == {
+        "none",
+        "unknown",
+    }
 
 
 class Tree:
@@ -155,9 +158,9 @@ async def traced_service(**given: Any) -> AsyncGenerator[tuple[Served, list[Read
     finished.extend(exporter.get_finished_spans())
 
 
-async def traced(**asked: Any) -> tuple[Tree, Served]:
+async def traced(**fields: Any) -> tuple[Tree, Served]:
     async with traced_service() as (served, finished):
-        await served.chat(headers={"traceparent": PARENT}, user="ann", **asked)
+        await served.chat(headers={"traceparent": PARENT}, user="ann", **fields)
         await served.get("/health")
     return Tree(finished), served
 
@@ -169,20 +172,27 @@ async def test_a_request_is_a_span_and_so_is_every_request_below_it() -> None:
     assert request.parent is not None
     assert (f"{request.context.trace_id:032x}", f"{request.parent.span_id:016x}") == tuple(PARENT.split("-")[1:3])
     assert request.name == "chat specreason"
-    told = about(request)
-    assert (told["gen_ai.operation.name"], told["http.response.status_code"], told["user.id"]) == ("chat", 200, "ann")
+    attributes = about(request)
+    assert (attributes["gen_ai.operation.name"], attributes["http.response.status_code"], attributes["user.id"]) == (
+        "chat",
+        200,
+        "ann",
+    )
     assert len(tree.clients) == len([head for server in (served.small, served.large) for head in server.heads])
     for span in tree.clients:
         assert span.start_time is not None
         assert span.end_time is not None
         assert request.start_time is not None
         assert request.start_time <= span.start_time <= span.end_time
-        told = about(span)
-        assert told["gen_ai.provider.name"] == "vllm"
-        assert (told["stepspec.role"], told["gen_ai.request.model"]) in {("small", "tiny"), ("large", "huge")}
-        assert told["stepspec.verb"] in ("write", "ask")
-        assert told["server.address"] == "127.0.0.1"
-        assert span.name == f"text_completion {told['gen_ai.request.model']}"
+        attributes = about(span)
+        assert attributes["gen_ai.provider.name"] == "vllm"
+        assert (attributes["stepspec.role"], attributes["gen_ai.request.model"]) in {
+            ("small", "tiny"),
+            ("large", "huge"),
+        }
+        assert attributes["stepspec.verb"] in ("write", "ask")
+        assert attributes["server.address"] == "127.0.0.1"
+        assert span.name == f"text_completion {attributes['gen_ai.request.model']}"
     carried = {head["traceparent"] for server in (served.small, served.large) for head in server.heads}
     assert carried == {f"00-{request.context.trace_id:032x}-{request.context.span_id:016x}-01"}
 
@@ -192,8 +202,8 @@ async def test_every_draft_and_judgement_is_a_span_below_its_run() -> None:
     runs = tree.below(tree.request, "invoke_workflow specreason")
     assert sorted(about(run)["stepspec.choice"] for run in runs) == [0, 1]
     for run in runs:
-        told = about(run)
-        assert (told["gen_ai.workflow.name"], told["stepspec.finish_reason"]) == ("specreason", "stop")
+        attributes = about(run)
+        assert (attributes["gen_ai.workflow.name"], attributes["stepspec.finish_reason"]) == ("specreason", "stop")
         drafts, judgements = tree.below(run, "draft"), tree.below(run, "judgement")
         for kind, stages in (("kept", drafts), ("accepted", judgements)):
             assert sorted(about(stage)["stepspec.step"] for stage in stages) == [0, 1, 2]
@@ -228,9 +238,9 @@ async def test_a_run_that_was_left_has_its_spans_too() -> None:
     async with traced_service() as (served, finished):
         served.small.gate = asyncio.Semaphore(4)
         asking = asyncio.create_task(served.chat())
-        await until(lambda: any(isinstance(event, Drafted) for event in served.seen.events))
+        await until(lambda: any(isinstance(event, Drafted) for event in served.recorded.events))
         asking.cancel()
-        await until(lambda: served.seen.requests)
+        await until(lambda: served.recorded.requests)
     tree = Tree(finished)
     (run,) = tree.below(tree.request)
     assert "stepspec.finish_reason" not in about(run)
@@ -267,8 +277,8 @@ async def test_models_are_called_as_they_are_served_the_critic_and_those_within_
         ):
             tracer(RunEvent(request, 0, 0.0, event))
         tracer(RequestFinished(request))
-    told = {span.name: about(span).get("stepspec.path") for span in Tree(exporter.get_finished_spans()).clients}
-    assert told == {"text_completion prm": None, "text_completion middle": "small.large"}
+    attributes = {span.name: about(span).get("stepspec.path") for span in Tree(exporter.get_finished_spans()).clients}
+    assert attributes == {"text_completion prm": None, "text_completion middle": "small.large"}
 
 
 async def test_other_routes_have_names_of_their_own() -> None:
@@ -295,10 +305,10 @@ async def test_what_is_passed_on_is_a_span_for_every_server_that_was_asked() -> 
         await served.chat(method="huge")
     tree = Tree(finished)
     assert [span.name for span in tree.clients] == ["text_completion huge", "chat huge", "chat huge"]
-    told = [about(span) for span in tree.clients]
-    assert [one.get("http.response.status_code") for one in told] == [200, 429, None]
-    assert [one.get("error.type") for one in told] == [None, "429", "ClientConnectorError"]
-    assert {(one["gen_ai.request.model"], one["stepspec.role"]) for one in told} == {("huge", "large")}
+    attributes = [about(span) for span in tree.clients]
+    assert [one.get("http.response.status_code") for one in attributes] == [200, 429, None]
+    assert [one.get("error.type") for one in attributes] == [None, "429", "ClientConnectorError"]
+    assert {(one["gen_ai.request.model"], one["stepspec.role"]) for one in attributes} == {("huge", "large")}
     requests = [span for span in tree.spans if span.kind is SpanKind.SERVER]
     assert [tree.below(request) for request in requests] == [[span] for span in tree.clients]
 
@@ -321,10 +331,10 @@ async def test_a_log_line_for_every_request_and_prompts_only_if_asked_for(
         await served.chat(method="nobody", headers={"x_request_id": "r-2"})
     printed = capsys.readouterr().err
     lines = [orjson.loads(line) for line in printed.splitlines() if line.startswith("{")]
-    asked = {line["request_id"]: line for line in lines if line["event"] == "request"}
-    assert (asked["r-1"]["status"], asked["r-1"]["model"], asked["r-1"]["user"]) == (200, "specreason", "ann")
-    assert (asked["r-1"]["finish"], asked["r-1"]["level"]) == ("stop", "info")
-    assert (asked["r-2"]["status"], asked["r-2"]["error"]) == (404, "model_not_found")
+    by_id = {line["request_id"]: line for line in lines if line["event"] == "request"}
+    assert (by_id["r-1"]["status"], by_id["r-1"]["model"], by_id["r-1"]["user"]) == (200, "specreason", "ann")
+    assert (by_id["r-1"]["finish"], by_id["r-1"]["level"]) == ("stop", "info")
+    assert (by_id["r-2"]["status"], by_id["r-2"]["error"]) == (404, "model_not_found")
     assert ("What is 1 + 1?" in printed) is prompts
     assert ("So one." in printed) is False
 

@@ -26,7 +26,7 @@ def solved(text: str, reason: FinishReason = "stop", events: tuple[Event, ...] =
     return Solution.of(outcome, [Moment(0.0, event) for event in (Answered(step(text)), *events)])
 
 
-def told(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
+def deltas(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
     joined: dict[str, str] = {}
     deltas = [*(builder.add_event(event) for event in events), builder.finish(solved(text))]
     for delta in filter(None, deltas):
@@ -37,30 +37,30 @@ def told(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
 
 def test_the_marker_is_never_told_and_the_text_between_is_as_it_was_written() -> None:
     events = Committed(0, step("a\n\n")), Committed(1, step(" b \n</think>")), Answering("c")
-    assert told(DeltaBuilder("reasoning", thinks=True), *events, text="c") == {
+    assert deltas(DeltaBuilder("reasoning", thinks=True), *events, text="c") == {
         "reasoning": "a\n\n b \n",
         "content": "c",
     }
 
 
 def test_what_was_not_told_in_pieces_is_told_at_the_end() -> None:
-    assert told(DeltaBuilder("both", thinks=True), Answering("It "), text="It is 2.")["content"] == "It is 2."
-    assert told(DeltaBuilder("both", thinks=True), Answering("It is 2."), text="It is 2.")["content"] == "It is 2."
-    assert told(DeltaBuilder("content", thinks=True), Committed(0, step("a\n\n")), text="") == {
+    assert deltas(DeltaBuilder("both", thinks=True), Answering("It "), text="It is 2.")["content"] == "It is 2."
+    assert deltas(DeltaBuilder("both", thinks=True), Answering("It is 2."), text="It is 2.")["content"] == "It is 2."
+    assert deltas(DeltaBuilder("content", thinks=True), Committed(0, step("a\n\n")), text="") == {
         "content": "<think>\na\n\n\n</think>\n\n"
     }
-    assert told(DeltaBuilder("content", thinks=True), text="2") == {"content": "2"}
+    assert deltas(DeltaBuilder("content", thinks=True), text="2") == {"content": "2"}
 
 
 def test_what_was_told_is_never_taken_back() -> None:
-    assert told(DeltaBuilder("both", thinks=True), Answering("It was"), text="It is 2.")["content"] == "It was"
+    assert deltas(DeltaBuilder("both", thinks=True), Answering("It was"), text="It is 2.")["content"] == "It was"
 
 
 @pytest.mark.parametrize("thinking", list(payloads.FIELDS))
 def test_a_model_that_answers_as_it_reasons_has_content_only(thinking: Any) -> None:
     builder = DeltaBuilder(thinking, thinks=False)
     events = Committed(0, step("a\n\n")), Answering("a"), Committed(1, step("b")), Answering("\n\nb")
-    assert told(builder, *events, text="a\n\nb") == {"content": "a\n\nb"}
+    assert deltas(builder, *events, text="a\n\nb") == {"content": "a\n\nb"}
     delta = DeltaBuilder(thinking, thinks=False).add_event(Committed(0, step("a"), 0.5))
     assert delta is not None
     assert delta.step == {"index": 0, "author": "small", "grade": 0.5, "fate": "kept", "reason": ""}

@@ -17,7 +17,7 @@ PROBLEM = "What is 1 + 1?"
 async def test_a_response_has_its_thinking_and_its_answer_as_items() -> None:
     async with serving() as served, client(served) as sdk:
         made = await sdk.responses.create(model="auto", input=PROBLEM, instructions="Be brief.")
-    assert (made.status, made.output_text, made.id) == ("completed", ANSWER, f"resp_{served.seen.requests[0].id}")
+    assert (made.status, made.output_text, made.id) == ("completed", ANSWER, f"resp_{served.recorded.requests[0].id}")
     thinking, message = made.output
     assert thinking.type == "reasoning"
     assert thinking.content is not None
@@ -33,7 +33,7 @@ async def test_a_stream_tells_the_same_in_numbered_events() -> None:
     async with serving() as served, client(served) as sdk:
         events = [event async for event in await sdk.responses.create(model="auto", input=PROBLEM, stream=True)]
         async with sdk.responses.stream(model="auto", input=PROBLEM) as helped:
-            whole = await helped.get_final_response()
+            full = await helped.get_final_response()
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
     assert kinds == [
@@ -49,7 +49,7 @@ async def test_a_stream_tells_the_same_in_numbered_events() -> None:
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == ANSWER
     assert events[-1].type == "response.completed"
     assert [item.type for item in events[-1].response.output] == ["reasoning", "message"]
-    assert whole.output_text == ANSWER
+    assert full.output_text == ANSWER
 
 
 async def test_a_conversation_goes_on_with_the_items_that_came_back() -> None:
@@ -71,9 +71,9 @@ async def test_json_and_budgets_and_effort_are_as_in_a_chat() -> None:
         cut = await sdk.responses.create(
             model="auto", input=PROBLEM, max_output_tokens=8, reasoning={"effort": "low"}, store=False
         )
-        asked = [body.get("structured_outputs") for path, body in served.large.requests if path == "/v1/completions"]
+        schemas = [body.get("structured_outputs") for path, body in served.large.requests if path == "/v1/completions"]
     assert (made.output_text, made.temperature, made.metadata) == ('{"x": 2}', 0.5, {"a": "b"})
-    assert {"json": {"type": "object"}} in asked
+    assert {"json": {"type": "object"}} in schemas
     assert cut.status == "incomplete"
     assert cut.incomplete_details is not None
     assert cut.incomplete_details.reason == "max_output_tokens"

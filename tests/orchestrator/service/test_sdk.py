@@ -53,7 +53,7 @@ async def test_a_failure_after_some_work_is_not_tried_again_by_the_sdk() -> None
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
         with pytest.raises(openai.InternalServerError):
             await sdk.chat.completions.create(model="auto", messages=MESSAGES, extra_body={"stepspec": {"ahead": 0}})
-        assert len(served.seen.requests) == 1
+        assert len(served.recorded.requests) == 1
 
 
 async def test_a_stream_keeps_the_extensions_and_raises_what_goes_wrong_in_it() -> None:
@@ -87,8 +87,8 @@ async def test_a_message_may_be_sent_back_as_the_sdk_returned_it() -> None:
         second = await sdk.chat.completions.create(model="auto", messages=turns)
         helped = sdk.chat.completions.stream(model="auto", messages=MESSAGES)
         async with helped as events:
-            whole = await events.get_final_completion()
+            full = await events.get_final_completion()
     assert second.choices[0].message.content == ANSWER
-    assert whole.choices[0].message.content == ANSWER
-    assert served.seen.requests[0].id == first._request_id  # pyright: ignore[reportPrivateUsage]  # so the SDK tells it
+    assert full.choices[0].message.content == ANSWER
+    assert served.recorded.requests[0].id == first._request_id  # pyright: ignore[reportPrivateUsage]  # so the SDK tells it
     assert first.id == f"chatcmpl-{first._request_id}"  # pyright: ignore[reportPrivateUsage]

@@ -60,8 +60,8 @@ def recorded(name: str, purposes: Sequence[tuple[Purpose, int, int]]) -> Iterabl
 
 def stages(*happened: Moment | tuple[float, Event]) -> tuple[dict[tuple[str, int], Stage], Stages]:
     moments = [each if isinstance(each, Moment) else Moment(*each) for each in happened]
-    told = Stages.of(moments)
-    return {(stage.kind, stage.index): stage for stage in told.stages}, told
+    tree = Stages.of(moments)
+    return {(stage.kind, stage.index): stage for stage in tree.stages}, tree
 
 
 def spelt(stage: Stage) -> tuple[float, float, str, list[tuple[str, float]]]:
@@ -70,8 +70,8 @@ def spelt(stage: Stage) -> tuple[float, float, str, list[tuple[str, float]]]:
 
 
 def test_a_recorded_run() -> None:
-    told = Stages.of(recorded("specreason.jsonl", SPECREASON))
-    assert [(stage.kind, stage.index, *spelt(stage)) for stage in told.stages] == [
+    tree = Stages.of(recorded("specreason.jsonl", SPECREASON))
+    assert [(stage.kind, stage.index, *spelt(stage)) for stage in tree.stages] == [
         ("draft", 0, 0.0, 0.119, "kept", []),
         ("judgement", 0, 0.119, 0.184, "accepted", [("ask", 0.119)]),
         ("draft", 1, 0.119, 0.223, "rejected", []),
@@ -83,16 +83,16 @@ def test_a_recorded_run() -> None:
         ("judgement", 3, 0.984, 1.032, "accepted", [("ask", 0.986)]),
         ("answer", 4, 0.984, 1.321, "kept", [("write", 0.984)]),
     ]
-    assert [(call.role, call.fate) for call in told.rest] == [("small", "cancelled"), ("small", "done")]
-    shared = [[round(call.started, 3) for call in stage.shared] for stage in told.stages if stage.kind == "draft"]
+    assert [(call.role, call.fate) for call in tree.rest] == [("small", "cancelled"), ("small", "done")]
+    shared = [[round(call.started, 3) for call in stage.shared] for stage in tree.stages if stage.kind == "draft"]
     assert shared == [[0.001], [0.001], [0.75], [0.75]]
-    assert [stage.grade and round(stage.grade) for stage in told.stages[:5]] == [9, 9, 1, 1, None]
-    assert [stage.reason for stage in told.stages[2:5]] == ["grade"] * 3
+    assert [stage.grade and round(stage.grade) for stage in tree.stages[:5]] == [9, 9, 1, 1, None]
+    assert [stage.reason for stage in tree.stages[2:5]] == ["grade"] * 3
 
 
 def test_requests_within_a_pair_are_those_of_the_step_that_the_pair_wrote() -> None:
-    told = Stages.of(recorded("nested.jsonl", NESTED))
-    drafts = [stage for stage in told.stages if stage.kind == "draft"]
+    tree = Stages.of(recorded("nested.jsonl", NESTED))
+    drafts = [stage for stage in tree.stages if stage.kind == "draft"]
     paths = [[call.path for call in draft.calls] for draft in drafts]
     assert paths == [
         ["small.large"],
@@ -100,22 +100,22 @@ def test_requests_within_a_pair_are_those_of_the_step_that_the_pair_wrote() -> N
         ["small.small", "small.large", "small.large"],
         ["small.small", "small.large"],
     ]
-    assert [len(stage.calls) for stage in told.stages if stage.kind != "draft"] == [1] * 6
-    assert [(call.path, call.fate) for call in told.rest] == [("small.small", "cancelled")] * 2
+    assert [len(stage.calls) for stage in tree.stages if stage.kind != "draft"] == [1] * 6
+    assert [(call.path, call.fate) for call in tree.rest] == [("small.small", "cancelled")] * 2
 
 
 def test_in_traces_without_purposes_calls_belong_to_no_stage() -> None:
     moments = list(read(TRACES / "specreason.jsonl"))
-    told = Stages.of(moments)
-    assert [stage.kind for stage in told.stages] == ["draft", "judgement"] * 2 + ["repair"] + [
+    tree = Stages.of(moments)
+    assert [stage.kind for stage in tree.stages] == ["draft", "judgement"] * 2 + ["repair"] + [
         *("draft", "judgement", "draft", "judgement", "answer")
     ]
-    assert not [stage for stage in told.stages if stage.calls or stage.shared]
-    assert list(told.rest) == [moment.event for moment in moments if isinstance(moment.event, Called)]
+    assert not [stage for stage in tree.stages if stage.calls or stage.shared]
+    assert list(tree.rest) == [moment.event for moment in moments if isinstance(moment.event, Called)]
 
 
 def test_bets_on_a_rejected_step_are_lost_and_so_are_their_judgements() -> None:
-    found, told = stages(
+    found, tree = stages(
         called("small", "write", 0, 1, "draft", 0),
         (1, Drafted(0, DRAFT)),
         called("small", "write", 1, 2, "draft", 1),
@@ -132,7 +132,7 @@ def test_bets_on_a_rejected_step_are_lost_and_so_are_their_judgements() -> None:
         (6, Drafted(1, DRAFT)),
         (7, Judged(1, DRAFT, YES)),
     )
-    spellings = [(stage.kind, stage.index, *spelt(stage)) for stage in told.stages]
+    spellings = [(stage.kind, stage.index, *spelt(stage)) for stage in tree.stages]
     assert spellings == [
         ("draft", 0, 0, 1, "rejected", [("write", 0)]),
         ("draft", 1, 1, 2, "lost", [("write", 1)]),
@@ -142,7 +142,7 @@ def test_bets_on_a_rejected_step_are_lost_and_so_are_their_judgements() -> None:
         ("draft", 1, 5, 6, "accepted", [("write", 5)]),
         ("judgement", 1, 6, 7, "accepted", []),
     ]
-    assert [call.fate for call in told.rest] == ["cancelled"]
+    assert [call.fate for call in tree.rest] == ["cancelled"]
     assert found["judgement", 1].grade == 9
 
 
@@ -225,18 +225,18 @@ def test_of_two_requests_for_one_judgement_both_belong_to_it() -> None:
 
 
 def test_a_stream_that_ended_before_its_drafts_were_read_is_shared_by_all_of_them() -> None:
-    found, told = stages(
+    found, tree = stages(
         called("small", "write", 0, 1, "draft", 0),
         (1, Drafted(0, DRAFT)),
         (1.1, Drafted(1, DRAFT)),
         (1.2, Drafted(2, DRAFT)),
     )
-    assert [found["draft", index].shared for index in range(3)] == [told.rest] * 3
-    assert not [stage for stage in told.stages if stage.calls]
+    assert [found["draft", index].shared for index in range(3)] == [tree.rest] * 3
+    assert not [stage for stage in tree.stages if stage.calls]
 
 
 def test_what_was_given_up_in_the_middle_has_what_there_was() -> None:
     assert Stages.of([]) == Stages([], [])
-    found, told = stages((1, Drafted(0, DRAFT)), called("small", "write", 0, 3, "draft", 0, "cancelled"))
+    found, tree = stages((1, Drafted(0, DRAFT)), called("small", "write", 0, 3, "draft", 0, "cancelled"))
     assert spelt(found["draft", 0]) == (0, 1, "lost", [])
-    assert found["draft", 0].shared == told.rest
+    assert found["draft", 0].shared == tree.rest

@@ -22,16 +22,16 @@ from stepspec.orchestrator.trace import Moment, parse
 from ...test_underneath import shown
 from .served import Reply, Served, chosen, serving, until
 
-TOLD = {"rate": 0.75, "length": 4.0, "counted": {"drafts": 2, "drafted": 8, "accepted": 6}}
+COUNTERS = {"rate": 0.75, "length": 4.0, "counted": {"drafts": 2, "drafted": 8, "accepted": 6}}
 
 
-async def asked(served: Served, path: str, **fields: object) -> Reply:
+async def post(served: Served, path: str, **fields: object) -> Reply:
     """Ask the large model; it goes on once somebody saw two more passes than there were."""
     large = served.service.context.offer.engine.large
     assert isinstance(large, VllmEndpoint)
     served.large.gate = asyncio.Semaphore(0)
     asking = asyncio.create_task(served.post(path, {"model": "large", **fields}))
-    await until(lambda: served.seen.events)
+    await until(lambda: served.recorded.events)
     served.large.metrics = shown(12, 8)
     await until(lambda: large.reading is not None and large.reading.counted.drafts == 12)
     for _ in range(99):
@@ -49,18 +49,18 @@ async def asked(served: Served, path: str, **fields: object) -> Reply:
 async def test_an_answer_tells_of_it(path: str, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
-        answer = (await asked(served, path, **fields)).json
-        (told,) = answer["ledger"]["speculation"]
-        assert {key: told[key] for key in TOLD} == TOLD
-        assert (told["role"], told["shared"]) == ("large", False)
-        assert told["since"] < told["until"]
-        assert answer["stepspec"]["speculation"] == {"large": told}
+        answer = (await post(served, path, **fields)).json
+        (entry,) = answer["ledger"]["speculation"]
+        assert {key: entry[key] for key in COUNTERS} == COUNTERS
+        assert (entry["role"], entry["shared"]) == ("large", False)
+        assert entry["since"] < entry["until"]
+        assert answer["stepspec"]["speculation"] == {"large": entry}
 
 
 async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
-        await asked(served, "/v1/chat/completions", messages=[{"role": "user", "content": "What is 1 + 1?"}])
+        await post(served, "/v1/chat/completions", messages=[{"role": "user", "content": "What is 1 + 1?"}])
         counted = served.service.context.offer.speculation
         await until(lambda: counted()["large"].drafts == 2)
         for _ in range(2):
@@ -74,10 +74,10 @@ async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.Monk
 async def test_the_page_is_told_as_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
-        payloads = await asked(served, "/live", problem="What is 1 + 1?")
+        payloads = await post(served, "/live", problem="What is 1 + 1?")
     lines = [line.removeprefix("data: ").encode() for line in payloads.lines if line.startswith("data: ")]
-    told = [one for one in (parse(line).event for line in lines) if isinstance(one, Speculated)]
-    assert sum((one.counted for one in told), Acceptance()) == Acceptance(2, 8, 6)
+    reported = [one for one in (parse(line).event for line in lines) if isinstance(one, Speculated)]
+    assert sum((one.counted for one in reported), Acceptance()) == Acceptance(2, 8, 6)
 
 
 async def test_servers_that_do_not_speculate_are_not_mentioned() -> None:
@@ -92,7 +92,7 @@ def test_what_several_runs_saw_of_one_server_is_not_added_up() -> None:
     one = Speculated("large", Acceptance(2, 8, 6), 0.0, 1.0)
     longer = replace(one, counted=Acceptance(3, 12, 6), until=1.5)
     within = Speculated("small", Acceptance(1, 4, 4), 0.0, 1.0, path="small.large")
-    ledgers = [Ledger.of([told]) for told in (longer, one, within)]
+    ledgers = [Ledger.of([entry]) for entry in (longer, one, within)]
     large, small = payloads.ledger(ledgers)["speculation"]
     assert (large["counted"]["drafts"], large["until"], large["shared"]) == (3, 1.5, True)
     assert (small["path"], small["rate"], small["length"], small["shared"]) == ("small.large", 1.0, 5.0, False)
@@ -101,8 +101,8 @@ def test_what_several_runs_saw_of_one_server_is_not_added_up() -> None:
 def test_nothing_drafted_has_no_rate() -> None:
     events: list[Event] = [Speculated("large", Acceptance(), 0.0, 1.0)]
     solution = Solution.of(Outcome(Chain.of("p"), "", "stop"), [Moment(0.0, event) for event in events])
-    (told,) = payloads.solution(solution)["ledger"]["speculation"]
-    assert (told["rate"], told["length"]) == (None, None)
+    (entry,) = payloads.solution(solution)["ledger"]["speculation"]
+    assert (entry["rate"], entry["length"]) == (None, None)
 
 
 def test_a_server_that_is_looked_at_later_is_counted_from_then() -> None:

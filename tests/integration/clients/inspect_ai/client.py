@@ -23,7 +23,7 @@ URL, KEY = os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]
 os.environ |= {"LOCAL_BASE_URL": URL, "LOCAL_API_KEY": KEY, "VLLM_API_KEY": KEY}
 
 
-def told(message: ChatMessageAssistant) -> dict[str, Any]:
+def as_dict(message: ChatMessageAssistant) -> dict[str, Any]:
     parts = message.content if isinstance(message.content, list) else []
     return {
         "content": message.text,
@@ -51,7 +51,7 @@ def evaluated(model: str, **choices: Any) -> dict[str, Any]:
     return {
         "status": log.status,
         "accuracy": log.results.scores[0].metrics["accuracy"].value,
-        "turns": [told(one) for one in sample.messages if isinstance(one, ChatMessageAssistant)],
+        "turns": [as_dict(one) for one in sample.messages if isinstance(one, ChatMessageAssistant)],
         "usage": [event.output.usage.model_dump() for event in calls],
         "sent back": [one for one in calls[-1].call.request["messages"] if one["role"] == "assistant"],
     }

@@ -16,7 +16,7 @@ MODEL, PROBLEM, FOLLOWING = sys.argv[1:]
 chat = ChatOpenAI(model=MODEL, stream_usage=True)
 
 
-def told(message: AIMessage) -> dict[str, Any]:
+def as_dict(message: AIMessage) -> dict[str, Any]:
     return {
         "content": message.text,
         "kwargs": message.additional_kwargs,
@@ -27,10 +27,10 @@ def told(message: AIMessage) -> dict[str, Any]:
 
 def stream() -> dict[str, Any]:
     chunks = list(chat.stream(PROBLEM))
-    whole = chunks[0]
+    merged = chunks[0]
     for chunk in chunks[1:]:
-        whole += chunk
-    return {**told(whole), "chunks": len(chunks)}
+        merged += chunk
+    return {**as_dict(merged), "chunks": len(chunks)}
 
 
 async def asynchronous_stream() -> dict[str, Any]:
@@ -42,7 +42,7 @@ async def asynchronous_stream() -> dict[str, Any]:
 
 def second_turn() -> dict[str, Any]:
     first = chat.invoke(PROBLEM)
-    return told(chat.invoke([HumanMessage(PROBLEM), first, HumanMessage(FOLLOWING)]))
+    return as_dict(chat.invoke([HumanMessage(PROBLEM), first, HumanMessage(FOLLOWING)]))
 
 
 def chained() -> dict[str, Any]:
@@ -70,13 +70,15 @@ def refused(asking: Any) -> dict[str, Any]:
 print(
     json.dumps(
         {
-            "invoke": told(chat.invoke(PROBLEM)),
+            "invoke": as_dict(chat.invoke(PROBLEM)),
             "stream": stream(),
             "async stream": asyncio.run(asynchronous_stream()),
-            "system": told(chat.invoke([SystemMessage("Think step by step."), HumanMessage(PROBLEM)])),
+            "system": as_dict(chat.invoke([SystemMessage("Think step by step."), HumanMessage(PROBLEM)])),
             "second turn": second_turn(),
             "chained": chained(),
-            "folded": told(ChatOpenAI(model=MODEL, extra_body={"stepspec": {"thinking": "content"}}).invoke(PROBLEM)),
+            "folded": as_dict(
+                ChatOpenAI(model=MODEL, extra_body={"stepspec": {"thinking": "content"}}).invoke(PROBLEM)
+            ),
             "tools": with_tools(),
             "wrong key": refused(ChatOpenAI(model=MODEL, api_key="wrong")),
             "unknown model": refused(ChatOpenAI(model="nobody")),

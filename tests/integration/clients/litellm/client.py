@@ -15,15 +15,15 @@ MESSAGES: Any = [{"role": "user", "content": PROBLEM}]
 litellm.suppress_debug_info = True
 
 
-def asked(provider: str) -> dict[str, Any]:
+def options_for(provider: str) -> dict[str, Any]:
     return {"model": f"{provider}/{MODEL}", "messages": MESSAGES, "api_base": URL, "api_key": KEY}
 
 
 def ask(provider: str, messages: Any = MESSAGES, **choices: Any) -> Any:
-    return litellm.completion(**{**asked(provider), "messages": messages, **choices})
+    return litellm.completion(**{**options_for(provider), "messages": messages, **choices})
 
 
-def told(response: Any) -> dict[str, Any]:
+def as_dict(response: Any) -> dict[str, Any]:
     choice = response.choices[0]
     return {
         "content": choice.message.content,
@@ -38,16 +38,16 @@ def stream(provider: str) -> dict[str, Any]:
     chunks = list(ask(provider, stream=True, stream_options={"include_usage": True}))
     thoughts = [getattr(chunk.choices[0].delta, "reasoning_content", None) for chunk in chunks if chunk.choices]
     pieces = sum(bool(thought) for thought in thoughts)
-    return {**told(litellm.stream_chunk_builder(chunks, messages=MESSAGES)), "pieces": pieces}
+    return {**as_dict(litellm.stream_chunk_builder(chunks, messages=MESSAGES)), "pieces": pieces}
 
 
 async def asynchronous() -> dict[str, Any]:
-    return told(await litellm.acompletion(**asked("hosted_vllm")))
+    return as_dict(await litellm.acompletion(**options_for("hosted_vllm")))
 
 
 def second_turn(provider: str) -> dict[str, Any]:
     first = ask(provider).choices[0].message
-    return told(ask(provider, [*MESSAGES, first, {"role": "user", "content": FOLLOWING}]))
+    return as_dict(ask(provider, [*MESSAGES, first, {"role": "user", "content": FOLLOWING}]))
 
 
 def refused(**changed: Any) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def refused(**changed: Any) -> dict[str, Any]:
 print(
     json.dumps(
         {
-            **{f"{provider} whole": told(ask(provider)) for provider in PROVIDERS},
+            **{f"{provider} whole": as_dict(ask(provider)) for provider in PROVIDERS},
             **{f"{provider} stream": stream(provider) for provider in PROVIDERS},
             **{f"{provider} second turn": second_turn(provider) for provider in PROVIDERS},
             "async": asyncio.run(asynchronous()),

@@ -10,16 +10,16 @@ from openai import AsyncOpenAI, DefaultAioHttpClient, OpenAI
 from pydantic import BaseModel
 
 MODEL, PROBLEM, FOLLOWING = sys.argv[1:]
-ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": PROBLEM}]}
-STREAMED: Any = {**ASKED, "stream": True, "stream_options": {"include_usage": True}}
+REQUEST: Any = {"model": MODEL, "messages": [{"role": "user", "content": PROBLEM}]}
+STREAMED: Any = {**REQUEST, "stream": True, "stream_options": {"include_usage": True}}
 client = OpenAI()
 
 
-def whole() -> dict[str, Any]:
-    return told(client.chat.completions.create(**ASKED))
+def unstreamed() -> dict[str, Any]:
+    return as_dict(client.chat.completions.create(**REQUEST))
 
 
-def told(completion: Any) -> dict[str, Any]:
+def as_dict(completion: Any) -> dict[str, Any]:
     choice, more = completion.choices[0], completion.model_extra
     return {
         "id": completion.id,
@@ -54,7 +54,7 @@ class Gathered:
             self.verified += "stepspec" in (choice.model_extra or {})
             self.finish_reason = choice.finish_reason or self.finish_reason
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {**vars(self), "reasoning": "".join(self.reasoning), "pieces": self.reasoning}
 
 
@@ -62,21 +62,21 @@ def stream() -> dict[str, Any]:
     gathered = Gathered()
     for chunk in client.chat.completions.create(**STREAMED):
         gathered.add(chunk)
-    return gathered.told()
+    return gathered.as_dict()
 
 
 def accumulated() -> dict[str, Any]:
     kinds = set()
-    with client.chat.completions.stream(**ASKED, stream_options={"include_usage": True}) as events:
+    with client.chat.completions.stream(**REQUEST, stream_options={"include_usage": True}) as events:
         for event in events:
             kinds.add(event.type)
-        return {**told(events.get_final_completion()), "kinds": sorted(kinds)}
+        return {**as_dict(events.get_final_completion()), "kinds": sorted(kinds)}
 
 
 def raw() -> dict[str, Any]:
-    response = client.chat.completions.with_raw_response.create(**ASKED, extra_headers={"X-Request-Id": "mine-1"})
+    response = client.chat.completions.with_raw_response.create(**REQUEST, extra_headers={"X-Request-Id": "mine-1"})
     completion = response.parse()
-    return {**told(completion), "headers": dict(response.headers), "request_id": completion._request_id}
+    return {**as_dict(completion), "headers": dict(response.headers), "request_id": completion._request_id}
 
 
 def typed() -> dict[str, Any]:
@@ -84,34 +84,34 @@ def typed() -> dict[str, Any]:
         count: int
 
     try:
-        completion = client.chat.completions.parse(**ASKED, response_format=Count, max_completion_tokens=120)
+        completion = client.chat.completions.parse(**REQUEST, response_format=Count, max_completion_tokens=120)
     except openai.LengthFinishReasonError as exc:
-        return {"error": type(exc).__name__, **told(exc.completion)}
+        return {"error": type(exc).__name__, **as_dict(exc.completion)}
     parsed = completion.choices[0].message.parsed
     return {"error": None, "count": parsed and parsed.count}
 
 
 def second_turn() -> dict[str, Any]:
-    first = client.chat.completions.create(**ASKED).choices[0].message
-    messages = [*ASKED["messages"], first, {"role": "user", "content": FOLLOWING}]
-    return told(client.chat.completions.create(model=MODEL, messages=messages))
+    first = client.chat.completions.create(**REQUEST).choices[0].message
+    messages = [*REQUEST["messages"], first, {"role": "user", "content": FOLLOWING}]
+    return as_dict(client.chat.completions.create(model=MODEL, messages=messages))
 
 
 def passed_through() -> dict[str, Any]:
     """Ask one of the served models by its own name."""
     served = [model.id for model in client.models.list() if model.owned_by == "vllm"]
-    completion = client.chat.completions.create(**{**ASKED, "model": served[-1]}, temperature=0)
+    completion = client.chat.completions.create(**{**REQUEST, "model": served[-1]}, temperature=0)
     return {"model": completion.model, "content": completion.choices[0].message.content}
 
 
 def options() -> dict[str, Any]:
     """Ask with options of the service's own, which every other server would not know."""
-    return told(client.chat.completions.create(**ASKED, extra_body={"stepspec": {"options": {"threshold": 9}}}))
+    return as_dict(client.chat.completions.create(**REQUEST, extra_body={"stepspec": {"options": {"threshold": 9}}}))
 
 
 async def asynchronous() -> dict[str, Any]:
     async with AsyncOpenAI() as asking:
-        return told(await asking.chat.completions.create(**ASKED))
+        return as_dict(await asking.chat.completions.create(**REQUEST))
 
 
 async def asynchronous_stream() -> dict[str, Any]:
@@ -119,7 +119,7 @@ async def asynchronous_stream() -> dict[str, Any]:
     async with AsyncOpenAI() as asking:
         async for chunk in await asking.chat.completions.create(**STREAMED):
             gathered.add(chunk)
-    return gathered.told()
+    return gathered.as_dict()
 
 
 async def aiohttp_stream() -> dict[str, Any]:
@@ -127,12 +127,12 @@ async def aiohttp_stream() -> dict[str, Any]:
     async with AsyncOpenAI(http_client=DefaultAioHttpClient()) as asking:
         async for chunk in await asking.chat.completions.create(**STREAMED):
             gathered.add(chunk)
-    return gathered.told()
+    return gathered.as_dict()
 
 
 def refused(asking: OpenAI, **changed: Any) -> dict[str, Any]:
     try:
-        asking.chat.completions.create(**{**ASKED, **changed})
+        asking.chat.completions.create(**{**REQUEST, **changed})
     except openai.APIStatusError as exc:
         return {"error": type(exc).__name__, "status": exc.status_code, "code": exc.code, "param": exc.param}
     return {"error": None}
@@ -142,7 +142,7 @@ print(
     json.dumps(
         {
             "models": [model.id for model in client.models.list()],
-            "whole": whole(),
+            "whole": unstreamed(),
             "stream": stream(),
             "accumulated": accumulated(),
             "raw": raw(),

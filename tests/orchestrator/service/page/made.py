@@ -13,7 +13,7 @@ from stepspec.orchestrator.events import Event, Observer, Started
 from stepspec.orchestrator.run import run as run_to_answer
 from stepspec.orchestrator.trace import Recorder, dump
 
-from ....fakes import Said, ScriptedModel, run
+from ....fakes import Previous, ScriptedModel, run
 from ...arms import arm
 
 PROBLEM = "Maya has 12 shells. On Monday she finds 9. On Tuesday she gives away 5. How many shells does Maya have now?"
@@ -33,8 +33,10 @@ def made(
 ) -> bytes:
     """Run SpecReason with a small model that says *slip* for the second of the *steps*, which is noticed."""
 
-    def script(role: Role) -> Callable[[Said], str]:
-        return lambda said: slip if role == "small" and len(said) == 1 else steps[min(len(said), len(steps) - 1)]
+    def script(role: Role) -> Callable[[Previous], str]:
+        return lambda previous: (
+            slip if role == "small" and len(previous) == 1 else steps[min(len(previous), len(steps) - 1)]
+        )
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:
         return {"2": 0.75, "3": 0.25} if chain.steps[-1].text == slip else {"9": 0.75, "8": 0.25}

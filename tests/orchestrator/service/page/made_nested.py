@@ -14,7 +14,7 @@ from stepspec.orchestrator.nesting.model import observe_within
 from stepspec.orchestrator.run import run as run_to_answer
 from stepspec.orchestrator.trace import Recorder, dump
 
-from ....fakes import Said, ScriptedModel, run
+from ....fakes import Previous, ScriptedModel, run
 from ...nesting.families import family
 from .made import ANSWER, PROBLEM, SLIP, STEPS, Told
 
@@ -63,8 +63,8 @@ def _always(seconds: float) -> Callable[[Chain], float]:
     return lambda chain: seconds
 
 
-def _script(steps: tuple[str, ...]) -> Callable[[Said], str]:
-    return lambda said: steps[min(len(said), len(steps) - 1)]
+def _script(steps: tuple[str, ...]) -> Callable[[Previous], str]:
+    return lambda previous: steps[min(len(previous), len(steps) - 1)]
 
 
 def _judge(chain: Chain, question: str) -> Mapping[str, float]:
