@@ -24,28 +24,34 @@ from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, VERSION, Body, Reply
 
 Ordering: TypeAlias = Literal["kept", "not seen", "refused"]
 
-CROWDS = (8, 32, 128, 512)  # prompts; a crowd has to keep the server busy for longer than a request takes to arrive
-LONG_CROWD = 1.0  # seconds; if a crowd takes longer, a larger one would show the same
+CROWDS = (8, 32, 128, 512, 128)  # prompts; a crowd has to keep the server busy for longer than a request takes
+PATIENCE = 15.0  # seconds; no race is begun that is expected to end later
 LENGTH = 400  # tokens of each prompt, at random, so that no prompt is in the prefix cache
+WRITTEN = 8  # tokens after each prompt: with fewer, a very small model finishes a prompt before the next is accepted
+AHEAD = 8  # prompts, and a quarter of the crowd: less may be chance
 FIRST, CROWD, LAST = 1, 2, 3
 
 
 async def ordering(connection: Connection, model: str, tokens: Sequence[int], room: int) -> Ordering:
     """
-    Send crowds of prompts made of *tokens*, for a few seconds at most, and compare the order of the answers.
+    Send crowds of prompts made of *tokens*, for `PATIENCE` seconds at most, and compare the order of the answers.
 
     *room* is the context length in tokens. "kept": the server orders requests by priority. "not seen": it serves them
     in the order of arrival, or is too fast for a queue to form. "refused": it rejects a priority.
+
+    One race that shows no order proves nothing: a busy machine may delay the two requests until the crowd is over.
     """
     loop = asyncio.get_running_loop()
-    length = min(LENGTH, room - 8)
+    started, pace = loop.time(), 0.0
+    length = min(LENGTH, room - WRITTEN)
     try:
         for crowd in CROWDS:
             began = loop.time()
+            if began - started + crowd * pace > PATIENCE:
+                break
             if await _Race(connection, model, tokens, length).overtakes(crowd):
                 return "kept"
-            if loop.time() - began > LONG_CROWD:
-                break
+            pace = (loop.time() - began) / crowd
     except EndpointRejected as exc:
         return "refused" if "priority" in exc.cause.lower() else "not seen"
     except EndpointError:
@@ -60,15 +66,21 @@ class _Race:
         self._arrived, self._begun = 0, asyncio.Event()
 
     async def overtakes(self, crowd: int) -> bool:
+        """
+        Return whether the request of the highest priority overtook much more of the crowd than that of the lowest.
+
+        Without an order by priority both are answered one right after the other. With it, the last of the crowd and the
+        request of the lowest priority may be in the same batch, so that either may be answered first.
+        """
         async with background(self._crowd(crowd), self._begun.wait()) as tasks:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             last, first = await at_once([self._single(LAST), self._single(FIRST)])
             await tasks[0]
-        return first < crowd <= last
+        return last - first >= max(crowd // 4, AHEAD)
 
     async def _crowd(self, crowd: int) -> None:
         prompts = [self._prompt() for _ in range(crowd)]
-        async with self._connection.stream(self._call, self._body(prompts, 1, CROWD)) as events:
+        async with self._connection.stream(self._call, self._body(prompts, WRITTEN, CROWD)) as events:
             while (event := await events.next()) is not None:
                 chunk = vllm_protocol.parse_chunk(self._call, event, vllm_protocol.GREEDY.logprobs)
                 self._arrived += chunk.ended is not None

@@ -16,7 +16,7 @@ import pytest
 from stepspec import Sampling, Solver
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import THINK_END, Chain
-from stepspec.orchestrator.endpoints import learn
+from stepspec.orchestrator.endpoints import learn, probe
 from stepspec.orchestrator.endpoints.doctor import diagnose
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError
 from stepspec.orchestrator.events import Answering, Event
@@ -164,7 +164,8 @@ def unexpected(
     return outcome, "".join(event.text for event in events if isinstance(event, Answering))
 
 
-async def test_the_doctor_says_what_was_found_and_how() -> None:
+async def test_the_doctor_says_what_was_found_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "CROWDS", (8,))  # whether the servers order by priority does not matter here
     servers = [FamilyServer(SCRIPT, family=BY_NAME[name], digits={"9": -0.1}) for name in ("llama-3", "smollm3")]
     async with servers[0].serve("small") as small, servers[1].serve("large") as large:
         diagnosis = await diagnose(small, large)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints import Endpoint, probe
 from stepspec.orchestrator.endpoints.doctor import (
     COSTS,
     Diagnosis,
@@ -29,6 +29,12 @@ from .test_caching import info
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False, suffix_scoring=True)
 GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, 0.1, 0.03, ALL)
 FAST = replace(GOOD, role="small", url="http://s", model="tiny", between=0.006)
+
+
+@pytest.fixture(autouse=True)
+def few_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send small crowds: whether a server orders by priority is another file's subject."""
+    monkeypatch.setattr(probe, "CROWDS", (8,))
 
 
 def without(name: str, value: bool | None) -> Capabilities:

@@ -2,18 +2,108 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import asyncio
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from stepspec.orchestrator.endpoints.doctor import conclude
 from stepspec.orchestrator.endpoints.probe import Ordering, ordering
 
 from .conftest import Meet
-from .server import FakeVllm, Refuse
+from .server import Break, FakeVllm, Refuse, Stall, event, prompts
 from .test_doctor import FAST, GOOD
 
 WORDS = ("So", " one", ".", " two")
+SLOTS = 13  # so that the request of the lowest priority is answered before the last of a crowd of 32
+
+
+@dataclass
+class QueueingVllm(FakeVllm):
+    """
+    Answers the prompts of a crowd in batches, and of a batch the last prompt first.
+
+    After the first batch it waits for the two single requests: they join the queue, in the order of their priorities
+    if *by_priority*. The first *late* crowds are over before their single requests are looked at.
+    """
+
+    by_priority: bool = True
+    late: int = 0
+    crowds: list[int] = field(default_factory=list[int])
+    singles: list[tuple[int, asyncio.Future[None]]] = field(default_factory=list[tuple[int, asyncio.Future[None]]])
+    arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
+
+    async def stream(
+        self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
+    ) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        if (crowd := len(prompts(body))) > 1:
+            self.crowds.append(crowd)
+            await self.answer_crowd(response, crowd)
+        else:
+            turn = asyncio.get_running_loop().create_future()
+            async with self.arrived:
+                self.singles.append((body["priority"], turn))
+                self.arrived.notify_all()
+            await turn
+            await self.finish(response, 0)
+        await response.write(b"data: [DONE]\n\n")
+        return response
+
+    async def answer_crowd(self, response: web.StreamResponse, crowd: int) -> None:
+        waiting: list[tuple[int, int | asyncio.Future[None]]] = [(2, place) for place in range(crowd)]
+        for _ in range(min(SLOTS, crowd)):
+            await self.finish(response, waiting.pop(0)[1])
+        if late := len(self.crowds) <= self.late:
+            for _, place in waiting:
+                await self.finish(response, place)
+        async with self.arrived:
+            await self.arrived.wait_for(lambda: len(self.singles) == 2)
+        waiting = [*([] if late else waiting), *self.singles]
+        self.singles.clear()
+        if self.by_priority:
+            waiting.sort(key=lambda entry: entry[0])
+        for batch in range(0, len(waiting), SLOTS):
+            for _, entry in reversed(waiting[batch : batch + SLOTS]):
+                await self.finish(response, entry)
+
+    async def finish(self, response: web.StreamResponse, entry: int | asyncio.Future[None]) -> None:
+        """Answer the prompt at that place of the crowd, or let a single request be answered."""
+        if isinstance(entry, int):
+            choice = self.choice([("So", "So", self.id(b"So"))], {"logprobs": 1, "return_token_ids": True})
+            choice |= {"index": entry, "finish_reason": "length"}
+            await response.write(event({"choices": [choice]}))
+        else:
+            entry.set_result(None)
+        await asyncio.sleep(
+            0.0005 if isinstance(entry, int) else 0.01
+        )  # so that the client reads the answers in this order
+
+
+async def ordering_of(server: FakeVllm, meet: Meet) -> Ordering:
+    async with meet(server) as met:
+        tokens = await met.endpoint.encoder.encode("So one two")
+        return await ordering(met.endpoint.connection, met.endpoint.name, tokens, 64)
+
+
+async def test_a_server_that_orders_by_priority_is_recognised(meet: Meet) -> None:
+    server = QueueingVllm(WORDS)
+    assert await ordering_of(server, meet) == "kept"
+    assert server.crowds == [8, 32]  # a crowd of eight is answered at once, and shows nothing
+
+
+async def test_a_server_that_keeps_the_order_of_arrival_is_recognised(meet: Meet) -> None:
+    server = QueueingVllm(WORDS, by_priority=False)
+    assert await ordering_of(server, meet) == "not seen"
+
+
+async def test_single_requests_that_come_late_are_sent_again_with_other_crowds(meet: Meet) -> None:
+    server = QueueingVllm(WORDS, late=4)
+    assert await ordering_of(server, meet) == "kept"
+    assert server.crowds == [8, 32, 128, 512, 128]
 
 
 async def test_a_server_that_is_never_busy_shows_no_order(meet: Meet) -> None:
