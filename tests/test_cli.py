@@ -131,7 +131,7 @@ def test_lines_end_between_options_and_never_within_a_cue(
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_told_whole(name: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_method_is_described_completely(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     method = METHODS[name]
     assert call("policies", name) == 0
     printed = " ".join(capfd.readouterr().out.split())
@@ -155,7 +155,7 @@ def test_every_command_has_help(command: str, capfd: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_its_examples_use_what_it_has(command: str) -> None:
+def test_its_examples_use_existing_commands(command: str) -> None:
     group = typer.main.get_command(cli.app)
     assert isinstance(group, typer.core.TyperGroup)
     known = {name: {flag for one in each.params for flag in one.opts} for name, each in group.commands.items()}
@@ -179,7 +179,7 @@ def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().out.strip() == "0.1.0"
 
 
-def test_what_traces_teach_is_printed_or_written_as_settings(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_settings_learnt_from_traces_are_printed_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trace.write(tmp_path / "run.jsonl", [trace.Moment(0.0, Started((), "specreason"))])
     learn = "adapt", "run.jsonl", "--share", "0.1", "-o", "threshold=8", "--ahead", "3"
     assert call(*learn) == 0
@@ -216,7 +216,7 @@ def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
         assert complaint in capfd.readouterr().err
 
 
-def test_the_tiny_model_is_started_when_it_is_asked_for(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_tiny_model_is_started_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("up", "--testbed", "--tiny", "--dry-run") == 0
     *_, tiny = capfd.readouterr().out.splitlines()
     assert "--served-model-name testbed-tiny" in tiny

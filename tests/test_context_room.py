@@ -55,7 +55,7 @@ def fit(*endpoints: Counting, tokens: int = 8192) -> tuple[Budget, float]:
     return run(main())[0]
 
 
-def test_the_smaller_context_decides_and_nobody_waits_for_the_other() -> None:
+def test_the_smaller_context_decides_without_waiting_for_the_other() -> None:
     left, at = fit(Counting("small", 900, 3.0), Counting("large", 2000, 2.0))
     assert (left.tokens, at) == (900 - 100 - JUDGING_ROOM, 3.0)
 

@@ -16,7 +16,7 @@ from .fakes import ScriptedModel, counting, run, tokenise
 PROBLEM = Chain.of("Why?")
 
 
-def test_sleeping_takes_no_time_but_the_clock_goes_on() -> None:
+def test_sleeping_takes_no_time_but_advances_the_clock() -> None:
     async def main() -> list[float]:
         clock = asyncio.get_running_loop().time
         woken: list[float] = []
@@ -39,7 +39,7 @@ def test_a_task_that_is_left_behind_fails_the_test() -> None:
         run(main())
 
 
-def test_waiting_for_what_never_comes_fails_the_test() -> None:
+def test_waiting_forever_fails_the_test() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
@@ -53,7 +53,7 @@ def test_tokens_join_to_the_text_and_a_mark_and_a_delimiter_are_one() -> None:
     assert {".\n\n", "?\n\n", THINK_END, " it"} < set(tokenise(text))
 
 
-def test_what_is_written_next_depends_on_the_text_alone() -> None:
+def test_the_next_step_depends_on_the_text_alone() -> None:
     model = ScriptedModel("large", counting("large", 3))
     for limit in (1, 2, 5, 100):
         chain = PROBLEM
@@ -70,7 +70,7 @@ def test_what_is_written_next_depends_on_the_text_alone() -> None:
         ("A\n\nB\n\nThe", f" large one says 2.\n{THINK_END}"),
     ],
 )
-def test_a_strangers_text_is_gone_on_from_word_by_word(text: str, written: str) -> None:
+def test_the_text_of_another_author_is_continued_word_by_word(text: str, written: str) -> None:
     model = ScriptedModel("large", counting("large", 3))
     assert run(model.write(PROBLEM.extend(Step(text, "small", "length"))))[0].text == written
 
@@ -114,7 +114,7 @@ def test_a_failure_and_a_cancellation_are_logged_and_leave_nothing_open() -> Non
     assert [event.fate for event in events if isinstance(event, Called)] == ["failed", "cancelled"]
 
 
-def test_a_sticky_model_goes_on_with_its_request_and_opens_another_where_the_text_differs() -> None:
+def test_a_sticky_model_continues_its_request_and_opens_another_if_the_text_differs() -> None:
     model = ScriptedModel("small", counting("small", 9), sticky=True)
 
     async def main() -> None:
@@ -150,7 +150,7 @@ def test_a_judge_may_put_its_probability_elsewhere() -> None:
     assert run(model.ask(PROBLEM, "Right?", "78"))[0] == {"7": 0.25, "8": 0.0}
 
 
-def test_rivals_are_told_where_they_are_asked_for_and_no_more_than_that() -> None:
+def test_only_the_requested_alternatives_are_returned() -> None:
     rivals = [Token(" big", -0.5), Token(" small", -1.5), Token(" odd", -2.5)]
     model = ScriptedModel("small", counting("small", 3), rivals=lambda before, token: rivals if before == "The" else ())
     plain, ranked = run(model.write(PROBLEM))[0], run(model.write(PROBLEM, top=2))[0]

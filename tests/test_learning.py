@@ -61,7 +61,7 @@ async def solved(solver: Solver, **choices: Any) -> Adapted | None:
     return next((event for event in events if isinstance(event, Adapted)), None)
 
 
-async def test_a_run_uses_what_those_before_it_taught(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_run_uses_the_adaptation_of_earlier_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[tuple[float, int]] = []
     async with serving() as servers, servers.solver(options={"threshold": 9}, adapt=0.3, ahead=4) as solver:
         made, ahead = solver._policy, solver._ahead  # pyright: ignore[reportPrivateUsage]
@@ -88,7 +88,7 @@ async def test_a_run_uses_what_those_before_it_taught(monkeypatch: pytest.Monkey
     assert [one.runs for one in adapted if one] == [0, 2, 4, 6, 8]
 
 
-async def test_without_adapt_nothing_is_told_and_nothing_learnt() -> None:
+async def test_without_adapt_nothing_is_reported_and_nothing_learnt() -> None:
     async with serving() as servers, servers.solver() as solver:
         assert solver.adaptation is None
         assert await solved(solver) is None
@@ -112,7 +112,7 @@ async def test_a_run_that_fails_is_learnt_from_and_fails_as_it_would() -> None:
         assert solver.adaptation.adaptation.runs == 1
 
 
-async def test_what_shadows_find_is_told_by_the_next_run() -> None:
+async def test_the_next_run_reports_the_findings_of_shadow_checks() -> None:
     async with serving() as servers, servers.solver(adapt=0.1, shadow=1.0) as solver:
         first = await solved(solver)
         await solver.shadows.settled()
@@ -124,7 +124,7 @@ async def test_what_shadows_find_is_told_by_the_next_run() -> None:
     assert second.own == (True,) * 3
 
 
-async def test_the_load_still_shrinks_what_was_learnt() -> None:
+async def test_the_load_reduces_the_learnt_depth() -> None:
     async with serving() as servers, servers.solver(adapt=0.1, ahead=4) as solver:
         solver.large_load.share = 0.5
         given = await solved(solver)
@@ -133,7 +133,7 @@ async def test_the_load_still_shrinks_what_was_learnt() -> None:
         assert solver._ahead(settings).depth() == 2  # pyright: ignore[reportPrivateUsage]
 
 
-async def test_bets_are_sure_in_the_runs_that_ask_for_it() -> None:
+async def test_runs_with_sure_bets_make_only_sure_bets() -> None:
     async with serving() as servers, servers.solver() as solver:
         doubt = solver.sure_bets.doubt
         await solver.solve(PROBLEM)
@@ -142,7 +142,7 @@ async def test_bets_are_sure_in_the_runs_that_ask_for_it() -> None:
         assert solver.sure_bets.doubt > doubt
 
 
-async def test_an_arm_of_an_evaluation_does_not_adapt_whatever_its_solver_does() -> None:
+async def test_an_arm_of_an_evaluation_never_adapts() -> None:
     plain, sure = Arm.of("plain", "specreason"), Arm.of("sure", "specreason", sure_bets=True)
     async with serving() as servers, servers.solver(adapt=0.1) as solver:
         events: list[Event] = []
@@ -154,7 +154,7 @@ async def test_an_arm_of_an_evaluation_does_not_adapt_whatever_its_solver_does()
     assert doubts[0] < doubts[1]
 
 
-def test_only_what_scores_are_compared_with_can_move() -> None:
+def test_only_thresholds_of_scores_are_adapted() -> None:
     assert start_learning("specreason", {}, 2, 0.1, SPECREASON).option == "threshold"
     assert start_learning("reward", {"threshold": 0.75}, 2, 0.1, REWARD).adaptation.choice.threshold == 0.75
     for policy in ("bild", "cascade", "reflective"):
@@ -162,7 +162,7 @@ def test_only_what_scores_are_compared_with_can_move() -> None:
         assert (found.option, found.adaptation.thresholds) == ("", ())
 
 
-def test_nothing_is_looser_than_what_a_calibration_promised(tmp_path: Path) -> None:
+def test_adaptation_never_loosens_a_calibrated_threshold(tmp_path: Path) -> None:
     (tmp_path / "stepspec.toml").write_text(calibrated())
     covered = settings.load(options={"threshold": 6.0}, adapt=0.5)
     other = settings.load(options={"threshold": 5.0}, adapt=0.5)
@@ -178,7 +178,7 @@ def test_nothing_is_looser_than_what_a_calibration_promised(tmp_path: Path) -> N
     assert (promised.adaptation.choice.threshold, free.adaptation.choice.threshold) == (6.0, 5.0)
 
 
-def test_what_a_run_names_itself_is_left_alone() -> None:
+def test_options_of_a_request_are_not_adapted() -> None:
     """As a client of the service may; what it repeats of the settings is not of its own."""
     chosen = settings.load(options={"threshold": 8, "read": "greedy"}, adapt=0.1)
     known = learnings(chosen)
@@ -194,7 +194,7 @@ def test_what_a_run_names_itself_is_left_alone() -> None:
     assert own.options(own.begin()) == {"threshold": 9}
 
 
-def test_what_was_learnt_long_ago_is_forgotten() -> None:
+def test_the_adaptations_of_the_oldest_settings_are_dropped() -> None:
     chosen = settings.load(adapt=0.1)
     known = learnings(chosen)
     first = known.of(chosen)
@@ -205,7 +205,7 @@ def test_what_was_learnt_long_ago_is_forgotten() -> None:
     assert known.of(chosen) is not first
 
 
-def test_a_limit_that_cannot_be_kept_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_limit_that_cannot_be_kept_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     found = start_learning("specreason", {}, 2, 0.05, SPECREASON)
     with caplog.at_level(logging.WARNING, "stepspec"):
         for _ in range(9):
@@ -223,7 +223,7 @@ def recorded(folder: Path, *grades: float, policy: str = "specreason") -> list[P
     return paths
 
 
-def test_traces_teach_what_the_runs_did_and_the_file_is_one_of_settings(
+def test_traces_give_the_adaptation_of_their_runs_as_a_settings_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chosen = settings.load(options={"threshold": 9, "read": "greedy"}, adapt=0.3, ahead=4)
@@ -244,7 +244,7 @@ def test_traces_teach_what_the_runs_did_and_the_file_is_one_of_settings(
     assert set(again.options) <= set(options("specreason"))
 
 
-def test_where_the_depth_alone_was_learnt_the_file_says_so(tmp_path: Path) -> None:
+def test_a_file_with_only_a_learnt_depth_has_a_comment(tmp_path: Path) -> None:
     found = learn_from(settings.load(policy="bild", adapt=0.1), recorded(tmp_path, 1.0, policy="bild"))
     assert "only the depth is adapted" in found.toml()
     assert found.frozen() == {"policy": "bild", "ahead": 2, "options": {}}

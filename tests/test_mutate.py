@@ -44,7 +44,7 @@ def test_the_copy_is_the_tree_as_it_is_now(root: Path) -> None:
     assert (mutate.TREE / MODULE).read_text() == "ONE = 1\n"
 
 
-def test_what_was_begun_is_gone_on_with_though_other_modules_change(
+def test_a_started_module_is_resumed_though_other_modules_change(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mutate.begin("one").write_text("half of them tried")
@@ -56,7 +56,7 @@ def test_what_was_begun_is_gone_on_with_though_other_modules_change(
 
 
 @pytest.mark.parametrize("edited", ["module", "tests", "never kept"])
-def test_a_module_that_was_edited_or_is_given_other_tests_begins_anew(
+def test_an_edited_module_or_one_with_other_tests_starts_again(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, edited: str
 ) -> None:
     mutate.begin("one").write_text("half of them tried")
@@ -74,7 +74,7 @@ def test_a_module_that_was_edited_or_is_given_other_tests_begins_anew(
     assert not capsys.readouterr().out
 
 
-def test_every_module_that_is_tried_exists_and_so_do_its_tests() -> None:
+def test_every_listed_module_exists_and_its_tests_too() -> None:
     top = Path(__file__).resolve().parents[1]
     assert set(mutate.POLICIES) == {path.stem for path in (top / "policies").glob("[a-z]*.py")}
     for module, tests in (*mutate.POLICIES.values(), *mutate.CORE.values()):

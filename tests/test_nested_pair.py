@@ -76,7 +76,7 @@ def test_pairs_nest_in_the_file_to_any_depth(nowhere: Path) -> None:
     assert list(neighbours(large.model_copy(update={"role": "small"}), large)) == ["small with large"]
 
 
-def test_a_pair_is_given_by_variables_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pair_may_be_set_by_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("SMALL__SMALL", "http://tiny:1"),
         ("SMALL__LARGE__URL", "http://small:1"),
@@ -103,7 +103,7 @@ def test_a_pair_is_given_by_variables_too(monkeypatch: pytest.MonkeyPatch) -> No
         ({"small": "http://a", "large": "http://b", "ahead": -1}, r"small\.ahead"),
     ],
 )
-def test_what_is_wrong_with_a_pair_is_named_by_its_place(small: dict[str, Any], complaint: str) -> None:
+def test_errors_of_a_pair_are_named_by_their_path(small: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         settings.load(small=small)
 
@@ -194,9 +194,7 @@ async def test_a_tiny_model_that_dies_leaves_the_others_to_it() -> None:
         ),
     ],
 )
-def test_a_policy_within_that_cannot_be_is_refused_before_anybody_is_asked(
-    pair: dict[str, Any], complaint: str
-) -> None:
+def test_an_invalid_inner_policy_is_refused_before_any_request(pair: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         Solver({"small": "http://a", "large": "http://b", **pair}, "http://c", critic="http://f")
 
@@ -209,7 +207,7 @@ async def test_a_pair_that_cannot_be_reached_is_refused_on_entering() -> None:
                 pass
 
 
-async def test_every_server_is_known_by_the_path_of_its_model() -> None:
+async def test_every_server_has_the_path_of_its_model() -> None:
     async with serving() as three, three.solver() as solver:
         found = [*servers(solver.small), *servers(solver.large)]
     tiny, small, large = three.endpoints
@@ -220,7 +218,7 @@ async def test_every_server_is_known_by_the_path_of_its_model() -> None:
     ]
 
 
-def test_the_terminal_tells_what_each_model_within_did() -> None:
+def test_the_terminal_shows_the_work_of_each_inner_model() -> None:
     events = [moment.event for moment in trace.read(RECORDED)]
     assert [each.plain for each in terminal.nested_lines(Ledger.of(events))] == [
         "small.large: 2 tokens kept, 2 discarded",

@@ -102,7 +102,7 @@ def test_every_recipe_is_tested_here() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_recipe_comes_to_the_commands_that_it_states(name: str) -> None:
+def test_a_recipe_gives_the_commands_that_it_states(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
     *stated, drafting = COMMANDS[name]
     for server, (model, cards, memory, context) in zip(servers(pair), stated, strict=True):
@@ -118,7 +118,7 @@ def test_a_recipe_comes_to_the_commands_that_it_states(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_recipe_says_how_its_makers_recommend_to_sample(name: str) -> None:
+def test_a_recipe_has_the_recommended_sampling(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
     standing = {path: RunningServer("http://127.0.0.1:1/v1", "m") for path in pair.models}
     assert solver_settings(pair, standing)["sampling"] == SAMPLING.get(name, QWEN)
@@ -181,7 +181,7 @@ def test_the_installed_vllm_takes_every_command_line_of_every_recipe() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(UNSIZED))
-def test_what_is_not_known_of_a_model_that_is_not_here_is_told_and_no_obstacle(name: str) -> None:
+def test_unknown_facts_of_a_missing_model_are_reported_and_do_not_block(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
     unchecked = check_pair(pair, KNOWN)
     for one in pair.started.values():
@@ -200,7 +200,7 @@ def test_a_recipe_fits_onto_its_cards_and_not_onto_much_smaller_ones(name: str) 
 
 
 @pytest.mark.parametrize("name", ["qwq-32b", "deepseek-r1-32b"])
-def test_the_recipes_say_rightly_that_these_pairs_cannot_draft_for_each_other(name: str) -> None:
+def test_the_recipes_are_right_about_pairs_that_cannot_draft_for_each_other(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
     large: dict[str, Any] = {**pair.large.model_dump(), "speculation": "draft_model"}
     wrong = Pair.model_validate({**pair.model_dump(), "large": large})
@@ -209,7 +209,7 @@ def test_the_recipes_say_rightly_that_these_pairs_cannot_draft_for_each_other(na
 
 
 @pytest.mark.parametrize("name", MINIATURE)
-def test_a_miniature_recipe_is_what_the_testbed_starts(name: str) -> None:
+def test_a_miniature_recipe_equals_the_pair_of_the_testbed(name: str) -> None:
     pair = load(RECIPES / f"{name}.toml")
     assert check_pair(pair, inspect_machine(pair)) == ()
     for ours, theirs in zip(servers(pair), miniature_servers("off", MINIATURE[name]), strict=True):

@@ -25,7 +25,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", list(sys.argv))
 
 
-def test_flags_come_before_variables_and_these_before_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flags_override_variables_and_variables_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     Path("stepspec.toml").write_text("[service]\nport = 1\nmax_running = 1\nkeep_alive = 1.5\nkeys = ['file']\n")
     monkeypatch.setenv("STEPSPEC_SERVICE__PORT", "2")
     monkeypatch.setenv("STEPSPEC_SERVICE__MAX_RUNNING", "2")
@@ -64,7 +64,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         listen("127.0.0.1", taken.getsockname()[1])
 
 
-def test_without_the_extra_it_says_what_to_install(
+def test_without_the_extra_the_error_names_the_package_to_install(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     find = importlib.util.find_spec
@@ -84,7 +84,7 @@ def test_the_core_and_the_command_do_without_the_extra() -> None:
 
 
 @pytest.mark.parametrize(("name", "warns"), [("big", False), ("large", True), ("auto", True), ("bild", True)])
-async def test_a_model_that_is_served_under_the_name_of_a_method_is_told_in_the_log(
+async def test_a_model_served_under_the_name_of_a_method_causes_a_log_line(
     name: str, warns: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with (

@@ -40,7 +40,7 @@ def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.Monk
     assert (loaded.large.role, loaded.large.v1) == ("large", "http://b:2/v1")
 
 
-def test_replicas_come_as_a_list_in_the_file_and_with_commas_in_a_variable(
+def test_replicas_are_a_list_in_the_file_and_separated_by_commas_in_a_variable(
     nowhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (nowhere / "stepspec.toml").write_text('[small]\nurl = "http://a:1/v1"\nreplicas = ["http://a:2/v1"]\n')
@@ -51,7 +51,7 @@ def test_replicas_come_as_a_list_in_the_file_and_with_commas_in_a_variable(
     assert (loaded.small.urls, loaded.large.urls) == (("http://a:1", "http://a:2"), ("http://b:1", "http://b:2"))
 
 
-def test_a_given_sampling_keeps_the_defaults_it_does_not_name() -> None:
+def test_a_partial_sampling_keeps_the_other_defaults() -> None:
     sampling = settings.load(sampling={"seed": 3}).sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.6, 0.95, 3)
 

@@ -33,7 +33,7 @@ def test_the_page_is_written(
     assert (printed.out, written in printed.err) == ("", True)
 
 
-def test_the_page_goes_to_standard_output(capfd: pytest.CaptureFixture[str], trace: Path) -> None:
+def test_the_page_is_written_to_standard_output(capfd: pytest.CaptureFixture[str], trace: Path) -> None:
     assert call("trace", "run.jsonl", "-o", "-") == 0
     assert capfd.readouterr().out == html(made())
     assert [path.name for path in trace.parent.iterdir()] == ["run.jsonl"]
@@ -49,7 +49,7 @@ def test_the_page_goes_to_standard_output(capfd: pytest.CaptureFixture[str], tra
         (["run.jsonl", "-o", "nowhere/page.html"], "nowhere/page.html: No such file"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_an_error_is_one_line(
     arguments: list[str], complaint: str, trace: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (trace.parent / "notes.txt").write_text("hello")

@@ -86,7 +86,7 @@ async def gated(solver: Solver, server: FakeVllm, later: bytes, passes: int, to:
     return await running, events
 
 
-async def test_the_ledger_tells_what_the_server_counted_meanwhile_and_so_does_the_trace(tmp_path: Path) -> None:
+async def test_the_ledger_and_the_trace_have_the_counters_of_the_server(tmp_path: Path) -> None:
     server = FakeVllm(SCRIPT, metrics=shown(10))
     async with solving(server) as solver:
         solution, events = await gated(solver, server, shown(12, 8), 12, tmp_path / "trace.jsonl")
@@ -99,7 +99,7 @@ async def test_the_ledger_tells_what_the_server_counted_meanwhile_and_so_does_th
     assert Ledger.of(moment.event for moment in moments) == solution.ledger
 
 
-async def test_two_runs_at_the_same_time_share_what_was_counted(tmp_path: Path) -> None:
+async def test_concurrent_runs_share_the_counters(tmp_path: Path) -> None:
     server = FakeVllm(SCRIPT, metrics=shown(10))
     async with solving(server) as solver:
         other = asyncio.create_task(solver.solve(PROBLEM, policy="small"))
@@ -110,14 +110,14 @@ async def test_two_runs_at_the_same_time_share_what_was_counted(tmp_path: Path) 
     assert [one.counted for one in after.ledger.speculation] == [Acceptance(1, 4, 3)]
 
 
-async def test_a_client_that_nobody_here_knows_of_is_noticed(tmp_path: Path) -> None:
+async def test_an_unknown_client_is_noticed(tmp_path: Path) -> None:
     server = FakeVllm(SCRIPT, metrics=shown(10))
     async with solving(server) as solver:
         solution, _ = await gated(solver, server, shown(12, 1000), 12, tmp_path / "trace.jsonl")
     assert [one.shared for one in solution.ledger.speculation] == [True]
 
 
-async def test_a_model_within_a_pair_is_told_of_by_its_path(tmp_path: Path) -> None:
+async def test_the_counters_of_an_inner_model_have_its_path(tmp_path: Path) -> None:
     tiny, small = FakeVllm(SCRIPT, metrics=shown(10)), FakeVllm(SCRIPT, digits={"9": -0.1})
     large = FakeVllm(SCRIPT, digits={"9": -0.1})
     async with (
@@ -142,14 +142,14 @@ async def test_every_replica_that_is_up_is_looked_at() -> None:
         assert [server.settings.url for _, server in servers(solver.large)] == [both.urls[1]]
 
 
-async def test_a_run_whose_servers_do_not_speculate_tells_nothing() -> None:
+async def test_without_speculating_servers_a_run_has_no_counters() -> None:
     server = FakeVllm(SCRIPT, metrics=b"vllm:generation_tokens_total 5.0\n")
     async with solving(server) as solver:
         solution = await solver.solve(PROBLEM)
     assert (solution.answer, solution.ledger.speculation) == ("2", ())
 
 
-async def test_metrics_that_nobody_answers_hold_nothing_up() -> None:
+async def test_unanswered_metrics_delay_no_run() -> None:
     server = Stalling(SCRIPT, metrics=shown(10))
     async with asyncio.timeout(SOON), solving(server) as solver:
         await until(lambda: server.shows > 1)
@@ -180,7 +180,7 @@ async def test_metrics_that_fail_cost_nothing() -> None:
         ),
     ],
 )
-def test_the_line_says_whose_counters_they_are(entry: Speculation, expected: str) -> None:
+def test_the_line_names_the_model_of_the_counters(entry: Speculation, expected: str) -> None:
     console = Console(width=200)
     with console.capture() as shown:
         console.print(speculation_line(entry), soft_wrap=True)

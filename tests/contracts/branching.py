@@ -46,7 +46,7 @@ class BranchContract:
             assert len(step.tokens) <= SHORT
         assert subject.calls[1].written >= sum(len(step.tokens) for step in steps) - 12  # those of the beginnings
 
-    async def test_a_beginning_says_nothing_about_its_neighbours(self, subject: Subject) -> None:
+    async def test_a_beginning_does_not_depend_on_the_other_beginnings(self, subject: Subject) -> None:
         full = await subject.model.write(subject.chain, limit=SHORT)
         begun = [full.cut(length) for length in (1, 3, len(full.text) // 2)]
         together = await subject.model.branch(subject.chain, begun, limit=SHORT)

@@ -97,7 +97,7 @@ class ModelContract(BranchContract):
             assert short.stop == "length"
             assert "Wait, what is this?".startswith(short.text)
 
-    async def test_going_on_after_a_cut_goes_on_from_the_text(self, subject: Subject) -> None:
+    async def test_a_write_after_a_cut_continues_the_text(self, subject: Subject) -> None:
         step = await subject.model.write(subject.chain, limit=SHORT)
         half = step.cut(len(step.text) // 2)
         following = await subject.model.write(subject.chain.extend(half), limit=SHORT)
@@ -125,7 +125,7 @@ class ModelContract(BranchContract):
             written = [token.logprob for token in step.tokens]
             assert [token.logprob for token in tokens] == pytest.approx(written, abs=1e-3)
 
-    async def test_tokens_tell_the_likeliest_of_their_places_if_asked(self, subject: Subject) -> None:
+    async def test_tokens_have_the_likeliest_alternatives_on_request(self, subject: Subject) -> None:
         plain = await subject.model.write(subject.chain, limit=SHORT)
         ranked = await subject.model.write(subject.chain, limit=SHORT, top=3)
         (scored,) = await subject.model.score(subject.chain, plain.text, top=3)
@@ -140,7 +140,7 @@ class ModelContract(BranchContract):
         for token in ranked.tokens:  # The model is greedy.
             assert token.top[0].logprob == pytest.approx(token.logprob)
 
-    async def test_choices_have_probabilities_of_the_whole_vocabulary(self, subject: Subject) -> None:
+    async def test_choices_have_probabilities_over_the_full_vocabulary(self, subject: Subject) -> None:
         chain = await think(subject, 1)
         grades = await subject.model.ask(chain, "Grade the last step from 0 to 9.", DIGITS, opening="The grade is ")
         assert list(grades) == list(DIGITS)

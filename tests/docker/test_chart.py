@@ -63,7 +63,7 @@ def test_it_renders_and_has_no_lint(name: str, outcomes: Mapping[str, Tree]) -> 
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_cannot_be_meant_is_refused_with_the_cure(name: str, outcomes: Mapping[str, Tree]) -> None:
+def test_meaningless_values_are_refused_with_the_cure(name: str, outcomes: Mapping[str, Tree]) -> None:
     assert BAD[name][1] in outcomes[name]["error"]
 
 
@@ -134,7 +134,7 @@ def test_every_replica_has_an_address_of_its_own(
     assert found.small.urls == tuple(f"http://{name}-{i}.{name}.{space}.svc:8000" for i in range(3))
 
 
-def test_gpus_are_asked_for_and_shared_out(rendered: Mapping[str, list[Tree]]) -> None:
+def test_gpus_are_requested_and_distributed(rendered: Mapping[str, list[Tree]]) -> None:
     (large,) = only(rendered["replicas"], "StatefulSet", "-large")["spec"]["template"]["spec"]["containers"]
     assert large["resources"]["limits"] == {"nvidia.com/gpu": 4, "memory": "64Gi"}
     assert large["resources"]["requests"]["memory"] == "24Gi"
@@ -160,7 +160,7 @@ def test_no_pod_gets_the_variables_of_services_or_more_rights_than_it_needs(
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_what_selects_pods_selects_some(name: str, rendered: Mapping[str, list[Tree]]) -> None:
+def test_every_pod_selector_matches_a_pod(name: str, rendered: Mapping[str, list[Tree]]) -> None:
     labels = [
         each["spec"]["template"]["metadata"]["labels"].items()
         for each in rendered[name]
@@ -189,7 +189,7 @@ def test_models_are_reached_by_the_service_alone(rendered: Mapping[str, list[Tre
     assert len(rule["from"]) == 2
 
 
-def test_the_service_reaches_what_it_needs_and_no_more(rendered: Mapping[str, list[Tree]]) -> None:
+def test_the_service_reaches_only_its_dependencies(rendered: Mapping[str, list[Tree]]) -> None:
     def egress(name: str) -> list[Tree]:
         policy: Tree = only(rendered[name], "NetworkPolicy", service_name(rendered[name]))["spec"]
         assert policy["policyTypes"] == ["Ingress", "Egress"]

@@ -51,7 +51,7 @@ def test_the_specification_of_compose_files_is_kept(name: str) -> None:
 
 @pytest.mark.skipif(not client(), reason="there is no docker compose here")
 @pytest.mark.parametrize("name", COMPOSED)
-def test_docker_compose_reads_it_and_asks_for_the_secrets(name: str) -> None:
+def test_docker_compose_reads_it_and_requires_the_secrets(name: str) -> None:
     command = ("docker", "compose", "--env-file", "/dev/null", "--file", str(DOCKER / name), "config", "--quiet")
     done = run(*command, env={**outside(), **ENVIRONMENT})
     assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def test_the_service_takes_its_settings(name: str, bare: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_what_is_mounted_exists(name: str) -> None:
+def test_mounted_files_exist(name: str) -> None:
     for service, one in read(DOCKER / name)["services"].items():
         for volume in one.get("volumes", ()):
             source = volume.split(":")[0]
@@ -111,7 +111,7 @@ def test_volumes_are_declared_and_images_are_pinned(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_each_waits_for_what_it_needs_to_be_healthy(name: str) -> None:
+def test_each_service_waits_until_its_dependencies_are_healthy(name: str) -> None:
     found = services(name)
     checked = {service for service, one in found.items() if "healthcheck" in one}
     for service, needed in {"stepspec": {"large", "small"}, "grafana": {"prometheus"}}.items():
@@ -145,7 +145,7 @@ def test_the_miniature_models_are_there() -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_only_the_service_can_be_reached_from_elsewhere_and_only_if_told(name: str) -> None:
+def test_only_the_service_listens_on_other_addresses_and_only_if_configured(name: str) -> None:
     for service, one in services(name).items():
         for port in one.get("ports", ()):
             assert port.startswith("127.0.0.1:"), (service, port)

@@ -54,7 +54,7 @@ async def answering(*statuses: int) -> AsyncGenerator[str]:
 
 
 @pytest.mark.parametrize(("status", "code"), [(200, 0), (401, 0), (404, 0), (500, 1), (503, 1)])
-async def test_up_is_what_answers_and_is_not_broken(status: int, code: int) -> None:
+async def test_up_means_that_it_responds_without_a_server_error(status: int, code: int) -> None:
     async with answering(status) as url:
         found, output = await health(url)
     assert found == code
@@ -68,13 +68,13 @@ async def test_all_have_to_be_up_and_of_alternatives_one() -> None:
         assert await health(url, none) == (1, f"not up: {none}\n")
 
 
-async def test_it_waits_as_long_as_it_is_told() -> None:
+async def test_it_waits_for_the_configured_time() -> None:
     async with answering(503, 200) as url:
         assert await health("--wait", "30", url) == (0, "")
         assert (await health("--wait", "0", nowhere()))[0] == 1
 
 
-async def test_a_proxy_is_not_asked() -> None:
+async def test_a_proxy_is_not_used() -> None:
     async with answering(200) as url:
         assert await health(url, http_proxy="http://127.0.0.1:9") == (0, "")
 
@@ -90,7 +90,7 @@ def probed(rendered: Mapping[str, list[Tree]]) -> set[str]:
     return {url, *(probe["path"] for probe in probes)}
 
 
-async def test_the_service_answers_what_it_is_probed_for(probed: set[str], bare: pytest.MonkeyPatch) -> None:
+async def test_the_service_answers_its_probes(probed: set[str], bare: pytest.MonkeyPatch) -> None:
     assert probed == {"/health/liveness", "/health/readiness"}
     async with serving() as served:
         for path in probed:

@@ -73,7 +73,7 @@ def test_hadolint_finds_nothing() -> None:
     assert done.returncode == 0, done.stdout
 
 
-def test_what_is_copied_exists_and_reaches_the_build() -> None:
+def test_copied_files_exist_and_are_not_ignored_by_the_build() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert "*" in ignored
     let_in = {line.removeprefix("!/") for line in ignored if line.startswith("!/")}
@@ -113,7 +113,7 @@ def test_the_service_brings_nothing_heavy_and_nothing_unlocked() -> None:
     assert brought <= set(locked()), brought - set(locked())
 
 
-def test_what_a_cpu_must_not_get_is_not_in_the_lock() -> None:
+def test_packages_for_gpus_are_not_in_the_lock() -> None:
     lines = [line for line in (DOCKER / "without-cuda.txt").read_text().splitlines() if not line.startswith("#")]
     left_out = [Requirement(line) for line in lines]
     assert {one.name for one in left_out} == {"torchvision", "torchaudio", "torchcodec", "triton"}
@@ -122,7 +122,7 @@ def test_what_a_cpu_must_not_get_is_not_in_the_lock() -> None:
 
 
 @pytest.mark.parametrize("name", ["service", "testbed"])
-def test_nobody_is_root_and_nothing_runs_in_a_shell(name: str) -> None:
+def test_no_image_runs_as_root_or_in_a_shell(name: str) -> None:
     found = stage(name)
     user, _, group = found["USER"].partition(":")
     assert int(user) > 0 < int(group)
@@ -135,7 +135,7 @@ def test_the_last_stage_is_the_service() -> None:
     assert [rest for word, rest in instructions() if word == "FROM"][-1].endswith(" AS service")
 
 
-def test_it_starts_a_command_that_exists_at_the_port_that_is_told() -> None:
+def test_it_starts_an_existing_command_at_the_documented_port() -> None:
     found = stage("service")
     assert json.loads(found["ENTRYPOINT"]) == ["stepspec"]
     assert set(json.loads(found["CMD"])) <= set(get_group(app).commands)
@@ -179,7 +179,7 @@ main()
 """
 
 
-def test_the_command_starts_with_what_the_image_has() -> None:
+def test_the_command_starts_with_the_packages_of_the_image() -> None:
     """Take away what is installed here and not there."""
     brought = wanted({"serve", "otel"})
     absent = {

@@ -75,7 +75,7 @@ def known() -> Known:
     return {**of_the_service(), **of_vllm()}
 
 
-def test_what_is_known_is_what_is_exposed(known: Known) -> None:
+def test_the_known_metrics_are_the_exposed_ones(known: Known) -> None:
     assert known["stepspec_requests_total"] >= {"endpoint", "model", "status"}
     assert known["stepspec_first_step_seconds_bucket"] >= {"endpoint", "model", "le"}
     assert known["vllm:kv_cache_usage_perc"] >= {"model_name", "engine"}
@@ -85,7 +85,7 @@ def test_what_is_known_is_what_is_exposed(known: Known) -> None:
 
 
 @pytest.mark.parametrize("place", questions())
-def test_every_expression_asks_for_what_exists(place: str, known: Known) -> None:
+def test_every_expression_selects_existing_metrics(place: str, known: Known) -> None:
     expression = parsed(questions()[place])
     selected = selectors(expression)
     assert selected
@@ -100,7 +100,7 @@ def test_every_expression_asks_for_what_exists(place: str, known: Known) -> None
             assert labels <= known[selector.name], selector.name
 
 
-def test_what_the_service_exposes_is_shown() -> None:
+def test_every_metric_of_the_service_is_shown() -> None:
     shown = {str(selector.name) for expression in questions().values() for selector in selectors(parsed(expression))}
     assert {family(name) for name in of_the_service()} == {family(name) for name in shown if "vllm:" not in name}
 
@@ -110,14 +110,14 @@ def family(name: str) -> str:
 
 
 @pytest.mark.parametrize("panel", panels(), ids=lambda panel: panel["title"])
-def test_panels_are_told_apart_and_legends_have_their_labels(panel: Tree) -> None:
+def test_panel_titles_are_unique_and_legends_have_their_labels(panel: Tree) -> None:
     assert panel["description"]
     for target in panel["targets"]:
         by = set[str]().union(*(labels for labels, _ in grouped(parsed(target["expr"]))))
         assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= by
 
 
-def test_the_dashboard_is_whole() -> None:
+def test_the_dashboard_is_complete() -> None:
     board = json.loads(DASHBOARD.read_text())
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
     places = [panel["gridPos"] for panel in board["panels"]]
@@ -147,7 +147,7 @@ def test_promtool_takes_configuration_and_rules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", COMPOSED)
-def test_prometheus_scrapes_what_runs_and_reads_what_is_mounted(name: str) -> None:
+def test_prometheus_scrapes_running_services_and_reads_mounted_files(name: str) -> None:
     services: Mapping[str, Tree] = composed(name)["services"]
     config = read(DOCKER / "prometheus/prometheus.yaml")
     ports = {"stepspec": "8765", "large": "8000", "small": "8000"}
@@ -186,7 +186,7 @@ def test_the_chart_ships_the_same_alerts_and_the_same_dashboard(rendered: Mappin
     assert json.loads(board["data"][DASHBOARD.name]) == json.loads(DASHBOARD.read_text())
 
 
-def test_keda_asks_for_what_exists(rendered: Mapping[str, list[Tree]], known: Known) -> None:
+def test_keda_queries_existing_metrics(rendered: Mapping[str, list[Tree]], known: Known) -> None:
     (scaled,) = [each for each in rendered["keda"] if each["kind"] == "ScaledObject"]
     for trigger in scaled["spec"]["triggers"]:
         (selector,) = selectors(parsed(trigger["metadata"]["query"]))

@@ -58,7 +58,7 @@ def test_the_last_thing_that_looks_like_an_answer_is_the_answer(text: str, metri
         (f".{'1' * 5000}", None),
     ],
 )
-def test_numbers_are_read_whatever_they_are_dressed_in(text: str, value: Fraction | int | None) -> None:
+def test_numbers_are_read_in_any_notation(text: str, value: Fraction | int | None) -> None:
     assert number(text) == value
 
 
@@ -79,5 +79,5 @@ def test_numbers_are_read_whatever_they_are_dressed_in(text: str, value: Fractio
         ("7.0", "7", "exact", False),
     ],
 )
-def test_what_takes_no_algebra_is_decided_at_once(answer: str, gold: str, metric: Metric, same: bool | None) -> None:
+def test_answers_without_algebra_are_graded_at_once(answer: str, gold: str, metric: Metric, same: bool | None) -> None:
     assert compare_plainly(answer, gold, metric) is same

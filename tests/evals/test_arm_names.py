@@ -54,14 +54,14 @@ def test_the_large_model_alone_is_always_there_and_controls_follow_their_method(
         (["nowhere.toml"], [], [], "no policy file at nowhere.toml"),
     ],
 )
-def test_what_does_not_exist_is_refused(
+def test_unknown_names_are_refused(
     chosen: list[str], baselines: list[str], controls: list[str], complaint: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         arms(chosen, baselines, controls)
 
 
-def test_an_arm_says_where_it_was_calibrated_on_what_is_measured(tmp_path: Path) -> None:
+def test_an_arm_that_was_calibrated_on_the_measured_problems_has_a_warning(tmp_path: Path) -> None:
     path, plain, odd = (tmp_path / f"{name}.toml" for name in ("careful", "plain", "odd"))
     odd.write_text('policy = "bild"\ncalibration = "none"\n')
     path.write_text('policy = "bild"\n[calibration]\nbenchmark = "gsm8k, calibration half"\n')

@@ -35,7 +35,7 @@ def question(number: int = 1) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
-def test_every_benchmark_says_in_its_head_where_it_comes_from_and_how_it_is_graded(benchmark: Benchmark) -> None:
+def test_every_benchmark_states_its_source_and_metric_in_its_docstring(benchmark: Benchmark) -> None:
     head = inspect.getdoc(sys.modules[benchmark.read.__module__]) or ""
     assert [word for word in ("Dataset: ", "Licence: ", "Metric: ", "Prompt: ") if word not in head] == []
     assert benchmark.licence.partition(" ")[0] in head
@@ -59,7 +59,7 @@ def test_problems_that_are_made_are_the_same_for_the_same_seed_however_many() ->
     assert load(find("arithmetic"), seed=4, limit=5) != few
 
 
-def test_choices_are_shuffled_by_the_seed_and_the_right_letter_goes_with_them(tmp_path: Path) -> None:
+def test_choices_are_shuffled_by_the_seed_together_with_the_right_letter(tmp_path: Path) -> None:
     path = write(tmp_path / "gpqa.jsonl", *map(question, range(200)))
     tasks = load(find("gpqa-diamond"), path, seed=1)
     for task in tasks:
@@ -106,7 +106,7 @@ def test_choices_may_be_numbers_in_the_data(tmp_path: Path) -> None:
         ("gpqa_diamond", question() | {"Incorrect Answer 2": [1]}, r"row 1: 'Incorrect Answer 2' is \[1\]"),
     ],
 )
-def test_what_is_neither_text_nor_number_is_refused_by_its_row(
+def test_a_value_that_is_neither_text_nor_number_is_refused_with_its_row(
     tmp_path: Path, name: str, row: dict[str, Any], complaint: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=rf"rows\.jsonl, {complaint}"):
@@ -170,7 +170,7 @@ def test_an_unknown_name_is_refused_with_a_guess() -> None:
         find("math-50")
 
 
-def test_without_a_network_the_error_says_what_to_pass(tmp_path: Path) -> None:
+def test_without_a_network_the_error_names_the_option_to_pass(tmp_path: Path) -> None:
     if importlib.util.find_spec("datasets") is None:
         pytest.skip("without datasets")
     code = "from stepspec.evals.benchmarks import find, load; load(find('math500'))"
@@ -182,7 +182,7 @@ def test_without_a_network_the_error_says_what_to_pass(tmp_path: Path) -> None:
     assert "pass --data FILE, a JSONL or Parquet file with the columns 'problem', 'answer'" in error
 
 
-def test_without_the_library_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigurationError, match=r"needs datasets: pip install 'stepspec\[evals\]'"):
         load(find("gsm8k"))

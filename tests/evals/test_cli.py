@@ -37,7 +37,7 @@ def plan(
     return make(SETTINGS, find("arithmetic"), TASKS, (LARGE,), samples, 3, temperature, tokens, seconds, 2)
 
 
-def test_what_is_not_said_comes_from_the_settings() -> None:
+def test_missing_options_come_from_the_settings() -> None:
     made = plan()
     assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
     assert made.budget == Budget(900, 50)
@@ -88,7 +88,7 @@ def test_flags_that_cannot_be_are_named(flags: dict[str, Any], complaint: str) -
         "profile --output .",
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_is_started(
+def test_impossible_options_are_refused_before_anything_starts(
     words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("scipy")
@@ -106,7 +106,7 @@ def test_what_cannot_be_is_refused_before_anything_is_started(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_arm_that_was_calibrated_on_what_is_measured_is_told_of_at_the_start(
+def test_an_arm_that_was_calibrated_on_the_measured_problems_is_reported_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [{"question": f"What is {n} + {n}?", "answer": f"#### {2 * n}"} for n in range(40)]
@@ -165,7 +165,7 @@ def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFi
 @pytest.mark.parametrize(
     "name", ["math500", "gsm8k", "experiments.service_overhead", "calibration.simulation", "grading"]
 )
-def test_what_is_run_by_its_name_tells_with_examples_how(name: str) -> None:
+def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str) -> None:
     pytest.importorskip("scipy")
     words = [sys.executable, "-m", f"stepspec.evals.{name}", "--help"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
@@ -205,7 +205,7 @@ def test_a_benchmark_runs_as_a_module_too(name: str, tmp_path: Path) -> None:
     assert "Traceback" not in run.stderr
 
 
-def test_the_command_line_does_without_what_only_evals_need() -> None:
+def test_the_command_line_imports_no_packages_of_the_evals_extra() -> None:
     code = "import sys, stepspec.cli; print(*{'datasets', 'math_verify', 'pyarrow', 'sympy'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.strip() == ""

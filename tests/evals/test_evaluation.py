@@ -49,7 +49,7 @@ async def solving() -> AsyncGenerator[tuple[Solver, FakeVllm]]:
         yield solver, large
 
 
-async def test_a_run_folder_says_what_was_measured_with_what_and_what_came_of_it(tmp_path: Path) -> None:
+async def test_a_run_folder_records_the_measurement_its_conditions_and_its_results(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     async with solving() as (solver, _):
         standings = await evaluate(solver, evaluation(folder, traces=True, remarks=("Beware.",)), QUIET)
@@ -81,7 +81,7 @@ async def test_a_run_folder_says_what_was_measured_with_what_and_what_came_of_it
     assert [arm["result"]["name"] for arm in report["arms"]] == [s.result.name for s in standings]
 
 
-async def test_the_same_evaluation_goes_on_and_another_one_is_kept_out(tmp_path: Path) -> None:
+async def test_the_same_evaluation_is_resumed_and_another_one_is_refused(tmp_path: Path) -> None:
     async with solving() as (solver, large):
         first = await evaluate(solver, evaluation(tmp_path), QUIET)
         before = len(large.requests)
@@ -96,7 +96,7 @@ async def test_the_same_evaluation_goes_on_and_another_one_is_kept_out(tmp_path:
     assert len(orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]) == 1
 
 
-async def test_a_server_that_goes_away_leaves_what_was_measured_and_the_next_session_adds_the_rest(
+async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session_adds_the_rest(
     tmp_path: Path,
 ) -> None:
     console = Console(width=300)
@@ -125,7 +125,7 @@ async def test_wrong_options_fail_before_any_problem(tmp_path: Path) -> None:
     assert not (tmp_path / "samples.jsonl").exists()
 
 
-async def test_problems_that_are_all_too_long_are_said_to_be(tmp_path: Path) -> None:
+async def test_problems_that_are_all_too_long_are_reported(tmp_path: Path) -> None:
     plan = replace(evaluation(tmp_path).plan, tasks=(Task("one " * 2000, "1"),))
     async with solving() as (solver, _):
         with pytest.raises(ConfigurationError, match="no problem fits into the models' contexts"):
@@ -166,7 +166,7 @@ def test_counters_are_added_up_over_their_labels() -> None:
     assert provenance.counters(lines) == {"vllm:prefix_cache_hits_total": 12.0, "vllm:generation_tokens_total": 3.0}
 
 
-def test_the_digest_tells_problems_and_answers_apart() -> None:
+def test_the_digest_depends_on_problems_and_answers() -> None:
     digests = {
         provenance.digest(TASKS),
         provenance.digest(TASKS[::-1]),
@@ -195,7 +195,7 @@ class Others:
         return {"workers": 2}
 
 
-async def test_a_team_takes_the_samples_of_the_same_folder_and_the_session_says_so(tmp_path: Path) -> None:
+async def test_workers_add_samples_to_the_same_folder_and_the_session_records_them(tmp_path: Path) -> None:
     team, plan = Others(), evaluation(tmp_path).plan
     async with solving() as (solver, _):
         await evaluate(solver, evaluation(tmp_path, plan=replace(plan, tasks=TASKS[:1])), QUIET)

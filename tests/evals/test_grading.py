@@ -65,7 +65,7 @@ async def test_a_grader_that_dies_costs_one_sample() -> None:
         assert await graders.same(r"\boxed{0.5}", r"\frac{1}{2}") is True
 
 
-async def test_cancelling_a_grade_leaves_no_process_that_goes_on_thinking() -> None:
+async def test_cancelling_a_grade_leaves_no_busy_process() -> None:
     async with Graders(1, seconds=DEADLINE) as graders:
         assert await graders.same(r"\boxed{1}", "2") is False
         process = graders._workers[0]._process  # pyright: ignore[reportPrivateUsage]
@@ -79,7 +79,7 @@ async def test_cancelling_a_grade_leaves_no_process_that_goes_on_thinking() -> N
         assert await graders.same(r"\boxed{0.5}", r"\frac{1}{2}") is True
 
 
-async def test_a_grader_stops_itself_even_if_nobody_is_left_to_do_so() -> None:
+async def test_a_grader_without_a_parent_stops_itself() -> None:
     process = await asyncio.create_subprocess_exec(
         *SCRIPT, "0.5", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
@@ -97,7 +97,7 @@ async def test_a_grader_that_neither_computes_nor_answers_is_killed(monkeypatch:
 
 
 @pytest.mark.parametrize("reply", ["'Warning: what is this?'", "3", "'x' * 200_000", "'{'"])
-async def test_a_grader_that_says_something_else_costs_one_sample(reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_invalid_reply_of_a_grader_costs_one_sample(reply: str, monkeypatch: pytest.MonkeyPatch) -> None:
     odd = f"print('ready', flush=True); input(); print({reply}, flush=True); input()"
     monkeypatch.setattr(graders_module, "SCRIPT", (sys.executable, "-c", odd))
     async with asyncio.timeout(DEADLINE), Graders(1) as graders:
@@ -134,7 +134,7 @@ async def test_a_benchmarks_own_solutions_are_right_and_those_of_others_are_not(
     assert found.exceptions() == found.mistaken() == []
 
 
-async def test_what_does_not_agree_is_listed_with_the_reason() -> None:
+async def test_disagreements_are_listed_with_the_reason() -> None:
     tasks = load(find("math500"), DATA / "math500.jsonl")
     wrong = [*tasks[:2], type(tasks[2])("", "(-2,3)", "own/3", tasks[2].reference)]
     found = await agreement(wrong, "math", workers=1, seconds=DEADLINE)
@@ -149,7 +149,7 @@ def check(*arguments: str) -> tuple[int, list[str]]:
     return run.returncode, (run.stdout or run.stderr).splitlines()
 
 
-def test_the_command_says_how_many_agree_and_how_many_do_if_swapped() -> None:
+def test_the_command_prints_the_agreement_also_with_swapped_answers() -> None:
     code, printed = check("math500", "--data", str(DATA / "math500.jsonl"), "--workers", "1")
     assert code == 0
     assert printed[0].startswith("3 of 3 solutions agree with the answer, in ")

@@ -23,7 +23,7 @@ QUIET = Console(quiet=True)
 
 
 @pytest.mark.parametrize("address", ["", "here", "host", "host:port", "http://host:1", ":6379", "ray://host"])
-async def test_what_is_no_address_is_refused(address: str) -> None:
+async def test_an_invalid_address_is_refused(address: str) -> None:
     from stepspec.evals.ray_pool import cluster
 
     with pytest.raises(ConfigurationError, match=r"it is auto, local, HOST:PORT or ray://HOST:PORT"):
@@ -32,7 +32,7 @@ async def test_what_is_no_address_is_refused(address: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["", "ray://"])
-async def test_where_nobody_listens_that_is_said_before_ray_begins_to_wait(scheme: str) -> None:
+async def test_an_address_that_refuses_connections_is_an_error_before_ray_waits(scheme: str) -> None:
     from stepspec.evals.ray_pool import cluster
 
     with socket.socket() as free:
@@ -48,7 +48,7 @@ def test_workers_without_a_cluster_are_refused() -> None:
         cli._team(None, 3)  # pyright: ignore[reportPrivateUsage]
 
 
-def test_without_ray_the_command_says_what_to_install() -> None:
+def test_without_ray_the_error_names_the_package_to_install() -> None:
     lines = "import sys; sys.modules['ray'] = None; from stepspec.cli import main; main()"
     words = [sys.executable, "-c", lines, "eval", "arithmetic", "--testbed", "--ray", "local"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=120)
@@ -133,7 +133,7 @@ def actor(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> Any:
         (lambda: KeyError("a bug of ours"), (KeyError, "a bug of ours")),
     ],
 )
-def test_what_ray_says_of_an_actor_is_told_in_our_words(
+def test_errors_of_ray_about_an_actor_are_reworded(
     monkeypatch: pytest.MonkeyPatch, failure: Any, expected: tuple[type[Exception], str]
 ) -> None:
     async def main() -> None:

@@ -62,7 +62,7 @@ async def test_a_worker_solves_with_the_settings_it_is_sent_and_sends_the_trace_
     assert nothing == b""
 
 
-async def test_what_an_endpoint_says_is_sent_back_as_it_is_with_the_trace_of_the_run_that_failed() -> None:
+async def test_an_error_of_an_endpoint_is_sent_back_with_the_trace_of_the_failed_run() -> None:
     async with served() as (settings, large), AsyncExitStack() as stack:
         room = WorkerSession(stack)
         await room.enter(settings, PLAN)
@@ -79,7 +79,7 @@ async def test_what_an_endpoint_says_is_sent_back_as_it_is_with_the_trace_of_the
         assert (sent.role, sent.url, sent.cause) == (error.role, error.url, error.cause)
 
 
-def test_a_worker_says_who_it_is() -> None:
+def test_a_worker_describes_its_process() -> None:
     described = describe_process()
     assert (described["host"], described["python"], described["code"]) == (
         platform.node(),
@@ -106,14 +106,14 @@ def test_one_changed_line_is_another_code(tmp_path: Path, monkeypatch: pytest.Mo
     assert code() != before
 
 
-def test_a_worker_does_without_what_only_the_command_needs() -> None:
+def test_a_worker_imports_no_packages_that_only_the_command_needs() -> None:
     extras = "{'datasets', 'math_verify', 'numpy', 'ray', 'scipy', 'sympy', 'torch'}"
     lines = f"import sys, stepspec.evals.ray_worker; print(*{extras} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.strip() == ""
 
 
-def test_an_actor_says_so_where_stepspec_is_missing() -> None:
+def test_an_actor_reports_a_missing_stepspec() -> None:
     pytest.importorskip("ray")
     sent = "from ray import cloudpickle; from stepspec.evals import ray_pool; import sys; " + (
         "sys.stdout.buffer.write(cloudpickle.dumps(ray_pool._actor_class()))"

@@ -83,7 +83,7 @@ async def work(staff: WorkerPool, *, local_servers: bool = False, trace_to: Path
         return await worker.solve(TRIAL, {"p": 0.5}, trace_to)
 
 
-def test_a_worker_gets_the_settings_whole_and_every_problem_only_when_it_is_its_turn() -> None:
+def test_a_worker_gets_all_settings_and_one_problem_at_a_time() -> None:
     remote = Scripted()
     solved, _ = run(work(staff(remote)))
     assert solved is SOLVED
@@ -105,7 +105,7 @@ def test_workers_begin_with_different_replicas() -> None:
     assert second.calls[0][0].model_copy(update={"small": SETTINGS.small}) == SETTINGS
 
 
-def test_a_trace_comes_back_to_the_folder_of_the_run(tmp_path: Path) -> None:
+def test_a_trace_is_written_to_the_folder_of_the_run(tmp_path: Path) -> None:
     remote = Scripted()
     run(work(staff(remote), trace_to=tmp_path / "trace.jsonl"))
     assert (tmp_path / "trace.jsonl").read_bytes() == b"trace"
@@ -149,7 +149,7 @@ def test_an_endpoint_that_fails_at_a_worker_fails_here(remote: Scripted) -> None
     assert remote.stopped == 1
 
 
-def test_nobody_comes_and_that_is_said_after_a_while() -> None:
+def test_a_run_without_any_worker_ends_with_an_error() -> None:
     remote = Scripted(comes=1e9)
 
     async def main() -> float:
@@ -181,7 +181,7 @@ async def _name(post: Callable[[], Any]) -> str:
         return str(worker.name)
 
 
-def test_one_that_ends_before_it_begins_is_asked_for_again_and_not_forever() -> None:
+def test_a_worker_that_ends_before_it_is_ready_is_replaced_a_limited_number_of_times() -> None:
     frail = [Scripted(dies_entering=True) for _ in range(STARTS - 1)]
     assert run(work(staff(*frail, Scripted()))) == (SOLVED, PAUSE * len(frail))
     assert [remote.stopped for remote in frail] == [1] * len(frail)
@@ -199,7 +199,7 @@ def test_as_long_as_one_is_ready_others_may_fail_as_often_as_they_like() -> None
     assert run(main())[0] == f"worker {2 + 10 * STARTS} on there"
 
 
-def test_failures_are_counted_anew_once_somebody_was_ready() -> None:
+def test_the_count_of_failures_restarts_after_a_worker_was_ready() -> None:
     frail = [Scripted(dies_entering=True) for _ in range(2 * (STARTS - 1))]
     team = staff(*frail[: STARTS - 1], Scripted(), *frail[STARTS - 1 :], Scripted())
 
@@ -210,7 +210,7 @@ def test_failures_are_counted_anew_once_somebody_was_ready() -> None:
     assert run(main())[0] == ["worker 3 on there", "worker 6 on there"]
 
 
-def test_who_was_there_and_who_was_lost_is_told_once_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_present_and_lost_workers_are_reported_once_and_recorded(capsys: pytest.CaptureFixture[str]) -> None:
     team = staff(Scripted(solved=WorkerLost("its node is gone")), Scripted(), console=Console(stderr=True, width=300))
 
     async def main() -> None:
@@ -240,7 +240,7 @@ async def _lose(worker: Worker) -> None:
         await worker.solve(TRIAL, {}, None)
 
 
-def test_cancelled_while_it_waits_nobody_is_left() -> None:
+def test_cancelling_a_waiting_pool_leaves_no_worker() -> None:
     remotes = Scripted(comes=1e9), Scripted(comes=1e9)
 
     async def main() -> None:

@@ -50,7 +50,7 @@ def test_arms_are_compared_with_the_large_model_on_the_same_problems() -> None:
     assert shipped.outcomes == {"right": 3, "wrong": 1}
 
 
-def test_the_oracle_gives_the_small_model_what_it_gets_right_and_the_large_one_the_rest() -> None:
+def test_the_oracle_uses_the_small_model_where_it_is_right() -> None:
     samples = complete(done(), ARMS, 1)
     best = oracle(samples[SMALL.name], samples[LARGE.name])
     assert [(s.seconds, s.correct) for s in best] == [(1.0, True), (4.0, True), (4.0, True), (4.0, False)]
@@ -65,7 +65,7 @@ def test_a_problem_that_an_arm_has_not_solved_yet_counts_for_none() -> None:
     assert compare_arms({}, ARMS) == []
 
 
-def test_of_several_samples_a_problem_the_problem_is_what_is_drawn() -> None:
+def test_with_several_samples_the_bootstrap_draws_problems() -> None:
     once = compare_arms(done(), ARMS)
     twice = {
         (2 * number + repeat, arm): replace(s, repeat=repeat)
@@ -110,7 +110,7 @@ def test_runs_that_ended_badly_are_counted_and_shown() -> None:
     assert row.split()[-5:] == ["2", "(2", "right)", "1", "1"]
 
 
-def test_nothing_is_said_of_problems_that_are_all_too_long() -> None:
+def test_arms_that_failed_on_all_problems_have_no_summary() -> None:
     failed = {(0, arm.name): Sample(arm.name, False, 0.0, EMPTY_LEDGER, {}, "failed") for arm in ARMS}
     assert compare_arms(failed, ARMS) == []
 

@@ -76,7 +76,7 @@ async def test_all_arms_share_the_seed_and_the_budget_and_no_two_samples_share_a
     assert {(call.budget, call.sampling.temperature) for call in solver.calls} == {(Budget(512), 0.6)}
 
 
-async def test_a_control_accepts_as_often_as_its_method_has_so_far(tmp_path: Path) -> None:
+async def test_a_control_has_the_accept_rate_of_its_method_so_far(tmp_path: Path) -> None:
     accepted = iter([8, 2, 5, 5])
 
     def script(call: SolveCall) -> Solution:
@@ -91,7 +91,7 @@ async def test_a_control_accepts_as_often_as_its_method_has_so_far(tmp_path: Pat
 
 
 @pytest.mark.parametrize("before", range(0, 20, 3))
-async def test_an_interrupted_run_goes_on_exactly_where_it_was(tmp_path: Path, before: int) -> None:
+async def test_an_interrupted_run_resumes_at_the_next_sample(tmp_path: Path, before: int) -> None:
     full, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
     await take(ScriptedSolver(right), plan(), full)
 
@@ -144,7 +144,7 @@ async def test_controls_wait_for_their_method_and_for_nothing_else(tmp_path: Pat
     assert {sample.options["p"] for sample in samples if sample.arm == CONTROL.name} == {0.8}
 
 
-async def test_what_became_of_a_problem_is_told(tmp_path: Path) -> None:
+async def test_every_sample_has_an_outcome(tmp_path: Path) -> None:
     outcomes = {
         "problem 0": solution("0"),
         "problem 1": solution("7"),
@@ -167,13 +167,13 @@ async def test_what_became_of_a_problem_is_told(tmp_path: Path) -> None:
     assert found[3].first is None
 
 
-async def test_only_what_was_said_after_the_thinking_is_graded(tmp_path: Path) -> None:
+async def test_only_the_text_after_the_thinking_is_graded(tmp_path: Path) -> None:
     task = Task("the answer is not 99", "99")  # which the thinking says, too
     samples = await take(ScriptedSolver(lambda call: solution("")), plan(LARGE, tasks=(task,)), tmp_path / "s.jsonl")
     assert [sample.outcome for sample in samples] == ["wrong"]
 
 
-async def test_a_lost_endpoint_ends_the_run_and_what_was_measured_is_kept(tmp_path: Path) -> None:
+async def test_a_lost_endpoint_ends_the_run_and_the_samples_are_kept(tmp_path: Path) -> None:
     def script(call: SolveCall) -> Solution:
         if call.problem == "problem 1":
             raise EndpointUnavailable("gone", role="large", url="http://h:1")

@@ -58,7 +58,7 @@ def test_samples_of_something_else_are_neither_taken_nor_lost(tmp_path: Path) ->
     SampleStore(path, dict(reversed(ABOUT.items())))  # which says the same
 
 
-def test_they_are_forgotten_if_that_is_asked_for(tmp_path: Path) -> None:
+def test_samples_are_discarded_with_fresh(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     keep(path)
     other = {**ABOUT, "seed": 2}
@@ -75,7 +75,7 @@ SPELT = (b'{"threshold": 8.0, "seed": 1}', b'{"seed":1,"threshold":8}', b'{"seed
 
 
 @pytest.mark.parametrize("head", SPELT)
-def test_a_head_that_says_the_same_in_other_letters_is_kept_with_all_its_samples(tmp_path: Path, head: bytes) -> None:
+def test_an_equal_header_in_another_spelling_is_kept_with_all_its_samples(tmp_path: Path, head: bytes) -> None:
     path, about = tmp_path / "samples.jsonl", {"threshold": 8, "seed": 1}
     with SampleStore(path, about) as samples:
         samples.add(0, sample(SMALL.name, 1.0))
@@ -89,7 +89,7 @@ def test_a_head_that_says_the_same_in_other_letters_is_kept_with_all_its_samples
     assert set(SampleStore(path, about).done) == {(0, SMALL.name), (1, SMALL.name)}
 
 
-def test_what_is_no_beginning_of_ours_is_never_cut_away(tmp_path: Path) -> None:
+def test_a_file_with_another_beginning_is_never_truncated(tmp_path: Path) -> None:
     """Not even where it has no whole line; and a file that was begun since by somebody else is looked at again."""
     for content in (b"my notes", b'{"profile":"fast"', b"\0" * 40):
         path = _written(tmp_path / "notes.txt", content)
@@ -118,7 +118,7 @@ def _written(path: Path, content: bytes) -> Path:
     return path
 
 
-def test_what_is_on_disk_is_never_taken_away_by_going_on(tmp_path: Path) -> None:
+def test_resuming_never_removes_samples_from_disk(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     keep(path)
     before = path.read_bytes()
@@ -143,7 +143,7 @@ def test_a_file_has_one_writer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"{", b"{}", b"[]", b'{"task": 1, "arm": "x"}'])
-def test_a_whole_line_that_is_no_sample_is_refused_by_its_number(tmp_path: Path, line: bytes) -> None:
+def test_a_complete_line_that_is_no_sample_is_refused_with_its_number(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "samples.jsonl"
     keep(path)
     path.write_bytes(path.read_bytes() + line + b"\n")
@@ -151,7 +151,7 @@ def test_a_whole_line_that_is_no_sample_is_refused_by_its_number(tmp_path: Path,
         SampleStore(path, ABOUT)
 
 
-def test_a_file_says_what_was_measured(tmp_path: Path) -> None:
+def test_a_file_describes_its_measurement(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     assert JsonlStore.about(path) is None
     keep(path)

@@ -52,7 +52,7 @@ def test_trials_are_dealt_in_their_order_and_each_once() -> None:
     assert TrialQueue([]).finished
 
 
-def test_a_control_waits_for_its_method_while_others_go_on_and_then_comes_first() -> None:
+def test_a_control_waits_for_its_method_and_then_precedes_new_trials() -> None:
     dealer, done = waiting(todo(2))
     first = [dealer.take("one") for _ in range(6)]
     assert [trial and trial.place for trial in first] == [
@@ -67,7 +67,7 @@ def test_a_control_waits_for_its_method_while_others_go_on_and_then_comes_first(
     assert dealer.take("one") is None
 
 
-def test_what_a_lost_worker_had_comes_before_anything_new_and_it_is_dealt_nothing_more() -> None:
+def test_the_trials_of_a_lost_worker_precede_new_ones_and_it_gets_no_more() -> None:
     wanted = todo()
     dealer = TrialQueue(wanted)
     held = [dealer.take("lost") for _ in range(3)]
@@ -150,7 +150,7 @@ def test_whoever_dies_every_trial_is_done_once_and_the_last_worker_is_never_stuc
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1), st.randoms(use_true_random=False))
-def test_a_rate_is_over_all_samples_up_to_one_whatever_the_order_they_came_in(
+def test_a_rate_covers_all_samples_up_to_one_in_any_order_of_arrival(
     counts: list[tuple[int, int]], random: Random
 ) -> None:
     found: dict[Place, Sample] = {}

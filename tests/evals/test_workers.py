@@ -71,7 +71,7 @@ async def share(posts: list[Hired], plan: Plan, path: Path) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 @pytest.mark.parametrize("posts", [1, 2, 5])
-async def test_many_workers_come_to_the_samples_of_one(tmp_path: Path, posts: int, concurrency: int) -> None:
+async def test_many_workers_produce_the_samples_of_one(tmp_path: Path, posts: int, concurrency: int) -> None:
     accepted = {f"problem {number}": number * 3 for number in range(4)}
 
     def script(call: SolveCall) -> Solution:
@@ -87,7 +87,7 @@ async def test_many_workers_come_to_the_samples_of_one(tmp_path: Path, posts: in
 
 @pytest.mark.parametrize("concurrency", [1, 4])
 @pytest.mark.parametrize("posts", [1, 3])
-async def test_what_a_dead_worker_had_is_solved_by_others_and_nothing_is_kept_twice(
+async def test_the_trials_of_a_dead_worker_are_solved_by_others_once(
     tmp_path: Path, posts: int, concurrency: int
 ) -> None:
     wanted = plan(concurrency=concurrency)
@@ -116,7 +116,7 @@ async def test_a_trial_that_kills_three_workers_ends_the_run_and_is_named(tmp_pa
     assert len(kept(path, wanted)) == len(TASKS)
 
 
-async def test_a_post_that_nobody_comes_to_keeps_nobody_from_going_on_or_ending(tmp_path: Path) -> None:
+async def test_a_slot_without_a_worker_does_not_block_the_others(tmp_path: Path) -> None:
     @asynccontextmanager
     async def empty() -> AsyncGenerator[LocalWorker]:
         await asyncio.Event().wait()

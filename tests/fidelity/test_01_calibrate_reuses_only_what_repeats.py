@@ -95,7 +95,7 @@ def test_runs_that_repeat_are_reused_and_a_sample_of_them_is_checked() -> None:
     assert len(world.runs) == 2 * PROBLEMS + 2 * REPEATED
 
 
-def test_a_difference_is_found_again_when_a_calibration_goes_on(tmp_path: Path) -> None:
+def test_a_resumed_calibration_detects_a_difference(tmp_path: Path) -> None:
     with RunStore(tmp_path / "trials.jsonl", {}) as trials:
         first, _ = (world := Sampled(1, flaky=300)).calibrate(trials=trials)
     with RunStore(tmp_path / "trials.jsonl", {}) as trials:
@@ -128,7 +128,7 @@ def test_a_run_repeats_another_up_to_the_first_decision_that_their_values_make_d
     assert repeats(EARLIER, later, (9, 8, 7)) is same
 
 
-def test_decisions_are_the_verdicts_on_what_was_committed_or_repaired() -> None:
+def test_decisions_are_the_verdicts_on_committed_and_repaired_steps() -> None:
     """Not those on lost bets; and also that of a run that ends with its repair, or before it."""
     a, b, c, r = (Step(text, "small") for text in "abcr")
     low, high = Rollback(reason="grade", score=2.0), Accept(8.0)
@@ -153,7 +153,7 @@ def test_half_of_a_draft_that_is_kept_is_decided_once() -> None:
     assert [decision.score for decision in decisions(events)] == [3.0]
 
 
-def test_a_further_attempt_counts_as_such_and_the_same_one_again_does_not(tmp_path: Path) -> None:
+def test_a_further_attempt_counts_and_a_repeated_one_does_not(tmp_path: Path) -> None:
     path, digests = tmp_path / "trials.jsonl", [str(problem) for problem in range(9)]
     first, second = (AttemptEnd(problems, LIMIT, LEVEL, KNOB.values) for problems in (4, 8))
     with RunStore(path, {}) as trials:
@@ -243,7 +243,7 @@ def test_where_all_runs_repeat_and_none_is_reused_the_row_shows_nothing() -> Non
     assert search_missed([replace(row, reused=0.0)]) == ["missed: a cliff: all runs repeat, and none is reused"]
 
 
-def test_runs_of_a_population_lose_what_it_says() -> None:
+def test_the_runs_of_a_population_have_its_loss() -> None:
     rng = np.random.default_rng(0)
     population = simulation.Population(np.array([0.05, 0.2]), np.array([0.01, 0.03]))
 

@@ -219,6 +219,6 @@ def test_a_seed_is_set_wherever_a_run_is(monkeypatch: pytest.MonkeyPatch) -> Non
         load(seed="often")  # type: ignore[arg-type]
 
 
-def test_a_trace_from_before_seeds_were_told_is_still_read() -> None:
+def test_a_trace_without_seeds_is_still_read() -> None:
     old = b'{"at":0.0,"event":"Started","messages":[],"policy":"bild","models":[]}'
     assert parse(old).event == Started((), "bild")

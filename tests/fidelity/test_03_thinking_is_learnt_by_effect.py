@@ -89,7 +89,7 @@ async def test_a_pair_of_which_only_the_small_model_thinks_is_refused_with_its_c
             pass
 
 
-async def test_the_cures_of_such_a_pair_work() -> None:
+async def test_the_cures_of_a_mixed_pair_work() -> None:
     thinking, plain = BY_NAME["smollm3"], BY_NAME["llama-3"]
     async with solver(thinking, plain, s=False) as solving:
         assert not solving.thinks
@@ -116,7 +116,7 @@ def test_the_line_break_before_a_block_is_kept() -> None:
 
 
 @pytest.mark.parametrize("opening", ["", "<think>\n"])
-def test_a_thinking_that_nobody_expected_is_not_the_answer(opening: str) -> None:
+def test_unexpected_thinking_is_not_the_answer(opening: str) -> None:
     """Models that were taken not to think close a block all the same: the large one answers after it."""
     outcome, emitted = unexpected(f"{opening}I guess \\boxed{{1}}.\n\n", f"No.\n{THINK_END}")
     assert (outcome.answer, outcome.text, outcome.reason) == ("7", "So it is \\boxed{7}.", "stop")
@@ -124,7 +124,7 @@ def test_a_thinking_that_nobody_expected_is_not_the_answer(opening: str) -> None
     assert not opening or emitted == outcome.text
 
 
-def test_a_thinking_that_nobody_expected_is_closed_when_the_budget_is_spent() -> None:
+def test_unexpected_thinking_is_closed_when_the_budget_is_spent() -> None:
     outcome, emitted = unexpected("<think>\nI guess \\boxed{1}.\n\n", "No.\n\n", budget=Budget(steps=2))
     assert (outcome.answer, outcome.reason, emitted) == ("7", "length", outcome.text)
 
@@ -164,7 +164,7 @@ def unexpected(
     return outcome, "".join(event.text for event in events if isinstance(event, Answering))
 
 
-async def test_the_doctor_says_what_was_found_and_how(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_doctor_reports_its_findings_and_their_evidence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "CROWDS", (8,))  # whether the servers order by priority does not matter here
     servers = [FamilyServer(SCRIPT, family=BY_NAME[name], digits={"9": -0.1}) for name in ("llama-3", "smollm3")]
     async with servers[0].serve("small") as small, servers[1].serve("large") as large:

@@ -117,7 +117,7 @@ def spying(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 @pytest.mark.parametrize(("sampling", "sampled"), [(Sampling(seed=1), True), (GREEDY, False)])
-async def test_a_run_tells_its_policies_whether_the_models_sample(
+async def test_policies_get_whether_the_models_sample(
     sampling: Sampling, sampled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = DrawingVllm()

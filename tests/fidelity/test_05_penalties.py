@@ -18,7 +18,7 @@ PENALTIES = ["presence_penalty", "frequency_penalty"]
 
 
 @pytest.mark.parametrize("penalty", PENALTIES)
-def test_a_penalty_that_only_one_request_knows_of_is_refused_with_a_cure(penalty: str) -> None:
+def test_a_penalty_for_a_single_request_is_refused_with_the_cure(penalty: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"sampling\.{penalty}: .*repetition_penalty"):
         load(sampling={penalty: 0.5})
     options: dict[str, Any] = {penalty: -0.5}

@@ -138,7 +138,7 @@ def test_a_step_that_is_the_large_models_own_is_right_without_asking() -> None:
     assert len(pair.questions) == pytest.approx(2 * (DIFFERENT + OWN_DIFFERENT) * record.checked, rel=0.3)
 
 
-def test_the_questions_are_whether_the_step_is_correct_by_itself_and_beside_the_large_models_own() -> None:
+def test_the_questions_are_about_the_step_alone_and_with_the_large_models_own_step() -> None:
     pair = Pair()
     adapted(pair, runs=2)
     assert pair.questions

@@ -39,7 +39,7 @@ def test_a_sampling_has_the_same_defaults_wherever_it_is_made(monkeypatch: pytes
     assert load().sampling == expected.model_copy(update={"top_k": 20})
 
 
-def test_what_is_greedy_says_so() -> None:
+def test_the_greedy_sampling_is_explicit() -> None:
     assert (GREEDY.temperature, GREEDY.top_p, GREEDY.seed) == (0, 1, None)
 
 
@@ -47,7 +47,7 @@ def temperature(run: SolveCall) -> float:
     return run.sampling.temperature
 
 
-def test_the_bench_runs_both_samplings_interleaved_and_tells_the_default_first(
+def test_the_bench_interleaves_both_samplings_and_shows_the_default_first(
     servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     measured(sampling="both", as_markdown=True)
@@ -64,11 +64,11 @@ def test_the_bench_runs_both_samplings_interleaved_and_tells_the_default_first(
     assert 0 <= printed.index("Sampled at temperature 0.6") < printed.index("Greedy (temperature 0)")
 
 
-def test_the_bench_measures_both_samplings_unless_it_is_told_which() -> None:
+def test_the_bench_measures_both_samplings_unless_one_is_chosen() -> None:
     assert inspect.signature(main).parameters["sampling"].default == "both"
 
 
-def test_a_bench_goes_on_with_the_other_sampling_where_one_was_measured(servers: Servers) -> None:
+def test_a_resumed_bench_measures_the_other_sampling(servers: Servers) -> None:
     measured(sampling="greedy")
     assert {temperature(run) for run in servers.solver.calls} == {0.0}
     measured(sampling="both")

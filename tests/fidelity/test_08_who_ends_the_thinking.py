@@ -73,7 +73,7 @@ TOGETHER = [
 ]
 
 
-def test_specreason_goes_on_where_the_small_model_would_end_too_early() -> None:
+def test_specreason_continues_where_the_small_model_would_end_too_early() -> None:
     (chain, end), _ = run(reason(built(*pair()), PROBLEM))
     assert end == "finished"
     assert authors_and_texts(chain) == TOGETHER
@@ -93,7 +93,7 @@ def test_the_large_model_may_agree_that_it_is_over_in_no_more_time() -> None:
 
 
 @pytest.mark.parametrize("complete", [True, False])
-def test_a_judge_may_be_asked_whether_the_reasoning_is_complete(complete: bool) -> None:
+def test_a_judge_may_decide_whether_the_reasoning_is_complete(complete: bool) -> None:
     events: list[Event] = []
     (chain, _), took = run(reason(built(*pair(complete=complete), "judge"), PROBLEM, observe=events.append))
     if complete:
@@ -115,9 +115,7 @@ def test_a_step_that_is_wrong_is_rolled_back_whether_or_not_it_ends_the_thinking
 @pytest.mark.parametrize(
     ("probabilities", "stands"), [({"Yes": 0.03}, False), ({"Yes": 0.3, "No": 0.3}, False), ({"Yes": 0.3}, True)]
 )
-def test_a_judge_who_does_not_say_yes_leaves_the_thinking_open(
-    probabilities: Mapping[str, float], stands: bool
-) -> None:
+def test_without_the_judges_yes_the_thinking_stays_open(probabilities: Mapping[str, float], stands: bool) -> None:
     small, large = pair()
     large.judge = lambda chain, question: probabilities if question == COMPLETE.text else {"9": 1.0}
     draft = Step(f"So.\n{THINK_END}", "small", "end")
@@ -168,7 +166,7 @@ def test_a_rival_does_not_end_the_thinking_either() -> None:
     assert verdict.rivals == (Rival(Step("So.\n", "small", "open"), 8.0),)
 
 
-def test_what_is_compared_with_the_draft_is_still_begun_with_it() -> None:
+def test_the_step_compared_with_the_draft_still_starts_at_the_same_time() -> None:
     small, large = pair()
     large.script = says("small", PATIENT)
     large.latency = lambda chain: 5.0
@@ -208,7 +206,7 @@ def test_each_method_ends_the_thinking_as_in_its_paper() -> None:
     assert {by for by in found.values()} == {"large", "small"}
 
 
-def test_a_run_may_say_otherwise_but_a_baseline_is_alone() -> None:
+def test_a_run_may_override_it_but_a_baseline_uses_one_model() -> None:
     small, large = pair()
     assert isinstance(built(small, large, "small"), SpecReason)
     assert isinstance(built(small, large, "large", "bild"), Ending)

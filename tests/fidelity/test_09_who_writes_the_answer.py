@@ -121,12 +121,12 @@ def test_drafts_and_verdicts_go_on_through_the_answer(ahead: int) -> None:
     assert drafted >= judged >= {event.index for event in case.committed}
 
 
-def test_the_lookahead_goes_on_over_the_end_of_the_thinking() -> None:
+def test_the_lookahead_continues_after_the_end_of_the_thinking() -> None:
     assert Case().run(ahead=9)[1] == 1.0 * (THOUGHT + 4) + 1.0  # a draft each, and the last verdict
     assert Case().run(ahead=0)[1] == 2.0 * (THOUGHT + 3) + 1.0  # nobody judges the blank line
 
 
-def test_what_is_streamed_is_verified_and_joins_to_the_text() -> None:
+def test_the_streamed_text_is_verified_and_complete() -> None:
     case = Case(wrong=[0])
     outcome, _ = case.run(ahead=9)
     assert "".join(case.pieces) == outcome.text
@@ -149,7 +149,7 @@ def test_the_ledger_the_solution_and_the_trace_hold_the_answer_once() -> None:
     assert replay([Started(PROBLEM.messages, "specreason"), *case.events]) == outcome.chain
 
 
-def test_the_service_tells_the_answers_steps_as_content_and_counts_them_as_such() -> None:
+def test_the_service_sends_the_answers_steps_as_content_and_counts_them_so() -> None:
     case = Case()
     outcome, _ = case.run()
     builder, count = DeltaBuilder("both", thinks=True), TokenCounts()
@@ -205,7 +205,7 @@ def test_a_stop_rule_may_end_the_thinking_and_not_the_answer() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(8.0, "First, 6 x 7."), (1.0, "")])
-def test_what_there_is_of_the_answer_counts_when_the_time_is_up(seconds: float, text: str) -> None:
+def test_a_partial_answer_counts_when_the_time_is_up(seconds: float, text: str) -> None:
     case = Case(budget=Budget(seconds=seconds + 1.5))
     outcome, took = case.run()
     assert (outcome.text, outcome.reason, took) == (text, "time", seconds + 1.5)
@@ -229,7 +229,7 @@ def test_a_small_model_that_is_lost_in_the_answer_is_replaced_there(ahead: int) 
     assert "".join(case.pieces) == outcome.text
 
 
-def test_an_end_without_a_word_is_for_the_large_model_to_say() -> None:
+def test_an_answer_without_text_is_left_to_the_large_model() -> None:
     case = Case()
     case.small.answer = ""
     outcome, _ = case.run()
@@ -260,7 +260,7 @@ def test_models_without_a_thinking_block_answer_as_they_reason() -> None:
     assert outcome.text == "First.\n\nSo it is \\boxed{7}."
 
 
-def test_an_answer_may_say_again_what_the_thinking_found() -> None:
+def test_an_answer_may_repeat_the_thinking() -> None:
     rows = [Step(f"Row {place} is {place * 7}.\n\n", "small") for place in (1, 2, 3)] * 2
     thinking = Chain(PROBLEM.messages, (*rows, Step(THINK_END, "large", "end")))
     answering = Chain(thinking.messages, (*thinking.steps, *rows[:2]))
@@ -329,7 +329,7 @@ def test_each_method_answers_as_in_its_paper() -> None:
     }
 
 
-def test_a_run_may_say_otherwise_but_a_baseline_is_alone() -> None:
+def test_a_run_may_override_it_but_a_baseline_uses_one_model() -> None:
     case = Case()
     models = Models(case.small, case.large, None, Budget())
 
@@ -359,7 +359,7 @@ def test_the_option_that_relay_had_names_the_one_that_is_there_now() -> None:
         make("relay", case.small, case.large, answers="large")
 
 
-def test_verdicts_are_told_apart() -> None:
+def test_verdicts_on_thinking_and_answer_are_separate() -> None:
     case = Case(wrong=[1])
     case.run()
     judged = {event.index: event.verdict for event in case.events if isinstance(event, Judged)}

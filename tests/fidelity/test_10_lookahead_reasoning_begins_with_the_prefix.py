@@ -60,7 +60,7 @@ def test_an_empty_draft_is_repaired_by_the_step_that_was_begun_with_it() -> None
     ]
 
 
-def test_what_was_begun_for_a_lost_bet_is_cancelled_and_counted() -> None:
+def test_requests_for_a_lost_bet_are_cancelled_and_counted() -> None:
     small, large = pair("small")
     large.pace = 0.5  # of eight tokens
     events: list[Event] = []

@@ -51,7 +51,7 @@ def first_end(tokens: Sequence[str]) -> str:
         ". ",
     ],
 )
-def test_a_mark_ends_the_sentence_with_the_whole_token_that_holds_it(end: str) -> None:
+def test_a_mark_ends_the_sentence_after_its_token(end: str) -> None:
     assert first_end((" it", " is", " so", end, " Then", " on", ".")) == f" it is so{end}"
 
 

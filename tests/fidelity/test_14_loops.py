@@ -54,7 +54,7 @@ def first_refused(text: str, size: int, before: str = "") -> int | None:
 
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 @pytest.mark.parametrize("size", [1, 5, 40])
-def test_a_loop_is_seen_in_its_fourth_round_whatever_the_steps(loop: str, size: int) -> None:
+def test_a_loop_is_detected_in_its_fourth_round_for_all_step_sizes(loop: str, size: int) -> None:
     """Or later, where a round is short."""
     position = first_refused(loop * (1 + SPAN * PER_UNIT * 4 // len(loop)), size, "Well, 0.5 is it. ")
     most = max(4 * len(loop), SPAN * PER_UNIT) + 2 * size
@@ -93,11 +93,11 @@ def test_tables_lists_sums_and_confirmations_are_none(text: str, size: int) -> N
 
 
 @pytest.mark.parametrize("paragraphs", LISTS, ids=lambda paragraphs: paragraphs[0][:20])
-def test_what_is_no_circle_in_whole_steps_is_none_in_tokens(paragraphs: list[str]) -> None:
+def test_text_without_a_loop_in_steps_has_none_in_tokens(paragraphs: list[str]) -> None:
     assert first_refused("".join(f"{text}\n\n" for text in paragraphs), 6) is None
 
 
-def test_a_circle_that_varies_a_little_is_seen_in_tokens_too() -> None:
+def test_a_loop_with_small_variations_is_detected_in_tokens_too() -> None:
     long = "Now I think about how the number of marbles changes from one day of the week to the day that follows it"
     varied = "".join(
         f"{start} {long} in paragraph {place}{mark}\n\n"
@@ -179,7 +179,7 @@ def test_the_large_model_gets_the_small_one_out_of_its_loop(ahead: int) -> None:
     loop=st.text("ab \n.1\u597d", min_size=1, max_size=24), size=st.integers(1, 30), before=st.text("xyz ", max_size=40)
 )
 @BOUNDED
-def test_whatever_is_said_without_end_is_a_loop(loop: str, size: int, before: str) -> None:
+def test_every_endless_repetition_is_a_loop(loop: str, size: int, before: str) -> None:
     assert first_refused(loop * (SPAN * PER_UNIT * 5 // 4 // len(loop) + 2), size, before) is not None
 
 

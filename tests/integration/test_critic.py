@@ -66,7 +66,7 @@ async def connected(served: Served) -> AsyncGenerator[RewardModelEndpoint]:
 
 
 @pytest.mark.parametrize("head", HEADS)
-async def test_every_kind_of_head_gives_rewards_that_tell_texts_apart(critics: Mapping[str, Served], head: str) -> None:
+async def test_every_kind_of_head_gives_distinct_rewards(critics: Mapping[str, Served], head: str) -> None:
     events: list[Event] = []
     async with connected(critics[head]) as critic:
         assert critic.name == f"prm-{head}"
@@ -90,7 +90,7 @@ async def test_our_squashing_is_the_servers_own(critics: Mapping[str, Served], h
         assert await critic.critic().rate(LONGER) == pytest.approx(pooled_values(call, reply)[-1], abs=1e-5)
 
 
-async def test_classify_says_the_same(critics: Mapping[str, Served]) -> None:
+async def test_classify_gives_the_same_rewards(critics: Mapping[str, Served]) -> None:
     async with connected(critics["one"]) as critic:
         ids = (await critic.body(LONGER))["input"]
         body = {"model": critic.name, "input": ids, "use_activation": False}

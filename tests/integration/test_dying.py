@@ -63,7 +63,7 @@ def test_a_run_whose_small_model_dies_is_finished_by_the_large_one(paced_pair: P
         assert authors[-1] == "large"
 
 
-def test_a_run_whose_large_model_dies_says_so_and_leaves_no_request(paced_pair: Pair) -> None:
+def test_the_death_of_the_large_model_ends_the_run_without_open_requests(paced_pair: Pair) -> None:
     with doomed("large") as large:
         with pytest.raises(EndpointUnavailable, match=large.base_url.removesuffix("/v1")) as caught:
             asyncio.run(solve(paced_pair.small, large, large))

@@ -105,7 +105,7 @@ async def test_a_request_that_is_left_stops_on_the_server(
         await idle(pair.large)
 
 
-async def test_a_judges_probabilities_are_those_of_the_whole_vocabulary(pair: Pair) -> None:
+async def test_a_judges_probabilities_are_over_the_full_vocabulary(pair: Pair) -> None:
     async with connected(pair.large) as endpoint:
         model = endpoint.model()
         chain = PROBLEM.extend(await step_of(model))
@@ -149,7 +149,7 @@ async def test_the_likeliest_tokens_of_a_place_are_those_of_writing_and_of_scori
 
 
 @pytest.mark.parametrize("top", [0, 3])
-async def test_a_suffix_scores_as_it_does_within_the_whole(pair: Pair, top: int) -> None:
+async def test_suffix_scores_equal_the_scores_within_the_full_text(pair: Pair, top: int) -> None:
     events: list[Called] = []
     settings = endpoint_of(pair.large, "large")
     assert settings.suffix_scoring
@@ -191,7 +191,7 @@ async def test_questions_of_one_moment_are_answered_as_they_are_alone(pair: Pair
     assert all(0 < event.cached < event.prompt for event in events)
 
 
-async def test_what_was_read_once_is_read_from_the_cache(pair: Pair) -> None:
+async def test_a_repeated_prefix_is_read_from_the_cache(pair: Pair) -> None:
     events: list[Called] = []
     async with connected(pair.large) as endpoint:
         model = endpoint.model(observe=events.append)  # type: ignore[arg-type]
@@ -238,7 +238,7 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     [("\n\n", "", 2), ("\n\n", "```\n", 0), (":", "", 2), (["regex:[0-9]", "; "], "", 1), (" ", "", 2)],
     ids=["blank lines", "in a fence", "colons", "lines", "spaces"],
 )
-async def test_steps_end_where_the_run_says_with_a_stream_and_without(
+async def test_steps_end_at_the_configured_places_with_and_without_a_stream(
     pair: Pair, delimiter: str | list[str], begun: str, least: int
 ) -> None:
     """

@@ -66,7 +66,7 @@ def found(folder: Path) -> dict[tuple[int, str], Any]:
     }
 
 
-def test_killed_in_the_middle_a_run_comes_to_the_figures_of_one_that_was_not(pair: Pair, tmp_path: Path) -> None:
+def test_a_killed_and_resumed_run_has_the_figures_of_an_undisturbed_one(pair: Pair, tmp_path: Path) -> None:
     full, cut = tmp_path / "whole", tmp_path / "cut"
     undisturbed = finish(command(pair.small.base_url, pair.large.base_url, full), full)
     again = command(pair.small.base_url, pair.large.base_url, cut)

@@ -45,7 +45,7 @@ async def cached(served: Served, prompt: list[int]) -> int:
 
 
 @pytest.mark.parametrize(("length", "plain"), [(400, (0, 0)), (800, (0, BLOCK)), (1500, (BLOCK, 2 * BLOCK))], ids=str)
-async def test_a_prompt_that_goes_on_is_read_again_by_whole_blocks_unless_cured(
+async def test_a_longer_prompt_reads_full_blocks_again_without_the_cure(
     hybrids: Pair, length: int, plain: tuple[int, int]
 ) -> None:
     random = Random(length)
@@ -65,7 +65,7 @@ def endpoint(served: Served) -> Endpoint:
     )
 
 
-async def test_the_doctor_tells_large_blocks_from_a_cache_that_is_off(hybrids: Pair) -> None:
+async def test_the_doctor_distinguishes_large_blocks_from_a_disabled_cache(hybrids: Pair) -> None:
     found = await diagnose(endpoint(hybrids.small), endpoint(hybrids.large))
     plain, cured = found.large, found.small
     assert plain.can is not None

@@ -54,9 +54,7 @@ async def test_a_method_solves_and_both_models_have_their_share(
 
 
 @pytest.mark.parametrize("options", [{}, {"compare": True}, {"fork": "first", "compare": True}])
-async def test_rivals_stand_where_specreason_would_have_asked_the_large_model(
-    pair: Pair, options: dict[str, Any]
-) -> None:
+async def test_accepted_rivals_replace_repairs_of_specreason(pair: Pair, options: dict[str, Any]) -> None:
     tasks = fresh_tasks(20, 2026)
     async with solver(pair) as solving:
 

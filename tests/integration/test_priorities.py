@@ -44,7 +44,7 @@ async def complete(large: VllmEndpoint, tokens: int) -> None:
     await large.connection.post(large.connection.call("probe"), "/v1/completions", body)
 
 
-async def test_requests_that_wait_are_taken_in_the_order_of_what_they_are_for(paced_pair: Pair) -> None:
+async def test_waiting_requests_are_served_in_the_order_of_their_purpose(paced_pair: Pair) -> None:
     """The paced model holds its slots for a minute, if nobody frees them."""
     done: list[str] = []
 
@@ -75,7 +75,7 @@ async def test_the_doctor_sees_it(pair: Pair) -> None:
     assert (diagnosis.small.ordering, diagnosis.large.ordering) == ("kept", "kept")
 
 
-async def test_a_server_takes_the_session_header_as_it_comes(pair: Pair) -> None:
+async def test_a_server_accepts_the_session_header(pair: Pair) -> None:
     body = {"model": pair.small.served_name, "prompt": "1 + 1", "max_tokens": 1}
     session = {"X-Session-ID": "a-chain"}
     async with (

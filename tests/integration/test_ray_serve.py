@@ -54,7 +54,7 @@ async def true(value: object) -> bool:
 
 
 @pytest.mark.alone
-async def test_every_step_comes_by_itself(http: aiohttp.ClientSession) -> None:
+async def test_every_step_is_streamed_separately(http: aiohttp.ClientSession) -> None:
     """What a proxy collects before it sends it would arrive together."""
     gaps = list[tuple[float, float]]()
     for task in fresh_tasks(4, 71):
@@ -154,7 +154,7 @@ async def test_clients_that_leave_leave_nothing_running(http: aiohttp.ClientSess
     assert sum(count for name, count in counted.items() if 'status="499"' in name) == len(clients)
 
 
-async def test_what_runs_is_finished_when_the_application_is_taken_back(
+async def test_running_requests_finish_when_the_application_is_deleted(
     http: aiohttp.ClientSession, deployed: Deployed
 ) -> None:
     answers = [Answer(stream=index % 2 == 0) for index in range(8)]

@@ -88,7 +88,7 @@ async def test_it_solves_in_one_piece_and_in_a_stream(http: aiohttp.ClientSessio
     assert {step["author"] for completion in completions for step in completion["steps"]} == {"small", "large"}
 
 
-async def test_json_comes_to_an_end(http: aiohttp.ClientSession) -> None:
+async def test_json_output_ends(http: aiohttp.ClientSession) -> None:
     """No miniature model has learnt JSON: with white space allowed, it would write nothing else."""
     count = {"type": "object", "properties": {"count": {"type": "integer"}}, "required": ["count"]}
     wanted = {
@@ -209,7 +209,7 @@ async def test_the_metrics_counted_it(http: aiohttp.ClientSession) -> None:
     assert counted["stepspec_requests_running"] == 0
 
 
-async def test_twenty_running_solutions_are_finished_when_it_is_told_to_end(pair: Pair, tmp_path: Path) -> None:
+async def test_twenty_running_solutions_finish_after_a_signal_to_stop(pair: Pair, tmp_path: Path) -> None:
     tasks = fresh_tasks(20, 45)
     async with running(pair, tmp_path / "service.log") as service:
         async with aiohttp.ClientSession(service.base, connector=aiohttp.TCPConnector(limit=0)) as http:

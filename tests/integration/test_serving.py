@@ -82,7 +82,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[IO[by
         yield file
 
 
-async def test_up_starts_three_models_and_what_it_prints_are_the_settings_that_use_them(settings: IO[bytes]) -> None:
+async def test_up_starts_three_models_and_prints_their_settings(settings: IO[bytes]) -> None:
     program = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "stepspec", "up", str(THREE)), stdout=settings, stderr=asyncio.subprocess.PIPE
     )

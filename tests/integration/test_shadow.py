@@ -21,7 +21,7 @@ from .conftest import Pair
 pytestmark = pytest.mark.servers
 
 
-async def test_a_shadow_tells_right_steps_from_wrong_ones(pair: Pair) -> None:
+async def test_a_shadow_distinguishes_right_steps_from_wrong_ones(pair: Pair) -> None:
     right, wrong = list[Finding | None](), list[Finding | None]()
     async with Solver(pair.small.base_url, pair.large.base_url, sampling=GREEDY) as solver:
         check = ShadowJudge(solver.large, *SHADOW_QUESTIONS, GREEDY, lambda event: None, nullcontext)

@@ -124,7 +124,7 @@ def sessions(folder: Path) -> list[dict[str, Any]]:
     return recorded
 
 
-def test_three_workers_come_to_what_one_process_does(
+def test_three_workers_produce_the_samples_of_one_process(
     pair: Pair, nodes: Nodes, unsharded: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "shared"

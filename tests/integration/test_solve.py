@@ -65,7 +65,7 @@ async def test_a_trace_replays_to_the_same_chain(pair: Pair, tmp_path: Path) -> 
     assert [moment.at for moment in moments] == sorted(moment.at for moment in moments)
 
 
-async def test_steps_stream_while_the_run_goes_on(pair: Pair) -> None:
+async def test_steps_are_streamed_during_the_run(pair: Pair) -> None:
     async with solver(pair) as solving, solving.stream(fresh_tasks(1, 4)[0].problem) as events:
         kinds = [type(event) async for event in events]
         assert kinds.index(Committed) < len(kinds) - 1 - kinds[::-1].index(Judged)

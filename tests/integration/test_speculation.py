@@ -52,7 +52,7 @@ def speculated(request: pytest.FixtureRequest, pair: Pair) -> Generator[Speculat
         yield Speculating(method, {"small": pair.small, **served})
 
 
-async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
+async def test_fifty_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = fresh_tasks(50, 11)
@@ -72,7 +72,7 @@ async def test_fifty_problems_are_solved_judged_and_the_acceptance_is_told(
     assert min(grades) < 3 < 7 < max(grades)
 
 
-async def test_the_ledger_tells_of_it_and_whether_it_was_alone(
+async def test_the_ledger_has_the_counters_and_whether_they_are_shared(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tasks = fresh_tasks(12, 17)
@@ -98,7 +98,7 @@ async def test_the_ledger_tells_of_it_and_whether_it_was_alone(
 
 
 @pytest.mark.parametrize("policy", JUDGING)
-async def test_a_method_that_judges_comes_to_the_same_as_without(
+async def test_a_judging_method_gives_the_same_result_with_speculation(
     speculated: Speculating, pair: Pair, policy: str
 ) -> None:
     tasks = fresh_tasks(8, 3)
@@ -134,7 +134,7 @@ async def test_a_judge_is_as_sure_as_without(speculated: Speculating, pair: Pair
     assert after == pytest.approx(before, abs=0.01)  # what is not among the 20 likeliest counts as nothing
 
 
-async def test_the_doctor_tells_of_it_and_of_what_it_costs(speculated: Speculating) -> None:
+async def test_the_doctor_reports_speculation_and_its_cost(speculated: Speculating) -> None:
     small, large = endpoint(speculated.served["small"], "small"), endpoint(speculated.served["large"], "large")
     found = await diagnose(small, large)
     for examined in (found.small, found.large):

@@ -90,7 +90,7 @@ def grown(pieces: list[str], stops: tuple[str, ...]) -> list[Step]:
 
 
 @given(PIECES, STOPS, st.integers(0, 9))
-def test_the_pieces_of_an_answer_join_to_what_it_says_and_are_never_taken_back(
+def test_the_pieces_of_an_answer_join_to_its_text_and_are_never_taken_back(
     pieces: list[str], stops: tuple[str, ...], from_then: int
 ) -> None:
     emitted: list[str] = []
@@ -108,7 +108,7 @@ def test_the_pieces_of_an_answer_join_to_what_it_says_and_are_never_taken_back(
     assert all(emitted)
 
 
-def test_what_may_become_a_stop_string_or_the_end_of_thinking_is_held_back() -> None:
+def test_text_that_may_become_a_stop_string_or_the_end_of_thinking_is_held_back() -> None:
     emitted: list[str] = []
     stream = AnswerStream(emitted.append, ("Problem:",))
     stream.start()
@@ -127,7 +127,7 @@ def test_an_answer_ends_before_its_stop_string() -> None:
     assert "".join(emitted) == answer_text(step.text, (" Next",)) == "It is 42."
 
 
-def test_a_model_that_begins_again_goes_on_from_what_was_told() -> None:
+def test_a_model_that_starts_again_continues_after_the_emitted_text() -> None:
     """As another replica does, when the first one died in the middle of the answer."""
     other = ScriptedModel("large", counting("large", 3), answer="\n\nSo it is certainly 42.")
     emitted: list[str] = []

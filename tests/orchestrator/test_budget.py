@@ -47,7 +47,7 @@ def test_a_budget_is_cut_to_the_room_of_a_context_and_its_answer_below_that() ->
     assert Budget(100, answer=20).fit(60) == Budget(60, answer=20)
 
 
-def test_the_least_limits_are_taken_and_the_tokens_are_the_papers_unless_given() -> None:
+def test_the_lowest_limits_apply_and_the_default_tokens_are_the_papers() -> None:
     assert (Budget(steps=1).steps, Budget(seconds=0.1).seconds, Budget().tokens) == (1, 0.1, 8192)
 
 
@@ -70,21 +70,21 @@ def test_a_quarter_but_no_more_than_512_is_kept_for_the_answer(budget: Budget, f
     assert budget.left(PROBLEM) == budget.tokens - for_answer >= 1
 
 
-def test_what_is_left_shrinks_with_every_token_of_either_model_to_nothing() -> None:
+def test_every_token_of_either_model_reduces_the_rest_down_to_zero() -> None:
     budget = Budget(100)
     assert [budget.left(chain(*tokens)) for tokens in ((), (30,), (30, 44), (30, 45), (75, 30))] == [75, 45, 1, 0, 0]
     assert [budget.spent(chain(*tokens)) for tokens in ((), (30, 44), (30, 45))] == [False, False, True]
 
 
 @pytest.mark.parametrize(("thought", "left"), [(75, 25), (40, 60), (1, 99), (90, 25)])
-def test_once_the_thinking_is_over_the_answer_has_its_share_and_what_the_thinking_left(thought: int, left: int) -> None:
+def test_after_the_thinking_the_answer_has_its_reserve_and_the_rest(thought: int, left: int) -> None:
     """Thinking that an opening made longer than it may be takes nothing from the answer."""
     assert Budget(100).left(chain(thought, stop="end")) == left
     assert Budget(100).left_to_answer(chain(thought)) == left
     assert not Budget(100).spent(chain(thought, stop="end"))
 
 
-def test_steps_are_limited_whatever_their_length() -> None:
+def test_the_number_of_steps_is_limited_at_any_length() -> None:
     budget = Budget(steps=2)
     assert [budget.spent(chain(*(1,) * n)) for n in (0, 1, 2, 3)] == [False, False, True, True]
     assert not Budget().spent(chain(*(1,) * 1000))
@@ -95,7 +95,7 @@ def test_a_quarter_of_the_seconds_is_kept_for_the_answer() -> None:
     assert Budget().thinking_seconds is None
 
 
-def test_a_budgeted_model_writes_no_more_than_is_left_or_asked_for() -> None:
+def test_a_budgeted_model_exceeds_neither_the_rest_nor_the_limit() -> None:
     model = Budgeted(ScriptedModel("small", counting("small", 5)), Budget(8, answer=4).left)
     assert model.role == "small"
     step, _ = run(model.write(PROBLEM))

@@ -41,7 +41,7 @@ def test_growing_a_chain_leaves_the_old_one_as_it_was() -> None:
     [Message("user", "Why?"), Token("So"), step("So"), Chain.of("Why?"), Rival(step("So")), Accept(), Rollback()],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_talked_about_is_a_value_which_nobody_writes_to(value: Any) -> None:
+def test_a_chain_is_an_immutable_value(value: Any) -> None:
     assert hash(replace(value)) == hash(value)
     for part in fields(value):
         with pytest.raises(FrozenInstanceError):
@@ -84,11 +84,11 @@ def test_a_step_without_tokens_is_cut_by_its_text() -> None:
     assert Step("So it is.", "large").cut(5) == Step("So it", "large", "length")
 
 
-def test_of_a_token_nothing_is_known_but_what_is_told() -> None:
+def test_a_token_has_neutral_defaults() -> None:
     assert Token("So") == Token("So", logprob=0.0, rank=0, id=-1, top=())
 
 
-def test_what_is_kept_of_steps_is_whole_ones_and_the_beginning_of_one() -> None:
+def test_the_kept_steps_are_complete_except_for_the_last() -> None:
     one, two = step("So", " it"), step(" is", ".\n\n")
     kept = {keep: beginning((one, two), keep) for keep in (-1, 0, 4, 5, 6, 11, 99)}
     assert kept[-1] == kept[0] == ()
@@ -98,7 +98,7 @@ def test_what_is_kept_of_steps_is_whole_ones_and_the_beginning_of_one() -> None:
     assert kept[11] == kept[99] == (one, two)
 
 
-def test_the_pieces_of_a_step_are_cut_with_it_and_tell_who_wrote_them() -> None:
+def test_the_pieces_of_a_step_are_cut_with_it_and_have_their_authors() -> None:
     tiny, inner = step("So", " it"), step(" is", ".\n\n")
     piece = replace(inner, author="large", pieces=(inner,))
     full = replace(step("So", " it", " is", ".\n\n"), pieces=(tiny, piece))

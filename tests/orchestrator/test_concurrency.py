@@ -54,7 +54,7 @@ def test_background_tasks_end_with_a_block_that_fails_and_may_fail_themselves() 
     assert log == ["3 cancelled"]
 
 
-def test_all_are_done_at_the_same_time_and_come_back_in_order() -> None:
+def test_all_run_concurrently_and_return_in_order() -> None:
     assert run(at_once(work(seconds, []) for seconds in (3.0, 1.0, 2.0))) == ([3.0, 1.0, 2.0], 3.0)
     assert run(at_once(work(1.0, []) for _ in range(0))) == ([], 0.0)
 
@@ -155,7 +155,7 @@ async def test_a_failure_is_raised_even_if_the_block_ignores_its_cancellation() 
         await block()
 
 
-async def test_the_blocks_own_error_comes_through() -> None:
+async def test_the_blocks_own_error_is_raised() -> None:
     job = Job()
 
     async def block() -> None:

@@ -24,7 +24,7 @@ def graded(*grades: float, drafts: int = 0, verdicts: int = 0, repair: float = 4
     return RunStats((1.0,) * drafts, (2.0,) * verdicts, (repair,), grades, accepted)
 
 
-def test_nothing_is_said_about_steps_before_there_are_enough() -> None:
+def test_too_few_steps_give_no_statement() -> None:
     made = adapting()
     assert made.standing("threshold") == Adapted("threshold", 7.0, 1, 0)
     made.add(graded(9.0, 9.0, 9.0))
@@ -34,13 +34,13 @@ def test_nothing_is_said_about_steps_before_there_are_enough() -> None:
     assert made.standing().bad == pytest.approx(wilson(0.5, 4)[1])
 
 
-def test_of_what_nothing_is_accepted_nothing_is_bad() -> None:
+def test_without_accepted_steps_the_bad_share_is_unknown() -> None:
     made = adapting(9.0)
     made.add(graded(8.0, 8.0, 8.0, 8.0))
     assert made.standing().bad is None
 
 
-def test_the_seconds_of_a_step_are_those_at_what_is_given() -> None:
+def test_the_seconds_of_a_step_are_those_of_the_given_setting() -> None:
     made = adapting(most=1)
     made.add(graded(9.0, 6.0, drafts=5, verdicts=20))
     assert made.choice == Choice(7.0, 1)
@@ -50,7 +50,7 @@ def test_the_seconds_of_a_step_are_those_at_what_is_given() -> None:
     assert timed.standing().seconds is None
 
 
-def test_without_a_threshold_only_time_is_told() -> None:
+def test_without_a_threshold_only_the_time_is_estimated() -> None:
     made = adapting(None, 1, most=1)
     made.add(graded(9.0, 9.0, 9.0, 6.0, drafts=5, verdicts=20))
     assert made.standing() == Adapted("", None, 1, 1, seconds=Costs(1.0, 2.0, 4.0).step(0.75, 1))
@@ -74,7 +74,7 @@ def test_it_is_hopeless_where_nothing_that_is_accepted_keeps_the_limit(
     assert made.hopeless is hopeless
 
 
-def test_a_threshold_that_breaks_the_limit_gets_stricter_whatever_the_time() -> None:
+def test_a_threshold_above_the_limit_gets_stricter_at_any_cost_of_time() -> None:
     made = adapting(5.0)
     checks = tuple(ShadowCheck(9.0, False) for _ in range(40))  # enough to exclude that a share of 0.5 is kept
     made.add(RunStats(grades=(9.0,) * 40, accepted=(True,) * 40, checks=checks))
@@ -85,7 +85,7 @@ def test_a_threshold_that_breaks_the_limit_gets_stricter_whatever_the_time() -> 
 
 
 @pytest.mark.parametrize(("threshold", "ahead", "given"), [(9.0, 0, (7.0, 1)), (7.0, 1, (5.0, 2)), (5.0, 2, (5.0, 2))])
-def test_it_goes_one_place_at_a_time_to_what_takes_the_least_time(
+def test_it_moves_one_place_at_a_time_to_the_fastest_setting(
     threshold: float, ahead: int, given: tuple[float, int]
 ) -> None:
     """All drafts have a 6: the loosest threshold accepts them, and two bets hide the judge."""

@@ -98,7 +98,7 @@ def test_a_watch_that_is_as_fast_as_a_step_costs_no_time() -> None:
     assert run(watched(Waits(99, seconds=lambda chain: 2.0)))[1] == 11.0 + 9.0
 
 
-def test_a_watch_is_given_up_after_a_while_and_its_failures_say_nothing() -> None:
+def test_a_slow_rule_is_cancelled_and_its_failures_are_ignored() -> None:
     async def broken(chain: Chain) -> bool:
         raise EndpointUnavailable("gone", role="large")
 
@@ -121,7 +121,7 @@ def test_a_watch_is_given_up_after_a_while_and_its_failures_say_nothing() -> Non
         run(one(times_out))
 
 
-def test_leaving_cancels_what_is_being_asked() -> None:
+def test_leaving_the_block_cancels_an_open_check() -> None:
     hangs = Waits(0, seconds=lambda chain: 1e9)
 
     async def leaves() -> None:
@@ -163,13 +163,13 @@ def test_a_trial_answer_that_is_sure_is_enough() -> None:
     assert run(decisions(TrialAnswer(trials("42", logprob=-0.06)), "Wait,", "Wait,"))[0] == [False, False]
 
 
-def test_what_is_asked_for_to_be_sure_is_sure_enough_and_the_box_itself_does_not_count() -> None:
+def test_the_tokens_of_the_box_do_not_count_for_the_confidence() -> None:
     model = trials("42")
     model.logprob = lambda before, token: -9.0 if token in TRIAL else 0.0
     assert run(decisions(TrialAnswer(model, sure=1.0), "Wait,"))[0] == [True]
 
 
-def test_a_trial_of_which_no_token_is_told_is_not_sure() -> None:
+def test_a_trial_without_tokens_is_not_sure() -> None:
     class Silent(ScriptedModel):
         async def write(self, chain: Chain, **wanted: Any) -> Step:
             return replace(await super().write(chain, **wanted), tokens=())
@@ -215,13 +215,13 @@ def test_braces_inside_an_answer_do_not_end_it() -> None:
         ("Then", False),
     ],
 )
-def test_trials_come_after_paragraphs_that_a_cue_opens(opening: str, tried: bool) -> None:
+def test_trials_follow_paragraphs_that_begin_with_a_cue(opening: str, tried: bool) -> None:
     model = trials("42")
     run(decisions(TrialAnswer(model), opening))
     assert bool(model.log) is tried
 
 
-def test_trials_may_also_come_every_so_many_steps_but_never_within_a_paragraph() -> None:
+def test_trials_may_also_have_an_interval_but_never_interrupt_a_paragraph() -> None:
     model = trials("1", "2", "3", "4", "5")
     run(decisions(TrialAnswer(model, every=2), *("Then",) * 5))
     assert [line for line in model.log if "done" not in line] == ["large write 3", "large write 5"]

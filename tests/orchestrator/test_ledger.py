@@ -127,7 +127,7 @@ def test_a_draft_that_was_kept_in_part_was_not_accepted() -> None:
     assert (ledger.small.kept, ledger.small.discarded) == (1, 4)
 
 
-def test_a_draft_that_was_kept_whole_but_not_accepted_is_no_accepted_one() -> None:
+def test_a_rejected_draft_that_was_kept_completely_does_not_count_as_accepted() -> None:
     rollback = Rollback(len(FIRST.text), "doubt")
     more = step(" and more", "large", 2, note="doubt")
     ledger = Ledger.of(
@@ -152,7 +152,7 @@ def test_a_step_that_closes_the_thinking_is_not_a_draft() -> None:
     assert Ledger.of([Committed(0, step("</think>", "large", 0, note="closed"))]).accept_rate is None
 
 
-def test_tokens_that_no_request_tells_of_are_never_counted_below_nothing() -> None:
+def test_tokens_without_a_request_never_make_a_count_negative() -> None:
     ledger = Ledger.of([Committed(0, FIRST), call("small", "write", written=3)])
     assert (ledger.small.kept, ledger.small.discarded) == (5, 0)
 
@@ -166,7 +166,7 @@ WINDOWS: list[Event] = [
 ]
 
 
-def test_what_servers_counted_adds_up_by_model() -> None:
+def test_counters_of_servers_are_summed_by_model() -> None:
     ledger = Ledger.of([*RUN, *WINDOWS])
     large, *within = ledger.speculation
     assert large == Speculation("large", Acceptance(6, 24, 18), -0.5, 3.0, shared=True)

@@ -38,7 +38,7 @@ def test_drafting_and_judging_overlap_to_the_second(ahead: int, judging: float, 
     assert run(reason(SpecReason(small, large), PROBLEM, ahead=ahead))[1] == seconds
 
 
-def test_a_repair_waits_for_the_verdict_and_what_was_drafted_ahead_is_drafted_again() -> None:
+def test_a_repair_waits_for_the_verdict_and_later_drafts_are_written_again() -> None:
     small, large = pair(length=3, wrong=(1,))
     assert run(reason(SpecReason(small, large), PROBLEM))[1] == 7.0  # three drafts, three judgements, one repair
     # Drafts at 1, 2 and 3 s; the second judgement at 3 s, its repair at 4 s, and then the third step anew.
@@ -46,7 +46,7 @@ def test_a_repair_waits_for_the_verdict_and_what_was_drafted_ahead_is_drafted_ag
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 2, 5])
-def test_no_more_drafts_are_made_ahead_than_asked_for(ahead: int) -> None:
+def test_the_number_of_drafts_ahead_is_limited(ahead: int) -> None:
     small, large = pair()
     large.reading = lambda chain: 100.0
     run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, deadline=50.0))
@@ -55,7 +55,7 @@ def test_no_more_drafts_are_made_ahead_than_asked_for(ahead: int) -> None:
     ]
 
 
-def test_what_is_committed_already_is_not_counted_as_drafted_ahead() -> None:
+def test_committed_steps_do_not_count_as_drafts_ahead() -> None:
     small, large = pair()
     chain = PROBLEM.extend(Step("First.\n\n", "large")).extend(Step("Second.\n\n", "large"))
     large.reading = lambda chain: 100.0
@@ -78,7 +78,7 @@ def test_no_bet_is_made_beyond_a_draft_that_is_not_sure() -> None:
     ]  # fmt: skip
 
 
-def test_without_more_said_nothing_is_worked_ahead_nor_hedged() -> None:
+def test_the_default_control_has_no_lookahead_and_no_hedge() -> None:
     assert (LookaheadControl().depth(), LookaheadControl().hedge) == (0, 0.0)
     assert not LookaheadControl().hedges(Step("So.", "small", tokens=(Token("So.", -inf),)))
 
@@ -203,7 +203,7 @@ def test_judges_of_lost_bets_are_cancelled_too() -> None:
     assert {"large ask 2 cancelled", "large ask 3 cancelled"} < set(small.log[: small.log.index("large write 0 done")])
 
 
-def test_lost_bets_are_told_with_what_they_were() -> None:
+def test_lost_bets_are_reported_with_their_steps() -> None:
     small, large = pair(length=4, wrong=(1,))
     large.reading = lambda chain: 2.5
     events: list[Event] = []
@@ -228,7 +228,7 @@ def test_a_lost_bet_may_fail(ahead: int) -> None:
     assert {step.author for step in chain.steps} == {"large"}
 
 
-def test_nobody_hears_of_lost_bets_that_fail_while_they_are_cancelled() -> None:
+def test_errors_of_cancelled_bets_are_ignored() -> None:
     class Breaking(ScriptedModel):
         async def ask(
             self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
@@ -252,7 +252,7 @@ def test_nobody_hears_of_lost_bets_that_fail_while_they_are_cancelled() -> None:
     assert heard == []
 
 
-def test_what_an_observer_raises_ends_the_run_even_when_it_hears_of_a_lost_bet() -> None:
+def test_an_error_of_an_observer_ends_the_run_even_for_a_lost_bet() -> None:
     def observe(event: Event) -> None:
         if isinstance(event, Lost):
             raise ValueError("no more of this")
@@ -262,7 +262,7 @@ def test_what_an_observer_raises_ends_the_run_even_when_it_hears_of_a_lost_bet()
         run(reason(SpecReason(small, large), PROBLEM, ahead=2, observe=observe))
 
 
-def test_no_bet_goes_beyond_the_budget() -> None:
+def test_no_bet_exceeds_the_budget() -> None:
     small, large = pair()
     run(reason(SpecReason(small, large), PROBLEM, ahead=9, spent=Budget(steps=3).spent))
     assert [line for line in small.log if line.startswith("small") and "done" not in line] == [
@@ -296,9 +296,7 @@ def test_a_failing_repair_is_raised(ahead: int) -> None:
 
 @pytest.mark.parametrize("ahead", [0, 2])
 @pytest.mark.parametrize("verb", ["write", "ask"])
-def test_a_request_that_was_cancelled_by_somebody_else_ends_the_run_instead_of_hanging_it(
-    ahead: int, verb: str
-) -> None:
+def test_a_request_cancelled_from_outside_ends_the_run_instead_of_hanging_it(ahead: int, verb: str) -> None:
     def cancelled(called: str, chain: Chain) -> None:
         if called == verb and len(chain.steps) == 2:
             raise asyncio.CancelledError

@@ -63,7 +63,7 @@ def test_the_chain_is_the_same_at_any_lookahead_and_never_later(
 @every_arm
 @given(seed=SEEDS, ahead=AHEADS, sticky=st.booleans())
 @BOUNDED
-def test_the_events_tell_the_chain_and_the_fate_of_every_draft_and_token(
+def test_the_events_determine_the_chain_and_the_fate_of_every_draft_and_token(
     name: str, seed: int, ahead: LookaheadControl, sticky: bool
 ) -> None:
     plain, betting = arm(name, seed), arm(name, seed, sticky=sticky)
@@ -111,7 +111,7 @@ def test_cancelling_at_any_moment_and_again_leaves_nothing_open(
 @every_arm
 @given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]), sticky=st.booleans(), eighths=st.integers(0, 150))
 @BOUNDED
-def test_a_deadline_ends_the_run_with_what_is_committed(
+def test_a_deadline_ends_the_run_with_the_committed_steps(
     name: str, seed: int, ahead: int, sticky: bool, eighths: int
 ) -> None:
     deadline = eighths / 8
@@ -172,7 +172,7 @@ def test_budgets_hold_exactly_with_room_for_the_answer(
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_stop_rule_may_end_the_thinking_at_what_was_kept_of_a_draft(ahead: int) -> None:
+def test_a_stop_rule_may_end_the_thinking_at_the_kept_part_of_a_draft(ahead: int) -> None:
     small, large = pair()
     large.logprob = lambda before, token: -2.0 if token == " one" else -0.1
     events: list[Event] = []

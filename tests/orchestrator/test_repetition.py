@@ -38,7 +38,7 @@ def step(text: str, stop: Stop = "delimiter") -> Step:
         (("A", "B"), "", "empty"),
     ],
 )
-def test_a_draft_is_refused_where_it_is_empty_or_goes_round_for_the_second_time(
+def test_an_empty_draft_and_one_that_repeats_a_second_time_are_refused(
     paragraphs: tuple[str, ...], draft: str, why: str
 ) -> None:
     assert obstacle(chain(*paragraphs), step(draft)) == why
@@ -61,14 +61,14 @@ def test_a_draft_is_refused_where_it_is_empty_or_goes_round_for_the_second_time(
         (("A",) * 5, "A", True),
     ],
 )
-def test_a_repair_is_stuck_where_it_is_empty_or_goes_round_for_the_third_time(
+def test_an_empty_repair_and_one_that_repeats_a_third_time_are_stuck(
     paragraphs: tuple[str, ...], repair: str, circling: bool
 ) -> None:
     assert stuck(chain(*paragraphs), step(repair)) is circling
 
 
 @pytest.mark.parametrize("stop", ["length", "until", "end"])
-def test_only_whole_steps_count(stop: Stop) -> None:
+def test_incomplete_steps_are_never_repetitions(stop: Stop) -> None:
     assert obstacle(chain("A"), step("A", stop)) == ""
     assert obstacle(chain("A"), step("", stop)) == ""
     assert not stuck(chain("A", "A"), step("A", stop))
@@ -106,14 +106,14 @@ def test_paragraphs_next_to_each_other_may_echo(count: int, why: str) -> None:
 
 
 @pytest.mark.parametrize(("ago", "why"), [(WINDOW, "repetition"), (WINDOW + 1, "")])
-def test_what_was_said_before_the_window_is_forgotten(ago: int, why: str) -> None:
+def test_steps_before_the_window_are_ignored(ago: int, why: str) -> None:
     circle = dict(enumerate(" ".join(words(9, letter)) for letter in ("z", "y", "x")))  # the last paragraph first
     by_place = {place + at: text for at in (0, 10, ago) for place, text in circle.items()}
     backwards = [by_place.get(place, " ".join(words(9, f"filler{chr(97 + place)}"))) for place in range(ago + 3)]
     assert obstacle(chain(*backwards[:0:-1]), step(backwards[0])) == why
 
 
-def test_a_paragraph_in_two_pieces_echoes_what_was_said_in_one() -> None:
+def test_a_paragraph_in_two_pieces_repeats_one_in_one_piece() -> None:
     circle = [" ".join(words(9, letter)) for letter in ("x", "y", "z")]
     cut = chain(*circle, *circle, *circle[:2]).extend(Step(circle[2][:14], "small", "length"))
     assert obstacle(cut, step(circle[2][14:])) == "repetition"
@@ -122,7 +122,7 @@ def test_a_paragraph_in_two_pieces_echoes_what_was_said_in_one() -> None:
 @pytest.mark.parametrize(
     ("period", "length", "why"), [(2, 127, ""), (2, 128, "repetition"), (24, 128, "repetition"), (25, 128, "")]
 )
-def test_a_spin_is_of_128_words_that_say_at_most_24_again_and_again(period: int, length: int, why: str) -> None:
+def test_a_spin_has_128_words_of_which_at_most_24_are_distinct(period: int, length: int, why: str) -> None:
     assert obstacle(chain(), step(" ".join(words(period)[place % period] for place in range(length)))) == why
 
 
@@ -218,7 +218,7 @@ def test_a_paragraph_that_was_written_in_parts_counts_as_one() -> None:
     before=st.integers(0, 60),
 )
 @BOUNDED
-def test_every_circle_is_found_within_its_third_round_whatever_came_before(numbers: list[int], before: int) -> None:
+def test_every_loop_is_found_within_its_third_round_after_any_text(numbers: list[int], before: int) -> None:
     circle = [f"Number {number} comes back to number {number}, again and again." for number in numbers]
     start = [f"Step {1000 + number} says something of its own." for number in range(before)]
     refused = refusals(*start, *circle * 3)
@@ -227,7 +227,7 @@ def test_every_circle_is_found_within_its_third_round_whatever_came_before(numbe
 
 @given(st.lists(st.text(alphabet="ab .1", min_size=1, max_size=12), max_size=30))
 @BOUNDED
-def test_what_was_never_said_before_is_never_refused(texts: list[str]) -> None:
+def test_new_text_is_never_refused(texts: list[str]) -> None:
     fresh = [f"{text} {number}" for number, text in enumerate(texts)]
     assert refusals(*fresh) == []
 
@@ -267,6 +267,6 @@ def test_long_sums_and_rows_are_no_spin(paragraphs: str) -> None:
     assert obstacle(chain("A"), Step(paragraphs, "small", "length")) == ""
 
 
-def test_what_ends_the_thinking_is_not_looked_at() -> None:
+def test_the_end_of_the_thinking_is_not_compared() -> None:
     assert obstacle(chain("A"), Step("no " * 400, "small", "end")) == ""
     assert not stuck(chain("no " * 400), Step("no " * 400, "small", "end"))

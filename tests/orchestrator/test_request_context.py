@@ -69,7 +69,7 @@ def test_without_lookahead_nothing_is_a_bet() -> None:
     ]
 
 
-def test_what_goes_beyond_the_step_that_is_committed_next_is_a_bet() -> None:
+def test_requests_beyond_the_next_step_are_bets() -> None:
     contexts = spied(2)
     assert contexts[0] == RequestContext("draft", 0)
     assert RequestContext("draft", 1, bet=True) in contexts
@@ -94,7 +94,7 @@ def test_a_hedge_is_a_bet_whichever_step_it_is_about() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_requests_tell_observers_what_they_were_for(ahead: int) -> None:
+def test_observers_get_the_purpose_of_requests(ahead: int) -> None:
     small, large = pair(length=4, wrong=(1,))
     events: list[Event] = []
     small.observe = large.observe = events.append
@@ -111,7 +111,7 @@ def test_requests_tell_observers_what_they_were_for(ahead: int) -> None:
     assert all(call.step <= call.last_step for call in calls(events))
 
 
-def test_a_request_that_was_kept_open_tells_the_last_step_that_it_wrote_for() -> None:
+def test_a_request_that_stays_open_has_its_last_step() -> None:
     small, large = pair(length=4)
     small.sticky = True
     events: list[Event] = []

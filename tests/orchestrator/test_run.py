@@ -78,11 +78,11 @@ class Case:
         return [event.text for event in self.events if isinstance(event, Answering)]
 
 
-def test_models_think_in_a_block_of_its_own_unless_told_otherwise() -> None:
+def test_models_think_in_a_separate_block_by_default() -> None:
     assert inspect.signature(solve).parameters["thinks"].default is True
 
 
-def test_a_run_thinks_and_answers_and_tells_so() -> None:
+def test_a_run_reports_its_thinking_and_its_answer() -> None:
     case = Case()
     outcome, seconds = case.run()
     assert (outcome.answer, outcome.text, outcome.reason) == ("42", "So it is \\boxed{42}.", "stop")
@@ -124,7 +124,7 @@ def test_a_stop_rule_may_end_the_thinking() -> None:
 
 
 @pytest.mark.parametrize("wrong", range(4))
-def test_an_answer_to_thinking_that_was_rolled_back_is_not_given(wrong: int) -> None:
+def test_an_answer_to_rejected_thinking_is_dropped(wrong: int) -> None:
     case, plain = Case(), Case()
     for each in (case, plain):
         each.large.judge = lambda chain, _: {
@@ -206,13 +206,13 @@ def test_a_spent_budget_still_leaves_room_for_an_answer() -> None:
     assert (outcome.chain.tokens, outcome.answer, outcome.reason) == (20, "42", "length")
 
 
-def test_an_answer_that_is_cut_is_told_from_a_whole_one() -> None:
+def test_a_truncated_answer_is_distinguished_from_a_complete_one() -> None:
     thought = Case().run()[0].chain.tokens
     outcome, _ = Case(Budget(tokens=thought + 3, answer=3)).run()
     assert (outcome.chain.tokens, outcome.text, outcome.reason) == (thought, "So it", "length")
 
 
-def test_an_answer_may_have_what_the_thinking_leaves() -> None:
+def test_an_answer_may_use_the_rest_of_the_thinking_budget() -> None:
     thought = Case().run()[0].chain.tokens
     outcome, _ = Case(Budget(tokens=thought + 40, answer=3)).run()
     assert (outcome.answer, outcome.reason) == ("42", "stop")
@@ -230,7 +230,7 @@ def test_no_time_for_an_answer_leaves_it_empty() -> None:
     assert (len(outcome.chain.steps), outcome.text, outcome.reason, seconds) == (4, "", "time", 8.0)
 
 
-def test_a_large_model_that_goes_round_in_circles_is_asked_for_the_answer_at_once() -> None:
+def test_a_looping_large_model_has_to_answer_at_once() -> None:
     case = Case()
     case.small.script = case.large.script = lambda previous: "Again.\n\n"
     outcome, _ = case.run()
@@ -238,7 +238,7 @@ def test_a_large_model_that_goes_round_in_circles_is_asked_for_the_answer_at_onc
 
 
 @pytest.mark.parametrize("at", [0, 2])
-def test_without_the_small_model_the_large_one_goes_on_from_what_is_committed(at: int) -> None:
+def test_without_the_small_model_the_large_one_continues_the_committed_chain(at: int) -> None:
     case = Case()
     case.small.fails = lambda verb, chain: GONE if len(chain.steps) >= at else None
     outcome, _ = case.run()
@@ -311,7 +311,7 @@ def test_the_end_of_thinking_is_no_part_of_the_text() -> None:
 
 @pytest.mark.parametrize("ahead", [0, 1, 9])
 @pytest.mark.parametrize("wrong", [None, 2])
-def test_the_answer_is_told_in_pieces_once_everything_under_it_stands(ahead: int, wrong: int | None) -> None:
+def test_the_answer_is_emitted_in_pieces_once_all_steps_before_it_are_committed(ahead: int, wrong: int | None) -> None:
     case = Case()
     case.large.judge = lambda chain, _: {"2" if chain.text.count("small") == wrong == len(chain.steps) else "9": 1}
     case.large.pace = 0.25
@@ -338,7 +338,7 @@ def test_another_model_may_be_the_one_that_answers() -> None:
     assert outcome.text == "{}"
 
 
-def test_what_there_is_of_an_answer_counts_when_the_time_is_up() -> None:
+def test_a_partial_answer_counts_when_the_time_is_up() -> None:
     case = Case(Budget(seconds=8.0))
     case.small.latency = lambda chain: 0.25
     case.large.pace = 0.6
@@ -349,7 +349,7 @@ def test_what_there_is_of_an_answer_counts_when_the_time_is_up() -> None:
     assert case.large.open == 0
 
 
-def test_models_without_a_thinking_block_tell_their_steps_as_they_are_committed() -> None:
+def test_without_a_thinking_block_steps_are_emitted_as_they_are_committed() -> None:
     case = Case()
     case.small.script = lambda previous: "First.\n\n" if not previous else "So it is \\boxed{7}."
     outcome, _ = case.run(thinks=False)

@@ -71,7 +71,7 @@ def test_blank_lines_end_steps_outside_blocks_alone(text: str, divided: list[str
     assert steps(text) == divided
 
 
-def test_a_block_that_is_not_closed_is_given_up() -> None:
+def test_an_unclosed_block_ends_at_the_maximum() -> None:
     text = "```\n" + "a\n\n" * MOST
     assert MOST < len(steps(text)[0]) < MOST + 9
     assert len(steps(text)[1]) == 3
@@ -95,14 +95,14 @@ def test_delimiters_are_texts_or_expressions_over_lines(
     assert steps(text, StepEnds.of(delimiter)) == divided
 
 
-def test_a_line_that_began_before_the_step_counts_as_a_whole() -> None:
+def test_a_line_that_began_before_the_step_counts_in_full() -> None:
     ends = StepEnds.of("regex:^Step 2$")
     assert ends.search("So\nStep", " 2\nc") == (3, 2)
     assert ends.search("So\nA Step", " 2\nc")[0] == -1
 
 
 @pytest.mark.parametrize("delimiter", ["", [], [""], ["\n\n", ""], "regex:", "regex:(", ["a", "regex:[b"]])
-def test_what_cannot_end_a_step_is_refused(delimiter: str | list[str]) -> None:
+def test_impossible_delimiters_are_refused(delimiter: str | list[str]) -> None:
     with pytest.raises(ValueError, match=r"a delimiter is|no regular expression"):
         StepEnds.of(delimiter)
 
@@ -124,7 +124,7 @@ def test_the_pieces_in_which_a_text_arrives_do_not_matter(
 
 @given(TEXTS, ENDS)
 @BOUNDED
-def test_steps_join_to_the_text_and_the_last_one_is_told(text: str, ends: StepEnds) -> None:
+def test_steps_join_to_the_text_and_the_last_one_is_marked(text: str, ends: StepEnds) -> None:
     divided = steps(text, ends)
     assert "".join(divided) == text
     assert ends.last(text) == (divided[-1] if divided else "")

@@ -55,7 +55,7 @@ def test_a_draft_that_repeats_the_last_step_is_repaired_without_asking_the_judge
     assert end == "finished"
 
 
-def test_two_steps_in_turn_are_a_repetition_when_the_second_comes_again(ahead: int) -> None:
+def test_two_alternating_steps_are_a_repetition_when_the_second_recurs(ahead: int) -> None:
     small, large = pair(
         saying("One.\n\n", "Two.\n\n", "One.\n\n", "Two.\n\n", f"Last.\n{THINK_END}"), counting("large", 9)
     )
@@ -75,7 +75,7 @@ def test_a_large_model_that_repeats_itself_too_ends_the_run_before_the_third_tim
     assert [e.index for e in events if isinstance(e, Repaired)] == [1, 2]
 
 
-def test_a_large_model_that_has_nothing_to_say_ends_the_run(ahead: int) -> None:
+def test_a_large_model_that_writes_nothing_ends_the_run(ahead: int) -> None:
     small, large = pair(saying("First.\n\n", DELIMITER), saying(DELIMITER))
     chain, end, _ = think(small, large, ahead)
     assert (chain.text, end) == ("First.\n\n", "repetition")
@@ -134,7 +134,7 @@ def test_a_box_in_the_middle_of_the_thinking_ends_nothing(ahead: int) -> None:
     assert (len(chain.steps), end) == (3, "finished")
 
 
-def test_what_is_kept_of_a_draft_is_committed_before_its_repair_begins(ahead: int) -> None:
+def test_the_kept_part_of_a_draft_is_committed_before_its_repair_starts(ahead: int) -> None:
     small, large = pair(counting("small", 2), counting("large", 2))
     large.logprob = lambda before, token: -9.0 if token == " small" else -0.1
     events: list[Event] = []
@@ -157,7 +157,7 @@ def test_what_is_kept_of_a_draft_is_committed_before_its_repair_begins(ahead: in
     assert [(e.index, e.rollback) for e in events if isinstance(e, Repaired)] == [(1, rollback), (3, rollback)]
 
 
-def test_the_score_of_a_verdict_goes_with_the_step_and_a_repair_has_none(ahead: int) -> None:
+def test_the_score_of_a_verdict_belongs_to_the_step_and_a_repair_has_none(ahead: int) -> None:
     small, large = pair(counting("small", 3))
     large.judge = lambda chain, question: {"3" if len(chain.steps) == 2 else "8": 1.0}
     _, _, events = think(small, large, ahead)
@@ -165,13 +165,13 @@ def test_the_score_of_a_verdict_goes_with_the_step_and_a_repair_has_none(ahead: 
     assert [e.rollback.score for e in events if isinstance(e, Repaired)] == [3.0]
 
 
-def test_a_chain_that_is_spent_from_the_start_asks_nothing_of_the_models(ahead: int) -> None:
+def test_a_spent_chain_causes_no_requests(ahead: int) -> None:
     small, large = pair(counting("small", 3))
     (chain, end), _ = run(reason(SpecReason(small, large), PROBLEM, ahead=ahead, spent=lambda chain: True))
     assert (chain, end, small.log) == (PROBLEM, "budget", [])
 
 
-def test_a_run_goes_on_from_the_steps_that_a_chain_already_has(ahead: int) -> None:
+def test_a_run_continues_the_steps_of_a_chain(ahead: int) -> None:
     small, _ = pair(counting("small", 4))
     (full, _), _ = run(reason(Solo(small), PROBLEM, ahead=ahead))
     (chain, _), _ = run(reason(Solo(small), Chain(PROBLEM.messages, full.steps[:2]), ahead=ahead))

@@ -77,7 +77,7 @@ def test_a_request_that_was_left_open_saves_its_latency_and_is_closed_during_the
     assert seconds == 10
 
 
-def test_no_bet_goes_on_while_the_requests_that_were_left_open_are_closed() -> None:
+def test_no_bet_continues_while_open_requests_are_closed() -> None:
     small, large = pair(wrong=(0,))
     small.sticky, small.pace, small.closing = True, 0.125, 5.0
     run(reason(SpecReason(small, large), PROBLEM, ahead=9))

@@ -51,7 +51,7 @@ def test_a_rejection_raises_it_by_a_step_and_an_acceptance_lowers_it_by_less() -
     assert sure.doubt == before
 
 
-def test_the_floor_itself_is_sure_enough_and_so_is_what_nobody_doubts() -> None:
+def test_a_confidence_at_the_floor_is_enough_and_large_steps_are_sure() -> None:
     sure = SureBets(doubt=0.5)
     assert sure.allows(draft(-0.5))
     assert not sure.allows(draft(-0.500001))

@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {
 }
 
 
-def test_values_come_back() -> None:
+def test_values_survive_a_round_trip() -> None:
     assert tomllib.loads(document(VALUES)) == VALUES
 
 
@@ -32,5 +32,5 @@ def test_a_dot_puts_a_table_into_another_and_none_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan])
-def test_what_is_no_number_stays_so(value: float) -> None:
+def test_nan_survives_a_round_trip(value: float) -> None:
     assert math.isnan(tomllib.loads(document({"value": value}))["value"])

@@ -157,7 +157,7 @@ def test_blank_lines_in_a_trace_are_skipped(tmp_path: Path) -> None:
     assert len(read(tmp_path / "trace.jsonl")) == 2
 
 
-def test_what_is_impossible_stays_so() -> None:
+def test_infinities_survive_a_round_trip() -> None:
     never = Token("never", -inf, top=(Token("nor this", -inf),))
     moment = Moment(0.5, Judged(0, Step("never", "small", tokens=(never,)), Rollback(score=-inf)))
     assert b"null" not in dump(moment).replace(b'"instead":null', b"")
@@ -200,7 +200,7 @@ def test_a_trace_without_a_beginning_cannot_be_replayed(events: list[Event]) -> 
         replay(events)
 
 
-def test_a_recorder_notes_when_its_clock_says_that_an_event_happened() -> None:
+def test_a_recorder_notes_the_time_of_its_clock() -> None:
     clock = iter([0.25, 3.0])
     recorder = Recorder(lambda: next(clock))
     for reason in ("time", "stop"):

@@ -84,7 +84,7 @@ def test_a_token_of_unknown_rank_is_not_the_large_models_own_choice() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_a_sure_run_stands_after_it_was_read_and_the_large_model_writes_nothing(ahead: int) -> None:
+def test_a_sure_run_is_accepted_after_scoring_and_the_large_model_writes_nothing(ahead: int) -> None:
     small, large = pair(TEXT, TEXT)
     steps, end = think(BiLD(small, large), ahead)
     assert [text for _, text, _ in steps] == [
@@ -133,7 +133,7 @@ def test_a_first_token_that_is_unsure_leaves_no_empty_draft(ahead: int) -> None:
     assert end == "finished"
 
 
-def test_what_counts_is_the_best_tokens_probability_not_the_sampled_ones() -> None:
+def test_the_best_tokens_probability_counts_and_not_the_sampled_ones() -> None:
     small, large = pair(TEXT, TEXT)
     small.logprob = doubting(" two", " four", logprob=log(0.1))
     small.rivals = lambda before, token: [Token(" deux", log(0.8)), Token(token, log(0.1))] if token == " two" else []
@@ -154,13 +154,13 @@ def test_a_draft_is_rolled_back_to_before_the_first_token_that_surprises_the_lar
         assert (draft.text[: verdict.keep], verdict.reason, verdict.score) == (kept, "rollback", score)
 
 
-def test_a_surprising_token_that_is_the_large_models_own_first_choice_stands() -> None:
+def test_a_surprising_token_is_accepted_if_it_is_the_large_models_first_choice() -> None:
     small, large = pair(TEXT, TEXT)
     large.logprob = doubting(" six", logprob=-9.0)
     assert judged(BiLD(small, large))[1] == Accept(9.0)
 
 
-def test_a_rollback_comes_before_the_fallback() -> None:
+def test_a_rollback_precedes_the_fallback() -> None:
     small, large = pair(TEXT, TEXT.replace("two", "zwei").replace("four", "vier"))
     small.logprob, large.logprob = doubting(" four", logprob=UNSURE), doubting(" two", logprob=-6.0)
     assert judged(BiLD(small, large))[1] == Rollback(len("one"), reason="rollback", score=6.0)
@@ -170,7 +170,7 @@ def test_a_rollback_comes_before_the_fallback() -> None:
 
 @given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]))
 @BOUNDED
-def test_who_is_never_sure_writes_what_the_large_model_writes_alone(seed: int, ahead: int) -> None:
+def test_a_small_model_that_is_never_sure_gives_the_large_models_text(seed: int, ahead: int) -> None:
     tried = arm("bild", seed, trouble=0.0)
     chain, end = run(reason(BiLD(tried.small, tried.large, fallback=1.1), PROBLEM, ahead=ahead))[0]
     assert (chain.text, end) == (alone("large", seed), "finished")
@@ -178,7 +178,7 @@ def test_who_is_never_sure_writes_what_the_large_model_writes_alone(seed: int, a
 
 @given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]), scale=st.sampled_from(["token", "step"]))
 @BOUNDED
-def test_a_rollback_threshold_of_0_lets_only_the_large_models_first_choices_stand(
+def test_a_rollback_threshold_of_0_accepts_only_the_large_models_first_choices(
     seed: int, ahead: int, scale: str
 ) -> None:
     tried = arm("bild", seed, trouble=0.0)
@@ -211,7 +211,7 @@ def test_the_end_of_thinking_is_read_like_any_token() -> None:
     assert think(BiLD(small, large))[0][:2] == [("small", "one.", ""), ("large", " two", "fallback")]
 
 
-def test_a_turn_that_ends_with_nothing_more_to_say_ends_the_run() -> None:
+def test_a_turn_that_ends_without_text_ends_the_run() -> None:
     small, large = pair("one", "one two three")
     steps, end = think(BiLD(small, large, run=1))
     assert (steps, end) == ([("small", "one", ""), ("small", "", "")], "finished")
@@ -245,7 +245,7 @@ class Halving(ScriptedModel):
     limits: list[int]
 
 
-def test_a_character_of_several_tokens_is_written_whole() -> None:
+def test_a_character_of_several_tokens_is_written_completely() -> None:
     small, _ = pair(TEXT, TEXT)
     large = Halving("large", saying(TEXT))
     large.limits = []

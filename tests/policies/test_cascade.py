@@ -32,7 +32,7 @@ def pair(small: Mapping[str, float], large: Mapping[str, float]) -> tuple[Script
         ({}, {"Well": 1.0}, Rollback(reason="large check", score=0.0)),
     ],
 )
-def test_the_large_model_is_asked_where_the_small_one_is_in_doubt(
+def test_the_large_model_judges_where_the_small_one_is_in_doubt(
     small: Mapping[str, float], large: Mapping[str, float], verdict: Verdict
 ) -> None:
     models = pair(small, large)
@@ -47,7 +47,7 @@ def test_thresholds_may_be_chosen() -> None:
     assert run(Cascade(*models, threshold=0.7).verify(PROBLEM, DRAFT))[0] == Rollback(reason="large check", score=0.6)
 
 
-def test_both_are_asked_the_same_about_the_chain_with_the_draft() -> None:
+def test_both_judges_get_the_same_question_about_the_chain_with_the_draft() -> None:
     questions: list[tuple[object, ...]] = []
 
     class Listening(ScriptedModel):
@@ -63,7 +63,7 @@ def test_both_are_asked_the_same_about_the_chain_with_the_draft() -> None:
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_the_large_model_writes_what_was_refused_and_the_answer(ahead: int) -> None:
+def test_the_large_model_writes_repairs_and_the_answer(ahead: int) -> None:
     small, large = pair({"Yes": 0.5, "No": 0.5}, {})
     large.judge = lambda chain, question: {"No" if len(chain.steps) == 2 else "Yes": 1.0}
     policy = Cascade(small, large)

@@ -79,7 +79,7 @@ def texts(ruling: Accept | Rollback) -> list[tuple[str, float | None, str]]:
     ],
 )
 @pytest.mark.parametrize("compare", [False, True])
-def test_the_best_rival_that_passes_stands_or_none(
+def test_the_best_rival_that_passes_is_accepted(
     grades: Mapping[str, int], kept: str | None, others: list[tuple[str, float, str]], compare: bool
 ) -> None:
     ruling, _ = verdict(grades, compare=compare)
@@ -135,13 +135,13 @@ def test_rivals_are_drawn_by_the_seed_where_there_is_a_temperature() -> None:
     )
 
 
-def test_a_draft_without_a_likely_fork_costs_what_it_costs_specreason() -> None:
+def test_a_draft_without_a_likely_fork_costs_as_much_as_in_specreason() -> None:
     for options in ({"least": 0.5}, {"fork": "first"}, {"least": 0.5, "compare": True}):
         ruling, seconds = verdict({DRAFT: 2}, **options)
         assert (ruling, seconds) == (Rollback(reason="grade", score=2.0), 2.0)
 
 
-def test_a_rival_that_says_the_same_or_goes_round_in_circles_is_refused_unasked() -> None:
+def test_an_equal_or_looping_rival_is_refused_without_a_question() -> None:
     class Odd(ScriptedModel):
         async def branch(self, chain: Chain, begun: Sequence[Step], **limits: Any) -> tuple[Step, ...]:
             await super().branch(chain, begun, **limits)
@@ -231,7 +231,7 @@ def test_a_judge_that_fails_at_the_rivals_approves_of_none() -> None:
 
 
 @pytest.mark.parametrize("tokens", range(6, 30, 3))
-def test_rivals_keep_to_what_is_left(tokens: int) -> None:
+def test_rivals_stay_within_the_budget(tokens: int) -> None:
     tried = arm("choose", 7, budget=Budget(tokens))
     (chain, _), _ = run(tried.run(1))
     assert chain.tokens <= tokens - Budget(tokens).for_answer
@@ -280,7 +280,7 @@ def test_options_without_a_meaning_are_refused(options: Mapping[str, Any], words
 
 
 @pytest.mark.parametrize("options", [{"candidates": 1}, {"candidates": 20}, {"least": 1}, {"temperature": 0}])
-def test_options_at_the_edge_of_what_makes_sense_are_taken(options: Mapping[str, Any]) -> None:
+def test_options_at_the_edge_of_their_range_are_accepted(options: Mapping[str, Any]) -> None:
     make("choose", *pair({}), **options)
 
 
@@ -292,7 +292,7 @@ def test_the_defaults_are_those_that_are_stated_and_the_rest_specreasons() -> No
 
 
 @pytest.mark.parametrize(("options", "count"), [({}, 4), ({"candidates": 3}, 3), ({"temperature": 0.5}, 20)])
-def test_no_more_likely_tokens_are_asked_for_than_may_be_needed(options: Mapping[str, Any], count: int) -> None:
+def test_only_the_needed_number_of_alternatives_is_requested(options: Mapping[str, Any], count: int) -> None:
     small, large = pair({})
     small.rivals = lambda before, token: [Token(f"w{place}") for place in range(30)]
     draft, _ = run(Choose(small, large, **options).draft(PROBLEM))

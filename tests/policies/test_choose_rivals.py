@@ -37,7 +37,7 @@ def steps(draw: st.DrawFn) -> Step:
     return step(*[token(word, *draw(likely).items()) for word in words])
 
 
-def test_the_likeliest_come_first_and_of_equals_the_earlier() -> None:
+def test_the_likeliest_are_first_and_among_equals_the_earlier() -> None:
     draft = step(token("So", ("Wait", -2.0)), token(" 7", (" 8", -1.0), (" 9", -2.0)), token(".\n\n"))
     assert begun(draft) == ["So 8", "Wait", "So 9"]
     assert begun(draft, -1.0) == ["So 8"]
@@ -45,7 +45,7 @@ def test_the_likeliest_come_first_and_of_equals_the_earlier() -> None:
     assert begun(draft, places=1) == ["Wait"]
 
 
-def test_what_ends_the_step_or_is_no_word_begins_no_rival() -> None:
+def test_delimiters_and_tokens_without_words_begin_no_rival() -> None:
     odd = ("\n\n", f"a{THINK_END}", "<|im_end|>", "</s>", "\ufffd", "", " <|eot_id|>", "So")
     assert begun(step(token("So", *[(text, -1.0) for text in odd], ("1 < 2 > 0", -1.0)))) == ["1 < 2 > 0"]
     assert begun(step(token("So\n"), token("it", ("\n", -1.0), (" is", -2.0)))) == ["So\n is"]
@@ -58,7 +58,7 @@ def test_a_token_that_was_cut_and_the_middle_of_a_character_are_no_place_to_fork
     assert begun(step(token("", (" b", -1.0)), token("é", ("x", -1.0)), token(""))) == [" b"]
 
 
-def test_any_number_of_a_token_is_a_token_and_what_says_the_same_is_the_same() -> None:
+def test_rivals_with_the_text_of_the_draft_are_dropped() -> None:
     same = "".join(("S", "o"))
     assert begun(step(token("So", (same, -0.1), ("It", -1.0), id=0))) == ["It"]
 
@@ -83,7 +83,7 @@ def test_the_first_drawn_is_as_likely_as_its_token_at_that_temperature(temperatu
     assert firsts.count("a") / len(firsts) == pytest.approx(share, abs=0.05)
 
 
-def test_of_rivals_that_are_equal_one_stands() -> None:
+def test_one_of_several_equal_rivals_is_accepted() -> None:
     rivals = [Rival(step(token("So")))] * 2
     ruling = combine(Rollback(reason="grade"), rivals, [Accept(8.0)] * 2)
     assert [rival.reason for rival in ruling.rivals] == ["", "beaten"]

@@ -75,7 +75,7 @@ def test_an_entropy_that_is_just_the_threshold_is_enough_for_both_looks() -> Non
     assert isinstance(run(policy.verify(PROBLEM, replace(draft, stop="delimiter")))[0], Rollback)
 
 
-def test_no_more_rivals_are_looked_at_than_asked_for() -> None:
+def test_only_the_requested_number_of_rivals_is_read() -> None:
     draft = run(Glimpse(*pair([0], rivals=40), threshold=9).draft(PROBLEM))[0]
     assert len(draft.tokens[0].top) == 20
     draft = run(Glimpse(*pair([0], rivals=40), threshold=9, top=3).draft(PROBLEM))[0]

@@ -78,7 +78,7 @@ def test_a_grade_that_reaches_the_threshold_is_enough() -> None:
     assert verdict({"0": 0.5, "4": 0.5}, threshold=4.5) == Accept(4.5)
 
 
-def test_the_question_names_the_number_of_steps_and_comes_once_for_all_of_them() -> None:
+def test_one_question_names_the_number_of_all_its_steps() -> None:
     questions: list[tuple[Chain, str]] = []
 
     def judge(chain: Chain, question: str) -> Grades:
@@ -121,7 +121,7 @@ def wrong_step(place: int) -> Callable[[Chain, str], Grades]:
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_a_run_keeps_what_comes_before_the_first_wrong_step_and_has_it_repaired(ahead: int) -> None:
+def test_a_run_keeps_the_steps_before_the_first_wrong_one_and_repairs_that(ahead: int) -> None:
     events: list[Event] = []
     (chain, end), _ = run(reason(policy(wrong_step(2)), PROBLEM, ahead=ahead, observe=events.append))
     assert end == "finished"
@@ -132,7 +132,7 @@ def test_a_run_keeps_what_comes_before_the_first_wrong_step_and_has_it_repaired(
     assert len(verdicts) < 9
 
 
-def test_fewer_verdicts_are_asked_for() -> None:
+def test_fewer_verdicts_are_requested() -> None:
     questions: dict[int, int] = {}
     for every in (1, 2, 4, 8):
         count = 0
@@ -160,7 +160,7 @@ def test_a_budget_holds_and_ends_no_draft_with_nothing(tokens: int) -> None:
 
 
 @pytest.mark.parametrize("every", [0, 9, 1.5, "two"])
-def test_only_what_a_digit_can_tell_may_be_judged_at_once(every: object) -> None:
+def test_judge_every_is_limited_to_the_counts_of_one_digit(every: object) -> None:
     with pytest.raises(ConfigurationError, match="judge_every"):
         policy(lambda chain, question: {}, judge_every=every)
 

@@ -28,7 +28,7 @@ def verdict(draft: str, says: Mapping[str, float], chain: Chain = PROBLEM) -> tu
 
 @given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]))
 @BOUNDED
-def test_a_judge_who_always_agrees_leaves_the_small_models_chain(seed: int, ahead: int) -> None:
+def test_with_a_judge_that_always_agrees_the_chain_is_the_small_models(seed: int, ahead: int) -> None:
     tried = arm("lookahead-reasoning", seed, trouble=0.0)
     tried.large.judge = lambda chain, question: {"Yes": 1.0}
     chain, _ = run(tried.run(ahead))[0]
@@ -38,7 +38,7 @@ def test_a_judge_who_always_agrees_leaves_the_small_models_chain(seed: int, ahea
 
 @given(seed=SEEDS, ahead=st.sampled_from([0, 1, 3]))
 @BOUNDED
-def test_a_judge_who_never_agrees_leaves_the_large_models_text(seed: int, ahead: int) -> None:
+def test_with_a_judge_that_never_agrees_the_text_is_the_large_models(seed: int, ahead: int) -> None:
     tried = arm("lookahead-reasoning", seed, trouble=0.0)
     tried.large.judge = lambda chain, question: {"No": 1.0}
     chain, _ = run(tried.run(ahead))[0]
@@ -47,7 +47,7 @@ def test_a_judge_who_never_agrees_leaves_the_large_models_text(seed: int, ahead:
 
 
 @pytest.mark.parametrize("draft", [OWN, "the  large ONE\nsays 0.\n\n", "Thelargeonesays0."])
-def test_what_differs_only_in_case_and_white_space_is_accepted_without_asking(draft: str) -> None:
+def test_a_difference_in_case_and_white_space_is_accepted_without_a_question(draft: str) -> None:
     ruling, large = verdict(draft, {"No": 1.0})
     assert ruling == Accept()
     assert not [line for line in large.log if " ask " in line]
@@ -91,7 +91,7 @@ def test_the_judge_is_shown_the_draft_in_the_chain_and_the_large_models_step_in_
     assert questions == [(PROBLEM.extend(draft), SAME.text.replace("{step}", OWN.strip()))]
 
 
-def test_a_draft_that_goes_on_in_a_paragraph_is_never_accepted() -> None:
+def test_a_draft_that_ends_within_a_paragraph_is_never_accepted() -> None:
     chain = PROBLEM.extend(Step("The large one", "small", "length"))
     ruling, _ = verdict(" says 0.\n\n", {"Yes": 1.0}, chain)  # word for word the large model's
     assert isinstance(ruling, Rollback)

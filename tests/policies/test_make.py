@@ -37,7 +37,7 @@ def test_policies_are_values(name: str) -> None:
     assert not hasattr(made, "__dict__")  # a place to keep anything in
 
 
-def test_a_policy_says_whether_its_repair_depends_on_the_chain_alone() -> None:
+def test_a_policy_states_whether_its_repair_depends_on_the_chain_alone() -> None:
     foreseen = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
     assert foreseen == {"specreason", "bild", "cascade", "choose", "reflective", "reward"}
 
@@ -63,7 +63,7 @@ def test_the_baselines_are_one_model_alone() -> None:
     assert make("large", SMALL, LARGE) == Solo(LARGE)
 
 
-def test_an_unknown_policy_is_told_with_its_neighbour_and_all_names() -> None:
+def test_an_unknown_policy_is_an_error_with_the_closest_and_all_names() -> None:
     with pytest.raises(ConfigurationError, match=r"no policy 'specreson' \(did you mean 'specreason'") as caught:
         make("specreson", SMALL, LARGE)
     assert all(name in str(caught.value) for name in METHODS)
@@ -71,7 +71,7 @@ def test_an_unknown_policy_is_told_with_its_neighbour_and_all_names() -> None:
         options("zzz")
 
 
-def test_an_unknown_option_is_told_with_its_neighbour_and_all_options() -> None:
+def test_an_unknown_option_is_an_error_with_the_closest_and_all_options() -> None:
     with pytest.raises(ConfigurationError, match=r"has no option 'thresholds' \(did you mean 'threshold'") as caught:
         make("specreason", SMALL, LARGE, thresholds=3)
     assert all(f"{key}={option.default!r}" in str(caught.value) for key, option in options("specreason").items())
@@ -79,7 +79,7 @@ def test_an_unknown_option_is_told_with_its_neighbour_and_all_options() -> None:
         make("large", SMALL, LARGE, zzz=3)
 
 
-def test_who_asks_for_first_steps_by_the_large_model_is_told_where_they_are_now() -> None:
+def test_the_former_option_for_first_steps_is_an_error_with_its_replacement() -> None:
     with pytest.raises(ConfigurationError, match=r"'specreason' has no option 'first' .*pass lead=N, or --lead N"):
         make("specreason", SMALL, LARGE, first=2)
 
@@ -97,7 +97,7 @@ def test_the_models_are_no_options(models: str) -> None:
         ({"sure": None}, r"'sure': a number from 0 to 1 \(got None"),
     ],
 )
-def test_a_wrong_value_is_told_with_what_would_do(chosen: dict[str, Any], words: str) -> None:
+def test_a_wrong_value_is_an_error_with_the_valid_ones(chosen: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=f"policy 'specreason', option {words}"):
         make("specreason", SMALL, LARGE, **chosen)
 

@@ -82,7 +82,7 @@ def test_every_option_is_explained_and_every_number_has_a_range(name: str, optio
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_every_default_is_a_value_that_may_be_given(name: str, option: str) -> None:
+def test_every_default_is_a_valid_value(name: str, option: str) -> None:
     default = options(name)[option].default
     assert check(name, {option: default}) == {option: default}
 
@@ -93,7 +93,7 @@ def test_the_values_of_a_knob_are_in_its_range(name: str) -> None:
         assert check(name, {THRESHOLDS[name].option: value}) == {THRESHOLDS[name].option: value}
 
 
-def test_a_check_needs_no_models_and_finds_what_making_would() -> None:
+def test_a_check_needs_no_models_and_finds_the_same_errors() -> None:
     assert check("specreason", {"threshold": "5.5"}) == {"threshold": 5.5}
     assert check("reward", {}) == {}
     with pytest.raises(ConfigurationError, match=r"'reward' needs a reward model, .* STEPSPEC_CRITIC"):
@@ -120,11 +120,11 @@ def test_a_check_needs_no_models_and_finds_what_making_would() -> None:
         (Annotated[str, Field(min_length=1)], "string"),
     ],
 )
-def test_kinds_are_told_in_words(kind: Any, words: str) -> None:
+def test_types_are_described_in_words(kind: Any, words: str) -> None:
     assert describe(TypeAdapter(kind)) == words
 
 
-def test_the_meaning_of_an_option_is_what_its_sentences_say() -> None:
+def test_the_meaning_of_an_option_is_its_sentences() -> None:
     text = "Take *this*\n    or *that*. It is 0.5 (see a.b) at first.\n\n*that* is more.\n\nMore on *this*, at last."
     assert meaning(text, "that") == "Take *this* or *that*. *that* is more."
     assert meaning(text, "this") == "Take *this* or *that*. More on *this*, at last."

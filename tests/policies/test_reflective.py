@@ -79,7 +79,7 @@ def test_one_prefill_reads_the_draft_twice_with_the_prompt_and_the_anchor_betwee
 
 
 @pytest.mark.parametrize(("accept", "top"), [("match", 2), ("typical", 20)])
-def test_no_more_tokens_are_asked_for_than_the_rule_needs(accept: str, top: int) -> None:
+def test_only_the_tokens_that_the_rule_needs_are_requested(accept: str, top: int) -> None:
     _, large = verdict({}, {}, accept=accept)
     assert [requested for _, _, requested in large.calls] == [top]
 
@@ -89,7 +89,7 @@ def test_the_neutral_prompt_takes_the_place_of_the_reflection() -> None:
     assert large.calls[0][1][1] == load("reflective.neutral").text + "\n\n"
 
 
-def test_the_control_is_about_as_long_as_what_it_controls() -> None:
+def test_the_control_prompt_is_about_as_long_as_the_reflection_prompt() -> None:
     reflect, neutral = (load(f"reflective.{name}").text for name in ("reflect", "neutral"))
     assert abs(len(tokenise(reflect)) - len(tokenise(neutral))) <= 2
 
@@ -170,7 +170,7 @@ def test_a_blend_is_a_distribution_and_no_unlisted_token_could_beat_its_best(
     alpha=st.floats(0, 1),
 )
 @BOUNDED
-def test_a_match_is_the_likeliest_of_the_whole_vocabulary_however_short_the_lists(
+def test_a_match_is_the_likeliest_of_the_full_vocabulary_even_with_short_lists(
     readings: tuple[list[float], list[float]], token: int, top: int, alpha: float
 ) -> None:
     def token_with(logprobs: list[float]) -> Token:
@@ -195,7 +195,7 @@ def test_the_second_reading_turns_a_token_down_only_with_weight_enough() -> None
     assert kept(verdict(liked, doubts, alpha=1.0)[0]) == len("So it")
 
 
-def test_what_comes_before_the_first_token_that_fails_is_kept() -> None:
+def test_the_tokens_before_the_first_failing_one_are_kept() -> None:
     for place in range(len(PLACES)):
         reading: Reading = {at: {PLACES[at]: -3.0, "else": -0.1} for at in range(place, len(PLACES))}
         ruling, _ = verdict(reading, reading)
@@ -231,11 +231,11 @@ def test_where_it_is_not_sure_typical_means_above_a_share_of_its_perplexity(delt
     assert (kept(ruling) is None) == stands  # exp(-entropy) is about a tenth
 
 
-def test_entropy_is_in_nats_and_ignores_what_cannot_be() -> None:
+def test_entropy_is_in_nats_and_ignores_impossible_tokens() -> None:
     assert entropy({1: 0.5, 2: 0.5, 3: 0.0}) == pytest.approx(log(2))
 
 
-def test_an_endpoint_that_tells_no_rivals_cannot_be_used() -> None:
+def test_an_endpoint_without_alternatives_cannot_be_used() -> None:
     with pytest.raises(MissingCapability, match="top tokens"):
         verdict({1: {}}, {1: {}})
 
@@ -252,7 +252,7 @@ def test_with_alpha_0_a_match_is_the_large_models_own_first_choice(seed: int, ah
     assert chain.text == alone[0].text  # as exact matching promises
 
 
-def test_the_large_model_writes_on_from_what_was_kept_and_answers() -> None:
+def test_the_large_model_continues_the_kept_part_and_answers() -> None:
     small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
     policy = Reflective(small, large)
     chain = PROBLEM.extend(Step("The large one", "small", "length"))

@@ -55,7 +55,7 @@ def test_more_cues_than_a_server_looks_for_all_count() -> None:
     assert run(policy.draft(PROBLEM))[0].text.endswith("42. Good")
 
 
-def test_a_paragraph_that_ends_ends_the_sentence_as_a_whole() -> None:
+def test_the_end_of_a_paragraph_ends_the_sentence() -> None:
     policy, _, _ = relay(cues=("Good",))
     chain = PROBLEM.extend(Step("Now 6 and 7. So, it is 42. Good", "large"))
     step = run(policy.draft(chain))[0]
@@ -110,7 +110,7 @@ def test_there_have_to_be_cues(cues: tuple[str, ...]) -> None:
         relay(cues=cues)
 
 
-def test_cues_may_come_from_a_command_line() -> None:
+def test_cues_may_be_set_on_the_command_line() -> None:
     assert relay(cues=["So,", "Thus"])[0].cues == ("So,", "Thus")
 
 

@@ -70,7 +70,7 @@ def test_twenty_steps_are_no_reason_to_give_up() -> None:
     assert (end, len(chain.steps)) == ("finished", 20)
 
 
-def test_it_cannot_do_without_a_critic_and_says_how_to_get_one() -> None:
+def test_a_missing_critic_is_an_error_with_the_cure() -> None:
     small, large = (ScriptedModel(role, counting(role, 3)) for role in ("small", "large"))
     with pytest.raises(ConfigurationError, match="STEPSPEC_CRITIC"):
         make("reward", small, large)

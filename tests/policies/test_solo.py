@@ -13,7 +13,7 @@ from ..orchestrator.arms import PROBLEM
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("name", ["small", "large"])
-def test_one_model_writes_what_it_would_write_at_one_go(name: Role, ahead: int) -> None:
+def test_the_text_of_one_model_equals_a_single_request(name: Role, ahead: int) -> None:
     events: list[Event] = []
     small, large = (ScriptedModel(role, counting(role, 4), observe=events.append) for role in ("small", "large"))
     author, other = (small, large) if name == "small" else (large, small)

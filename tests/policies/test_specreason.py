@@ -94,7 +94,7 @@ def test_the_likeliest_grade_and_the_mean_grade_may_disagree(
 
 
 @pytest.mark.parametrize("read", ["greedy", "expected"])
-def test_a_judge_who_hardly_speaks_in_digits_has_given_no_grade(read: str) -> None:
+def test_a_judge_with_little_probability_on_digits_gives_no_grade(read: str) -> None:
     assert verdict({"9": 0.03125, "Well": 0.9}, read=read) == Rollback(reason="no grade")
     assert verdict({}, read=read) == Rollback(reason="no grade")
     assert verdict({"9": 0.0625, "Well": 0.9}, read=read) == Accept(9.0)
@@ -102,11 +102,11 @@ def test_a_judge_who_hardly_speaks_in_digits_has_given_no_grade(read: str) -> No
 
 
 @pytest.mark.parametrize("read", ["greedy", "expected"])
-def test_no_digit_at_all_is_no_grade_however_little_sureness_is_asked_for(read: str) -> None:
+def test_without_any_digit_there_is_no_grade_at_any_least_probability(read: str) -> None:
     assert verdict({"Well": 1.0}, read=read, sure=0, threshold=0) == Rollback(reason="no grade")
 
 
-def test_the_judge_is_asked_about_the_chain_with_the_draft_in_the_words_of_the_prompt() -> None:
+def test_the_question_of_the_judge_is_the_prompt_after_the_chain_with_the_draft() -> None:
     questions: list[tuple[Chain, str]] = []
 
     def judge(chain: Chain, question: str) -> Mapping[str, float]:

@@ -78,7 +78,7 @@ def test_a_step_cut_by_length_gets_no_paragraph_break() -> None:
     assert chain.steps[0].stop == "length"
 
 
-def test_a_turn_that_ended_without_an_answer_is_asked_for_one_once() -> None:
+def test_a_turn_without_an_answer_causes_one_request_for_it() -> None:
     """The reference goes on asking to continue a finished message."""
     small, large, _ = pair("First.\n\n", "I stop here.")
     outcome, _ = run(solve(SpecReason(small, large), PROBLEM, budget=Budget(), ahead=1, observe=lambda event: None))

@@ -52,7 +52,7 @@ def after(*steps: Step) -> Chain:
         ("Waiting, await, checking, yesterday, confidently, recaps", ""),
     ],
 )
-def test_whole_words_tell_the_kind_of_a_sentence_and_a_tie_is_a_reflection(sentence: str, kind: str) -> None:
+def test_full_words_decide_the_kind_of_a_sentence_and_a_tie_is_a_reflection(sentence: str, kind: str) -> None:
     assert cue(sentence) == kind
 
 
@@ -105,7 +105,7 @@ def test_a_cue_counts_among_the_first_tokens_and_once_its_word_is_over(paragraph
     assert draft.stop == ("until" if kind else "delimiter")
 
 
-def test_a_takeover_that_verifies_goes_on_and_the_rest_of_the_paragraph_is_not_searched_for_cues() -> None:
+def test_a_verifying_takeover_continues_and_the_rest_of_the_paragraph_is_not_searched_for_cues() -> None:
     small, large = pair(
         saying("First.\n\n", "Alternatively a b c d e f wait wait.\n\n", LAST),
         saying("", "Let me check one two three four five six seven eight.\n\n", LAST),
@@ -120,7 +120,7 @@ def test_a_takeover_that_verifies_goes_on_and_the_rest_of_the_paragraph_is_not_s
     ]
 
 
-def test_what_goes_on_after_a_takeover_does_not_go_on_again() -> None:
+def test_a_continued_takeover_is_not_continued_again() -> None:
     small, large = pair(saying("First.\n\n", "Wait, no.\n\n", LAST), saying("", *["Check.\n\n"] * 3, LAST))
     steps, _ = think(SpeculativeThinking(small, large, n1=2, n2=2))
     assert steps[:4] == [
@@ -134,9 +134,7 @@ def test_what_goes_on_after_a_takeover_does_not_go_on_again() -> None:
 @pytest.mark.parametrize(
     ("recaps", "limit", "length"), [(0, 15, 125), (1, 20, 150), (2, 25, 175), (3, 30, 200), (4, 30, 200)]
 )
-def test_after_too_many_reflections_the_large_model_is_told_to_look_for_mistakes(
-    recaps: int, limit: int, length: int
-) -> None:
+def test_after_too_many_reflections_the_large_model_gets_the_recap_prompt(recaps: int, limit: int, length: int) -> None:
     recap = Step(RECAP, "large", "length")
     small, large = pair(counting("small", 99), lambda previous: " word" * 999)
     policy = SpeculativeThinking(small, large)

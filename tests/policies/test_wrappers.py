@@ -56,7 +56,7 @@ def test_everything_else_is_the_policys() -> None:
 
 
 @pytest.mark.parametrize("first", [0, 1, 2, 3])
-def test_nobody_judges_the_first_steps(first: int) -> None:
+def test_the_first_steps_are_not_judged(first: int) -> None:
     large = ScriptedModel("large", counting("large", 4))
     large.judge = lambda chain, question: {"0": 1.0}  # no step would stand
     policy = Led(SpecReason(small(), large), large, first)

@@ -23,7 +23,7 @@ def test_every_prompt_has_a_text_without_loose_ends_and_the_hash_of_its_file(nam
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_prompt_says_where_it_comes_from(name: str) -> None:
+def test_every_prompt_names_its_source(name: str) -> None:
     assert name.removesuffix(".txt") in files(prompts).joinpath("README.md").read_text(encoding="utf-8")
 
 

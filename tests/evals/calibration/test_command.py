@@ -67,7 +67,7 @@ async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[d
     return noting.calls
 
 
-def test_what_is_calibrated_is_what_the_settings_say_but_for_the_knob() -> None:
+def test_the_calibrated_arm_has_the_settings_except_for_the_threshold() -> None:
     assert served_arm(NON_DEFAULT, "specreason", KNOB, 8) == Arm.of(
         "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2, early_exit=True,
         sure_bets=True,
@@ -75,7 +75,7 @@ def test_what_is_calibrated_is_what_the_settings_say_but_for_the_knob() -> None:
     assert served_arm(NON_DEFAULT, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
 
 
-async def test_the_method_is_told_so_and_the_large_model_stays_alone() -> None:
+async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> None:
     large, method = await recorded_calls(0, (3, None), (3, 8.5))
     expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead", "early_exit", "sure_bets")}
     assert {name: method[name] for name in expected} == expected
@@ -140,7 +140,7 @@ async def calibrate(folder: Path, *words: str) -> tuple[int, str]:
     return process.returncode, output.decode()
 
 
-async def test_the_file_serves_what_was_calibrated_and_says_what_the_promise_is_about(
+async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its_guarantee(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stepspec.toml").write_text(FILE)
@@ -172,7 +172,7 @@ async def test_the_file_serves_what_was_calibrated_and_says_what_the_promise_is_
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
 
 
-async def test_trials_of_other_settings_are_kept_out(tmp_path: Path) -> None:
+async def test_trials_with_other_settings_are_refused(tmp_path: Path) -> None:
     words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9")
     async with urls() as (servers, large):
         assert (await calibrate(tmp_path, *words, *servers))[0] == 0
@@ -206,7 +206,7 @@ def files(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir()]
 
 
-async def test_a_missing_critic_is_noticed_before_the_servers_are_asked_anything(tmp_path: Path) -> None:
+async def test_a_missing_critic_is_an_error_before_any_request(tmp_path: Path) -> None:
     async with urls() as (servers, large):
         code, output = await calibrate(tmp_path, "arithmetic", "--policy", "reward", *servers)
         assert (code, large.requests) == (2, [])

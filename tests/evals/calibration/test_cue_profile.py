@@ -83,7 +83,7 @@ def test_a_candidate_is_how_a_sentence_begins(text: str, found: list[str]) -> No
     assert openings(text) == found
 
 
-def test_what_comes_after_a_cue_is_what_the_small_model_would_write() -> None:
+def test_the_text_after_a_cue_is_compared_with_the_small_model() -> None:
     assert [token.text for token in SURE.after("Thus,") or ()] == [" it", " is", " done", "."]
     assert [token.text for token in SURE.after("is") or ()] == [" done", "."]
     assert SURE.after("On") is None
@@ -212,7 +212,7 @@ def test_problems_are_lines_of_text_or_of_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"), [("", "empty"), ('{"answer": 3}', "problem 1"), ("One?\n{oops", "problem 2")]
 )
-def test_a_file_without_problems_is_told(tmp_path: Path, text: str, complaint: str) -> None:
+def test_a_file_without_problems_is_an_error(tmp_path: Path, text: str, complaint: str) -> None:
     file = tmp_path / "problems"
     file.write_text(text)
     with pytest.raises(ConfigurationError, match=complaint):

@@ -51,7 +51,7 @@ def test_a_promise_is_one_sentence() -> None:
     assert "95% confidence" in summary
 
 
-def test_without_a_promise_there_is_no_file_and_it_says_what_it_would_take() -> None:
+def test_without_a_guarantee_there_is_no_file_and_the_needed_number_of_problems_is_printed() -> None:
     made = promise(found((9, 1, 0, False), n=100))
     assert "At these rates" in made.summary()
     assert "in another attempt with these trials, and with nothing lost at all 317:" in made.summary()
@@ -107,7 +107,7 @@ def test_made_problems_are_others_than_those_reported_on() -> None:
     assert not {task.problem for task in reported} & {task.problem for task in mine}
 
 
-def test_what_is_turned_can_be_named() -> None:
+def test_the_calibrated_option_can_be_named() -> None:
     assert find_threshold("specreason") == THRESHOLDS["specreason"]
     with pytest.raises(ConfigurationError, match=r"no policy 'specreasn' .did you mean 'specreason'"):
         find_threshold("specreasn")

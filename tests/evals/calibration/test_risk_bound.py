@@ -99,7 +99,7 @@ def test_a_further_attempt_takes_more_problems_than_the_first() -> None:
         assert (test.p(Paired(0, 0, 0)), LossTest(1.0, 0.05, test.again).p(Paired(1, 1, 0))) == (1.0, 0.0)
 
 
-def test_what_could_promise_nothing_without_a_loss_promises_nothing_for_its_gains() -> None:
+def test_too_few_problems_give_no_guarantee_even_with_gains() -> None:
     test = LossTest(0.02, 0.05)
     least = test.needed() or 0
     assert p_value(Paired(least - 1, 0, 100), 0.02, 0.04) <= 0.04
@@ -165,7 +165,7 @@ def test_the_simulation_breaks_few_promises_and_would_notice_broken_ones(kind: s
     assert simulate(kind, 400, 0.02, 60, seed=3) == row
 
 
-def test_what_the_sample_is_large_enough_for_is_found() -> None:
+def test_the_largest_limit_that_the_sample_supports_is_found() -> None:
     row = simulate("a cliff", 1000, 0.02, 60, seed=3)
     assert (row.near, row.reach, row.remark) == (1.0, 1.0, "")
 
@@ -211,7 +211,7 @@ def test_the_command_fails_where_a_bar_is_missed(
     assert "missed: at the edge, 4000 problems: within one step of the best in 40.0%" in capsys.readouterr().err
 
 
-def test_trusting_what_was_observed_breaks_half_of_the_promises_at_the_edge() -> None:
+def test_trusting_the_observed_loss_breaks_half_of_the_guarantees_at_the_edge() -> None:
     assert simulate("at the edge", 400, 0.02, 200).naively > 0.3
 
 

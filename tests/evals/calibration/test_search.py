@@ -64,7 +64,7 @@ def test_the_loosest_value_that_loses_nothing_is_found(tmp_path: Path) -> None:
     assert found.problems_needed is None  # at 3 it loses far more than may be
 
 
-def test_too_few_problems_promise_nothing_and_say_how_many_would_do(tmp_path: Path) -> None:
+def test_too_few_problems_give_no_guarantee_and_state_the_number_needed(tmp_path: Path) -> None:
     found = World(100).calibrate(tmp_path / "trials.jsonl")
     assert found.loosest is None
     assert [each.threshold for each in found.tested] == [9]
@@ -91,7 +91,7 @@ def test_no_more_are_solved_at_once_than_allowed(tmp_path: Path, at_once: int) -
     assert world.most == at_once
 
 
-def test_what_was_tried_is_not_tried_again_after_an_interruption(tmp_path: Path) -> None:
+def test_an_interrupted_search_does_not_repeat_trials(tmp_path: Path) -> None:
     path, first, second = tmp_path / "trials.jsonl", World(300), World(300)
     expected = first.calibrate(path)
     lines = path.read_bytes().splitlines(keepends=True)

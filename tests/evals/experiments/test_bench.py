@@ -97,7 +97,7 @@ def samples(path: Path) -> Path:
     return path.with_suffix(".samples.jsonl")
 
 
-def test_what_a_pair_does_is_measured_once(servers: Servers) -> None:
+def test_a_pair_is_measured_once(servers: Servers) -> None:
     measured()
     assert len(servers.solver.calls) == 12
     measured("choose")
@@ -115,7 +115,7 @@ def test_stacked_arms_have_files_of_their_own_and_nothing_else_is_lost(servers: 
     assert samples(STACKED).is_file()
 
 
-def test_what_is_printed_beside_the_figures_stands_in_their_file(
+def test_notes_that_are_printed_with_the_figures_are_in_their_file(
     servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     noted = list[str]()
@@ -155,7 +155,7 @@ def test_samples_of_something_else_are_kept_and_no_server_is_started(
     assert len(servers.warmed) == 1
 
 
-def test_samples_of_other_problems_are_refused_and_forgotten_when_asked(
+def test_samples_of_other_problems_are_refused_and_discarded_with_fresh(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured()
@@ -184,7 +184,7 @@ def test_stacked_arms_are_no_others(servers: Servers, also: dict[str, Any]) -> N
         measured(*arm, stacked=True, **also)
 
 
-def test_a_profile_that_does_not_exist_is_told_before_any_server_starts(servers: Servers) -> None:
+def test_an_unknown_profile_is_an_error_before_any_server_starts(servers: Servers) -> None:
     with pytest.raises(ConfigurationError, match="no pacing profile 'fast'; there are: off, paced, slow"):
         measured(profile="fast")
     assert not FIGURES.parent.exists()

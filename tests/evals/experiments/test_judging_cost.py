@@ -22,7 +22,7 @@ from ...orchestrator.endpoints.server import GENERATE, FakeVllm
 COMPLETIONS = "/v1/completions"
 
 
-async def test_every_way_sends_what_its_name_says() -> None:
+async def test_every_way_sends_the_requests_of_its_name() -> None:
     server = FakeVllm(("So", " it", " is", "\n\n"), digits={"9": -0.1}, block=64, scale_out=True)
     async with (
         server.serve("large", suffix_scoring=True) as endpoint,
@@ -53,14 +53,14 @@ async def test_every_way_sends_what_its_name_says() -> None:
     ]
 
 
-async def test_the_chain_is_as_long_as_asked() -> None:
+async def test_the_chain_has_the_requested_length() -> None:
     server = FakeVllm(digits={"9": -0.1}, block=16, scale_out=True)
     async with server.serve("large", suffix_scoring=True) as endpoint, judging_methods(endpoint, 2) as (large, _):
         chain = await long_chain(large, 600)
         assert 500 < len(await large.encoder.chain(chain)) <= 600
 
 
-def test_no_step_comes_twice() -> None:
+def test_no_step_occurs_twice() -> None:
     texts = [step.text for step in islice(fresh_steps(1), 500)]
     assert len(set(texts)) == 500
 

@@ -17,7 +17,7 @@ from ...fakes import ScriptedModel, counting
 from ..scripted import ScriptedSolver, solution
 
 
-def test_it_is_measured_unless_others_are_asked_for() -> None:
+def test_it_is_measured_unless_other_arms_are_chosen() -> None:
     assert THREE in bench.chosen(None, baselines=False)
     assert THREE in bench.chosen([THREE.name], baselines=False)
     assert THREE not in bench.chosen(["choose"], baselines=False)

@@ -89,7 +89,7 @@ def test_rates_carry_their_interval_and_fill_a_table() -> None:
     assert table([*found, Rate("other", "right", 10, 5, 0.5, 0.2, 0.8)]).row_count == 3
 
 
-def test_every_reading_is_one_that_the_policy_knows() -> None:
+def test_every_reading_is_known_to_the_policy() -> None:
     assert [ReadingVariant("x").options, *(reading.options.get("prompt", "") for reading in READINGS)] == [
         {}, "", "reflect", "neutral", "reflect", "neutral",
     ]  # fmt: skip

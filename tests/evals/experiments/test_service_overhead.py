@@ -24,13 +24,13 @@ REQUEST = ServiceRequest("v", "POST", "/v1/chat/completions", {})
 DRAFT = Step("a", "small")
 
 
-async def test_models_that_answer_at_once_solve_in_as_many_steps_as_asked() -> None:
+async def test_instant_models_solve_in_the_requested_number_of_steps() -> None:
     solution = await InstantEngine(steps=5).solve("What is 6 x 7?")
     assert [(step.author, step.fate) for step in solution.steps] == [("small", "kept")] * 5
     assert solution.finish_reason == "stop"
 
 
-async def test_every_stream_of_the_clients_comes_to_its_end() -> None:
+async def test_every_stream_of_the_clients_ends() -> None:
     engine = InstantEngine(steps=3)
     async with serving(engine.offer()) as base:
         measured = await cost(engine, base, concurrent=2, requests=6, steps=3)

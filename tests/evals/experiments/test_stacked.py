@@ -83,7 +83,7 @@ async def test_every_arm_is_measured_over_every_method_on_the_same_problems(pair
     assert results[2].speculation["large"] == Acceptance(3, 12, 6)  # one look's worth a sample
 
 
-async def test_what_was_measured_is_not_measured_again_and_its_pair_not_started(pairs: Pairs, tmp_path: Path) -> None:
+async def test_a_measured_method_is_skipped_and_its_pair_is_not_started(pairs: Pairs, tmp_path: Path) -> None:
     path = tmp_path / "s.jsonl"
     first = await measure_stacked(2, "paced", 1, SampleStore(path, {}), CONSOLE)
     assert await measure_stacked(2, "paced", 1, SampleStore(path, {}), CONSOLE) == first
@@ -95,14 +95,14 @@ async def test_what_was_measured_is_not_measured_again_and_its_pair_not_started(
     assert pairs.solved == 13
 
 
-def test_what_the_servers_are_told_is_part_of_what_was_measured() -> None:
+def test_the_settings_of_the_servers_are_part_of_the_measurement() -> None:
     settings: Any = server_settings()
     assert settings["none"] == {}
     assert settings["draft_model"]["large"]["num_speculative_tokens"] == 4
     assert [arm.name for arm in arms("none")] == [LARGE.name, SHIPPED.name]
 
 
-async def test_the_tables_show_what_the_servers_accepted(pairs: Pairs, tmp_path: Path) -> None:
+async def test_the_tables_show_the_acceptance_of_the_servers(pairs: Pairs, tmp_path: Path) -> None:
     results = await measure_stacked(2, "paced", 1, SampleStore(tmp_path / "s.jsonl", {}), CONSOLE)
     head, rule, plain, _, over, *_ = markdown(results).splitlines()
     assert head.count("|") == rule.count("|") == plain.count("|") == len(COLUMNS) + 3

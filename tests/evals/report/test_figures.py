@@ -31,7 +31,7 @@ def test_times(found: dict[str, ArmFigures]) -> None:
     assert found[LARGE.name].busy["large"] == 4.0
 
 
-def test_nobody_is_busy_for_longer_than_it_took() -> None:
+def test_no_model_is_busy_for_longer_than_the_run() -> None:
     done = {**samples(), **{(n, SHIPPED.name): mixed(0.9) for n in range(4)}}
     shipped = next(f for f in compute_figures(done, ARMS) if f.arm is SHIPPED)
     assert shipped.busy["large"] == 0.9  # its requests were open for a second, beside each other
@@ -53,7 +53,7 @@ def test_only_drafts_that_were_judged_are_accepted(found: dict[str, ArmFigures])
     assert found[SMALL.name].accept_rate is None
 
 
-def test_what_is_a_method(found: dict[str, ArmFigures]) -> None:
+def test_methods_are_distinguished_from_baselines_and_controls(found: dict[str, ArmFigures]) -> None:
     assert [f.method for f in found.values()] == [False, False, True, False]
     assert [f.bound for f in found.values()] == [False, False, False, True]
     control = Arm.of("random like SpecReason", "random", like=SHIPPED.name)

@@ -43,7 +43,7 @@ def test_words_stand_to_the_left_and_numbers_to_the_right(document: str) -> None
     assert '<td class="words">SpecReason</td><td class="words">wrong</td><td>4.00</td>' in document
 
 
-def test_every_figure_and_table_says_what_it_is_about(document: str) -> None:
+def test_every_figure_and_table_states_its_subject(document: str) -> None:
     cards = re.findall(r'class="card(?: across)?">', document)
     stamps = re.findall(r'<p class="stamp">[^<]*n = \d+[^<]*\d{4}-\d\d-\d\d</p>', document)
     assert len(stamps) == len(cards) - 2  # all but the two cards of where the figures come from

@@ -63,12 +63,12 @@ def test_the_interval_is_as_wide_as_theory_has_it() -> None:
     assert found.area.high - found.area.low == pytest.approx(2 * 1.96 * error, rel=0.2)
 
 
-def test_too_few_of_either_kind_say_nothing() -> None:
+def test_too_few_verdicts_of_either_kind_give_no_curve() -> None:
     assert separate(make_verdicts(wrong=(1.0, 2.0)), "step", doubt=False) is None
     assert separate(make_verdicts(right=()), "step", doubt=False) is None
 
 
-def test_what_the_score_did_not_decide_counts_for_what_passed_and_not_for_the_curve() -> None:
+def test_verdicts_without_a_score_count_for_the_accept_rate_and_not_for_the_curve() -> None:
     elsewhere = [ScoredVerdict(9.0, False, False, 20 + at, decided=False) for at in range(3)]
     found, without = (separate([*make_verdicts(), *more], "step", doubt=False) for more in (elsewhere, []))
     assert found is not None
@@ -77,7 +77,7 @@ def test_what_the_score_did_not_decide_counts_for_what_passed_and_not_for_the_cu
     assert (found.wrong, found.passed) == (6, (1 / 6, 3 / 4))
 
 
-def test_what_stood_of_a_rejected_draft_is_no_verdict_of_its_own() -> None:
+def test_the_kept_part_of_a_rejected_draft_is_no_verdict() -> None:
     part = StepRecord("small", "kept", 2.0, "", 0.6)
     sample = mixed(1.0)
     steps = (KEPT, REJECTED, part, REPAIR, StepRecord("small", "kept", 2.0, "", 1.2))
@@ -86,7 +86,7 @@ def test_what_stood_of_a_rejected_draft_is_no_verdict_of_its_own() -> None:
     assert {one.problem for one in found} == {7}
 
 
-def test_where_steps_are_not_known_the_worst_accepted_score_stands_for_the_answer() -> None:
+def test_without_known_steps_the_lowest_accepted_score_represents_the_answer() -> None:
     grades = {0: 9.0, 1: 8.5, 2: 8.2, 3: 7.5, 4: 7.2, 5: 7.1}
     samples = {n: mixed(1.0, correct=n < 3, grade=grade) for n, grade in grades.items()}
     found = assess_judge("SpecReason", "specreason", samples, None, 1)

@@ -46,7 +46,7 @@ def draft(index: int, text: str, verdict: Verdict) -> list[Event]:
 SLIP = STEPS[1].replace("= ", "= 9")
 
 
-def test_verdicts_are_known_where_nothing_before_them_is_wrong() -> None:
+def test_verdicts_are_known_if_every_earlier_step_is_right() -> None:
     events = [
         *draft(0, STEPS[0], Accept(9.0)),
         Committed(0, step(STEPS[0]), 9.0),
@@ -72,7 +72,7 @@ def test_a_bet_is_read_after_the_drafts_that_it_bets_on() -> None:
     assert [(one.score, one.right) for one in checked_verdicts(events, PROBLEM, 0)] == [(6.0, True), (5.0, True)]
 
 
-def test_drafts_need_not_be_whole_paragraphs() -> None:
+def test_drafts_may_be_parts_of_paragraphs() -> None:
     half = len(STEPS[0]) // 2
     events = [
         *draft(0, STEPS[0][:half], Accept(0.1)),

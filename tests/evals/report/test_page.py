@@ -84,7 +84,7 @@ async def test_a_phone_gets_drawings_of_its_own(
     assert min(sizes) >= 10  # pixels on the screen, after whatever scaling
 
 
-async def test_the_theme_button_goes_round(opened: Open, saved: Callable[[str], str]) -> None:
+async def test_the_theme_button_cycles(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(DOCUMENT), color_scheme="light")
     ground = "getComputedStyle(document.documentElement).backgroundColor"
     light = await page.evaluate(ground)

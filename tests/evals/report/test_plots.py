@@ -47,7 +47,7 @@ def test_ticks_are_round_few_and_within(low: float, high: float) -> None:
     assert re.fullmatch(r"[125]0*", f"{steps.pop():.9f}".replace(".", "").strip("0"))
 
 
-def test_the_front_is_what_nothing_beats(arms: list[ArmFigures]) -> None:
+def test_the_front_has_the_arms_that_no_other_arm_dominates(arms: list[ArmFigures]) -> None:
     assert [f.arm.name for f in front(arms)] == [SMALL.name, SHIPPED.name]  # as accurate as large, and faster
     slow = {**samples(), **{(n, SHIPPED.name): mixed(9.0) for n in range(4)}}
     assert [f.arm.name for f in front(compute_figures(slow, ARMS))] == [SMALL.name, LARGE.name, SHIPPED.name]
@@ -110,7 +110,7 @@ def test_a_label_far_from_its_dot_is_led_to_it() -> None:
 
 
 @widths
-def test_bars_are_as_long_as_what_they_stand_for(arms: list[ArmFigures], width: float) -> None:
+def test_the_length_of_a_bar_is_its_value(arms: list[ArmFigures], width: float) -> None:
     shipped = next(f for f in arms if f.arm is SHIPPED)
     tree = parsed(plots.stacked([("one", plots.token_parts(shipped), "")], "tokens", width))
     lengths = [w + 1 for (w,) in numbers(tree, "part", "width")]
@@ -147,7 +147,7 @@ def test_scores_are_counted_above_the_line_if_right_and_below_if_wrong() -> None
     assert "wrong, n = 3" in "".join(tree.itertext())
 
 
-def test_without_truth_scores_are_told_apart_by_the_verdict() -> None:
+def test_without_truth_scores_are_grouped_by_the_verdict() -> None:
     tree = parsed(plots.histogram(made(ScoredVerdict(0.2, True), ScoredVerdict(3.5, False), policy="bild")))
     assert [title.text for title in tree.iter("title")] == ["accepted, 0.175 to 0.35: 1", "rejected, 3.33 to 3.5: 1"]
 

@@ -19,7 +19,7 @@ from .made import ARMS, mixed, samples
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-def test_gpus_are_held_for_as_long_as_it_takes_by_those_who_need_them() -> None:
+def test_gpus_are_held_for_the_duration_of_the_runs_that_need_them() -> None:
     found = {cost.name: cost for cost in compute_costs(compute_figures(samples(), ARMS), Prices())}
     assert set(found) == {arm.name for arm in ARMS}  # and no oracle
     assert (found[LARGE.name].held, found[LARGE.name].busy, found[LARGE.name].of_large) == (4.0, 4.0, 1.0)
@@ -62,7 +62,7 @@ def test_the_documented_price_file_is_one() -> None:
         ("[large]\nper_gpu_hour = 2\n[small]\nper_gpu_hour = 2", "need a currency"),
     ],
 )
-def test_what_is_no_price_file_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_price_file_is_refused(text: str, complaint: str, tmp_path: Path) -> None:
     path = tmp_path / "prices.toml"
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=complaint):
@@ -88,7 +88,7 @@ def counters(
     }
 
 
-def test_counters_are_what_was_counted_in_between() -> None:
+def test_counters_are_the_difference_of_two_readings() -> None:
     sessions = [
         session(counters(100, 50), counters(300, 100, 10, 40, 30)),
         session(counters(300, 100, 10, 40, 30), None),  # killed
@@ -107,7 +107,7 @@ def test_servers_that_do_not_speculate_have_no_acceptance() -> None:
     assert (found.hits, found.speculation) == (None, None)
 
 
-def test_problems_are_chosen_by_what_went_wrong_or_slowly() -> None:
+def test_cases_are_the_failed_and_the_slow_problems() -> None:
     chosen = choose_cases(compute_figures(samples(), ARMS), samples_by_number(samples(), ARMS, 1), 1)
     assert [case.seconds for case in chosen.slowest] == [5.0, 4.0, 3.0, 2.0]
     assert {case.arm for case in chosen.slowest} == {SHIPPED.name}

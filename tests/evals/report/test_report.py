@@ -83,7 +83,7 @@ def test_prices_come_from_a_file(recorded: Path) -> None:
     assert "USD for 1,000" in (recorded / "report.md").read_text(encoding="utf-8")
 
 
-def test_what_cannot_be_reported_on_is_said_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_report_is_an_error_of_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("report", "nowhere") == 2
     assert "expected a folder that `stepspec eval` wrote" in " ".join(capfd.readouterr().err.split())
     Path("file").write_text("")

@@ -19,14 +19,14 @@ from stepspec.orchestrator.errors import ConfigurationError
 from .made import folder, large, make_section, mixed, samples
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
+def test_written_folders_are_read(tmp_path: Path) -> None:
     found = read_folder(folder(tmp_path))
     assert found.done == samples()
     assert [arm.name for arm in found.arms] == [LARGE.name, SMALL.name, SHIPPED.name]
     assert [task.problem for task in found.tasks][:2] == ["What is 1 + 1?", "What is 1 + 2?"]
 
 
-def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_run_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no run in .*: expected a folder that `stepspec eval` wrote"):
         read_folder(tmp_path)
     (folder(tmp_path / "a") / "run.json").unlink()
@@ -79,7 +79,7 @@ def test_arms_of_one_name_that_differ_are_kept_apart(tmp_path: Path) -> None:
     assert len(runs) == 2
 
 
-def test_an_unfinished_run_says_so_and_counts_what_is_complete(tmp_path: Path) -> None:
+def test_an_unfinished_run_is_marked_and_counts_complete_problems(tmp_path: Path) -> None:
     done = {place: sample for place, sample in samples().items() if place != (3, SHIPPED.name)}
     found = make_section(tmp_path, done=done)
     assert found.problems == 3
@@ -88,7 +88,7 @@ def test_an_unfinished_run_says_so_and_counts_what_is_complete(tmp_path: Path) -
         make_section(tmp_path / "none", done={})
 
 
-def test_what_the_evaluation_said_beside_its_figures_is_said_once(tmp_path: Path) -> None:
+def test_a_remark_of_several_folders_is_shown_once(tmp_path: Path) -> None:
     path = folder(tmp_path / "a") / "run.json"
     record = orjson.loads(path.read_bytes())
     record["sessions"] = [{**record["sessions"][0], "remarks": ["Beware."]}] * 2
@@ -96,7 +96,7 @@ def test_what_the_evaluation_said_beside_its_figures_is_said_once(tmp_path: Path
     assert build_section(merge_folders([read_folder(path.parent)])[0], Prices()).remarks == ["Beware."]
 
 
-def test_what_limits_the_figures_is_said(tmp_path: Path) -> None:
+def test_the_limits_of_the_figures_are_stated(tmp_path: Path) -> None:
     assert make_section(tmp_path / "a").remarks == []
     assert any(
         "5 runs were executed at the same time" in r for r in make_section(tmp_path / "b", concurrency=5).remarks

@@ -52,7 +52,7 @@ def test_accuracy(section: Section) -> None:
     assert row(tables.accuracy_table(section), LARGE.name)["p"] == ""
 
 
-def test_runs_that_were_cut_are_told(tmp_path: Path) -> None:
+def test_truncated_runs_are_shown(tmp_path: Path) -> None:
     cut = {(n, SHIPPED.name): replace(samples()[n, SHIPPED.name], finish="length") for n in (0, 2)}
     table = tables.accuracy_table(make_section(tmp_path, done={**samples(), **cut}))
     assert row(table, SHIPPED.name)["truncated"] == "2 (1 right)"

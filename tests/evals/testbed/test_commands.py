@@ -96,14 +96,14 @@ async def test_cancelled_from_outside_it_stops_the_servers_and_stays_cancelled(s
     assert stand.gone
 
 
-def test_the_progress_line_names_who_is_missing() -> None:
+def test_the_progress_line_names_missing_servers() -> None:
     large, small = Progress("large", 11.6, "starting"), Progress("small", 3.2, "starting")
     assert progress_line([large, small]) == "starting large and small: 12 s"
     assert progress_line([large, Progress("small", 9.0, "ready")]) == "starting large: 12 s"
     assert progress_line([]) == ""
 
 
-def test_without_a_terminal_only_the_ready_are_told() -> None:
+def test_without_a_terminal_only_ready_servers_are_reported() -> None:
     output = io.StringIO()
     with show_progress(Console(file=output)) as tell:
         tell(Progress("small", 1.0, "starting"))

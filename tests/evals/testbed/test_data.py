@@ -40,7 +40,7 @@ def text(writer: Writer, ids: list[int]) -> str:
     return str(writer.tokenizer.decode(ids))
 
 
-def test_a_judge_is_asked_in_the_layout_of_the_endpoints(writer: Writer) -> None:
+def test_the_question_of_the_judge_has_the_layout_of_the_endpoints(writer: Writer) -> None:
     prompt = load("specreason.grade")
     question = writer.template.ask(prompt.text, prompt.opening)
     assert "<think>\n\n</think>" in question

@@ -106,7 +106,7 @@ def test_a_problem_reads_like_one() -> None:
 
 @given(problem=PROBLEMS)
 @BOUNDED
-def test_the_answer_is_what_a_reader_of_the_text_calculates(problem: Problem) -> None:
+def test_the_answer_follows_from_the_text_alone(problem: Problem) -> None:
     assert understood(problem.text) == list(problem.values)
     assert problem.answer == problem.values[-1]
     assert all(1 <= value <= LIMIT for value in problem.values)
@@ -129,7 +129,7 @@ def test_worked_reasoning_is_right_by_its_own_judge_and_by_arithmetic(problem: P
 
 @given(problem=PROBLEMS)
 @BOUNDED
-def test_reasoning_splits_into_its_paragraphs_and_what_follows(problem: Problem) -> None:
+def test_reasoning_splits_into_paragraphs_and_the_rest(problem: Problem) -> None:
     assert paragraphs("".join(worked_steps(problem))) == worked_steps(problem)
     answered = "".join(worked_steps(problem)) + final_answer(problem.answer)
     assert paragraphs(answered)[: len(worked_steps(problem))] == worked_steps(problem)
@@ -139,7 +139,7 @@ def test_reasoning_splits_into_its_paragraphs_and_what_follows(problem: Problem)
 
 @given(problem=PROBLEMS)
 @BOUNDED
-def test_a_check_may_be_left_out_but_not_said_twice_or_for_nothing(problem: Problem) -> None:
+def test_a_check_may_be_omitted_but_not_repeated_or_misplaced(problem: Problem) -> None:
     state = begin(problem)
     for index, operation in enumerate(problem.operations):
         step, checking = problem.step(index, state.value), check(operation, state.value)
@@ -183,7 +183,7 @@ def test_a_mended_step_without_a_mistake_before_it_is_wrong(problem: Problem, se
 
 @given(problem=PROBLEMS, seed=SEEDS, rate=st.sampled_from([0.0, 0.4, 1.0]))
 @BOUNDED
-def test_stumbling_reasoning_is_marked_by_what_the_judge_says(problem: Problem, seed: int, rate: float) -> None:
+def test_stumbling_reasoning_is_marked_with_the_verdicts_of_the_judge(problem: Problem, seed: int, rate: float) -> None:
     steps = with_mistakes(random.Random(seed), problem, rate)
     state = begin(problem)
     for text, good in steps:
@@ -205,7 +205,7 @@ def test_stumbling_reasoning_is_marked_by_what_the_judge_says(problem: Problem, 
         (Difficulty((7, 7), (1, 1), 0.75), set(PHRASES)),
     ],
 )
-def test_problems_are_as_hard_as_asked_for(difficulty: Difficulty, kinds: set[str]) -> None:
+def test_problems_have_the_requested_difficulty(difficulty: Difficulty, kinds: set[str]) -> None:
     rng = random.Random(5)
     problems = [draw(rng, difficulty) for _ in range(100)]
     operations = [operation for problem in problems for operation in problem.operations]
@@ -252,7 +252,7 @@ def test_the_halves_share_no_problem_and_an_eighth_is_for_testing() -> None:
         (Operation("halve", 0), 7, False, "7 / 2 = 3"),
     ],
 )
-def test_numbers_stay_whole_and_between_1_and_99(operation: Operation, value: int, possible: bool, words: str) -> None:
+def test_numbers_stay_integers_between_1_and_99(operation: Operation, value: int, possible: bool, words: str) -> None:
     assert operation.possible(value) is possible
     assert equation(operation, value) == words
 

@@ -72,7 +72,7 @@ async def test_a_run_that_raises_is_a_failure(met: tuple[Solver, Mapping[Role, S
     assert failure.startswith("run 5: ConfigurationError: ")
 
 
-async def test_what_is_wrong_with_a_chain_is_listed(met: tuple[Solver, Mapping[Role, Side]]) -> None:
+async def test_the_errors_of_a_chain_are_listed(met: tuple[Solver, Mapping[Role, Side]]) -> None:
     _, sides = met
     ids = TOKENIZER.encode("So it is.", add_special_tokens=False).ids
     vocabulary = sides["small"].encoder.vocabulary

@@ -42,13 +42,15 @@ def test_it_becomes_the_server_of_its_role_for_everybody(role: str, monkeypatch:
     assert found.environment["HTTP_PROXY"] == "http://proxy"
 
 
-def test_it_listens_where_it_is_told_at_the_pace_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_listens_at_the_configured_address_with_the_configured_pace(monkeypatch: pytest.MonkeyPatch) -> None:
     options = ("large", "--host", "127.0.0.1", "--port", "81", "--profile", "off")
     (server,) = miniature_servers("off", ("large",))
     assert become(*options, monkeypatch=monkeypatch).command == server.command(81)
 
 
-def test_what_there_is_not_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_models_and_profiles_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["serve_one", "huge"])
     with pytest.raises(SystemExit):
         serve_one.main()

@@ -63,7 +63,7 @@ def test_json_has_no_white_space_that_could_go_on_for_ever(models: Path) -> None
         assert config == {"backend": "xgrammar", "disable_any_whitespace": True}
 
 
-def test_the_large_server_scores_suffixes_and_its_endpoint_knows(models: Path, tmp_path: Path) -> None:
+def test_the_large_server_and_its_endpoint_support_suffix_scoring(models: Path, tmp_path: Path) -> None:
     opened = {server.name for server in miniature_servers("off", ROLES, models=models) if OPEN in server.args}
     served = [Served(role, "http://127.0.0.1:1/v1", f"testbed-{role}", 1, tmp_path) for role in ROLES]
     scoring = {one.name for one in served if endpoint(one, "small").suffix_scoring}
@@ -76,7 +76,7 @@ def test_the_large_server_scores_suffixes_and_its_endpoint_knows(models: Path, t
     assert (endpoint(served[0], "large").role, endpoint(served[0], "large").model) == ("large", "testbed-large")
 
 
-def test_a_paced_server_is_told_its_pace_and_loads_the_plugin(models: Path) -> None:
+def test_a_paced_server_gets_its_pace_and_loads_the_plugin(models: Path) -> None:
     (server,) = miniature_servers("paced", ["small-other"], models=models)
     overrides = json.loads(server.args[server.args.index("--hf-overrides") + 1])
     assert overrides["architectures"] == ["PacedQwen3ForCausalLM"]
@@ -120,7 +120,7 @@ def test_the_default_profile_paces_large_and_small_differently() -> None:
     assert read_pace("paced", "tiny") == Pace(0.003, 0.000010)
 
 
-def test_off_paces_nobody() -> None:
+def test_the_profile_off_sets_no_pace() -> None:
     assert read_pace("off", "large") is None
 
 
@@ -171,7 +171,7 @@ def test_slow_is_three_times_as_long_for_every_model() -> None:
         assert slow.seconds_per_token == pytest.approx(3 * usual.seconds_per_token)
 
 
-def test_a_table_says_what_the_passes_were_set_to() -> None:
+def test_a_table_states_the_pace() -> None:
     assert "(large 30 ms + 60 us a token, small 6 ms + 20 us a token)" in small_print("paced")
     assert "(large 90 ms + 180 us a token, small 18 ms + 60 us a token, tiny 9 ms" in small_print("slow", "tiny")
     assert "passes are not paced. Seconds" in small_print("off")

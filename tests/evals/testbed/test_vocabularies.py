@@ -87,7 +87,7 @@ def test_a_download_has_a_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         tokenizer_file("qwen", tmp_path)
 
 
-def test_a_machine_without_npm_is_told_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_npm_is_an_error_with_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nowhere(name: str) -> None:
         return None
 

@@ -30,14 +30,14 @@ def test_an_environment_is_made_once_for_the_same_pins(folder: Path) -> None:
     assert not (first / "kept").exists()
 
 
-def test_what_cannot_be_installed_is_told_and_tried_again(folder: Path) -> None:
+def test_a_failed_installation_is_reported_and_repeated(folder: Path) -> None:
     (folder / "nobody" / "requirements.txt").write_text("./missing.whl\n")
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"(?s)uv pip install .*missing\.whl.*UV_DEFAULT_INDEX"):
             environments.environment("nobody", folder=folder, built=folder / "built")
 
 
-def test_every_client_pins_all_that_it_asks_for() -> None:
+def test_every_client_pins_all_its_requirements() -> None:
     asking = sorted(environments.FOLDER.glob("*/requirements.in"))
     assert [path.parent.name for path in asking] == ["inspect_ai", "langchain", "litellm", "lm_eval", "openai"]
     for path in asking:
@@ -47,7 +47,7 @@ def test_every_client_pins_all_that_it_asks_for() -> None:
         assert {line.partition("[")[0] for line in path.read_text().splitlines()} <= names
 
 
-def test_the_document_tells_the_pinned_versions() -> None:
+def test_the_document_has_the_pinned_versions() -> None:
     table = (environments.FOLDER.parents[2] / "docs" / "clients.md").read_text()
     for path in environments.FOLDER.glob("*/requirements.in"):
         requirement = path.read_text().splitlines()[0].partition("[")[0]

@@ -36,7 +36,7 @@ def test_litellm_gets_answer_reasoning_and_usage(report: Report, provider: str, 
         assert result["pieces"] >= len(PROBLEM.operations)
 
 
-def test_litellm_asks_asynchronously_and_raises_typed_errors(report: Report) -> None:
+def test_litellm_works_asynchronously_and_raises_typed_errors(report: Report) -> None:
     assert solved(report["async"]["content"])
     assert report["wrong key"] == {"error": "AuthenticationError", "status": 401}
     assert report["unknown model"] == {"error": "NotFoundError", "status": 404}

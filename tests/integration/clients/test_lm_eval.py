@@ -76,7 +76,7 @@ def test_a_task_of_ones_own_is_solved(results: Path) -> None:
 
 
 @pytest.mark.parametrize("task", ["miniature", "gsm8k"])
-def test_its_samples_and_our_log_agree_on_what_was_answered(results: Path, service: Service, task: str) -> None:
+def test_its_samples_and_our_log_have_the_same_answers(results: Path, service: Service, task: str) -> None:
     answered = answers(service)
     found = samples(results, task)
     assert {sample["doc_id"] for sample in found} == set(range(len(QUESTIONS)))

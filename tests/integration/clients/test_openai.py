@@ -64,7 +64,7 @@ def test_the_openai_sdk_lists_methods_and_models(report: Report) -> None:
     assert solved(report["passed through"]["content"])
 
 
-def test_the_openai_sdk_parses_what_was_asked_for_in_a_format(report: Report) -> None:
+def test_the_openai_sdk_parses_an_answer_with_a_response_format(report: Report) -> None:
     """No miniature model has learnt JSON, so the number is not the answer: only that it ends is the server's doing."""
     assert report["typed"]["error"] is None
     assert isinstance(report["typed"]["count"], int)

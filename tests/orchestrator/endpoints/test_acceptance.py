@@ -52,7 +52,7 @@ def test_the_rate_is_of_tokens_and_the_length_counts_the_models_own() -> None:
     assert (Acceptance().rate, Acceptance().length, str(Acceptance())) == (None, None, "nothing drafted")
 
 
-def test_the_difference_of_two_looks_is_what_happened_in_between() -> None:
+def test_the_difference_of_two_readings_is_the_work_in_between() -> None:
     earlier, later = Acceptance(10, 40, 20), Acceptance(12, 48, 21)
     assert later - earlier == Acceptance(2, 8, 1)
     assert earlier + (later - earlier) == later
@@ -126,7 +126,7 @@ def test_the_doctor_shows_it() -> None:
     assert row.split("accepted")[1].split() == ["-", "50%,", "3.00", "a", "pass"]
 
 
-async def test_a_server_that_shows_nothing_or_is_gone_tells_nothing() -> None:
+async def test_a_server_without_metrics_has_no_acceptance() -> None:
     async with FakeVllm().serve() as settings, VllmEndpoint(settings) as endpoint:
         assert await endpoint.acceptance() is None
     gone = VllmEndpoint(Endpoint(role="large", url="http://127.0.0.1:9"))

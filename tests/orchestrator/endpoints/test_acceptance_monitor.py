@@ -104,7 +104,7 @@ def monitored(main: Callable[[AcceptanceMonitor], Awaitable[None]], *servers: Se
     run(all_of_it())
 
 
-def test_a_run_tells_of_what_was_counted_from_the_last_look_before_it_to_the_last_one_in_it() -> None:
+def test_the_counters_of_a_run_span_from_the_last_reading_before_it_to_its_last_one() -> None:
     server = Server()
 
     async def main(monitor: AcceptanceMonitor) -> None:
@@ -152,7 +152,7 @@ def test_where_requests_are_rationed_a_look_takes_none_of_them() -> None:
     monitored(main, server)
 
 
-def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
+def test_a_reading_of_another_run_is_reused() -> None:
     server = Server()
 
     async def main(monitor: AcceptanceMonitor) -> None:
@@ -164,7 +164,7 @@ def test_a_look_that_somebody_else_took_need_not_be_taken_again() -> None:
     monitored(main, server)
 
 
-def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> None:
+def test_only_the_first_piece_of_the_answer_causes_a_reading() -> None:
     server = Server()
 
     async def main(monitor: AcceptanceMonitor) -> None:
@@ -178,7 +178,7 @@ def test_the_answers_first_piece_asks_for_a_look_and_the_next_ones_do_not() -> N
     monitored(main, server)
 
 
-def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
+def test_a_stalled_server_delays_no_run_and_is_read_again() -> None:
     server = Server()
 
     async def main(monitor: AcceptanceMonitor) -> None:
@@ -197,7 +197,7 @@ def test_a_server_that_stalls_keeps_nobody_waiting_and_is_asked_again() -> None:
     monitored(main, server)
 
 
-def test_a_look_from_long_before_tells_nothing_about_a_run() -> None:
+def test_an_old_reading_is_not_used_for_a_run() -> None:
     server = Server(rate=1.0)  # nobody looks but the test
 
     async def main(monitor: AcceptanceMonitor) -> None:
@@ -230,7 +230,7 @@ def test_a_server_that_was_started_anew_begins_at_nothing() -> None:
     monitored(main, server)
 
 
-def test_nothing_drafted_is_told_at_the_end_only() -> None:
+def test_counters_without_drafts_are_reported_only_at_the_end() -> None:
     async def main(monitor: AcceptanceMonitor) -> None:
         await asyncio.sleep(1.5)
         one = Run(monitor)
@@ -244,7 +244,7 @@ def test_nothing_drafted_is_told_at_the_end_only() -> None:
     monitored(main, Server(idle=True))
 
 
-def test_the_replicas_of_a_model_are_told_one_by_one() -> None:
+def test_the_replicas_of_a_model_are_reported_separately() -> None:
     async def main(monitor: AcceptanceMonitor) -> None:
         one = Run(monitor)
         await asyncio.sleep(2.5)
@@ -303,7 +303,7 @@ def test_only_the_windows_with_company_are_shared() -> None:
     monitored(main, Server())
 
 
-def test_who_failed_is_gone() -> None:
+def test_a_failed_run_is_no_longer_counted() -> None:
     async def main(monitor: AcceptanceMonitor) -> None:
         with pytest.raises(ZeroDivisionError), monitor.user():
             raise ZeroDivisionError
@@ -332,7 +332,7 @@ def test_who_failed_is_gone() -> None:
         ([Called("large", "write", "done", 0.0, 1.0, written=999, path="large.large")], True),
     ],
 )
-def test_a_server_that_wrote_more_than_the_run_asked_for_has_other_clients(calls: list[Called], shared: bool) -> None:
+def test_a_server_that_wrote_more_than_the_run_requested_has_other_clients(calls: list[Called], shared: bool) -> None:
     async def main(monitor: AcceptanceMonitor) -> None:
         one = Run(monitor)
         await asyncio.sleep(50.5)
@@ -342,7 +342,7 @@ def test_a_server_that_wrote_more_than_the_run_asked_for_has_other_clients(calls
     monitored(main, Server())
 
 
-def test_other_clients_are_told_of_even_if_nothing_is_left_to_count() -> None:
+def test_other_clients_are_reported_even_without_counters() -> None:
     async def main(monitor: AcceptanceMonitor) -> None:
         one = Run(monitor)
         await asyncio.sleep(50.5)

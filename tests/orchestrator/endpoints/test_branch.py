@@ -55,7 +55,7 @@ async def test_all_beginnings_go_in_one_request_with_the_ids_that_were_written(m
     assert write.first is not None
 
 
-async def test_what_was_known_of_a_beginning_stays_known(meet: Meet) -> None:
+async def test_known_tokens_of_a_beginning_keep_their_ids_and_scores(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
         full = await met.model.write(PROBLEM)

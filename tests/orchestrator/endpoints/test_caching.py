@@ -34,7 +34,7 @@ def info(**labels: object) -> bytes:
         (b'vllm:cache_config_info{block_size="16"} 1.0\n', CacheConfig(None, 16, None, None), False),
     ],
 )
-def test_what_a_server_shows_of_its_cache_is_read(metrics: bytes, config: CacheConfig, checkpoints: bool) -> None:
+def test_the_cache_metrics_of_a_server_are_read(metrics: bytes, config: CacheConfig, checkpoints: bool) -> None:
     found = read_cache_config(b"vllm:num_requests_running 0.0\n" + metrics)
     assert found is not None
     assert (found.enabled, found.block, found.unit, found.mode) == (
@@ -47,7 +47,7 @@ def test_what_a_server_shows_of_its_cache_is_read(metrics: bytes, config: CacheC
     assert "block_size" in found.known
 
 
-def test_a_server_that_shows_nothing_is_not_known() -> None:
+def test_without_metrics_the_cache_is_unknown() -> None:
     assert read_cache_config(b"vllm:num_requests_running 0.0\n") is None
 
 
@@ -80,7 +80,7 @@ async def test_a_question_leaves_the_state_of_a_hybrid_where_the_next_one_finds_
     assert all(question[: len(chain)] == chain for question, chain in questions)
 
 
-async def test_without_that_every_question_reads_the_whole_chain(meet: Meet) -> None:
+async def test_without_a_checkpoint_every_question_reads_the_chain(meet: Meet) -> None:
     silent = FakeVllm(digits=GRADES, unit=4)
     found = await reads(meet, silent)
     assert found == sorted(found)
@@ -88,7 +88,7 @@ async def test_without_that_every_question_reads_the_whole_chain(meet: Meet) -> 
     assert not any(isinstance(body["prompt"][0], list) for path, body in silent.requests if "completions" in path)
 
 
-async def test_a_server_that_tells_of_likeliest_tokens_only_is_sent_the_chain_too(meet: Meet) -> None:
+async def test_a_server_with_likeliest_tokens_only_also_gets_the_chain(meet: Meet) -> None:
     server = FakeVllm(
         digits=GRADES,
         unit=4,

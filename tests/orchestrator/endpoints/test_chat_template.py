@@ -71,7 +71,7 @@ def test_a_model_that_opens_its_own_thinking_has_it_opened() -> None:
     )
 
 
-def test_the_same_model_told_not_to_think() -> None:
+def test_the_same_model_with_thinking_disabled() -> None:
     template = learn(render(HYBRID, enable_thinking=False))
     assert (template.opened, template.thinks) == ("", False)
     assert template.answer == f"<|im_end|>\n<|im_start|>assistant\n{SKIPPED}"

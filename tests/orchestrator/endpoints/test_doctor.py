@@ -49,7 +49,7 @@ def shown(diagnosis: Diagnosis) -> str:
     return capture.get()
 
 
-def test_nothing_is_said_about_a_pair_that_lacks_nothing() -> None:
+def test_a_complete_pair_has_no_notes() -> None:
     diagnosis = conclude(FAST, GOOD)
     assert diagnosis.same_vocabulary
     assert diagnosis.notes == ()
@@ -58,7 +58,7 @@ def test_nothing_is_said_about_a_pair_that_lacks_nothing() -> None:
 
 
 @pytest.mark.parametrize("name", COSTS)
-def test_what_is_missing_is_named_with_its_cost(name: str) -> None:
+def test_missing_features_are_named_with_their_cost(name: str) -> None:
     lacking = replace(GOOD, can=without(name, False))
     assert conclude(FAST, lacking).notes == (f"large: no {name.replace('_', ' ')}: {COSTS[name]}",)
     unknown = replace(GOOD, can=without(name, None))
@@ -75,7 +75,7 @@ def test_what_is_missing_is_named_with_its_cost(name: str) -> None:
         ({"model": "large"}, "it is served as 'large': a calibration cannot tell when another model takes its place"),
     ],
 )
-def test_what_does_not_fit_is_said(change: dict[str, Any], note: str) -> None:
+def test_mismatches_are_reported(change: dict[str, Any], note: str) -> None:
     (warning,) = conclude(FAST, replace(GOOD, **change)).notes
     assert note in warning
 
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_said(change: dict[str, Any], note: str) -> None:
         (False, "refused", "suffix scoring is set, but the server does not do it"),
     ],
 )
-def test_what_scoring_costs_is_said(found: bool | None, mark: str, note: str | None) -> None:
+def test_the_cost_of_scoring_is_reported(found: bool | None, mark: str, note: str | None) -> None:
     large = replace(GOOD, can=without("suffix_scoring", found), scoring=0.145)
     diagnosis = conclude(FAST, large)
     assert len(diagnosis.notes) == (note is not None)
@@ -138,7 +138,7 @@ async def test_a_server_that_is_not_there_is_a_finding() -> None:
     assert orjson.loads(orjson.dumps(asdict(diagnosis)))["small"]["problem"]
 
 
-def test_replicas_are_shown_and_only_what_is_new_is_said_of_them() -> None:
+def test_replicas_are_shown_with_notes_that_differ() -> None:
     dead = EndpointReport("large", "http://dead", problem="no connection")
     same, lacking = replace(GOOD, url="http://same"), replace(GOOD, url="http://lacking", can=without("metrics", False))
     diagnosis = conclude(FAST, GOOD, same, lacking, dead, replace(GOOD, url="http://else", model="else"))
@@ -160,7 +160,7 @@ async def test_of_several_replicas_the_first_that_can_be_used_speaks_for_the_oth
     assert any(note.startswith("large at http://127.0.0.1:9: ") for note in diagnosis.notes)
 
 
-async def test_a_server_that_knows_few_fields_is_found_out() -> None:
+async def test_unsupported_fields_of_a_server_are_detected() -> None:
     lacks = frozenset({"logprob_token_ids", "prompt_logprobs"})
     server = FakeVllm(("So", " it", " is", "\n\n", "</think>"), digits={"9": -0.1}, lacks=lacks)
     async with server.serve("small") as small, server.serve("large") as large:
@@ -184,7 +184,7 @@ def cached(found: bool, cache: CacheConfig, **fields: Any) -> EndpointReport:
     return replace(GOOD, can=can, reading=READING)
 
 
-def test_a_cache_in_large_blocks_is_named_with_what_a_verdict_reads_and_takes_and_the_flags_that_cure_it() -> None:
+def test_a_cache_in_large_blocks_is_named_with_its_cost_and_the_flags_that_cure_it() -> None:
     (note,) = conclude(FAST, cached(True, LARGE_BLOCKS)).notes
     assert "the prefix cache is on, but works in blocks of 640 tokens" in note
     assert "411 of 1014 tokens" in note
@@ -246,7 +246,7 @@ async def test_the_probe_repeats_prompts_beyond_the_block(metrics: bytes, block:
     assert (can.prefix_cache, can.cached_tokens, can.tried) == (found, True, tried)
 
 
-async def test_what_a_verdict_reads_is_measured() -> None:
+async def test_the_tokens_that_a_verdict_reads_are_measured() -> None:
     fine = info(block_size=640, prefix_match_unit=8)
     read: list[int] = []
     for metrics in (b"", fine):

@@ -29,7 +29,7 @@ def learnt(family: Family) -> Template:
 
 
 @every_family
-def test_what_is_learnt_of_a_family(family: Family) -> None:
+def test_the_learnt_template_of_a_family(family: Family) -> None:
     template = learnt(family)
     assert template.thinks is family.thinks
     assert template.source == family.by

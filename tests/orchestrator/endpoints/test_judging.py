@@ -40,7 +40,7 @@ async def test_a_question_is_a_turn_of_its_own_with_the_thinking_skipped(meet: M
     assert [(call.verb, call.fate, call.written) for call in met.calls] == [("ask", "done", 1)]
 
 
-async def test_a_server_that_ignores_chosen_tokens_is_asked_for_the_likeliest(meet: Meet) -> None:
+async def test_if_a_server_ignores_chosen_tokens_the_likeliest_are_requested(meet: Meet) -> None:
     server = FakeVllm(digits=GRADES, lacks=frozenset({"logprob_token_ids"}))
     async with meet(server) as met:
         for _ in range(2):
@@ -49,7 +49,7 @@ async def test_a_server_that_ignores_chosen_tokens_is_asked_for_the_likeliest(me
     assert [call.fate for call in met.calls] == ["done"] * 3  # It is tried once.
 
 
-async def test_a_server_that_breaks_over_chosen_tokens_is_asked_for_the_likeliest(meet: Meet) -> None:
+async def test_if_a_server_fails_on_chosen_tokens_the_likeliest_are_requested(meet: Meet) -> None:
     server = FakeVllm(digits=GRADES)
     async with meet(server) as met:
         server.faults.append(Refuse(500, "list index out of range"))
@@ -58,7 +58,7 @@ async def test_a_server_that_breaks_over_chosen_tokens_is_asked_for_the_likelies
     assert [call.fate for call in met.calls] == ["failed", "done", "done"]
 
 
-async def test_a_server_that_speculates_is_never_asked_about_chosen_tokens(meet: Meet) -> None:
+async def test_a_speculating_server_gets_no_chosen_tokens(meet: Meet) -> None:
     counters = b"vllm:spec_decode_num_drafts_total 0.0\nvllm:spec_decode_num_draft_tokens_total 0.0\n"
     server = FakeVllm(SCRIPT, digits=GRADES, metrics=counters + b"vllm:spec_decode_num_accepted_tokens_total 0.0\n")
     async with meet(server) as met:
@@ -70,7 +70,7 @@ async def test_a_server_that_speculates_is_never_asked_about_chosen_tokens(meet:
     assert not any("logprob_token_ids" in body for _, body in server.requests)
 
 
-async def test_a_server_that_is_busy_is_not_taken_for_one_that_cannot_tell(meet: Meet) -> None:
+async def test_a_busy_server_is_not_mistaken_for_one_without_the_feature(meet: Meet) -> None:
     server = FakeVllm(digits=GRADES)
     async with meet(server) as met:
         server.faults.append(Refuse(503))
@@ -87,7 +87,7 @@ async def test_a_question_without_room_is_not_sent(meet: Meet) -> None:
     assert met.calls == []
 
 
-async def test_a_failure_is_a_failure_once_chosen_tokens_are_known_to_work(meet: Meet) -> None:
+async def test_a_failure_is_raised_once_chosen_tokens_have_worked(meet: Meet) -> None:
     server = FakeVllm(digits=GRADES)
     async with meet(server, retries=0) as met:
         await met.model.ask(PROBLEM, "Right?", "79")
@@ -123,7 +123,7 @@ async def test_a_scored_token_has_the_log_probability_it_was_written_with(meet: 
     assert [token.logprob for token in scored] == [token.logprob for token in written.tokens]
 
 
-async def test_a_server_that_cannot_score_is_told_from_vllm(meet: Meet) -> None:
+async def test_a_server_without_scoring_is_distinguished_from_vllm(meet: Meet) -> None:
     async with meet(FakeVllm(lacks=frozenset({"prompt_logprobs"}))) as met:
         with pytest.raises(MalformedReply, match="the prompt's log-probabilities are missing"):
             await met.model.score(PROBLEM, "So")

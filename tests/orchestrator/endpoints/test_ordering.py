@@ -113,7 +113,7 @@ async def test_a_server_that_is_never_busy_shows_no_order(meet: Meet) -> None:
         assert await ordering(met.endpoint.connection, met.endpoint.name, tokens, 64) == "not seen"
 
 
-async def test_a_server_that_refuses_priorities_is_told_apart(meet: Meet) -> None:
+async def test_a_server_that_refuses_priorities_is_detected(meet: Meet) -> None:
     server = FakeVllm(WORDS)
     async with meet(server) as met:
         tokens = await met.endpoint.encoder.encode("So one two")
@@ -129,7 +129,7 @@ async def test_a_server_that_refuses_priorities_is_told_apart(meet: Meet) -> Non
         ("refused", "large: it refuses priorities, and is sent none: while it is busy, verdicts wait behind bets"),
     ],
 )
-def test_what_is_missing_without_an_order_is_said(ordering: Ordering, note: str | None) -> None:
+def test_the_cost_of_a_missing_order_is_reported(ordering: Ordering, note: str | None) -> None:
     notes = conclude(FAST, replace(GOOD, ordering=ordering)).notes
     assert len(notes) == (note is not None)
     assert (note or "") in "".join(notes)

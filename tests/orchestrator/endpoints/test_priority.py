@@ -30,7 +30,7 @@ def sent(server: FakeVllm) -> list[object]:
     return [body.get("priority") for path, body in server.requests if path == "/v1/completions"]
 
 
-def test_a_verdict_goes_before_a_repair_before_the_answer_before_a_draft_before_a_bet() -> None:
+def test_the_order_is_verdict_repair_answer_draft_bet() -> None:
     values = [priority(each) or 0 for each in ORDER]
     assert all(one < other for one, other in pairwise(values))
 
@@ -41,7 +41,7 @@ def test_a_watch_counts_as_a_verdict_and_a_hedge_and_an_early_answer_as_bets() -
     assert bets == {priority(ORDER[-2])}
 
 
-def test_a_run_with_a_lower_number_goes_first_whatever_its_requests_are_for() -> None:
+def test_a_run_with_a_lower_number_precedes_others_for_all_purposes() -> None:
     urgent = [priority(each, -1) or 0 for each in ORDER]
     usual = [priority(each) or 0 for each in ORDER]
     assert max(urgent) < min(usual)

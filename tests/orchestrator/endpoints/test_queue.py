@@ -39,7 +39,7 @@ def test_the_gauges_of_all_engines_are_added_up(metrics: bytes, found: QueueGaug
     assert read_queue(metrics) == found
 
 
-async def test_a_server_that_shows_nothing_tells_nothing() -> None:
+async def test_a_server_without_metrics_has_no_queue() -> None:
     async with FakeVllm().serve() as settings, VllmEndpoint(settings) as endpoint:
         assert await endpoint.queue() is None
     gone = VllmEndpoint(Endpoint(role="large", url="http://127.0.0.1:9", retries=3))
@@ -48,7 +48,7 @@ async def test_a_server_that_shows_nothing_tells_nothing() -> None:
     await gone.connection.close()
 
 
-def test_polling_goes_on_over_silence_and_stalls_and_ends_with_the_block() -> None:
+def test_polling_continues_over_errors_and_stalls_and_ends_with_the_block() -> None:
     answers = [QueueGauges(1, 0), None, "stall", QueueGauges(2, 9)]
     reports: list[tuple[float, int, int]] = []
 

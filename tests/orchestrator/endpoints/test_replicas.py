@@ -50,7 +50,7 @@ def entered(endpoint: ReplicatedEndpoint, body: Callable[[ReplicatedEndpoint], A
     return run(main())[1]
 
 
-def test_a_new_run_goes_where_the_fewest_are_and_stays_there() -> None:
+def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there() -> None:
     servers = [server(url) for url in (A, B, C)]
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
@@ -71,7 +71,7 @@ def test_a_new_run_goes_where_the_fewest_are_and_stays_there() -> None:
     assert [one.entered for one in servers] == [0, 0, 0]
 
 
-def test_a_run_that_has_asked_nothing_yet_sits_nowhere() -> None:
+def test_a_run_without_requests_has_no_replica() -> None:
     async def body(endpoint: ReplicatedEndpoint) -> None:
         idle = [endpoint.model() for _ in range(3)]
         assert set(endpoint.runs.values()) == {0}
@@ -119,7 +119,7 @@ def test_the_chain_is_the_same_whenever_a_replica_dies(
     assert tuple(event.step for event in events if isinstance(event, Committed)) == chain.steps
 
 
-def test_a_write_that_breaks_off_is_repeated_whole_and_its_tokens_are_waste() -> None:
+def test_an_interrupted_write_is_repeated_in_full_and_its_tokens_are_waste() -> None:
     first, second = server(A, dies=1.35), server(B)
     for one in (first, second):
         one.scripted.pace = 0.1
@@ -241,7 +241,7 @@ def test_a_replica_that_serves_something_else_is_refused(other: dict[str, Any], 
     assert [one.entered for one in servers] == [0, 0]
 
 
-def test_one_that_comes_back_as_something_else_is_never_used_again() -> None:
+def test_a_replica_that_returns_with_another_model_is_never_used_again() -> None:
     changed, steady = server(A, dies=5, revives=6), server(B)
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
@@ -259,7 +259,7 @@ def test_one_that_comes_back_as_something_else_is_never_used_again() -> None:
     assert changed.entered == 0
 
 
-def test_what_another_server_would_refuse_as_well_moves_nobody() -> None:
+def test_an_error_that_any_replica_would_return_moves_no_run() -> None:
     servers = server(A), server(B)
     full = ContextTooLong("full", role="large", url=A)
     servers[0].scripted.fails = lambda verb, chain: full
@@ -296,7 +296,7 @@ def test_counting_outlives_a_server_and_takes_no_place() -> None:
     entered(replicated(server(A, dies=1), server(B)), body)
 
 
-def test_together_they_can_what_each_can() -> None:
+def test_replicas_have_the_features_that_all_have() -> None:
     servers = server(A, room=100), server(B, room=90, can=replace(CAPABLE, forced=False, metrics=False, version="0.31"))
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
@@ -306,7 +306,7 @@ def test_together_they_can_what_each_can() -> None:
     entered(replicated(*servers), body)
 
 
-def test_what_was_accepted_adds_up_where_it_is_shown() -> None:
+def test_acceptance_is_summed_over_replicas_with_metrics() -> None:
     servers = server(A, acceptance=Acceptance(2, 8, 3)), server(B), server(C, acceptance=Acceptance(1, 4, 4))
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
@@ -336,7 +336,7 @@ def test_one_url_is_an_endpoint_and_several_are_replicas() -> None:
     assert list(several.runs) == [A, B]
 
 
-async def test_on_sockets_a_stream_that_breaks_goes_on_at_the_next_server() -> None:
+async def test_over_http_a_broken_stream_continues_at_the_next_server() -> None:
     script = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>")
     first = FakeVllm(script)
     second = replace(first, faults=deque(), requests=[])  # They share their token ids.

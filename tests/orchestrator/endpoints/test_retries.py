@@ -99,7 +99,7 @@ async def test_a_refusal_is_not_repeated(meet: Meet) -> None:
     [Refuse(429, headers=(("Retry-After", "0.01"),)), Refuse(503), Refuse(500), Break(after=0)],
     ids=["429", "503", "500", "cut off"],
 )
-async def test_what_was_not_answered_is_asked_again(
+async def test_a_request_without_a_response_is_repeated(
     meet: Meet, fault: Refuse | Break, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = FakeVllm(SCRIPT)
@@ -109,7 +109,7 @@ async def test_what_was_not_answered_is_asked_again(
     assert [call.fate for call in met.calls] == ["done"]
 
 
-async def test_a_pause_that_the_server_asks_for_is_kept_or_not_begun(meet: Meet) -> None:
+async def test_a_requested_pause_is_kept_or_the_error_is_raised_at_once(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server, deadlines=Deadlines(first=60)) as met:
         server.faults.append(Refuse(429, headers=(("Retry-After", "3600"),)))
@@ -126,7 +126,7 @@ async def test_it_gives_up_at_last(meet: Meet) -> None:
     assert len(server.faults) == 6
 
 
-async def test_a_server_that_dies_in_the_middle_is_not_asked_again(meet: Meet) -> None:
+async def test_a_request_is_not_repeated_after_a_partial_response(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
         server.faults.append(Break(after=2))
@@ -158,7 +158,7 @@ async def test_a_server_that_falls_silent_is_left(
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_an_answer_that_does_not_come(meet: Meet) -> None:
+async def test_a_missing_response(meet: Meet) -> None:
     server = FakeVllm(digits={"7": -0.1})
     async with meet(server) as met:
         await met.model.score(PROBLEM, "So")  # Its words are known then: only the score itself can be late.
@@ -191,7 +191,7 @@ async def test_cancelling_a_write_closes_its_connection(meet: Meet, after: int) 
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_another_kind_of_server_is_told_from_vllm(meet: Meet) -> None:
+async def test_another_kind_of_server_is_distinguished_from_vllm(meet: Meet) -> None:
     server = FakeVllm(SCRIPT, lacks=frozenset({"return_token_ids"}))
     async with meet(server) as met:
         with pytest.raises(MalformedReply, match="as vLLM sends it"):

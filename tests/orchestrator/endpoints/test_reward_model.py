@@ -170,7 +170,7 @@ async def test_logits_of_any_head_become_a_reward_from_0_to_1(head: Any, expecte
     assert (await rated(FakePooling(lambda text: head, able)))[0] == pytest.approx(expected)
 
 
-async def test_a_server_that_has_no_activation_is_told_by_values_beyond_0_to_1() -> None:
+async def test_values_beyond_0_to_1_reveal_a_missing_activation() -> None:
     class Bare(FakePooling):
         async def pooling(self, request: web.Request) -> web.Response:
             self.requests.append(await request.json())
@@ -179,7 +179,7 @@ async def test_a_server_that_has_no_activation_is_told_by_values_beyond_0_to_1()
     assert (await rated(Bare()))[0] == pytest.approx(sigmoid(3.0))
 
 
-async def test_what_is_sent_asks_for_logits_of_token_ids() -> None:
+async def test_the_request_is_for_logits_of_token_ids() -> None:
     server = FakePooling()
     await rated(server, delimiter="<step>")
     assert [body["use_activation"] for body in server.requests] == [False, True, False]
@@ -208,7 +208,7 @@ async def test_a_rating_is_an_event_and_an_account_of_its_own() -> None:
     assert ledger.small.requests == ledger.large.requests == 0
 
 
-async def test_what_is_refused_for_a_moment_is_asked_again() -> None:
+async def test_a_temporary_refusal_is_repeated() -> None:
     server = FakePooling()
     async with server.serve() as endpoint, RewardModelEndpoint(endpoint) as critic:
         server.refusals.append((503, "busy"))
@@ -233,13 +233,13 @@ async def test_failures_are_named_and_counted(refusal: tuple[int, str], kind: ty
 
 
 @pytest.mark.parametrize("head", [[], [[]], ["high"], [0.1] * 8, [[0.1] * 8], None])
-async def test_what_is_no_reward_is_refused_on_entering(head: Any) -> None:
+async def test_an_invalid_reward_is_refused_on_entering(head: Any) -> None:
     async with FakePooling(lambda text: head, able=True).serve() as endpoint:
         with pytest.raises(MalformedReply, match=r"not a reward|a reward model gives one or two"):
             await RewardModelEndpoint(endpoint).__aenter__()
 
 
-async def test_a_server_of_another_kind_is_told_what_to_serve() -> None:
+async def test_the_error_for_another_kind_of_server_names_the_model_to_serve() -> None:
     async with FakePooling(routes=()).serve() as endpoint:
         with pytest.raises(EndpointRejected, match="--runner pooling"):
             await RewardModelEndpoint(endpoint).__aenter__()

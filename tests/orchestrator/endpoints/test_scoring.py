@@ -40,7 +40,7 @@ def paths(server: FakeVllm) -> list[str]:
 
 @pytest.mark.parametrize("garbage", [True, False])
 @pytest.mark.parametrize("top", [0, 2])
-async def test_a_suffix_scores_as_it_does_within_the_whole(meet: Meet, garbage: bool, top: int) -> None:
+async def test_suffix_scores_equal_the_scores_within_the_full_text(meet: Meet, garbage: bool, top: int) -> None:
     server = caching(garbage=garbage)
     async with meet(server, suffix_scoring=True) as met:
         await met.model.score(PROBLEM, STEP.text)
@@ -55,7 +55,7 @@ async def test_a_suffix_scores_as_it_does_within_the_whole(meet: Meet, garbage: 
     assert second.cached > first.prompt - BLOCK
 
 
-async def test_only_who_asked_for_it_is_sent_such_a_request(meet: Meet) -> None:
+async def test_suffix_scoring_is_off_by_default(meet: Meet) -> None:
     server = caching()
     async with meet(server) as met:
         for _ in range(2):
@@ -64,7 +64,7 @@ async def test_only_who_asked_for_it_is_sent_such_a_request(meet: Meet) -> None:
 
 
 @pytest.mark.parametrize("garbage", [True, False])
-async def test_what_was_read_before_is_read_again_in_full(meet: Meet, garbage: bool) -> None:
+async def test_an_earlier_prefix_is_read_again_in_full(meet: Meet, garbage: bool) -> None:
     server = caching(garbage=garbage)
     async with meet(server, suffix_scoring=True) as met:
         first = await met.model.score(PROBLEM, "So one plus one")
@@ -73,7 +73,7 @@ async def test_what_was_read_before_is_read_again_in_full(meet: Meet, garbage: b
     assert [(call.fate, call.cached > 0) for call in met.calls] == [("done", False), ("done", True), ("done", False)]
 
 
-async def test_a_server_that_does_not_tell_what_it_had_cached_is_not_believed(meet: Meet) -> None:
+async def test_a_server_without_cached_token_counts_is_not_trusted(meet: Meet) -> None:
     server = caching(block=0)
     async with meet(server, suffix_scoring=True) as met:
         (tokens,) = await met.model.score(PROBLEM, "So")

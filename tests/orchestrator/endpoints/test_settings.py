@@ -15,7 +15,7 @@ from stepspec.orchestrator.endpoints import Endpoint
         (" https://host/models/large/v1/ ", "https://host/models/large"),
     ],
 )
-def test_a_url_is_given_with_or_without_its_version(given: str, base: str) -> None:
+def test_a_url_may_include_its_version(given: str, base: str) -> None:
     endpoint = Endpoint(role="small", url=given)
     assert (endpoint.url, endpoint.v1) == (base, f"{base}/v1")
 
@@ -40,7 +40,7 @@ def test_a_key_that_is_empty_is_none(given: str | None, key: str | None) -> None
         {"url": "http://a,http://b", "replicas": ["http://c"]},
     ],
 )
-def test_replicas_are_more_urls_however_they_are_given(given: dict[str, object]) -> None:
+def test_replicas_are_further_urls_in_any_notation(given: dict[str, object]) -> None:
     endpoint = Endpoint.model_validate({"role": "small", "model": "m", **given})
     assert endpoint.urls == ("http://a", "http://b", "http://c")
     assert endpoint.url == "http://a"

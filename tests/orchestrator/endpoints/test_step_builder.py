@@ -44,7 +44,7 @@ def test_it_ends_at_the_limit_at_the_latest(pieces: list[str], limit: int) -> No
     assert stop is not None or len(pieces) < limit
 
 
-def test_an_opening_is_cut_to_the_limit_and_tokens_keep_what_was_asked_for() -> None:
+def test_an_opening_is_cut_to_the_limit_and_tokens_keep_the_requested_alternatives() -> None:
     rivals = (Token("b"), Token("c"))
     growing = StepBuilder(
         "small", "v", ends=StepEnds((), blocks=False), limit=2, opening=[Token("x"), Token("y"), Token("z")]

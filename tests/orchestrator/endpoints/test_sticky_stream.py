@@ -138,7 +138,9 @@ async def test_another_way_of_writing_opens_another_request(meet: Meet, changed:
 
 
 @pytest.mark.parametrize(("first", "second", "opened"), [(2, 0, 1), (2, 1, 1), (2, 2, 1), (0, 1, 2), (1, 2, 2)])
-async def test_it_goes_on_if_it_tells_enough(meet: Meet, first: int, second: int, opened: int) -> None:
+async def test_it_continues_if_its_tokens_have_enough_alternatives(
+    meet: Meet, first: int, second: int, opened: int
+) -> None:
     server = FakeVllm(SCRIPT, rivals=("x", "y", "z"))
     async with meet(server) as met:
         plain = [await met.model.write(PROBLEM, top=first)]
@@ -182,7 +184,7 @@ async def test_cancelling_a_write_closes_it(meet: Meet) -> None:
         await server.left.wait()
 
 
-async def test_a_failure_while_nobody_reads_is_raised_by_the_next_write(meet: Meet) -> None:
+async def test_a_failure_between_two_writes_is_raised_by_the_next_write(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     server.faults.append(Break(after=4))
     async with meet(server) as met, kept_open():
@@ -193,7 +195,7 @@ async def test_a_failure_while_nobody_reads_is_raised_by_the_next_write(meet: Me
     assert [call.fate for call in met.calls] == ["failed", "done"]
 
 
-async def test_a_failure_that_nobody_reads_is_nobodys(meet: Meet) -> None:
+async def test_a_failure_after_the_last_write_is_ignored(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     server.faults.append(Break(after=4))
     async with meet(server) as met, kept_open():

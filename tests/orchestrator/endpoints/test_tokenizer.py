@@ -60,7 +60,7 @@ async def test_a_server_of_another_kind_is_named() -> None:
                 raise AssertionError("learnt from nothing")
 
 
-async def test_a_text_that_comes_back_changed_is_noticed(meet: Meet) -> None:
+async def test_a_changed_text_after_a_round_trip_is_detected(meet: Meet) -> None:
     async with meet(Lossy()) as met:
         assert not met.endpoint.encoder.faithful
 
@@ -85,7 +85,7 @@ async def test_a_conversation_is_rendered_once_with_all_its_turns(meet: Meet) ->
     assert server.decode(ids[0]) == f"{turns}{IM_START}assistant\n{THINK}\n"
 
 
-async def test_a_memo_forgets_what_was_not_used_for_longest() -> None:
+async def test_a_memo_drops_the_least_recently_used_entry() -> None:
     made: list[str] = []
 
     async def make(key: str) -> str:

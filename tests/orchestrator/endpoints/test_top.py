@@ -23,7 +23,7 @@ def top_texts(tokens: tuple[Token, ...]) -> list[list[str]]:
 @pytest.mark.parametrize(
     ("sampled", "top", "sent"), [(None, 0, None), (None, 1, 1), (0, 0, 0), (0, 2, 2), (5, 2, 5), (2, 3, 3)]
 )
-async def test_a_server_is_asked_for_what_the_sampling_and_the_policy_want(
+async def test_the_number_of_alternatives_follows_the_sampling_and_the_policy(
     meet: Meet, sampled: int | None, top: int, sent: int | None
 ) -> None:
     server = FakeVllm(SCRIPT, rivals=RIVALS)
@@ -34,7 +34,7 @@ async def test_a_server_is_asked_for_what_the_sampling_and_the_policy_want(
     assert {bool(token.logprob) for token in step.tokens[1:]} == {sent is not None}
 
 
-async def test_scored_tokens_tell_theirs_with_ids(meet: Meet) -> None:
+async def test_scored_tokens_have_alternatives_with_ids(meet: Meet) -> None:
     server = FakeVllm(SCRIPT, rivals=RIVALS, unlikely=frozenset("b"))
     async with meet(server) as met:
         (tokens,) = await met.model.score(PROBLEM, "ab", top=2)
@@ -51,7 +51,7 @@ async def test_scored_tokens_tell_theirs_with_ids(meet: Meet) -> None:
 
 
 @pytest.mark.parametrize("top", [-1, 21])
-async def test_more_than_a_server_tells_is_refused(meet: Meet, top: int) -> None:
+async def test_more_alternatives_than_a_server_returns_are_refused(meet: Meet, top: int) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
         before = len(server.requests)

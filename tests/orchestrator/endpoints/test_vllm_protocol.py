@@ -66,7 +66,7 @@ def line(**choice: object) -> bytes:
         ({"text": "", "token_ids": []}, None, 0),
     ],
 )
-def test_a_chunk_says_how_the_text_ended(choice: dict[str, object], ended: str | None, tokens: int) -> None:
+def test_a_chunk_has_the_finish_reason(choice: dict[str, object], ended: str | None, tokens: int) -> None:
     chunk = vllm_protocol.parse_chunk(CALL, line(**choice), None)
     assert (chunk.ended, len(chunk.tokens)) == (ended, tokens)
 
@@ -99,7 +99,7 @@ def test_an_error_in_the_stream_is_raised() -> None:
 
 
 @pytest.mark.parametrize(("known", "rank"), [(0, 0), (1, 0), (2, 2), (5, 2)])
-def test_a_rank_is_known_as_far_as_the_list_of_the_best_goes(known: int, rank: int) -> None:
+def test_a_rank_is_known_within_the_list_of_alternatives(known: int, rank: int) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [{"b": -0.5, "a": -1.0}]}
     (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
     assert (token.text, token.logprob, token.rank, token.id) == ("a", -1.0, rank, 5)
@@ -114,7 +114,7 @@ def test_a_rank_is_known_as_far_as_the_list_of_the_best_goes(known: int, rank: i
         ({"a": -1.0, "b": -0.5, "c": -0.25}, 2, (Token("c", -0.25, 1), Token("b", -0.5, 2))),
     ],
 )
-def test_the_likeliest_come_best_first(top: dict[str, float], known: int, rivals: tuple[Token, ...]) -> None:
+def test_alternatives_are_sorted_by_likelihood(top: dict[str, float], known: int, rivals: tuple[Token, ...]) -> None:
     logprobs = {"tokens": ["a"], "token_logprobs": [-1.0], "top_logprobs": [top]}
     (token,) = vllm_protocol.parse_chunk(CALL, line(logprobs=logprobs), known).tokens
     assert token.top == rivals
@@ -127,7 +127,7 @@ def test_a_log_probability_that_was_lost_is_the_least() -> None:
     assert token == Token("a", vllm_protocol.FLOOR, 0, 5)
 
 
-def test_the_usage_comes_last() -> None:
+def test_the_usage_is_in_the_last_chunk() -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}
     chunk = vllm_protocol.parse_chunk(CALL, orjson.dumps({"choices": [], "usage": usage}), 0)
     assert (chunk.prompt, chunk.cached, chunk.received) == (9, 8, 0)
@@ -148,7 +148,7 @@ def test_the_usage_comes_last() -> None:
         (400, b"[1]", EndpointRejected, r"\[1\]"),
     ],
 )
-def test_a_status_becomes_an_error_that_says_what_to_do(
+def test_a_status_becomes_an_error_with_its_cure(
     status: int, body: bytes, kind: type[EndpointError], words: str
 ) -> None:
     error = http_error(CALL, status, body)

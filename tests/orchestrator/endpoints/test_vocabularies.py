@@ -165,7 +165,7 @@ async def test_random_tokens_that_are_cut_anywhere_keep_their_text(family: str, 
 
 
 @every_family
-async def test_what_follows_a_replacement_character_is_not_the_prompt_again(family: str, meet: Meet) -> None:
+async def test_the_text_after_a_replacement_character_does_not_repeat_the_prompt(family: str, meet: Meet) -> None:
     tokenizer = real_tokenizer(family)
     server = RealVllm(tokenizer=tokenizer, written=ids_of(tokenizer, " so it is."))
     async with meet(server) as met:

@@ -39,7 +39,7 @@ async def test_a_step_ends_after_its_delimiter(meet: Meet, chunk: int, logprobs:
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-async def test_tokens_come_one_by_one_with_ids_and_log_probabilities(meet: Meet, chunk: int) -> None:
+async def test_tokens_arrive_one_by_one_with_ids_and_log_probabilities(meet: Meet, chunk: int) -> None:
     server = FakeVllm(SCRIPT, chunk=chunk)
     async with meet(server) as met:
         step = await met.model.write(PROBLEM)
@@ -62,7 +62,7 @@ async def test_a_token_that_reaches_beyond_the_delimiter_is_cut_and_loses_its_id
     assert following.text == "So on.\n\n"
 
 
-async def test_a_delimiter_may_come_in_several_tokens(meet: Meet) -> None:
+async def test_a_delimiter_may_span_several_tokens(meet: Meet) -> None:
     chain = PROBLEM.extend(Step("So one.\n\nThen two.\n\n", "large"))
     async with meet(FakeVllm(SCRIPT)) as met:
         step = await met.model.write(chain)
@@ -106,7 +106,7 @@ async def test_until_sees_every_token_and_keeps_the_one_it_ends_at(meet: Meet) -
     assert (met.calls[0].fate, met.calls[0].written) == ("done", 2)
 
 
-async def test_the_end_of_thinking_goes_before_until(meet: Meet) -> None:
+async def test_the_end_of_thinking_precedes_until(meet: Meet) -> None:
     async with meet(FakeVllm((THINK_END,))) as met:
         step = await met.model.write(PROBLEM, until=lambda step: True)
     assert step.stop == "end"
@@ -133,7 +133,7 @@ async def test_a_delimiter_does_not_begin_in_the_opening(meet: Meet) -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
-async def test_a_character_may_come_in_several_tokens(meet: Meet, chunk: int) -> None:
+async def test_a_character_may_span_several_tokens(meet: Meet, chunk: int) -> None:
     smile = "🙂".encode()
     async with meet(FakeVllm(("Oh", smile[:1], smile[1:3], smile[3:], " é", "\n\n"), chunk=chunk)) as met:
         step = await met.model.write(PROBLEM)
@@ -160,7 +160,7 @@ async def test_more_stop_strings_than_the_server_takes_are_matched_here(meet: Me
     assert len(server.requests[-1][1]["stop"]) == 4
 
 
-async def test_sampling_is_sent_whole_and_seeds_depend_on_the_place(meet: Meet) -> None:
+async def test_all_sampling_fields_are_sent_and_seeds_depend_on_the_place(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server, Sampling(temperature=0.6, top_p=0.95, top_k=20, seed=7)) as met:
         step = await met.model.write(PROBLEM)

@@ -124,7 +124,7 @@ def test_the_time_that_is_expected_is_the_time_it_takes(judge: float, ahead: int
     assert fmean(trace[-1].at for trace in traces) == pytest.approx(expected, rel=0.04)
 
 
-def test_a_step_costs_what_it_must() -> None:
+def test_the_cost_of_a_step_is_its_expected_time() -> None:
     costs = Costs(1.0, 2.0, 5.0)
     assert costs.step(1.0, 0) == 3.0
     assert [costs.step(1.0, ahead) for ahead in (1, 2, 3)] == [1.5, 1.0, 1.0]
@@ -156,7 +156,7 @@ def test_a_slower_judge_and_better_drafts_never_make_it_shallower(
 # What the evidence says.
 
 
-def test_a_bound_takes_as_many_steps_as_it_says() -> None:
+def test_a_bound_needs_its_stated_number_of_steps() -> None:
     for limit in (0.01, 0.02, 0.08, 0.5):
         assert wilson(0, needed(limit))[1] <= limit < wilson(0, needed(limit) - 1)[1]
 
@@ -251,14 +251,14 @@ def test_a_users_own_threshold_is_trusted_as_long_as_it_may_be() -> None:
     assert kept(known([9.0] * 100, differing), GRID, 7, 0.05) == []
 
 
-def test_what_knows_too_little_stays_where_it_is() -> None:
+def test_too_little_evidence_changes_nothing() -> None:
     adapting = adaptation(7, 0)
     assert taught(adapting, [9.0] * 4) == [Choice(7, 0)]
     adapted = adapting.begin("threshold")
     assert adapted == Adapted("threshold", 7, 0, 1)
 
 
-def test_where_no_threshold_keeps_the_limit_nothing_is_accepted_and_it_says_so() -> None:
+def test_if_no_threshold_keeps_the_limit_the_strictest_is_chosen_and_reported() -> None:
     adapting = adaptation(7.5, limit=0.05)
     choices = taught(adapting, *[[8.0] * 30] * 6)
     assert [choice.threshold for choice in choices] == [7.5, 7.5, 8, 8.5, 8.5, 8.5]
@@ -277,7 +277,7 @@ def test_a_threshold_that_accepts_nothing_waits_for_proof_of_a_looser_one() -> N
     assert not adapting.hopeless
 
 
-def test_what_shadows_find_bad_at_every_threshold_ends_at_the_strictest() -> None:
+def test_disputes_at_every_threshold_lead_to_the_strictest() -> None:
     adapting = adaptation(8, limit=0.08)
     for _ in range(60):
         adapting.checked(ShadowCheck(9.0, agreed=False))
@@ -330,7 +330,7 @@ def test_without_thresholds_the_depth_alone_moves() -> None:
         (0.1, 2, 7.2, GRID, "7.2 is not among"),
     ],
 )
-def test_what_cannot_be_adapted_is_refused(
+def test_invalid_settings_of_adaptation_are_refused(
     limit: float, most: int, threshold: float, grid: tuple[float, ...], complaint: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
@@ -340,7 +340,7 @@ def test_what_cannot_be_adapted_is_refused(
 # What comes of it.
 
 
-def test_it_comes_to_the_best_of_the_grid_and_beats_a_bad_setting(tmp_path: Path) -> None:
+def test_it_reaches_the_best_of_the_grid_and_beats_a_bad_setting(tmp_path: Path) -> None:
     """Every threshold that differs, with every depth, is measured on the same problems; begun at the worst corner."""
     world, limit, worst = World(2.5), 0.1, Choice(9.0, 0)
     measured = {

@@ -37,7 +37,7 @@ def test_a_grade_at_an_edge_is_below_it() -> None:
 @pytest.mark.parametrize(
     ("edges", "counts"), [((1.0, 1.0), (0, 0, 0)), ((2.0, 1.0), (0, 0, 0)), ((1.0,), (1,)), ((1.0,), (1, -1))]
 )
-def test_what_is_no_histogram_is_refused(edges: tuple[float, ...], counts: tuple[int, ...]) -> None:
+def test_an_invalid_histogram_is_refused(edges: tuple[float, ...], counts: tuple[int, ...]) -> None:
     with pytest.raises(ConfigurationError, match="histogram"):
         Histogram(edges, counts)
 
@@ -62,7 +62,7 @@ def test_a_surprise_that_is_too_small_to_matter_is_none() -> None:
     assert not Drift(calibrated, live).drifted
 
 
-def test_nothing_is_said_about_few_grades() -> None:
+def test_few_grades_cause_no_warning() -> None:
     calibrated = Histogram((5.0,), (10, 990))
     assert not Drift(calibrated, Histogram((5.0,), (LEAST - 1, 0))).drifted
     assert Drift(calibrated, Histogram((5.0,), (LEAST, 0))).drifted

@@ -59,7 +59,7 @@ def test_only_the_last_ones_count() -> None:
         (Costs(0.0, 2.0, 5.0), 1, 1.0, 7.0),
     ],
 )
-def test_a_step_takes_what_its_draft_takes_or_what_a_rejected_one_does(
+def test_a_step_takes_the_time_of_its_draft_or_of_a_rejected_one(
     costs: Costs, ahead: int, pace: float, rejected: float
 ) -> None:
     assert costs.step(1.0, ahead) == pytest.approx(pace)
@@ -68,7 +68,7 @@ def test_a_step_takes_what_its_draft_takes_or_what_a_rejected_one_does(
 
 
 @pytest.mark.parametrize(("limit", "least"), [(0.5, 4), (0.2, 16), (0.02, 189)])
-def test_so_many_steps_are_needed_and_no_fewer(limit: float, least: int) -> None:
+def test_the_needed_number_of_steps_is_minimal(limit: float, least: int) -> None:
     assert needed(limit) == least
     assert evidence(*[9.0] * least).enough(limit)
     assert evidence(*[9.0] * (least + 9)).enough(limit)
@@ -97,7 +97,7 @@ def test_shadows_count_as_soon_as_there_are_enough_of_them() -> None:
     assert (held.mean, held.least) == (0, 0)
 
 
-def test_what_is_disputed_of_the_large_models_own_steps_too_does_not_count() -> None:
+def test_the_disputed_share_of_the_large_models_own_steps_is_subtracted() -> None:
     disputed = (False,) * 8 + (True,) * 92
     excused = evidence(*[10.0] * 100, agreed=disputed, own=disputed[::-1]).bad(7, 0.5)
     alone = evidence(*[10.0] * 100, agreed=disputed).bad(7, 0.5)
@@ -111,7 +111,7 @@ def test_of_nothing_nothing_is_bad_and_all_may_be() -> None:
     assert evidence().bad(7, 0.5) == Share.of(()) == Share(0.0, 0.0, 1.0)
 
 
-def test_what_is_exactly_at_the_limit_keeps_it_and_what_is_stricter_does_too() -> None:
+def test_a_share_at_the_limit_keeps_it_and_stricter_thresholds_too() -> None:
     """A mean doubt of 0.5 at 5: a user's own threshold, or a stricter one, is trusted with it, a looser one is not."""
     found = evidence(*[5.0] * 8)
     assert kept(found, (9, 7, 5, 3), 5, 0.5) == [9, 7, 5]

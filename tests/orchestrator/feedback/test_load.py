@@ -39,7 +39,7 @@ def loaded(load: Load, *seconds: float, times: int = 1) -> Load:
     return load
 
 
-def test_it_grants_everything_until_it_has_seen_something() -> None:
+def test_without_requests_the_full_depth_is_granted() -> None:
     assert (Load().depth(3), Load().depth(0), Load().calm) == (3, 0, True)
 
 
@@ -64,7 +64,7 @@ def test_twice_as_long_as_the_best_is_quick_and_three_times_is_slow() -> None:
     assert loaded(load, 3.0, times=4).share == (0.5 + 1 / 8) / 2
 
 
-def test_a_request_that_took_no_time_tells_nothing() -> None:
+def test_a_request_without_duration_is_ignored() -> None:
     assert loaded(Load(share=0.5), 0.0, times=8).share == 0.5
 
 
@@ -100,7 +100,7 @@ def test_like_is_compared_with_like() -> None:
     ],
     ids=repr,
 )
-def test_what_says_nothing_about_the_large_models_load_is_left_out(event: Called | Degraded) -> None:
+def test_events_unrelated_to_the_large_models_load_are_ignored(event: Called | Degraded) -> None:
     load = loaded(Load(), 1.0, times=4)
     for _ in range(40):
         load.observe(event)
@@ -114,7 +114,7 @@ def test_requests_that_fail_are_load() -> None:
     assert load.share == 0.5
 
 
-def test_the_best_is_forgotten_after_a_while() -> None:
+def test_the_best_time_expires() -> None:
     load = loaded(Load(window=16), 1.0)
     loaded(load, 5.0, times=16)
     assert load.share < 1
@@ -135,7 +135,7 @@ def test_a_queue_is_load(running: int, waiting: int, share: float) -> None:
     seconds=st.lists(st.floats(0.001, 1e6), max_size=200), most=st.integers(0, 64), waiting=st.lists(st.integers(0, 50))
 )
 @BOUNDED
-def test_the_depth_is_never_above_what_a_user_wants_and_repeats(
+def test_the_depth_never_exceeds_the_option_and_is_reproducible(
     seconds: Sequence[float], most: int, waiting: Sequence[int]
 ) -> None:
     loads = Load(), Load()
@@ -148,7 +148,7 @@ def test_the_depth_is_never_above_what_a_user_wants_and_repeats(
     assert not loads[0].calm or loads[0].depth(most) == most
 
 
-def test_a_depth_shrinks_as_others_come_and_grows_back_when_they_go() -> None:
+def test_a_depth_shrinks_with_concurrent_runs_and_grows_back_afterwards() -> None:
     """
     A simulation: 40 other users come after 60 s and go after 160 s; the server serves eight requests at full speed.
 

@@ -43,7 +43,7 @@ def lesson(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
-def test_a_run_tells_its_seconds_and_its_grades(ahead: int) -> None:
+def test_the_stats_of_a_run_have_its_seconds_and_grades(ahead: int) -> None:
     found = lesson(wrong=(2,), ahead=ahead)
     assert found.drafts == (1.0, 1.0)  # the first one, and the first one after the repair
     assert set(found.judged) == {0.5}
@@ -58,7 +58,7 @@ def test_bets_that_were_lost_are_timed_and_not_counted() -> None:
     assert len(found.judged) == 2
 
 
-def test_what_the_large_model_leads_with_is_no_draft() -> None:
+def test_the_large_models_first_steps_are_no_drafts() -> None:
     found = lesson(wrong=(3,), ahead=1, lead=2)
     assert (found.drafts, found.grades) == ((1.0,), (9.0, 0.0, 9.0))
 
@@ -86,7 +86,7 @@ def test_a_draft_that_is_kept_in_part_is_rejected() -> None:
     assert (found.repairs, found.grades, found.accepted) == ((3.0,), (2.0,), (False,))
 
 
-def test_a_rival_that_stands_is_accepted_with_its_own_grade() -> None:
+def test_an_accepted_rival_has_its_own_grade() -> None:
     draft, other = Step("a\n\n", "small"), Step("b\n\n", "small")
     verdict = Rollback(reason="grade", score=2.0, rivals=(Rival(other, 8.0),))
     found = stats_of(
@@ -96,7 +96,7 @@ def test_a_rival_that_stands_is_accepted_with_its_own_grade() -> None:
     assert (found.drafts, found.grades, found.accepted) == ((1.0, 1.0), (8.0,), (True,))
 
 
-def test_what_shadows_found_comes_with_the_run() -> None:
+def test_shadow_checks_are_part_of_the_stats_of_a_run() -> None:
     found = stats_of((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False)), own=(False, True))))
     assert found == RunStats(checks=(ShadowCheck(8.5, True, own=False), ShadowCheck(7.5, False, own=True)))
 
@@ -111,7 +111,7 @@ def stats_of(*moments: tuple[float, Event]) -> RunStats:
 
 @pytest.mark.parametrize("name", ARMS)
 @pytest.mark.parametrize("seed", range(4))
-def test_a_trace_on_disk_teaches_the_same_and_what_the_ledger_counts(name: str, seed: int, tmp_path: Path) -> None:
+def test_a_trace_on_disk_gives_the_same_stats_and_ledger(name: str, seed: int, tmp_path: Path) -> None:
     async def main() -> list[Moment]:
         tried, clock = arm(name, seed), Stopwatch()
         recorder = Recorder(lambda: clock() / 3)

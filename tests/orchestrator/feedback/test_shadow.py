@@ -49,7 +49,7 @@ def shadowed(
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
-def test_the_share_that_is_checked_is_the_one_asked_for(share: float) -> None:
+def test_the_checked_share_is_the_configured_one(share: float) -> None:
     record = shadowed(Shadows(share), Checker(), STEPS)
     assert record.checked == pytest.approx(1000 * share, abs=60 if 0 < share < 1 else 0)
 
@@ -61,14 +61,14 @@ def test_the_same_steps_are_chosen_every_time() -> None:
     assert first.checked == second.checked[::-1]
 
 
-def test_agreement_is_counted_and_so_are_failures() -> None:
+def test_agreements_and_failures_are_counted() -> None:
     record = shadowed(Shadows(1.0), Checker(fails="5", lost="6"), STEPS[:10])
     assert (record.agreed, record.disputed, record.own_disputed, record.failed) == (7, 1, 2, 2)
     assert record.excess == pytest.approx(-1 / 8)
     assert ShadowRecord().excess is None
 
 
-def test_only_so_many_are_under_way_and_none_while_a_server_is_busy() -> None:
+def test_concurrent_checks_are_limited_and_none_starts_on_a_busy_server() -> None:
     check = Checker(seconds=100.0)
     record = shadowed(Shadows(1.0, most=3), check, STEPS[:10], apart=1.0)
     assert (len(check.checked), record.skipped, check.open) == (3, 7, 0)
@@ -83,14 +83,14 @@ def test_only_so_many_are_under_way_and_none_while_a_server_is_busy() -> None:
         (PROBLEM.extend(Step("Half a", "small", "length")), STEPS[0]),
     ],
 )
-def test_what_is_no_whole_step_cannot_be_compared(chain: Chain, step: Step) -> None:
+def test_an_incomplete_step_is_not_checked(chain: Chain, step: Step) -> None:
     shadows, check = Shadows(1.0), Checker()
     shadows.consider(chain, step, check)
     assert not check.checked
     assert shadows.record == ShadowRecord()
 
 
-def test_closing_cancels_what_is_under_way() -> None:
+def test_closing_cancels_open_checks() -> None:
     check = Checker(seconds=1000.0)
     record = shadowed(Shadows(1.0), check, STEPS[:3])
     assert (check.open, record.checked) == (0, 0)

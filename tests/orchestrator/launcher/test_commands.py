@@ -75,7 +75,7 @@ def test_a_pair_within_is_carried_over_with_all_that_is_set_of_it(read: Any, mon
     assert found.small.small == Endpoint(role="small", url="http://small.small:9")
 
 
-def test_what_a_template_is_passed_and_whether_the_model_thinks_is_carried_over(read: Any) -> None:
+def test_template_arguments_and_the_thinking_setting_are_carried_over(read: Any) -> None:
     found = read({"large": {**BIG, "template": {"enable_thinking": True}}, "small": {**TINY, "thinks": False}})
     assert found.large == Endpoint(role="large", url="http://large:9", template={"enable_thinking": True})
     assert found.small == Endpoint(role="small", url="http://small:9", thinks=False)
@@ -102,7 +102,7 @@ def test_pairs_nest_in_it_to_any_depth(read: Any) -> None:
     ]
 
 
-def test_what_is_printed_of_a_pair_is_the_file_of_one_that_runs() -> None:
+def test_the_printed_settings_of_a_pair_are_a_file_of_a_running_pair() -> None:
     again = Pair.model_validate(tomllib.loads(printed(THREE)))
     assert not again.started
     assert printed(tomllib.loads(printed(THREE))) == printed(THREE)

@@ -49,7 +49,7 @@ NEW = [*HYBRID_FLAGS, "max-num-seqs", "mamba-block-size"]
         {"attn_layer_period": 8},
     ],
 )
-def test_a_hybrid_is_known_by_its_configuration(config: Mapping[str, Any]) -> None:
+def test_a_hybrid_is_recognised_by_its_configuration(config: Mapping[str, Any]) -> None:
     assert is_hybrid(config)
 
 
@@ -95,7 +95,7 @@ def started(pair: Pair, path: str) -> StartedServer:
     return pair.started[path]
 
 
-def test_the_flags_are_set_and_told(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_flags_are_set_and_reported(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pair = brought(file)
     assert started(pair, "large").flags == HYBRID_FLAGS
     assert started(pair, "small").flags == {}
@@ -104,7 +104,7 @@ def test_the_flags_are_set_and_told(file: Path, capsys: pytest.CaptureFixture[st
     assert f"large: a hybrid: {SPELLED}" in capsys.readouterr().out
 
 
-def test_a_hybrid_within_a_nested_pair_is_given_them_too(file: Path) -> None:
+def test_a_hybrid_within_a_nested_pair_gets_the_flags_too(file: Path) -> None:
     one = 'gpus = []\ncontext = 4096\nmodel = "./hybrid"'
     within = f"[small.large]\n{one}\nname = 'other'\n[small.small]\n{one.replace('hybrid', 'plain')}\n"
     file.write_text(f"[large]\n{one}\n{within}")
@@ -119,7 +119,7 @@ def test_a_hybrid_within_a_nested_pair_is_given_them_too(file: Path) -> None:
 @pytest.mark.parametrize(
     "own", ["flags = { prefix-match-unit = 64 }", "flags = { mamba-block-size = 1024 }", "prefix_caching = false"]
 )
-def test_who_has_set_it_up_otherwise_is_left_alone(own: str, file: Path) -> None:
+def test_flags_of_the_user_are_kept(own: str, file: Path) -> None:
     pair = brought(file, own)
     assert "mamba-cache-mode" not in started(pair, "large").flags
 
@@ -128,7 +128,7 @@ def test_other_flags_stay(file: Path) -> None:
     assert started(brought(file, "flags = { max-num-seqs = 3 }"), "large").flags == {"max-num-seqs": 3, **HYBRID_FLAGS}
 
 
-def test_a_vllm_without_the_flags_is_started_without_them_and_that_is_told(
+def test_a_vllm_without_the_flags_starts_without_them_and_a_note_says_so(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parser(monkeypatch, ["max-num-seqs"])
@@ -138,7 +138,7 @@ def test_a_vllm_without_the_flags_is_started_without_them_and_that_is_told(
         brought(file, "flags = { max-num-seq = 3 }")
 
 
-def test_a_parser_that_cannot_be_asked_changes_nothing(
+def test_an_unavailable_parser_changes_nothing(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(vllm_flags, "WORKER", (sys.executable, "-c", "raise SystemExit(3)"))
@@ -155,7 +155,7 @@ def test_drafted_tokens_under_a_hybrid_are_warned_of(file: Path, capsys: pytest.
     assert "warning" not in capsys.readouterr().out
 
 
-def test_the_installed_vllm_knows_the_flags(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_installed_vllm_has_the_flags(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("vllm")
     monkeypatch.undo()
     pair = brought(file)

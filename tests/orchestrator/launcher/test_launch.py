@@ -36,7 +36,7 @@ asyncio.run(main())
 """
 
 
-async def test_yields_what_answers_by_name_and_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_yields_ready_servers_by_name_and_leaves_no_process(tmp_path: Path) -> None:
     async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as running:
         groups = [served.pid for served in running.values()]
         async with aiohttp.ClientSession() as http:
@@ -47,7 +47,7 @@ async def test_yields_what_answers_by_name_and_leaves_nothing_behind(tmp_path: P
     assert not any(members(group) for group in groups)
 
 
-async def test_tells_how_far_each_server_is(tmp_path: Path) -> None:
+async def test_reports_the_progress_of_each_server(tmp_path: Path) -> None:
     updates: list[Progress] = []
     async with launch([scripted()], log_dir=tmp_path, on_progress=updates.append):
         pass
@@ -55,7 +55,7 @@ async def test_tells_how_far_each_server_is(tmp_path: Path) -> None:
     assert [progress.seconds for progress in updates] == sorted(progress.seconds for progress in updates)
 
 
-async def test_a_failed_start_says_which_server_why_and_where_its_log_is(tmp_path: Path) -> None:
+async def test_a_failed_start_names_the_server_the_reason_and_the_log(tmp_path: Path) -> None:
     with pytest.raises(ServerDied) as failure:
         async with launch([scripted("crash"), scripted("mute", "small")], log_dir=tmp_path):
             pytest.fail("one of them is not running")
@@ -72,7 +72,7 @@ async def test_a_slow_start_ends_at_the_deadline(tmp_path: Path) -> None:
             pytest.fail("it is not ready")
 
 
-async def test_somebody_else_at_the_port_is_not_taken_for_the_server(tmp_path: Path) -> None:
+async def test_another_program_at_the_port_is_not_mistaken_for_the_server(tmp_path: Path) -> None:
     impostor = replace(scripted(), args=("--served-model-name", "another"))
     with pytest.raises(ServerNotReady):
         async with launch([impostor], log_dir=tmp_path, ready_timeout=0.7):
@@ -149,7 +149,7 @@ async def test_a_killed_guard_takes_the_server_along(tmp_path: Path) -> None:
     assert await gone(groups[0])
 
 
-async def test_a_server_that_dies_in_the_block_cancels_it_and_says_so(tmp_path: Path) -> None:
+async def test_a_server_that_dies_in_the_block_cancels_it_with_an_error(tmp_path: Path) -> None:
     async def run() -> None:
         async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as running:
             await die(running["small"])
@@ -162,7 +162,7 @@ async def test_a_server_that_dies_in_the_block_cancels_it_and_says_so(tmp_path: 
     assert current.cancelling() == 0
 
 
-async def test_a_death_is_told_even_if_the_log_is_lost(tmp_path: Path) -> None:
+async def test_a_death_is_reported_even_without_a_log(tmp_path: Path) -> None:
     async def run() -> None:
         async with launch([scripted()], log_dir=tmp_path) as running:
             running["large"].log.unlink()
@@ -173,7 +173,7 @@ async def test_a_death_is_told_even_if_the_log_is_lost(tmp_path: Path) -> None:
         await run()
 
 
-async def test_the_blocks_own_error_comes_through(tmp_path: Path) -> None:
+async def test_the_blocks_own_error_is_raised(tmp_path: Path) -> None:
     with pytest.raises(LookupError, match="mine"):
         async with launch([scripted()], log_dir=tmp_path):
             raise LookupError("mine")
@@ -225,7 +225,7 @@ async def test_names_are_unique() -> None:
             pytest.fail("which one is large?")
 
 
-async def test_says_how_to_install_vllm_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_vllm_is_an_error_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing(name: str) -> None:
         return None
 

@@ -69,7 +69,7 @@ def test_a_folder_that_is_none_is_missing_and_a_hub_name_only_unknown() -> None:
     assert inspect_machine(pair(model="org/name")).of("org/name", None) == machine.ModelFiles()
 
 
-def test_what_the_hubs_cache_holds_is_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_in_the_hubs_cache_are_local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
     kept = tmp_path / "models--org--name"
     snapshot = kept / "snapshots" / "abc123"
@@ -86,7 +86,7 @@ def test_what_the_hubs_cache_holds_is_local(tmp_path: Path, monkeypatch: pytest.
     assert machine.read_config(snapshot) is None
 
 
-def test_a_port_that_somebody_has_is_found() -> None:
+def test_an_occupied_port_is_detected() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert inspect_machine(pair(port=port)).taken == {("127.0.0.1", port): "Address already in use"}
@@ -122,7 +122,7 @@ def sizes(known: MachineFacts) -> tuple[float | None, ...] | None:
         ("No devices were found\\n", None),
     ],
 )
-def test_the_driver_is_asked_where_a_card_is_wanted(
+def test_the_driver_is_queried_if_a_card_is_needed(
     output: str, cards: tuple[float | None, ...] | None, driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver(output)
@@ -146,7 +146,7 @@ def test_the_driver_is_asked_where_a_card_is_wanted(
         ("", (), ()),
     ],
 )
-def test_what_the_environment_allots_are_the_cards_and_in_its_order(
+def test_the_environment_determines_the_cards_and_their_order(
     value: str,
     allotted: tuple[str, ...],
     cards: tuple[float | None, ...],
@@ -161,7 +161,7 @@ def test_what_the_environment_allots_are_the_cards_and_in_its_order(
     assert inspect_machine(pair(gpus=[0])).cards == (Card(),) * len(allotted)
 
 
-def test_the_driver_is_found_on_the_path_and_tells_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_found_on_the_path_and_reports_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     script = tmp_path / "nvidia-smi"
     script.write_text("#!/bin/sh\necho '0, GPU-0, 81559, NVIDIA H100 80GB HBM3'\necho '1, GPU-1, 23034, NVIDIA L4'\n")

@@ -89,7 +89,7 @@ def test_the_type_of_the_numbers_may_be_chosen() -> None:
         {"quantization_config": {"quant_method": "mystery"}},
     ],
 )
-def test_what_the_formula_does_not_fit_is_not_sized(other: dict[str, Any]) -> None:
+def test_models_outside_of_the_formula_have_no_size(other: dict[str, Any]) -> None:
     assert model_shape({**CONFIGS["Qwen/Qwen3-8B"], **other}) is None
 
 

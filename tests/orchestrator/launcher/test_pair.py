@@ -89,12 +89,12 @@ def test_a_model_is_served_under_its_own_name_unless_another_is_set() -> None:
     assert servers(pair({"model": "org/big", "name": "teacher"}))[0].served_name == "teacher"
 
 
-def test_requests_are_scheduled_by_priority_unless_the_flags_say_otherwise() -> None:
+def test_requests_are_scheduled_by_priority_unless_the_flags_override_it() -> None:
     assert flag(servers(pair())[1].args, "scheduling-policy") == "priority"
     assert flag(servers(pair({"flags": {"scheduling-policy": "fcfs"}}))[0].args, "scheduling-policy") == "fcfs"
 
 
-def test_a_cpu_has_no_share_of_a_card_and_sends_zeros_for_what_it_did_not_write() -> None:
+def test_a_cpu_has_no_share_of_a_card_and_sends_zeros_for_unwritten_positions() -> None:
     large = servers(pair({"gpus": [], "suffix_scoring": True}))[0]
     assert "--gpu-memory-utilization" not in large.args
     assert large.env == {"MALLOC_PERTURB_": "255"}
@@ -123,7 +123,7 @@ def test_a_cpu_has_no_share_of_a_card_and_sends_zeros_for_what_it_did_not_write(
         }),
     ],
 )  # fmt: skip
-def test_speculation_becomes_what_vllm_is_told(speculation: Any, expected: dict[str, Any]) -> None:
+def test_speculation_becomes_the_speculative_config_of_vllm(speculation: Any, expected: dict[str, Any]) -> None:
     method = speculation if isinstance(speculation, str) else speculation["method"]
     assert speculative(speculation) == {"method": method, **expected}
 
@@ -134,7 +134,7 @@ def test_the_small_model_drafts_at_its_own_revision() -> None:
     assert "revision" not in speculative(own, revision="v2")
 
 
-def test_each_method_is_known_to_the_command() -> None:
+def test_each_method_has_a_speculative_config() -> None:
     models = {"eagle3": "m", "medusa": "m", "dflash": "m"}
     for method in METHODS:
         one = TokenSpeculation(method=method, model=models.get(method), tokens=None if method == "none" else 2)  # type: ignore[arg-type]
@@ -183,7 +183,7 @@ def test_a_role_that_cannot_be_meant_is_refused(large: Any, complaint: str, tmp_
 
 
 @pytest.mark.parametrize("given", [3, True, ["big"]])
-def test_what_is_no_role_at_all_is_refused_with_what_may_stand_there(given: Any, tmp_path: Path) -> None:
+def test_an_unknown_role_is_refused_with_the_possible_ones(given: Any, tmp_path: Path) -> None:
     either = "write a table with a `model` to start, the URL of a server that runs"
     refused({"large": given, "small": SMALL}, f"large: {either}: {given!r} is none", tmp_path)
     within = f"{either}, or a table of a pair within, with `small` and `large`: {given!r} is none"
@@ -208,7 +208,7 @@ def toml(value: Any) -> str:
     return json.dumps(value)
 
 
-def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_invalid_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere\.toml: No such file"):
         load(tmp_path / "nowhere.toml")
     (tmp_path / "pair.toml").write_text("large = [")
@@ -219,14 +219,14 @@ def test_what_is_no_file_or_no_toml_is_named(tmp_path: Path) -> None:
         load(tmp_path / "pair.toml")
 
 
-def test_folders_lie_beside_the_file_and_other_names_are_the_hubs(tmp_path: Path) -> None:
+def test_folders_are_relative_to_the_file_and_other_names_are_hub_ids(tmp_path: Path) -> None:
     file = tmp_path / "pair.toml"
     file.write_text('[large]\nmodel = "./big"\n[small]\nmodel = "org/tiny"\n')
     read = load(file)
     assert [one.model for one in read.started.values()] == [str(tmp_path / "big"), "org/tiny"]
 
 
-def test_a_role_with_a_url_is_connected_to_and_started_by_nobody() -> None:
+def test_a_role_with_a_url_is_connected_and_not_started() -> None:
     mixed = pair(small={"url": "http://there:8001/v1", "model": "tiny"})
     assert [server.name for server in servers(mixed)] == ["large"]
     assert mixed.connected == {"small": Endpoint(role="small", url="http://there:8001", model="tiny")}

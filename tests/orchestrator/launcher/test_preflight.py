@@ -71,7 +71,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_sum() -> None:
     assert check_pair(pair({"gpus": [0, 2]}, card=47), facts()) == ()
 
 
-def test_what_fits_by_itself_may_not_fit_with_its_drafter() -> None:
+def test_a_model_that_fits_alone_may_not_fit_with_its_drafter() -> None:
     tight = {"memory": 0.85}
     assert check_pair(pair(tight), facts()) == ()
     assert "for its drafter" in complaint(pair({**tight, "speculation": "draft_model"}), facts())
@@ -87,13 +87,13 @@ def test_smaller_keys_and_values_and_no_graphs_make_room() -> None:
     assert plain.total - eager.total == 1.0
 
 
-def test_the_driver_says_what_a_card_has_unless_the_file_does() -> None:
+def test_the_size_of_a_card_comes_from_the_file_or_the_driver() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE}, "small": {"model": SMALL, "gpus": [1]}})
     assert "may use 0.9 of 24 GiB" in complaint(unsaid, facts(cards=cards_of(24.0, 79.0)))
     assert check_pair(unsaid, facts(cards=cards_of(79.0, 24.0))) == ()
 
 
-def test_what_cannot_be_checked_is_told() -> None:
+def test_skipped_checks_are_reported() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE}, "small": {"model": "new/small", "gpus": [1]}})
     notes = check_pair(unsaid, facts())
     assert notes == (
@@ -134,13 +134,13 @@ def test_a_card_that_is_not_there_is_named() -> None:
         ((), (), "there is no GPU 0; CUDA_VISIBLE_DEVICES allows none"),
     ],
 )
-def test_a_card_that_is_not_ours_is_refused_with_what_is(
+def test_an_unallotted_card_is_refused_with_the_allotted_ones(
     allotted: tuple[str, ...], cards: tuple[float | None, ...], message: str
 ) -> None:
     assert message in complaint(pair(), facts(cards=cards_of(*cards), visible=allotted))
 
 
-def test_a_card_of_unknown_size_is_told_and_the_others_still_count() -> None:
+def test_a_card_of_unknown_size_is_reported_and_the_others_are_checked() -> None:
     unsaid = Pair.model_validate({"large": {"model": LARGE, "gpus": [0, 1]}, "small": {"model": SMALL, "gpus": [2]}})
     (warning,) = check_pair(unsaid, facts(cards=cards_of(79.0, None, None), visible=("5", "MIG-a", "MIG-b")))
     assert warning.startswith("small: the memory of its GPUs: nvidia-smi does not tell")
@@ -168,7 +168,7 @@ def test_a_model_is_served_under_a_name_that_is_no_method() -> None:
     )
 
 
-def test_a_card_that_is_given_away_to_nine_tenths_is_no_matter_and_beyond_it_is_told() -> None:
+def test_a_card_may_be_allotted_up_to_nine_tenths_and_more_causes_a_warning() -> None:
     (shared,) = warnings(pair({"memory": 0.65}, {"memory": 0.25, "gpus": [0]}), facts())
     assert "share GPU 0" in shared
     (full, _) = warnings(pair({"memory": 0.87}, {"memory": 0.1, "gpus": [0]}), facts())
@@ -179,20 +179,20 @@ def test_a_card_that_is_given_away_to_nine_tenths_is_no_matter_and_beyond_it_is_
     assert warnings(pair(), facts()) == ()
 
 
-def test_models_that_share_a_card_are_told_what_that_costs() -> None:
+def test_models_that_share_a_card_cause_a_warning_about_the_cost() -> None:
     (warning,) = warnings(pair({"gpus": [0, 1], "memory": 0.5}, {"memory": 0.2}), facts())
     assert warning.startswith("large and small share GPU 1: while both work, each slows the other")
     assert warnings(pair({"gpus": []}, {"gpus": []}), facts()) == ()
 
 
-def test_a_card_smaller_than_the_file_says_is_refused_with_its_name() -> None:
+def test_a_card_smaller_than_in_the_file_is_refused_with_its_name() -> None:
     known = facts(cards=cards_of(22.5, 79.6, name="NVIDIA L4"))
     message = complaint(pair(), known)
     assert "card: the file says 79 GiB, and GPU 0 has less (NVIDIA L4, 22.5 GiB): write `card = 22`" in message
     assert "GPU 1" not in message
 
 
-def test_a_card_larger_than_the_file_says_and_cards_that_differ_are_told() -> None:
+def test_larger_and_different_cards_cause_a_warning() -> None:
     known = facts(cards=cards_of(140.4, 79.6, name="NVIDIA H200"))
     (larger,) = warnings(pair(), known)
     assert larger.startswith("GPU 0 is larger than `card = 79` (NVIDIA H200, 140.4 GiB)")
@@ -227,7 +227,7 @@ def test_the_same_size_is_not_the_same_vocabulary() -> None:
     assert check_pair(*drafting(ModelFiles(config, WORDS), ModelFiles(config, {"z": 0}), heterogeneous=True)) == ()
 
 
-def test_somebody_else_has_to_draft() -> None:
+def test_a_smaller_model_is_needed_to_draft() -> None:
     small = {"url": "http://there:1"}
     nobody = Pair.model_validate({"large": {"model": LARGE, "speculation": "draft_model"}, "small": small})
     assert "the pair has no smaller model that could draft: set" in complaint(nobody, facts())
@@ -258,7 +258,7 @@ def test_on_a_cpu_the_keys_and_values_need_room() -> None:
     assert check_pair(pair(small=cpu), facts()) == ()
 
 
-def test_everything_that_is_wrong_is_said_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     message = complaint(
         pair({"speculation": "suffix", "port": 1}, {"gpus": [0]}, card=24), facts(taken={("127.0.0.1", 1): "taken"})
     )

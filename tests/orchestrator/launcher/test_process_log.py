@@ -27,7 +27,7 @@ def test_an_error_of_several_lines_keeps_them() -> None:
     ]
 
 
-def test_the_same_failure_is_told_once() -> None:
+def test_a_repeated_failure_is_reported_once() -> None:
     assert failure_lines(TRACEBACK * 2) == failure_lines(TRACEBACK)
 
 

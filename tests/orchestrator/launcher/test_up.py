@@ -38,7 +38,7 @@ def waves(monkeypatch: pytest.MonkeyPatch) -> list[list[Server]]:
     return chosen
 
 
-async def test_waves_follow_each_other_and_all_are_told_of(waves: list[list[Server]], tmp_path: Path) -> None:
+async def test_waves_start_in_order_and_all_servers_are_reported(waves: list[list[Server]], tmp_path: Path) -> None:
     ready: list[tuple[str, str]] = []
     async with running(PAIR, log_dir=tmp_path, on_progress=lambda one: ready.append((one.name, one.state))) as standing:
         large, small = standing["large"], standing["small"]
@@ -58,7 +58,7 @@ async def test_a_second_wave_that_fails_takes_the_first_along(waves: list[list[S
             pytest.fail("one of them is not running")
 
 
-async def test_servers_that_run_already_are_met_and_left_alone(tmp_path: Path) -> None:
+async def test_running_servers_are_used_and_not_stopped(tmp_path: Path) -> None:
     async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
         roles = {name: {"url": one.base_url} for name, one in served.items()}
         async with running(Pair.model_validate(roles)) as standing:
@@ -66,9 +66,7 @@ async def test_servers_that_run_already_are_met_and_left_alone(tmp_path: Path) -
         assert all(members(one.pid) for one in served.values())
 
 
-async def test_a_server_that_should_run_is_asked_before_any_is_started(
-    waves: list[list[Server]], tmp_path: Path
-) -> None:
+async def test_an_external_server_is_checked_before_any_start(waves: list[list[Server]], tmp_path: Path) -> None:
     mixed = Pair.model_validate({"large": {"model": "big"}, "small": {"url": "http://127.0.0.1:9", "retries": 0}})
     with pytest.raises(EndpointUnavailable, match=r"small model at http://127\.0\.0\.1:9"):
         async with running(mixed, log_dir=tmp_path):
@@ -102,7 +100,7 @@ def settings_of(printed: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("json_output", [False, True])
-async def test_a_pair_within_is_told_of_with_its_policy_and_stopped_with_the_rest(
+async def test_a_nested_pair_is_reported_with_its_policy_and_stopped_with_the_rest(
     json_output: bool, waves: list[list[Server]], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     waves[:] = [[scripted(), scripted(name="small.large")], [scripted(name="small.small")]]
@@ -120,7 +118,7 @@ async def test_a_pair_within_is_told_of_with_its_policy_and_stopped_with_the_res
     assert sorted(os.listdir(tmp_path)) == ["large.log", "small.large.log", "small.small.log"]
 
 
-async def test_what_is_to_be_known_of_settings_is_said_apart(
+async def test_notes_about_settings_are_separate_from_the_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with launch([scripted(), scripted(name="small")], log_dir=tmp_path) as served:
@@ -145,7 +143,7 @@ def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> N
         asyncio.get_running_loop().call_later(0.02, _collect_output, capsys, outputs)
 
 
-def test_a_file_is_checked_and_what_could_not_be_is_told(
+def test_a_file_is_checked_and_skipped_checks_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -42,7 +42,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     monkeypatch.setattr(vllm_flags, "WORKER", (sys.executable, "-c", source))
 
 
-def test_only_servers_that_are_given_flags_are_asked_about_with_all_their_arguments() -> None:
+def test_only_servers_with_flags_are_checked_with_all_their_arguments() -> None:
     assert flagged_lines(pair({})) == {}
     lines = flagged_lines(pair({"max-num-seqs": 3}, {}))
     assert list(lines) == ["large"]
@@ -63,7 +63,7 @@ def test_an_unknown_flag_is_named_with_the_nearest_one() -> None:
     assert "\n- small.flags: the installed vLLM has no flag 'zzz.key'" in both
 
 
-def test_what_vllm_refuses_for_another_reason_is_told_in_its_words() -> None:
+def test_another_refusal_of_vllm_is_reported_in_its_words() -> None:
     message = "argument --seed: invalid int value: 'abc'"
     assert complaint(pair({"seed": "abc"}), large=message) == f"large: the installed vLLM refuses its flags: {message}"
 
@@ -87,7 +87,7 @@ def test_the_last_line_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ("import time; time.sleep(60)", "timed out"),
     ],
 )
-def test_a_parser_that_cannot_be_asked_says_why(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_parser_has_a_reason(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scripted(monkeypatch, source)
     monkeypatch.setattr(vllm_flags, "WORKER_SECONDS", 0.5 if "sleep" in source else 60.0)
     message = parse({})
@@ -111,7 +111,7 @@ def test_a_wrong_flag_is_refused_before_anything_is_started(file: Path, monkeypa
         load_checked(file, Console(quiet=True))
 
 
-def test_flags_that_could_not_be_checked_are_told(
+def test_unchecked_flags_are_reported(
     file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     scripted(monkeypatch, "raise ImportError('cli_args')")
@@ -120,13 +120,13 @@ def test_flags_that_could_not_be_checked_are_told(
     assert message in capsys.readouterr().out
 
 
-def test_without_flags_nobody_is_asked(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_flags_the_parser_is_not_called(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_flags, "parse", lambda lines: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     file.write_text(FILE.replace("flags = { max-num-seq = 3 }", ""))
     load_checked(file, Console(quiet=True))
 
 
-def test_it_is_asked_only_about_what_is_right_otherwise(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parser_is_called_only_for_files_without_other_errors(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_flags, "parse", lambda lines: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     file.write_text(FILE.replace("org/big", "./gone"))
     with pytest.raises(ConfigurationError, match=r"large\.model: no model at"):

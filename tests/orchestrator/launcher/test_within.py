@@ -115,7 +115,9 @@ def test_pairs_nest_to_any_depth_and_every_model_has_its_path(tmp_path: Path) ->
         ),
     ],
 )
-def test_what_is_wrong_within_is_named_by_its_place(was: str, now: str, complaint: str, tmp_path: Path) -> None:
+def test_errors_within_a_nested_pair_are_named_by_their_path(
+    was: str, now: str, complaint: str, tmp_path: Path
+) -> None:
     assert was in FOUR
     with pytest.raises(ConfigurationError) as failure:
         read(FOUR.replace(was, now, 1), tmp_path)

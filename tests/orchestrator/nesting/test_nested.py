@@ -88,7 +88,7 @@ def paths(chain: Chain) -> list[str]:
     return [path for step in chain.steps for path, _ in step.leaves()]
 
 
-def test_a_step_is_the_small_ones_for_the_large_one_and_tells_who_wrote_it() -> None:
+def test_a_step_of_the_pair_counts_as_small_and_records_its_authors() -> None:
     made = trio(3, refused=[1])
     (chain, _), _ = run(reason(made.policy, PROBLEM, observe=made.events.append))
     assert [(step.author, step.stop) for step in chain.steps] == [
@@ -118,9 +118,7 @@ def test_a_step_is_the_small_ones_for_the_large_one_and_tells_who_wrote_it() -> 
         (2, 2, 8.0),  # the tiny one never waits: 6 drafts, and two judgements of the last
     ],
 )
-def test_the_tiny_one_drafts_while_both_judges_look_at_what_came_before(
-    ahead: int, within: int, seconds: float
-) -> None:
+def test_the_tiny_model_drafts_while_both_judges_verify_earlier_steps(ahead: int, within: int, seconds: float) -> None:
     made = trio(ahead=within)
     assert run(reason(made.policy, PROBLEM, ahead=ahead))[1] == seconds
 
@@ -146,7 +144,7 @@ def test_a_request_of_the_tiny_one_stays_open_from_one_write_of_the_pair_to_the_
     assert [line for line in made.log if line.startswith("small write")] == ["small write 0", "small write 0 done"]
 
 
-def test_what_the_pair_drafted_ahead_is_gone_when_the_large_one_refuses() -> None:
+def test_drafts_ahead_of_the_pair_are_dropped_when_the_large_model_rejects() -> None:
     made = trio(4, ahead=2)
     made.large.judge = lambda chain, question: {"0": 1.0} if len(chain.steps) == 2 else {"9": 1.0}
     (chain, _), _ = run(reason(made.policy, PROBLEM, ahead=2, observe=made.events.append))
@@ -181,7 +179,7 @@ def solved(made: Trio) -> tuple[Outcome, float]:
     )
 
 
-def test_if_both_die_the_large_one_goes_on_alone() -> None:
+def test_if_both_models_of_the_pair_die_the_large_model_continues_alone() -> None:
     made = trio(5)
     made.tiny.fails = lambda verb, chain: GONE if len(chain.steps) >= 2 else None
     dead = EndpointUnavailable("no connection", role="large", url="http://small", verb="write")
@@ -315,7 +313,7 @@ def test_two_writes_at_once_from_one_place_do_not_disturb_each_other() -> None:
     assert run(main())[0] == {f"The small one says 0.{DELIMITER}"}
 
 
-def test_the_pairs_own_policy_sees_who_wrote_which_piece() -> None:
+def test_the_pairs_own_policy_gets_the_author_of_each_piece() -> None:
     chains: list[list[str]] = []
 
     @dataclass(frozen=True)
@@ -355,9 +353,7 @@ def test_the_pairs_own_policy_sees_who_wrote_which_piece() -> None:
 
 
 @pytest.mark.parametrize(("limit", "left", "most"), [(512, 7, 7), (5, 100, 5), (512, 600, 512)])
-def test_no_model_of_the_pair_is_asked_for_more_than_the_write_or_the_budget_has(
-    limit: int, left: int, most: int
-) -> None:
+def test_no_request_within_the_pair_exceeds_the_limit_or_the_budget(limit: int, left: int, most: int) -> None:
     limits: list[int] = []
 
     class Limited(ScriptedModel):
@@ -371,7 +367,7 @@ def test_no_model_of_the_pair_is_asked_for_more_than_the_write_or_the_budget_has
     assert limits[:2] == [most, most]
 
 
-def test_requests_within_a_pair_tell_the_step_of_the_chain_and_are_no_bets_while_the_loop_waits() -> None:
+def test_requests_within_a_pair_have_the_step_of_the_chain_and_are_no_bets_while_the_loop_waits() -> None:
     three = trio(length=3, refused=(1,))
     run(reason(three.policy, PROBLEM, ahead=0))
     requests = [(call.path, call.purpose, call.step) for call in three.events if isinstance(call, Called)]

@@ -42,7 +42,7 @@ def test_the_chain_is_the_same_at_any_lookahead_of_either(
     sticky=st.booleans(),
 )
 @BOUNDED
-def test_so_it_is_with_four_models(
+def test_the_promises_hold_with_four_models(
     outer: str, inner: tuple[str, str], seed: int, ahead: int, within: int, sticky: bool
 ) -> None:
     expected, _ = run(family(outer, *inner, seed=seed).run())
@@ -138,7 +138,7 @@ def test_the_steps_and_verdicts_of_a_pair_survive_the_trace(outer: str, inner: s
     wanted=st.lists(st.tuples(st.integers(1, 40), st.sampled_from([0, 1, 3])), min_size=1, max_size=8),
 )
 @BOUNDED
-def test_every_write_keeps_its_own_terms_whatever_was_kept_open(
+def test_every_write_keeps_its_own_options_with_open_streams(
     inner: str, seed: int, within: int, wanted: list[tuple[int, int]]
 ) -> None:
     async def write() -> Chain:

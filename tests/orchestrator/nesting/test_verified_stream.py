@@ -83,7 +83,7 @@ async def words(made: VerifiedStream, most: int = 99) -> list[str]:
     return taken
 
 
-def test_what_is_accepted_comes_token_by_token_and_then_why_no_more_does() -> None:
+def test_accepted_text_arrives_token_by_token_followed_by_the_reason_of_its_end() -> None:
     async def main() -> None:
         made, verdicts = stream(Ruled((ONE, LAST)))
         made.place = 7
@@ -101,7 +101,7 @@ def test_what_is_accepted_comes_token_by_token_and_then_why_no_more_does() -> No
     assert run(main())[1] == 4.0
 
 
-def test_the_rival_that_stands_comes_in_the_drafts_place_and_the_next_follows_it() -> None:
+def test_the_accepted_rival_replaces_the_draft_and_the_next_draft_follows_it() -> None:
     policy = Ruled(
         (ONE, LAST), {ONE.text: Rollback(reason="grade", rivals=(Rival(ONE, 1.0, "beaten"), Rival(TWO, 9.0)))}
     )
@@ -117,7 +117,7 @@ def test_the_rival_that_stands_comes_in_the_drafts_place_and_the_next_follows_it
 
 
 @pytest.mark.parametrize(("keep", "kept"), [(0, []), (2, ["On"]), (3, ["One"])])
-def test_what_is_kept_comes_before_its_repair_which_tells_why(keep: int, kept: list[str]) -> None:
+def test_the_kept_part_precedes_its_repair_which_has_the_reason(keep: int, kept: list[str]) -> None:
     policy = Ruled((ONE, LAST, LAST), {ONE.text: Rollback(keep, "doubt")})
 
     async def main() -> None:
@@ -135,7 +135,7 @@ def test_what_is_kept_comes_before_its_repair_which_tells_why(keep: int, kept: l
 
 
 @pytest.mark.parametrize(("keep", "repaired"), [(3, False), (0, True)])
-def test_what_is_kept_may_spend_the_budget_and_then_nothing_is_repaired(keep: int, repaired: bool) -> None:
+def test_there_is_no_repair_if_the_kept_part_spends_the_budget(keep: int, repaired: bool) -> None:
     policy = Ruled((ONE,), {ONE.text: Rollback(keep, "doubt")})
 
     async def main() -> None:
@@ -148,7 +148,7 @@ def test_what_is_kept_may_spend_the_budget_and_then_nothing_is_repaired(keep: in
 
 
 @pytest.mark.parametrize(("stop", "why"), [("delimiter", "(length)"), ("end", "(end)")])
-def test_a_repair_without_a_token_ends_the_course_for_it_would_never_come_to_an_end(stop: Stop, why: str) -> None:
+def test_a_repair_without_a_token_ends_the_stream(stop: Stop, why: str) -> None:
     async def main() -> None:
         made, _ = stream(Ruled((ONE,), {ONE.text: Rollback()}, repaired=Step("", "large", stop)))
         assert await words(made) == [why]

@@ -72,7 +72,7 @@ def test_a_full_queue_refuses_at_once_and_a_slow_one_in_time() -> None:
     assert run(main())[0] == ["429 queue_full at 0", "429 queue_timeout at 5"]
 
 
-def test_a_visitor_who_gives_up_frees_the_place() -> None:
+def test_a_waiting_request_that_is_cancelled_frees_its_place() -> None:
     async def main() -> tuple[int, int]:
         gate = Admission(ServiceSettings(max_running=1, max_waiting=5, max_wait=100))
 
@@ -93,7 +93,7 @@ def test_a_visitor_who_gives_up_frees_the_place() -> None:
     assert run(main()) == ((1, 0), 11)
 
 
-def test_nobody_seems_to_be_gone_while_the_next_one_takes_the_place() -> None:
+def test_the_running_count_stays_during_a_handover() -> None:
     async def main() -> tuple[int, float]:
         gate = Admission(ServiceSettings(max_running=1, max_waiting=1, max_wait=100))
 
@@ -114,7 +114,7 @@ def test_nobody_seems_to_be_gone_while_the_next_one_takes_the_place() -> None:
     assert run(main()) == ((0, 20), 20)
 
 
-async def test_too_many_requests_are_told_when_to_come_back() -> None:
+async def test_too_many_requests_get_a_retry_after_header() -> None:
     async with serving(chosen(max_running=1, max_waiting=0)) as served:
         served.small.gate = asyncio.Semaphore(0)
         first = asyncio.create_task(served.chat())
@@ -127,7 +127,7 @@ async def test_too_many_requests_are_told_when_to_come_back() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_takes_its_requests_along(stream: bool) -> None:
+async def test_a_disconnected_clients_requests_are_cancelled(stream: bool) -> None:
     async with serving() as served:
         served.small.gate = asyncio.Semaphore(1)
         asking = asyncio.create_task(served.chat(stream=stream))
@@ -142,7 +142,7 @@ async def test_a_client_that_goes_away_takes_its_requests_along(stream: bool) ->
     assert [request.status for request in served.recorded.requests] == [499]
 
 
-async def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
+async def test_a_disconnected_waiting_client_leaves_the_queue() -> None:
     async with serving(chosen(max_running=1)) as served:
         served.small.gate = asyncio.Semaphore(0)
         first = asyncio.create_task(served.chat())
@@ -159,7 +159,7 @@ async def test_a_client_that_goes_away_while_it_waits_is_forgotten() -> None:
 @pytest.mark.parametrize(
     ("settings", "headers"), [({"max_seconds": 4.0}, {}), ({}, {"x_stainless_read_timeout": "4.0"})]
 )
-async def test_a_deadline_ends_in_the_best_answer_so_far(settings: dict[str, float], headers: dict[str, str]) -> None:
+async def test_a_deadline_ends_with_the_best_answer_so_far(settings: dict[str, float], headers: dict[str, str]) -> None:
     async with serving(chosen(**settings)) as served:
         served.small.gate = asyncio.Semaphore(3)
         reply = await served.chat(headers=headers, stepspec={"ahead": 0})
@@ -169,7 +169,7 @@ async def test_a_deadline_ends_in_the_best_answer_so_far(settings: dict[str, flo
     assert reply.json["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_stream_says_something_while_nothing_happens() -> None:
+async def test_an_idle_stream_sends_keepalives() -> None:
     async with serving(chosen(keep_alive=0.05)) as served:
         served.small.gate = asyncio.Semaphore(0)
         async with served.http.post(
@@ -184,7 +184,7 @@ async def test_a_stream_says_something_while_nothing_happens() -> None:
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_told_to_end_it_finishes_all_twenty_and_takes_no_more() -> None:
+async def test_a_signal_finishes_all_twenty_runs_and_refuses_new_ones() -> None:
     async with serving() as served:
         served.small.gate = asyncio.Semaphore(0)
         twenty = [asyncio.create_task(served.chat(stream=number % 2 == 0)) for number in range(20)]
@@ -205,7 +205,7 @@ async def test_told_to_end_it_finishes_all_twenty_and_takes_no_more() -> None:
     assert answers == [ANSWER] * 20
 
 
-async def test_told_to_end_it_finishes_what_waits_as_well() -> None:
+async def test_a_signal_finishes_waiting_requests_as_well() -> None:
     async with serving(chosen(max_running=1)) as served:
         gate = served.service.context.admission
         served.small.gate, served.large.gate = asyncio.Semaphore(0), asyncio.Semaphore(0)
@@ -230,7 +230,7 @@ async def test_told_to_end_it_finishes_what_waits_as_well() -> None:
     assert [reply.message["content"] for reply in replies] == [ANSWER] * 2
 
 
-async def test_what_does_not_finish_in_time_is_given_up() -> None:
+async def test_runs_beyond_the_grace_period_are_cancelled() -> None:
     async with serving(chosen(drain_seconds=0.1)) as served:
         served.small.gate = asyncio.Semaphore(0)
         asking = asyncio.create_task(served.chat())
@@ -250,7 +250,7 @@ STREAMS = [
 
 
 @pytest.mark.parametrize(("path", "fields", "opening", "closing"), STREAMS)
-async def test_a_stream_that_is_given_up_says_so(
+async def test_a_cancelled_stream_ends_with_an_error(
     path: str, fields: dict[str, object], opening: bytes, closing: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = fields if path == "/live" else {**fields, "stream": True}
@@ -269,7 +269,7 @@ async def test_a_stream_that_is_given_up_says_so(
     assert "without completing" not in caplog.text
 
 
-async def test_a_stream_of_a_served_model_that_is_given_up_says_so_and_other_answers_break_off() -> None:
+async def test_a_cancelled_stream_of_a_served_model_ends_with_an_error_and_other_responses_break_off() -> None:
     behind = Behind()
     behind.gate = asyncio.Event()
     async with serving(chosen(drain_seconds=0.1)) as served:
@@ -292,7 +292,7 @@ async def test_a_stream_of_a_served_model_that_is_given_up_says_so_and_other_ans
     assert [request.error and request.error.code for request in served.recorded.requests] == ["shut_down"] * 2
 
 
-async def test_told_twice_it_ends_at_once() -> None:
+async def test_a_second_signal_ends_it_at_once() -> None:
     async with serving() as served:
         served.small.gate = asyncio.Semaphore(0)
         asking = asyncio.create_task(served.chat())

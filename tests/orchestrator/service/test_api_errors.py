@@ -133,7 +133,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("fields", "param", "words"), WRONG)
-def test_what_is_wrong_is_named_and_the_cure_said(fields: dict[str, Any], param: str, words: str) -> None:
+def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(ApiError) as caught:
         ordered(**fields)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -171,7 +171,7 @@ NEUTRAL: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", NEUTRAL)
-def test_what_asks_for_nothing_is_taken(fields: dict[str, Any]) -> None:
+def test_fields_with_a_neutral_value_are_accepted(fields: dict[str, Any]) -> None:
     assert len(ordered(**fields)) == 1
 
 
@@ -200,7 +200,7 @@ def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
     assert order.budget == budget
 
 
-def test_what_the_request_leaves_open_is_as_configured() -> None:
+def test_missing_fields_have_the_configured_values() -> None:
     (order,) = ordered(seed=4)
     assert order.sampling == Sampling(temperature=0.6, seed=4)
     assert order.overrides == {"policy": "specreason", "options": {"threshold": 5}}

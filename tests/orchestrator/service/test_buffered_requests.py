@@ -28,7 +28,7 @@ async def echo(scope: Scope, receive: Receive, send: Send) -> None:
     await JSONResponse(echoed)(scope, receive, send)
 
 
-async def test_what_is_asked_comes_through_and_the_answer_back() -> None:
+async def test_the_request_reaches_the_application_and_the_response_returns() -> None:
     first, *rest = [
         messages async for messages in stream_messages(echo, pickle.loads(pickle.dumps(buffered(body=b"hello"))))
     ]
@@ -51,7 +51,7 @@ async def test_a_request_travels_under_the_id_that_its_visit_has() -> None:
     assert read == BufferedRequest({"method": "POST", "path": "/x"}, (HEADERS[0], (b"x-request-id", b"r-1")), b"hallo")
 
 
-async def test_a_client_that_leaves_before_it_has_asked_is_noticed() -> None:
+async def test_a_client_that_disconnects_before_its_body_is_noticed() -> None:
     async def receive() -> dict[str, object]:
         return {"type": "http.disconnect"}
 
@@ -70,7 +70,7 @@ def test_a_client_that_waits_has_less_left_later(sent: bytes, left: bytes) -> No
     assert later.headers == ((b"x-stainless-read-timeout", left), other)
 
 
-async def test_pieces_come_as_they_are_sent_and_together_if_nobody_asked() -> None:
+async def test_pieces_arrive_as_they_are_sent_and_together_without_a_reader() -> None:
     gate = asyncio.Semaphore(0)
 
     async def pieces() -> AsyncGenerator[bytes]:
@@ -148,7 +148,7 @@ async def test_an_application_that_does_not_notice_is_cancelled(monkeypatch: pyt
     assert cancelled.is_set()
 
 
-async def test_what_the_application_raises_is_raised_after_what_it_sent() -> None:
+async def test_an_error_of_the_application_is_raised_after_its_messages() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         raise ValueError("broken")

@@ -50,7 +50,7 @@ async def test_an_answer_in_one_piece() -> None:
     assert "x-stepspec-version" in reply.headers
 
 
-async def test_a_stream_tells_every_step_and_then_the_answer() -> None:
+async def test_a_stream_has_every_step_and_then_the_answer() -> None:
     async with serving() as served:
         reply = await served.chat(stream=True, stream_options={"include_usage": True})
         unstreamed = await served.chat()
@@ -75,7 +75,7 @@ async def test_a_stream_tells_every_step_and_then_the_answer() -> None:
     assert (usage["choices"], usage["usage"]) == ([], unstreamed.json["usage"])
 
 
-async def test_usage_comes_only_when_asked_for() -> None:
+async def test_usage_is_sent_only_on_request() -> None:
     async with serving() as served:
         reply = await served.chat(stream=True)
     assert not any("usage" in chunk for chunk in reply.chunks)
@@ -92,7 +92,7 @@ async def test_usage_comes_only_when_asked_for() -> None:
     ],
 )
 @pytest.mark.parametrize("where", ["the service", "the request"])
-async def test_where_the_thinking_is_told(where: str, thinking: Any, fields: dict[str, str]) -> None:
+async def test_the_field_of_the_thinking_follows_the_option(where: str, thinking: Any, fields: dict[str, str]) -> None:
     settings = chosen(thinking=thinking if where == "the service" else "both")
     options: dict[str, Any] = {"stepspec": {"thinking": thinking}} if where == "the request" else {}
     async with serving(settings) as served:
@@ -179,7 +179,7 @@ async def test_options_of_the_method_may_be_overridden() -> None:
     assert {step["author"] for step in large.json["steps"]} == {"large"}
 
 
-async def test_json_is_asked_of_the_large_model_and_only_for_the_answer() -> None:
+async def test_json_is_requested_from_the_large_model_and_only_for_the_answer() -> None:
     script = (*SCRIPT[:8], "\n\n", '{"x":', " 2}")
     schema = {"type": "object"}
     wanted = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}

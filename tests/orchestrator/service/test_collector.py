@@ -162,7 +162,7 @@ async def test_a_collector_gets_the_spans_of_a_run(tmp_path: Path) -> None:
     assert TURN["content"] not in str(collector.got)
 
 
-async def test_a_collector_that_says_nothing_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
+async def test_a_hanging_collector_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
     collector = Collector(silent=True)
     async with collector.listening() as address, exporting(address, tmp_path / "service.log") as running:
         await running.chat()

@@ -49,12 +49,12 @@ def test_statuses(exc: Exception, status: int, code: str) -> None:
     assert ("Retry-After" in refusal.all_headers) is (status in (429, 503))
 
 
-def test_what_worked_before_it_failed_is_not_to_be_repeated() -> None:
+def test_a_failure_after_some_work_is_not_to_be_retried() -> None:
     assert errors.api_error(EndpointUnavailable("x"), partial=True).all_headers["x-should-retry"] == "false"
     assert "x-should-retry" not in errors.api_error(EndpointUnavailable("x")).all_headers
 
 
-def test_a_client_that_takes_nothing_is_left_in_time_and_so_is_its_work() -> None:
+def test_a_client_that_does_not_read_is_disconnected_in_time_and_its_run_cancelled() -> None:
     async def main() -> tuple[str, int]:
         request = ServiceRequest("v", "POST", "/v1/chat/completions", {})
         ended = ""

@@ -45,7 +45,7 @@ def judge(served: Served, times: int) -> None:
         promise(Judged(place, Step("So.", "small"), Accept(9.0)))
 
 
-async def test_a_promise_is_told_with_the_drift_since() -> None:
+async def test_a_guarantee_is_shown_with_its_drift() -> None:
     async with serving(options=OPTIONS) as served:
         before = (await served.get("/live/trust")).json
         judge(served, LEAST)
@@ -58,7 +58,7 @@ async def test_a_promise_is_told_with_the_drift_since() -> None:
 
 
 @pytest.mark.parametrize("chosen", [{"policy": "large"}, {"options": {"threshold": 5}}])
-async def test_a_promise_is_told_only_of_what_auto_means(chosen: dict[str, Any]) -> None:
+async def test_a_guarantee_is_shown_only_for_the_method_of_auto(chosen: dict[str, Any]) -> None:
     async with serving(**chosen) as served:
         status = (await served.get("/live/trust")).json
         samples = await metrics(served)
@@ -79,7 +79,7 @@ async def test_drift_is_measured() -> None:
     assert found(second, "grade_drifted", **model) == 1
 
 
-async def test_shadows_are_counted_by_what_they_found() -> None:
+async def test_shadow_checks_are_counted_by_outcome() -> None:
     async with serving(options=OPTIONS, shadow=1.0) as served:
         none = (await served.get("/live/trust")).json["shadows"]
         await served.chat()
@@ -98,7 +98,7 @@ async def test_shadows_are_counted_by_what_they_found() -> None:
         assert found(scraped, "shadow_tokens_total", verb="read") == record.read > 0
 
 
-async def test_the_methods_are_told_with_the_options_that_are_configured() -> None:
+async def test_the_methods_are_listed_with_the_configured_options() -> None:
     async with serving(options=OPTIONS) as served:
         methods = (await served.get("/live/methods")).json["methods"]
     options = {method["name"]: method["options"] for method in methods}

@@ -14,7 +14,7 @@ from ..endpoints.server import Refuse
 from .served import ANSWER, THINKING, TURN, chosen, serving
 
 
-async def test_a_run_is_told_as_a_trace_that_replays() -> None:
+async def test_a_run_is_streamed_as_a_trace_that_replays() -> None:
     async with serving() as served:
         reply = await served.post("/live", {"problem": "What is 1 + 1?", "stepspec": {"ahead": 0}})
     *lines, last = reply.lines
@@ -38,7 +38,7 @@ async def test_a_run_is_told_as_a_trace_that_replays() -> None:
     assert solution["ledger"]["small"]["kept"] == 8
 
 
-async def test_an_error_is_told_with_its_status_or_as_the_last_event() -> None:
+async def test_an_error_has_its_status_or_is_the_last_event() -> None:
     async with serving(policy="large") as served:
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
         late = await served.post("/live", {"messages": [TURN], "stepspec": {"ahead": 0}})
@@ -49,7 +49,7 @@ async def test_an_error_is_told_with_its_status_or_as_the_last_event() -> None:
     assert (early.status, wrong.status) == (503, 404)
 
 
-async def test_the_methods_are_told_with_their_options() -> None:
+async def test_the_methods_are_listed_with_their_options() -> None:
     async with serving() as served:
         payload = (await served.get("/live/methods")).json
     assert (payload["default"], payload["models"]) == ("specreason", {"small": "tiny", "large": "huge"})
@@ -58,7 +58,7 @@ async def test_the_methods_are_told_with_their_options() -> None:
     assert methods["specreason"]["about"].startswith("Accept a step of the small model")
 
 
-async def test_the_page_comes_with_its_policy_and_nothing_else_may_frame_it() -> None:
+async def test_the_page_has_its_content_policy_and_no_other_site_may_frame_it() -> None:
     async with serving() as served:
         page = await served.get("/")
     policy = page.headers["Content-Security-Policy"]

@@ -57,7 +57,7 @@ async def test_without_a_key_only_the_upkeep_answers() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(HEALTH_PATHS))
-async def test_health_is_told_without_a_body_too(path: str) -> None:
+async def test_health_responds_to_head_requests_too(path: str) -> None:
     async with serving(LOCKED) as served, served.http.head(served.base + path) as reply:
         assert (reply.status, await reply.read()) == (200, b"")
 
@@ -87,7 +87,7 @@ async def test_a_body_that_is_too_large_is_not_read(announced: bool) -> None:
         assert (await served.chat()).status == 200
 
 
-async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+async def test_a_missing_body_times_out() -> None:
     async with serving(chosen(send_seconds=0.2)) as served:
         host, port = served.base.removeprefix("http://").split(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -98,7 +98,7 @@ async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
         await writer.wait_closed()
 
 
-def test_a_body_that_comes_piece_by_piece_has_to_be_there_in_time_as_a_whole() -> None:
+def test_the_timeout_is_for_the_complete_body() -> None:
     async def main() -> tuple[list[int], float]:
         statuses, left = list[int](), iter(range(5, -1, -1))
 
@@ -121,7 +121,7 @@ def test_a_body_that_comes_piece_by_piece_has_to_be_there_in_time_as_a_whole() -
     assert run(main()) == (([408], 10), 10)
 
 
-async def test_a_client_that_goes_away_in_the_middle_of_a_body_is_no_failure() -> None:
+async def test_a_client_that_disconnects_within_its_body_is_no_failure() -> None:
     async with serving() as served:
         host, port = served.base.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port))
@@ -135,7 +135,7 @@ async def test_a_client_that_goes_away_in_the_middle_of_a_body_is_no_failure() -
 
 
 @pytest.mark.parametrize("given", ["", "x" * 129, "a b", "é"])
-async def test_an_id_that_cannot_be_told_is_replaced(given: str) -> None:
+async def test_an_invalid_request_id_is_replaced(given: str) -> None:
     async with serving() as served:
         reply = await served.get("/health", x_request_id=given)
     assert len(reply.headers["X-Request-Id"]) == 32
@@ -153,7 +153,7 @@ async def test_other_sites_may_use_it_if_they_are_listed() -> None:
             assert (refused.status, refused.headers.get("Access-Control-Allow-Origin")) == (401, allowed)
 
 
-async def test_what_nobody_foresaw_is_a_500_that_tells_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unexpected_error_is_a_500_without_details(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as served:
         engine = served.service.context.offer.engine
 

@@ -26,7 +26,7 @@ async def test_the_list_names_methods_and_models() -> None:
     assert (spelt["id"], spelt["owned_by"]) == ("small:tiny", "vllm")
 
 
-async def test_models_of_one_name_are_told_apart_by_their_role() -> None:
+async def test_models_of_the_same_name_are_distinguished_by_role() -> None:
     async with serving(names=("same", "same")) as served:
         listed = [entry["id"] for entry in (await served.get("/v1/models")).json["data"]]
         behind = Behind()
@@ -62,7 +62,7 @@ async def test_a_served_model_gets_the_very_bytes_and_answers_with_its_own(path:
     assert (at, body, headers["Authorization"], headers["traceparent"]) == (path, WEIRD, "Bearer theirs", trace)
 
 
-async def test_a_stream_passes_through_as_it_comes_and_ends_when_the_client_goes() -> None:
+async def test_a_stream_passes_through_unchanged_and_ends_when_the_client_disconnects() -> None:
     behind = Behind()
     behind.kind, behind.pieces, behind.gate = "text/event-stream", [b"data: 1\n\n", b"data: 2\n\n"], asyncio.Event()
     async with serving() as served:
@@ -119,7 +119,7 @@ async def test_an_answer_that_stops_half_way_is_cut_off_and_not_completed() -> N
         await runner.cleanup()
 
 
-async def test_the_trace_context_goes_on_to_the_servers_of_a_method() -> None:
+async def test_the_trace_context_is_sent_to_the_servers_of_a_method() -> None:
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with serving() as served:
         await served.chat(headers={"traceparent": trace})
@@ -140,7 +140,7 @@ async def test_every_run_has_one_session_of_its_own_at_the_servers_of_a_method()
     assert None not in first | second
 
 
-async def test_the_session_of_a_client_goes_on_to_the_servers_of_a_method() -> None:
+async def test_the_session_of_a_client_is_sent_to_the_servers_of_a_method() -> None:
     async with serving() as served:
         await served.chat(headers={"x-session-id": "conversation-7"})
         assert {headers.get("X-Session-ID") for headers in run_heads(served)} == {"conversation-7"}

@@ -44,7 +44,7 @@ def found(samples: dict[Any, float], name: str, **labels: str) -> float:
     return samples[(f"stepspec_{name}", frozenset(labels.items()))]
 
 
-async def test_metrics_count_what_happened() -> None:
+async def test_metrics_count_requests_runs_steps_and_tokens() -> None:
     async with serving() as served:
         for stream in (False, True):
             await served.chat(stream=stream)
@@ -76,7 +76,7 @@ async def test_metrics_count_what_happened() -> None:
     assert found(samples, "info", version="0.1.0") == 1
 
 
-async def test_a_request_that_is_refused_before_it_is_read_asks_for_no_model() -> None:
+async def test_a_request_refused_before_its_body_has_no_model() -> None:
     async with serving(chosen(keys=("k",))) as served:
         await served.chat()
         await served.get("/v1/models", authorization="Bearer k")
@@ -87,7 +87,7 @@ async def test_a_request_that_is_refused_before_it_is_read_asks_for_no_model() -
     assert found(samples, "requests_total", endpoint="other", model="none", status="200") == 1
 
 
-async def test_what_a_run_is_given_is_told_where_it_is_adapted() -> None:
+async def test_adapted_values_are_in_the_metrics() -> None:
     async with serving(adapt=0.1) as served:
         for method in ("specreason", "large"):
             assert (await served.chat(method=method)).status == 200
@@ -97,7 +97,7 @@ async def test_what_a_run_is_given_is_told_where_it_is_adapted() -> None:
     assert sum(name.startswith("stepspec_adapted") for name, _ in samples) == 2
 
 
-async def test_what_judges_nothing_has_no_accept_ratio() -> None:
+async def test_a_run_without_verdicts_has_no_accept_ratio() -> None:
     async with serving() as served:
         for method in ("large", "small"):
             assert (await served.chat(method=method)).status == 200
@@ -106,7 +106,7 @@ async def test_what_judges_nothing_has_no_accept_ratio() -> None:
     assert not [name for name, _ in samples if name.startswith("stepspec_accept_ratio")]
 
 
-async def test_labels_do_not_follow_what_clients_make_up() -> None:
+async def test_labels_do_not_contain_values_of_clients() -> None:
     async with serving() as served:
         for number in range(5):
             await served.get(f"/nothing/{number}")
@@ -165,7 +165,7 @@ async def traced(**fields: Any) -> tuple[Tree, Served]:
     return Tree(finished), served
 
 
-async def test_a_request_is_a_span_and_so_is_every_request_below_it() -> None:
+async def test_every_request_and_every_upstream_request_is_a_span() -> None:
     tree, served = await traced()
     request = tree.request
     assert request.context is not None
@@ -229,7 +229,7 @@ async def test_a_stream_that_was_kept_open_is_below_the_run_and_its_drafts_link_
     assert not [span for draft in drafts for span in tree.below(draft)]
 
 
-async def test_spans_tell_no_text() -> None:
+async def test_spans_contain_no_text() -> None:
     tree, _ = await traced()
     assert TURN["content"] not in str([(span.attributes, span.events) for span in tree.spans])
 
@@ -294,7 +294,7 @@ async def test_other_routes_have_names_of_their_own() -> None:
     }
 
 
-async def test_what_is_passed_on_is_a_span_for_every_server_that_was_asked() -> None:
+async def test_a_proxied_request_has_a_span_for_every_server_that_was_tried() -> None:
     behind = Behind()
     async with traced_service() as (served, finished):
         runner = await put_behind(served, behind)
@@ -313,7 +313,7 @@ async def test_what_is_passed_on_is_a_span_for_every_server_that_was_asked() -> 
     assert [tree.below(request) for request in requests] == [[span] for span in tree.clients]
 
 
-def test_where_spans_go_is_for_the_environment_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_sets_the_destination_of_spans(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in tracing.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     assert not tracing.configured()
@@ -322,7 +322,7 @@ def test_where_spans_go_is_for_the_environment_to_say(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("prompts", [False, True])
-async def test_a_log_line_for_every_request_and_prompts_only_if_asked_for(
+async def test_every_request_has_a_log_line_with_the_prompt_only_if_configured(
     prompts: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = chosen(log_format="json", log_level="debug", log_prompts=prompts)
@@ -340,7 +340,7 @@ async def test_a_log_line_for_every_request_and_prompts_only_if_asked_for(
 
 
 @pytest.mark.parametrize("form", ["json", "console"])
-def test_a_failure_is_logged_without_what_was_asked(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failure_is_logged_without_the_prompt(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The variables of the functions that failed have the key and the problem in them."""
     request = ServiceRequest("r-1", "POST", "/v1/chat/completions", {"authorization": "Bearer sesame"})
 

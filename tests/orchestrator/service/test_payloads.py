@@ -35,7 +35,7 @@ def deltas(builder: DeltaBuilder, *events: Event, text: str) -> dict[str, str]:
     return joined
 
 
-def test_the_marker_is_never_told_and_the_text_between_is_as_it_was_written() -> None:
+def test_the_marker_is_never_sent_and_the_text_between_is_unchanged() -> None:
     events = Committed(0, step("a\n\n")), Committed(1, step(" b \n</think>")), Answering("c")
     assert deltas(DeltaBuilder("reasoning", thinks=True), *events, text="c") == {
         "reasoning": "a\n\n b \n",
@@ -43,7 +43,7 @@ def test_the_marker_is_never_told_and_the_text_between_is_as_it_was_written() ->
     }
 
 
-def test_what_was_not_told_in_pieces_is_told_at_the_end() -> None:
+def test_unsent_text_is_sent_at_the_end() -> None:
     assert deltas(DeltaBuilder("both", thinks=True), Answering("It "), text="It is 2.")["content"] == "It is 2."
     assert deltas(DeltaBuilder("both", thinks=True), Answering("It is 2."), text="It is 2.")["content"] == "It is 2."
     assert deltas(DeltaBuilder("content", thinks=True), Committed(0, step("a\n\n")), text="") == {
@@ -52,7 +52,7 @@ def test_what_was_not_told_in_pieces_is_told_at_the_end() -> None:
     assert deltas(DeltaBuilder("content", thinks=True), text="2") == {"content": "2"}
 
 
-def test_what_was_told_is_never_taken_back() -> None:
+def test_sent_text_is_never_taken_back() -> None:
     assert deltas(DeltaBuilder("both", thinks=True), Answering("It was"), text="It is 2.")["content"] == "It was"
 
 
@@ -76,7 +76,7 @@ def test_the_time_of_the_servers_is_counted_once_where_they_overlap() -> None:
     assert count.written
 
 
-def test_usage_is_what_one_model_would_have_cost() -> None:
+def test_usage_counts_the_tokens_of_a_single_model() -> None:
     counts = [TokenCounts(), TokenCounts()]
     for count in counts:
         for event in (
@@ -99,7 +99,7 @@ def test_usage_is_what_one_model_would_have_cost() -> None:
 @pytest.mark.parametrize(
     ("reason", "finish"), [("stop", "stop"), ("length", "length"), ("time", "length"), ("repetition", "length")]
 )
-def test_whatever_cut_it_short_is_length(reason: FinishReason, finish: str) -> None:
+def test_every_truncation_has_the_finish_reason_length(reason: FinishReason, finish: str) -> None:
     assert payloads.finish_reason(solved("x", reason)) == finish
 
 

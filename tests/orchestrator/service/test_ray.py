@@ -56,7 +56,7 @@ def test_variables_the_file_and_arguments_are_its_settings(monkeypatch: pytest.M
     assert "file" not in repr(settings)
 
 
-def test_the_application_is_built_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_application_is_built_on_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="no small model"):
         _ = service_on_ray.app
     for role, url in URLS.items():
@@ -98,7 +98,7 @@ def test_the_file_that_is_shipped_is_one() -> None:
     assert not schema.http_options.model_dump()["host"].startswith("0.")
 
 
-def test_settings_travel_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_sent_completely(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = service_factory.read(
         {**URLS, "service": {"keys": ["one"]}, "small": {"url": "http://a", "api_key": "k"}}
     )
@@ -125,7 +125,7 @@ def test_an_endpoint_may_begin_with_any_of_its_servers() -> None:
     assert three.turned(3) == three
 
 
-def test_without_ray_it_says_what_to_install() -> None:
+def test_without_ray_the_error_names_the_package_to_install() -> None:
     code = "import sys; sys.modules['ray'] = None; import stepspec.orchestrator.service.ray"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode

@@ -15,7 +15,7 @@ def scrape(count: int) -> bytes:
     return generate_latest(registry)
 
 
-def test_every_sample_says_whose_it_is_and_nothing_else_changes() -> None:
+def test_every_sample_gets_the_label_of_its_replica_and_nothing_else_changes() -> None:
     scrapes = {"a": scrape(1), "b": scrape(3)}
     found = {
         (sample.name, *sorted(sample.labels.items())): sample.value
@@ -41,5 +41,5 @@ def test_a_family_is_described_once() -> None:
     assert 'about_info{replica="a",version="0\\"1"} 1.0' in lines
 
 
-def test_nobody_tells_nothing() -> None:
+def test_no_replicas_give_no_samples() -> None:
     assert merge_metrics({}) == b""

@@ -28,7 +28,7 @@ async def test_an_answer_passes_through_with_the_id_of_the_request() -> None:
 @pytest.mark.parametrize(
     "before", [[], [()], [(), ()], [(), (STREAM,)]], ids=["asked", "taken", "working", "with a head"]
 )
-async def test_nobody_notices_a_death_before_the_answer(before: list[Messages]) -> None:
+async def test_a_replica_lost_before_the_response_is_replaced_unnoticed(before: list[Messages]) -> None:
     services = Elsewhere([[*before, ReplicaLost("died")], [(), (JSON,), (body(b"[", more=True), body(b"2]"))]])
     reply = await told(services.ask)
     assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"[2]", "application/json")
@@ -76,14 +76,14 @@ async def test_an_answer_without_an_end_is_no_answer() -> None:
     assert len(services.asked) == 2
 
 
-async def test_a_refusal_is_told_and_not_tried_again() -> None:
+async def test_a_refusal_is_passed_on_and_not_retried() -> None:
     full = ApiError(429, "full", code="queue_full", retry=True)
     services = Elsewhere([[full]])
     reply = await told(services.ask)
     assert (reply.status, reply.code, len(services.asked)) == (429, "queue_full", 1)
 
 
-async def test_a_request_that_nobody_takes_is_refused() -> None:
+async def test_a_request_without_a_free_replica_is_refused() -> None:
     async def ask(asked: BufferedRequest) -> AsyncGenerator[Messages]:
         await asyncio.Event().wait()
         yield ()
@@ -93,7 +93,7 @@ async def test_a_request_that_nobody_takes_is_refused() -> None:
 
 
 @pytest.mark.parametrize("begun", [False, True])
-async def test_a_replica_that_says_nothing_more_is_given_up(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_replica_is_abandoned(begun: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_proxy, "GRACE", 0.0)
     monkeypatch.setattr(ray_proxy, "TRAVEL_SECONDS", 0.0)
 
@@ -111,7 +111,7 @@ async def test_a_replica_that_says_nothing_more_is_given_up(begun: bool, monkeyp
         assert (reply.status, reply.code) == (504, "deadline")
 
 
-async def test_whoever_answers_later_knows_how_long_the_client_waits_still() -> None:
+async def test_a_later_replica_gets_the_remaining_timeout_of_the_client() -> None:
     patience = (b"x-stainless-read-timeout", b"600")
 
     async def ask(asked: BufferedRequest) -> AsyncGenerator[Messages]:
@@ -182,14 +182,16 @@ async def test_the_door_is_before_it() -> None:
         ("::1", False, CHAT, 200),
     ],
 )
-async def test_without_a_key_nobody_from_outside_is_let_in(server: str, insecure: bool, path: str, status: int) -> None:
+async def test_without_a_key_only_local_clients_are_admitted(
+    server: str, insecure: bool, path: str, status: int
+) -> None:
     services = Elsewhere([[(), (JSON, body(b"1"))]])
     reply = await told(services.ask, path, settings=chosen(insecure=insecure), server=server)
     assert reply.status == status
     assert status == 200 or "STEPSPEC_SERVICE__KEYS" in reply.body.decode()
 
 
-async def test_what_is_no_request_is_for_the_application() -> None:
+async def test_other_scopes_go_to_the_application() -> None:
     got = list[Message]()
 
     async def receive() -> Message:

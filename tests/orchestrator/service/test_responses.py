@@ -29,7 +29,7 @@ async def test_a_response_has_its_thinking_and_its_answer_as_items() -> None:
     assert (len(extra["steps"]), extra["ledger"]["small"]["kept"], extra["stepspec"]["answer"]) == (3, 8, "2")
 
 
-async def test_a_stream_tells_the_same_in_numbered_events() -> None:
+async def test_a_stream_has_the_same_content_in_numbered_events() -> None:
     async with serving() as served, client(served) as sdk:
         events = [event async for event in await sdk.responses.create(model="auto", input=PROBLEM, stream=True)]
         async with sdk.responses.stream(model="auto", input=PROBLEM) as helped:
@@ -52,7 +52,7 @@ async def test_a_stream_tells_the_same_in_numbered_events() -> None:
     assert full.output_text == ANSWER
 
 
-async def test_a_conversation_goes_on_with_the_items_that_came_back() -> None:
+async def test_a_conversation_continues_with_the_returned_items() -> None:
     async with serving() as served, client(served) as sdk:
         first = await sdk.responses.create(model="auto", input=PROBLEM)
         items: Any = [{"role": "user", "content": PROBLEM}, *first.output, {"role": "user", "content": "And then?"}]
@@ -108,7 +108,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"stepspec": {"options": {"thresholds": 1}}}, "stepspec.options.thresholds", "threshold"),
     ],
 )
-async def test_what_cannot_be_honoured_is_named(fields: dict[str, Any], param: str, words: str) -> None:
+async def test_unsupported_fields_are_named(fields: dict[str, Any], param: str, words: str) -> None:
     async with serving() as served:
         reply = await served.post("/v1/responses", {"model": "auto", "input": PROBLEM, **fields})
     assert reply.status == 400

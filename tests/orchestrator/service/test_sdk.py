@@ -23,7 +23,7 @@ async def client(served: Served, key: str = "k", **settings: Any) -> AsyncGenera
         yield made
 
 
-async def test_each_status_is_its_own_error_and_says_why() -> None:
+async def test_each_status_has_its_own_error_with_the_reason() -> None:
     settings = chosen(keys=("k",), max_running=1, max_waiting=0)
     async with serving(settings) as served, client(served, max_retries=0) as sdk, client(served, "x") as stranger:
         create = sdk.chat.completions.create
@@ -56,7 +56,7 @@ async def test_a_failure_after_some_work_is_not_tried_again_by_the_sdk() -> None
         assert len(served.recorded.requests) == 1
 
 
-async def test_a_stream_keeps_the_extensions_and_raises_what_goes_wrong_in_it() -> None:
+async def test_a_stream_keeps_the_extensions_and_raises_its_errors() -> None:
     async with serving(policy="large") as served, client(served) as sdk:
         stream = await sdk.chat.completions.create(
             model="specreason", messages=MESSAGES, stream=True, stream_options={"include_usage": True}

@@ -114,7 +114,7 @@ def test_in_traces_without_purposes_calls_belong_to_no_stage() -> None:
     assert list(tree.rest) == [moment.event for moment in moments if isinstance(moment.event, Called)]
 
 
-def test_bets_on_a_rejected_step_are_lost_and_so_are_their_judgements() -> None:
+def test_bets_on_a_rejected_step_and_their_judgements_are_lost() -> None:
     found, tree = stages(
         called("small", "write", 0, 1, "draft", 0),
         (1, Drafted(0, DRAFT)),
@@ -235,7 +235,7 @@ def test_a_stream_that_ended_before_its_drafts_were_read_is_shared_by_all_of_the
     assert not [stage for stage in tree.stages if stage.calls]
 
 
-def test_what_was_given_up_in_the_middle_has_what_there_was() -> None:
+def test_a_cancelled_run_has_spans_for_its_requests() -> None:
     assert Stages.of([]) == Stages([], [])
     found, tree = stages((1, Drafted(0, DRAFT)), called("small", "write", 0, 3, "draft", 0, "cancelled"))
     assert spelt(found["draft", 0]) == (0, 1, "lost", [])

@@ -46,7 +46,9 @@ async def post(served: Served, path: str, **fields: object) -> Reply:
         ("/v1/responses", {"input": "What is 1 + 1?"}),
     ],
 )
-async def test_an_answer_tells_of_it(path: str, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_response_has_the_counters(
+    path: str, fields: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
         answer = (await post(served, path, **fields)).json
@@ -57,7 +59,7 @@ async def test_an_answer_tells_of_it(path: str, fields: dict[str, object], monke
         assert answer["stepspec"]["speculation"] == {"large": entry}
 
 
-async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_metrics_have_the_counters_of_the_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
         await post(served, "/v1/chat/completions", messages=[{"role": "user", "content": "What is 1 + 1?"}])
@@ -71,7 +73,7 @@ async def test_the_metrics_count_what_the_servers_count(monkeypatch: pytest.Monk
             assert 'role="small"' not in "".join(line for line in text.splitlines() if "speculation" in line)
 
 
-async def test_the_page_is_told_as_it_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_page_gets_the_counters_during_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "ACCEPTANCE_POLL_SECONDS", 0.01)
     async with serving(metrics=shown(10)) as served:
         payloads = await post(served, "/live", problem="What is 1 + 1?")
@@ -88,7 +90,7 @@ async def test_servers_that_do_not_speculate_are_not_mentioned() -> None:
         assert b"speculation_passes_total{" not in (await served.get("/metrics")).body
 
 
-def test_what_several_runs_saw_of_one_server_is_not_added_up() -> None:
+def test_overlapping_counters_of_one_server_are_not_summed() -> None:
     one = Speculated("large", Acceptance(2, 8, 6), 0.0, 1.0)
     longer = replace(one, counted=Acceptance(3, 12, 6), until=1.5)
     within = Speculated("small", Acceptance(1, 4, 4), 0.0, 1.0, path="small.large")
