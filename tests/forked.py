@@ -26,7 +26,7 @@ import rich.progress
 import tenacity
 import typer
 
-# Installed beside the copy only.
+# Installed in the environment of the copy only.
 mutating: Any = import_module("cosmic_ray.mutating")
 work_db: Any = import_module("cosmic_ray.work_db")
 work_item: Any = import_module("cosmic_ray.work_item")

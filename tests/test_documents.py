@@ -1,4 +1,4 @@
-"""What the documents link to is there: files beside them, and headings in them."""
+"""The targets of links in the documents exist: files, and headings in them."""
 
 from __future__ import annotations
 

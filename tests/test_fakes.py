@@ -1,4 +1,4 @@
-"""The clock that jumps is exact and tells what hangs; the scripted model's own promises, besides those of any model."""
+"""The virtual clock is exact and reports hanging tests; properties of the scripted model beyond those of any model."""
 
 import asyncio
 from contextlib import AsyncExitStack

@@ -12,7 +12,7 @@ MODULE, TESTS = "policies/one.py", "tests/test_one.py"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository with one module; cosmic-ray writes the mutants' names, if asked to begin."""
+    """A repository with one module; cosmic-ray writes the mutants' names at the start."""
     for name, text in {MODULE: "ONE = 1\n", TESTS: "", ".gitignore": "build\n"}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -68,13 +68,13 @@ async def solving(large: FakeVllm) -> AsyncGenerator[Solver]:
 
 
 def looks(solver: Solver) -> int:
-    """How many passes were seen at the server that speculates."""
+    """The number of drafts that were counted at the speculating server."""
     (found,) = (server.reading for _, server in (*servers(solver.small), *servers(solver.large)) if server.reading)
     return found.counted.drafts
 
 
 async def gated(solver: Solver, server: FakeVllm, later: bytes, passes: int, to: Path) -> tuple[Solution, list[Event]]:
-    """Solve one problem; once its first step is there the *server* shows something *later*, and goes on when seen."""
+    """Solve one problem; after its first step the *server* has the metrics *later*; continue once they were read."""
     events: list[Event] = []
     server.gate = asyncio.Semaphore(3)
     running = asyncio.create_task(solver.solve(PROBLEM, observe=events.append, trace_to=to))

@@ -35,7 +35,7 @@ def real_tokenizer(family: str) -> Tokenizer:
 
 @cache
 def _file(family: str) -> Path | VocabularyUnavailable:
-    """Download once: a network that is not there is not asked again for the next test."""
+    """Download once: after a network error the next test does not try again."""
     if family == MINIATURE:
         return MODELS / "small" / "tokenizer.json"
     try:

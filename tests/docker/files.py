@@ -23,7 +23,7 @@ VARIABLE = re.compile(r"\$\{(\w+)(?::([-?])([^}]*))?\}")
 
 
 def tool(name: str) -> str:
-    """Return the path of a program that is installed beside this Python."""
+    """Return the path of a program in the folder of this Python."""
     return str(Path(sys.executable).with_name(name))
 
 

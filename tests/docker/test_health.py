@@ -18,7 +18,7 @@ from .test_image import stage
 
 
 async def health(*arguments: str, **environment: str) -> tuple[int, str]:
-    """Run the probe; return its exit status and what it said."""
+    """Run the probe; return its exit status and its output."""
     command = (sys.executable, str(DOCKER / "health.py"), *arguments)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stderr=pipe, env={**outside(), **environment})

@@ -1,4 +1,4 @@
-"""A solver that answers what it is told to, for what is around it to be tested."""
+"""A scripted solver, to test the code around it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stepspec.orchestrator.solution import SolvedStep
 
 @dataclass(frozen=True)
 class SolveCall:
-    """What a run was asked for."""
+    """The arguments of a run."""
 
     problem: str
     policy: str
@@ -51,7 +51,7 @@ def solution(
 @dataclass
 class ScriptedSolver:
     """
-    Answers as *script* says, which may raise; *calls* tells the runs in the order in which they began.
+    Returns the solutions of *script*, which may raise; *calls* has the runs in the order of their starts.
 
     A run waits for a permit of the *gate*, if there is one; *most* is how many waited at the same time.
     """

@@ -1,4 +1,4 @@
-"""Which cluster is meant, and what is said where there is none."""
+"""The address of a cluster, and the errors where there is none."""
 
 from __future__ import annotations
 

@@ -125,8 +125,8 @@ def test_an_actor_reports_a_missing_stepspec() -> None:
         import ray
         sys.modules["stepspec"] = None
         ray.get_runtime_context = lambda: types.SimpleNamespace(get_node_id=lambda: "n1")
-        told = asyncio.run(cloudpickle.loads(sys.stdin.buffer.read())().describe())
-        print(told["node"], told["missing"])
+        described = asyncio.run(cloudpickle.loads(sys.stdin.buffer.read())().describe())
+        print(described["node"], described["missing"])
     """
     run = subprocess.run([sys.executable, "-c", there], input=actor, capture_output=True, check=True, timeout=120)
     assert run.stdout.decode().startswith("n1 No module named 'stepspec")

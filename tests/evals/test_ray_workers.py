@@ -37,7 +37,7 @@ SOLVED = SolvedTask(None, {})
 
 @dataclass
 class Scripted:
-    """A worker's process that does as it is told; *calls* is what it was asked for."""
+    """The scripted process of a worker; *calls* are the arguments of its methods."""
 
     comes: float = 0.0  # seconds until there is a place for it
     overrides: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -1,4 +1,4 @@
-"""A calibration reused runs that do not repeat, so that a true loss q was seen as about q squared."""
+"""A calibration reused runs that do not repeat, so that a true loss q was measured as about q squared."""
 
 from __future__ import annotations
 

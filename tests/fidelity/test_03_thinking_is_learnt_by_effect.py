@@ -143,7 +143,7 @@ def test_an_answer_that_cannot_be_written_is_not_replaced_by_a_box_from_the_thin
 def unexpected(
     *steps: str, answer: str | EndpointError = "So it is \\boxed{7}.", budget: Budget | None = None
 ) -> tuple[Outcome, str]:
-    """Let a small model that is taken not to think write *steps*; return the outcome and all that was told of it."""
+    """Let a small model without detected thinking write *steps*; return the outcome and the emitted text."""
     small = ScriptedModel("small", lambda previous: steps[len(previous)])
     large = ScriptedModel(
         "large", counting("large", 4), answer=answer if isinstance(answer, str) else "", log=small.log

@@ -98,7 +98,7 @@ def test_a_judge_may_decide_whether_the_reasoning_is_complete(complete: bool) ->
     (chain, _), took = run(reason(built(*pair(complete=complete), "judge"), PROBLEM, observe=events.append))
     if complete:
         assert authors_and_texts(chain)[-1] == ("small", f"The small one says 1{THINK_END}")
-        assert took == 4.0  # both questions about the last draft are asked at the same time
+        assert took == 4.0  # both questions about the last draft are concurrent
     else:
         assert authors_and_texts(chain) == TOGETHER
         assert {step.note for step in chain.steps if step.author == "large"} == {"incomplete"}

@@ -1,4 +1,4 @@
-"""Reflective verification at a temperature above 0 asked for a match, which cuts most of what a model draws."""
+"""Reflective verification at a temperature above 0 required a match, which rejects most sampled tokens."""
 
 from __future__ import annotations
 

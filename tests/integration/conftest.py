@@ -63,7 +63,7 @@ def serving(
 
 
 def split_thinking(kept: Sequence[str]) -> tuple[list[str], str]:
-    """What a client is told of the *kept* steps: those of the thinking, without the mark of its end, and the answer."""
+    """Split the *kept* steps as a client gets them: the thinking without the mark of its end, and the answer."""
     ends = next(place for place, text in enumerate(kept, 1) if text.endswith(THINK_END))
     return [text.replace(THINK_END, "") for text in kept[:ends]], "".join(kept[ends:]).strip()
 

@@ -99,7 +99,7 @@ async def test_nothing_is_lost_that_had_not_begun_when_a_replica_is_killed(
     for answer, streaming in zip(answers, begun, strict=True):
         if not streaming and answer.error is None:
             assert answer.complete, answer.text
-        elif answer.error is not None:  # It has been told something, and is told that this is all.
+        elif answer.error is not None:  # The stream had begun and ends with an error.
             assert answer.stream
             assert answer.error["code"] == "replica_lost"
             assert '"stepspec":{"index":0' in answer.text

@@ -1,4 +1,4 @@
-"""The same seed, the same chains: at any lookahead, beside other runs or alone, and in another process."""
+"""Equal seeds give equal chains: at any lookahead, alone or with other runs, and in another process."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_a_lost_bet_on_the_answer_may_fail() -> None:
 def test_after_a_repair_the_answer_is_a_bet_again() -> None:
     case = Case()
     case.large.judge = lambda chain, _: {"2" if chain.text == "The small one says 0.\n\n" else "9": 1}
-    # A draft, its judge, its repair; then three drafts with their judges behind them, the answer beside the last.
+    # A draft, its judge, its repair; then three drafts with their judges behind them, the answer with the last.
     assert case.run(ahead=1)[1] == 3 + 4
 
 

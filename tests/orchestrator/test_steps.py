@@ -17,7 +17,7 @@ pytestmark = pytest.mark.parametrize("ahead", [0, 2])
 
 
 def saying(*paragraphs: str) -> Callable[[Previous], str]:
-    """Script *paragraphs*, whatever was said before, and the last one for ever."""
+    """Script *paragraphs* in this order, and repeat the last one."""
     return lambda previous: paragraphs[min(len(previous), len(paragraphs) - 1)]
 
 

@@ -258,7 +258,9 @@ def test_the_answer_is_bet_on_again_after_a_rival() -> None:
     small, large = pair({DRAFT: 2}, length=2)
     outcome, seconds = run(solve(Choose(small, large), PROBLEM, budget=Budget(), ahead=1, observe=lambda event: None))
     assert [step.author for step in outcome.chain.steps] == ["small", "small"]
-    assert seconds == 6.0  # four for the first step, one to draft the last, and its grade beside the answer
+    assert (
+        seconds == 6.0
+    )  # four for the first step, one to draft the last, and its grade at the same time as the answer
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Policies are found by name, and wrong names, options and values are told apart from right ones."""
+"""Policies are found by name; wrong names, options and values are errors."""
 
 from dataclasses import FrozenInstanceError, fields
 from typing import Any

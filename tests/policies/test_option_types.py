@@ -1,4 +1,4 @@
-"""What options may be is checked before anything runs, and told to those who ask."""
+"""The values of options are checked before a run and described for users."""
 
 from __future__ import annotations
 

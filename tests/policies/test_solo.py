@@ -1,4 +1,4 @@
-"""One model alone: nothing is judged and nobody else is asked."""
+"""One model alone: no verdicts and no requests to other models."""
 
 import pytest
 

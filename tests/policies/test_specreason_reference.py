@@ -1,4 +1,4 @@
-"""The mistakes of SpecReason's reference code, each said in a docstring; none of them is ours."""
+"""The mistakes of SpecReason's reference code, each stated in a docstring; stepspec has none of them."""
 
 from collections.abc import Callable
 

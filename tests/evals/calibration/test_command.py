@@ -43,7 +43,7 @@ DEADLINE = 120  # seconds, after which a test has failed
 
 
 class Noting:
-    """A solver that notes what it is asked for."""
+    """A solver that records the arguments of each call."""
 
     def __init__(self) -> None:
         self.settings = NON_DEFAULT
@@ -57,7 +57,7 @@ class Noting:
 
 
 async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[dict[str, Any]]:
-    """What the solver is asked for at these *places*: a problem and a value."""
+    """The calls of the solver for these *places*: a problem and a value."""
     noting, tasks = Noting(), [Task(f"What is {n} + 7?", "7") for n in range(9)]
     solver = cast("Solver", noting)
     async with Graders() as graders:
@@ -130,7 +130,7 @@ async def urls() -> AsyncGenerator[tuple[tuple[str, ...], FakeVllm]]:
 
 
 async def calibrate(folder: Path, *words: str) -> tuple[int, str]:
-    """Run the command; return its exit code and what it told on standard error."""
+    """Run the command; return its exit code and its standard error."""
     command = (sys.executable, "-m", "stepspec.evals.calibration.command", *words)
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, cwd=folder, stdout=pipe, stderr=pipe)

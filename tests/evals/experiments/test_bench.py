@@ -1,4 +1,4 @@
-"""The bench as it is called: where its figures go, what stands beside them, and what it refuses."""
+"""The command of the bench: the file of its figures, the notes in that file, and refused options."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def script(call: SolveCall) -> Solution:
 
 @dataclass
 class Servers:
-    """Stands in for servers; *warmed* are the arms that each start was told of, and *solver* solves for all."""
+    """Replaces the servers; *warmed* has the arms of each start, and *solver* solves for all of them."""
 
     warmed: list[list[str]] = field(default_factory=list[list[str]])
     solver: Pair = field(default_factory=lambda: Pair(script))

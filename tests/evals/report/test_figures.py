@@ -34,7 +34,7 @@ def test_times(found: dict[str, ArmFigures]) -> None:
 def test_no_model_is_busy_for_longer_than_the_run() -> None:
     done = {**samples(), **{(n, SHIPPED.name): mixed(0.9) for n in range(4)}}
     shipped = next(f for f in compute_figures(done, ARMS) if f.arm is SHIPPED)
-    assert shipped.busy["large"] == 0.9  # its requests were open for a second, beside each other
+    assert shipped.busy["large"] == 0.9  # its requests were open for a second, concurrently
 
 
 def test_steps_and_tokens(found: dict[str, ArmFigures]) -> None:

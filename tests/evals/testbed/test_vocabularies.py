@@ -29,7 +29,7 @@ def a_package(folder: Path) -> Path:
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
-    """Instead of downloading, write the package to where pip was asked to; return the commands."""
+    """Write the package to the destination of pip instead of downloading it; return the commands."""
     archive = a_package(tmp_path)
     digest = sha256(archive.read_bytes()).hexdigest()
     qwen = replace(vocabularies.VOCABULARIES["qwen"], sha256=digest)

@@ -52,7 +52,7 @@ def _uv(*arguments: str) -> None:
 
 
 def pin() -> None:
-    """Write what every requirements.in resolves to today into the requirements.txt beside it."""
+    """Resolve every requirements.in today and write the result to requirements.txt in the same folder."""
     for requirements in sorted(FOLDER.glob("*/requirements.in")):
         plain = ("--no-header", "--no-annotate", "--python-version", "3.11", "--upgrade")
         _uv("pip", "compile", *plain, str(requirements), "--output-file", str(requirements.with_suffix(".txt")))

@@ -21,7 +21,7 @@ def folder(tmp_path: Path) -> Path:
 def test_an_environment_is_made_once_for_the_same_pins(folder: Path) -> None:
     first = environments.environment("nobody", folder=folder, built=folder / "built")
     run = subprocess.run([first / "python", "-c", "import pytest"], capture_output=True, text=True)
-    assert "No module named 'pytest'" in run.stderr  # ours is not seen from there
+    assert "No module named 'pytest'" in run.stderr  # our packages are not importable there
     (first / "kept").touch()
     assert environments.environment("nobody", folder=folder, built=folder / "built") == first
     assert (first / "kept").is_file()

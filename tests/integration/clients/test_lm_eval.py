@@ -87,7 +87,7 @@ def test_its_samples_and_our_log_have_the_same_answers(results: Path, service: S
 
 
 def answers(service: Service) -> Mapping[str, str]:
-    """Return what the service answered, by the conversation that it was asked in."""
+    """Return the answers of the service by conversation."""
     events = logged(service.log)
     prompts = {line["request_id"]: json.dumps(line["messages"]) for line in events if line["event"] == "started"}
     return {prompts[line["request_id"]]: line["answer"] for line in events if line["event"] == "solved"}

@@ -28,7 +28,7 @@ CAPABLE = Capabilities("0.32.0", True, True, True, True, True, True, True, True,
 @dataclass(eq=False)
 class Mortal:
     """
-    A server of *scripted*, dead from the second *dies* until *revives*: what is asked of it then breaks off.
+    A server of *scripted*, dead from the second *dies* until *revives*: requests in between fail.
 
     *calls* counts the verbs begun here, *entered* the connections made and not yet closed, *looks* all of them.
     """

@@ -1,4 +1,4 @@
-"""A scripted stand-in for vLLM: it writes one text, greedily, and fails when told to. Real sockets, no clock."""
+"""A scripted replacement of vLLM: it writes one text, greedily, and fails on demand. Real sockets, no clock."""
 
 from __future__ import annotations
 
@@ -250,7 +250,7 @@ class FakeVllm:
         return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
 
     def score(self, body: dict[str, Any]) -> dict[str, Any]:
-        """Score what is not cached, as vLLM does when it is told to read its cache nevertheless."""
+        """Score the uncached tokens, as vLLM does if it has to read its cache for scoring."""
         prompt, params = body["token_ids"], body["sampling_params"]
         assert (params["detokenize"], params["skip_reading_prefix_cache"]) == (False, False)
         cached = self.cache(prompt)

@@ -28,7 +28,7 @@ class Server:
     """
     Drafts four tokens a second, of which it accepts three, in one pass, and writes four, *since* a second or for ever.
 
-    It takes *slow* seconds to tell; *idle*, it drafts nothing. *looks* are the seconds at which somebody asked.
+    A reading takes *slow* seconds; an *idle* server drafts nothing. *looks* are the times of the readings in seconds.
     """
 
     url: str = "http://one"

@@ -235,7 +235,7 @@ def test_a_cache_that_is_off_is_to_be_switched_on() -> None:
         (info(block_size=16), 16, True, 400),
         (info(block_size=640, enable_prefix_caching=False), 10_000, False, 400),
         (info(block_size=640), 10_000, False, 1280),
-        (b"", 640, True, 1000),  # the block is not told: it has to be looked for
+        (b"", 640, True, 1000),  # the size of the block is not reported and has to be measured
     ],
 )
 async def test_the_probe_repeats_prompts_beyond_the_block(metrics: bytes, block: int, found: bool, tried: int) -> None:

@@ -1,4 +1,4 @@
-"""Whether a server orders requests by priority is seen from what it does, and never where it does not."""
+"""Whether a server orders requests by priority is measured, without false positives."""
 
 from __future__ import annotations
 

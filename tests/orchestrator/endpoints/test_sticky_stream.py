@@ -82,13 +82,13 @@ async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> Non
         chain = PROBLEM.extend(first)
         for _ in range(3):
             gate.release()
-        await server.left.wait()  # The server is told while nobody writes,
+        await server.left.wait()  # The server is stopped between two writes;
         await eventually(lambda: len(met.calls) == 1)
-        second = await met.model.write(chain)  # what has arrived may be read,
+        second = await met.model.write(chain)  # tokens that have arrived may be read,
         assert second.text == STEPS[1]
         assert requests(server) == 1
         server.gate = None
-        third = await met.model.write(chain.extend(second))  # and then it is asked again.
+        third = await met.model.write(chain.extend(second))  # and then there is a new request.
         assert third.text == STEPS[2]
         assert requests(server) == 2
 

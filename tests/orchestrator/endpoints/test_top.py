@@ -1,4 +1,4 @@
-"""The likeliest tokens of a place, told by writing and by scoring."""
+"""The likeliest tokens of a place, from writing and from scoring."""
 
 from __future__ import annotations
 

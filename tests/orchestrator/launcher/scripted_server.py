@@ -52,7 +52,7 @@ def mute() -> None:
 
 
 def family() -> None:
-    """Serve beside a child; neither of them listens to SIGTERM."""
+    """Serve with a child process; both ignore SIGTERM."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     serve()

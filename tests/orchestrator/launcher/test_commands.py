@@ -1,4 +1,4 @@
-"""What is told of the servers of a pair can be read by those who use them."""
+"""The printed settings of a pair can be read by its users."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ QWEN = {**HYBRID_SHAPE, "model_type": "qwen3_next", "vocab_size": 704}
 SPELLED = "--mamba-cache-mode align --prefix-match-unit 16"
 PARSER = """
 import json, sys
-asked = json.load(sys.stdin)
+lines = json.load(sys.stdin)
 known = {known}
-refusals = {{name: "" for name in asked}}
+refusals = {{name: "" for name in lines}}
 print(json.dumps({{"flags": known, "refusals": refusals}}))
 """
 NEW = [*HYBRID_FLAGS, "max-num-seqs", "mamba-block-size"]

@@ -1,4 +1,4 @@
-"""A pair is brought up, told of and taken down."""
+"""A pair is started, reported and stopped."""
 
 from __future__ import annotations
 

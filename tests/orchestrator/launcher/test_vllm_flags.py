@@ -1,4 +1,4 @@
-"""The flags of a pair's file are those of the installed vLLM, which is asked in a process of its own, if it can be."""
+"""The parser of the installed vLLM checks the flags of a pair's file in a separate process, if possible."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ KNOWN = frozenset({"max-num-seqs", "hf-overrides", "seed", "enforce-eager", "no-
 FILE = '[large]\nmodel = "org/big"\ngpus = []\nflags = { max-num-seq = 3 }\n[small]\nurl = "http://a:1"\n'
 ANSWER = """
 import json, sys
-asked = json.load(sys.stdin)
+lines = json.load(sys.stdin)
 print("vLLM's own log")
-print(json.dumps({"flags": ["max-num-seqs"], "refusals": {name: " ".join(line) for name, line in asked.items()}}))
+print(json.dumps({"flags": ["max-num-seqs"], "refusals": {name: " ".join(line) for name, line in lines.items()}}))
 """
 
 
@@ -121,13 +121,13 @@ def test_unchecked_flags_are_reported(
 
 
 def test_without_flags_the_parser_is_not_called(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_flags, "parse", lambda lines: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(vllm_flags, "parse", lambda lines: pytest.fail("the parser was called"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     file.write_text(FILE.replace("flags = { max-num-seq = 3 }", ""))
     load_checked(file, Console(quiet=True))
 
 
 def test_the_parser_is_called_only_for_files_without_other_errors(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vllm_flags, "parse", lambda lines: pytest.fail("asked"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
+    monkeypatch.setattr(vllm_flags, "parse", lambda lines: pytest.fail("the parser was called"))  # pyright: ignore[reportUnknownLambdaType, reportUnknownArgumentType]
     file.write_text(FILE.replace("org/big", "./gone"))
     with pytest.raises(ConfigurationError, match=r"large\.model: no model at"):
         load_checked(file, Console(quiet=True))

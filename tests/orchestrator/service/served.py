@@ -191,7 +191,7 @@ async def serving(
 
 
 class Behind:
-    """A model's server: it notes what it is sent, and answers what it is told to."""
+    """A model's server: it records its requests and returns scripted replies."""
 
     def __init__(self) -> None:
         self.got: list[tuple[str, dict[str, str], bytes]] = []

@@ -1,4 +1,4 @@
-"""What a request may not ask for: it is named, and the cure is said. Nothing is ignored."""
+"""Unsupported fields of a request: the error names the field and the cure. No field is ignored."""
 
 from __future__ import annotations
 

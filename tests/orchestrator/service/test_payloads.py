@@ -1,4 +1,4 @@
-"""From events to what a client is told, without any wire."""
+"""From events to the payloads of a client, without a connection."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from stepspec.orchestrator.service.ray_proxy import merge_metrics
 
 def scrape(count: int) -> bytes:
     registry = CollectorRegistry()
-    Counter("asked", "Requests.", ["status"], registry=registry).labels("200").inc(count)
+    Counter("requests", "Requests.", ["status"], registry=registry).labels("200").inc(count)
     Gauge("running", "At work.", registry=registry).set(count / 2)
     Histogram("seconds", "How long.", buckets=(1, 2), registry=registry).observe(count)
     Info("about", "The version.", registry=registry).info({"version": '0"1'})
@@ -29,14 +29,14 @@ def test_every_sample_gets_the_label_of_its_replica_and_nothing_else_changes() -
         for sample in family.samples
     }
     assert found == expected
-    assert found["asked_total", ("replica", "b"), ("status", "200")] == 3
+    assert found["requests_total", ("replica", "b"), ("status", "200")] == 3
 
 
 def test_a_family_is_described_once() -> None:
     lines = merge_metrics({"a": scrape(1), "b": scrape(2)}).decode().splitlines()
     described = [line for line in lines if line.startswith("#")]
     assert len(described) == len(set(described))
-    assert "# TYPE asked_total counter" in described
+    assert "# TYPE requests_total counter" in described
     assert "# TYPE seconds histogram" in described
     assert 'about_info{replica="a",version="0\\"1"} 1.0' in lines
 

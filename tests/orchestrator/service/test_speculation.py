@@ -1,4 +1,4 @@
-"""Token-level speculation underneath, as clients of the service and its operators are told of it."""
+"""Token-level speculation of the servers, in the replies and metrics of the service."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-An eval of one sample, asked twice in the same conversation.
+An eval of one sample with two turns of one conversation.
 
 Inspect takes the service called NAME of the model ``openai-api/NAME/MODEL`` from NAME_BASE_URL and NAME_API_KEY. Any
 name does, but stepspec: variables that begin so are stepspec's own settings.
