@@ -1,7 +1,8 @@
 """
 Run the tests of one module's mutants, each in a fork of a process that has imported everything but stepspec.
 
-Most of a mutant's time is imports otherwise. Started by ``tests/mutate.py`` in the copy that is mutated.
+Most of a mutant's time is imports otherwise. Started by ``tests/mutate.py`` in the copy that is mutated. A semicolon
+divides the tests: the slow ones after it run only for the mutants that pass the others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import signal
 import sys
 import time
 from importlib import import_module
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -36,21 +38,27 @@ PRELOADED = (aiohttp, hypothesis, openai, orjson, pydantic_settings, pytest, ric
 PLUGINS = ("-ppytest_timeout", f"-p{pytest_asyncio.plugin.__name__}")
 SURVIVED = work_item.TestOutcome.SURVIVED
 DEADLINE = 600.0  # seconds
-LIMIT = 45  # seconds of one core; no module's tests take half of it
+LIMIT = 300.0  # seconds of one core, for the tests of the code without any mutant
 PRELOADED_WARNING = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis is there already
 OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", PRELOADED_WARNING, *PLUGINS)
 
 
-def run_forked(tests: str, seconds: float) -> tuple[Any, str]:
-    """
-    Run *tests* in a fork, which is killed after so many *seconds*.
+def processor_seconds() -> float:
+    """Return the processor's time that the forks which have ended took."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
-    An endless loop is noticed sooner, by the processor's time, which is the same however busy the machine is.
+
+def run_forked(tests: str, seconds: float, limit: float) -> tuple[Any, str]:
+    """
+    Run *tests* in a fork, which is killed after so many *seconds*, or *limit* seconds of the processor's time.
+
+    The limit ends an endless loop, and is the same however busy the machine is.
     """
     child = os.fork()
     if child == 0:
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (LIMIT, LIMIT))
+        resource.setrlimit(resource.RLIMIT_CPU, (ceil(limit), ceil(limit)))
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
@@ -67,16 +75,29 @@ def run_forked(tests: str, seconds: float) -> tuple[Any, str]:
     return work_item.TestOutcome.KILLED, "timeout"
 
 
-def main(session: Path, tests: str) -> None:
-    outcome, _ = run_forked(tests, DEADLINE)
-    if outcome is not SURVIVED:
-        sys.exit(f"the tests fail without any mutant: {tests}")
-    mutating.run_tests = run_forked
+def main(session: Path, tests: str, every: int) -> None:
+    limits: dict[str, float] = {}
+    for part in tests.split(";"):
+        before = processor_seconds()
+        outcome, _ = run_forked(part, DEADLINE, LIMIT)
+        if outcome is not SURVIVED:
+            sys.exit(f"the tests fail without any mutant: {part}")
+        limits[part] = 3 + 2 * (processor_seconds() - before)
+
+    def run_parts(tests: str, seconds: float) -> tuple[Any, str]:
+        outcome = SURVIVED, ""
+        for part, limit in limits.items():
+            if outcome[0] is SURVIVED:
+                outcome = run_forked(part, seconds, limit)
+        return outcome
+
+    mutating.run_tests = run_parts
     with work_db.use_db(session, work_db.WorkDB.Mode.open) as work:
         survived = [item for item, result in work.completed_work_items if result.test_outcome == SURVIVED]
-        for item in [*work.pending_work_items, *survived]:
+        pending = sorted(work.pending_work_items, key=lambda item: item.mutations[0].start_pos)
+        for item in [*pending[::every], *survived]:
             work.set_result(item.job_id, mutating.mutate_and_test(item.mutations, tests, DEADLINE))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

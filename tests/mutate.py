@@ -3,12 +3,14 @@ Change the code in one small place at a time and see whether a test notices: ``m
 
 Works in a copy below ``build/mutation``, made anew at every start, where cosmic-ray is installed too. Every module is
 tried with the tests that are about it, and goes on where it was interrupted; what survived is tried again, for a test
-may have come. A module that was edited, or is given other tests, begins anew. The survivors are printed as patches, and
-each has to be explained in ``docs/mutation.md``.
+may have come. A module that was edited, or is given other tests, begins anew. With ``--every N`` only every N-th of the
+mutants that were not tried yet is tried, in the order of the source. The survivors are printed as patches, and each has
+to be explained in ``docs/mutation.md``.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sqlite3
@@ -35,28 +37,45 @@ POLICIES["wrappers"] = (
     "policies/wrappers.py",
     "tests/policies/test_wrappers.py tests/fidelity/test_08_who_ends_the_thinking.py",
 )
-LOOP = " ".join(
-    f"tests/orchestrator/test_{name}.py" for name in ("lookahead", "steps", "deadline", "sticky_stream", "run")
+
+
+def core(name: str, *tests: str, slow: Sequence[str] = ()) -> tuple[str, str]:
+    """A module of the orchestrator and the files below ``tests/`` that are about it."""
+    parts = (" ".join(f"tests/{test}.py" for test in part) for part in (tests, slow) if part)
+    return f"orchestrator/{name}.py", ";".join(parts)
+
+
+RUN = ("orchestrator/test_run", "orchestrator/test_request_context", "fidelity/test_09_who_writes_the_answer")
+LOOP = (
+    *(f"orchestrator/test_{name}" for name in ("lookahead", "sure_bets", "steps", "deadline", "sticky_stream")),
+    *RUN[:2],
 )
-NESTED = " ".join(f"tests/orchestrator/nesting/test_{name}.py" for name in ("verified_stream", "nested", "promises"))
+PROMISES = ("orchestrator/test_reason",)
 CORE = {
-    "budget": ("orchestrator/budget.py", "tests/orchestrator/test_budget.py tests/orchestrator/test_run.py"),
-    "reason": ("orchestrator/reason.py", f"{LOOP} tests/orchestrator/test_reason.py"),
-    "lookahead": (
-        "orchestrator/lookahead.py",
-        f"{LOOP} tests/orchestrator/test_reason.py tests/orchestrator/test_sure_bets.py",
+    "answer": core("answer", "orchestrator/test_answer", *RUN),
+    "budget": core("budget", "orchestrator/test_budget", *RUN),
+    "chain": core("chain", "orchestrator/test_chain"),
+    "concurrency": core("concurrency", "orchestrator/test_concurrency"),
+    "early_stopping": core("early_stopping", "orchestrator/test_early_stopping"),
+    "ledger": core("ledger", "orchestrator/test_ledger"),
+    "lookahead": core("lookahead", *LOOP, slow=PROMISES),
+    "reason": core("reason", *LOOP, slow=PROMISES),
+    "repetition": core("repetition", "orchestrator/test_repetition"),
+    "run": core("run", *RUN, "orchestrator/test_early_stopping"),
+    "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
+    "adaptation": core(
+        "feedback/adaptation",
+        "orchestrator/feedback/test_evidence",
+        "orchestrator/feedback/test_adaptation",
+        "orchestrator/test_deciding",
     ),
-    "run": ("orchestrator/run.py", "tests/orchestrator/test_run.py tests/test_public_api.py"),
-    "repetition": ("orchestrator/repetition.py", "tests/orchestrator/test_repetition.py"),
-    "chain": ("orchestrator/chain.py", "tests/orchestrator/test_chain.py"),
-    "early_stopping": ("orchestrator/early_stopping.py", "tests/orchestrator/test_early_stopping.py"),
-    "load": ("orchestrator/feedback/load.py", "tests/orchestrator/feedback/test_load.py"),
-    "nested": ("orchestrator/nesting/model.py", NESTED),
-    "adaptation": (
-        "orchestrator/feedback/adaptation.py",
-        "tests/orchestrator/test_deciding.py tests/orchestrator/feedback/test_adaptation.py",
+    "load": core("feedback/load", "orchestrator/feedback/test_load"),
+    "run_stats": core("feedback/run_stats", "orchestrator/feedback/test_run_stats"),
+    "nested": core(
+        "nesting/model",
+        *(f"orchestrator/nesting/test_{name}" for name in ("verified_stream", "nested", "turned")),
+        slow=("orchestrator/nesting/test_promises",),
     ),
-    "evidence": ("orchestrator/feedback/adaptation.py", "tests/orchestrator/feedback/test_evidence.py"),
 }
 SESSIONS = {**POLICIES, **CORE}
 # The sign between two types of an annotation is the same operator, and no test can tell.
@@ -114,25 +133,32 @@ def begin(name: str) -> Path:
     return fresh.rename(session)
 
 
-def mutate(name: str) -> tuple[int, list[str]]:
-    """Try every mutant of one session; return how many there were and the patches of those that survived."""
+def mutate(name: str, every: int = 1) -> tuple[int, int, list[str]]:
+    """Try the mutants of one session; return how many were tried, how many there are, and the survivors' patches."""
     session = begin(name)
     environment = {**os.environ, "PYTHONPATH": f"{TREE / 'src'}:{SITE}", "PYTHONDONTWRITEBYTECODE": "1"}
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    command = (sys.executable, str(ROOT / "tests" / "forked.py"), str(session), SESSIONS[name][1])
+    command = (sys.executable, str(ROOT / "tests" / "forked.py"), str(session), SESSIONS[name][1], str(every))
     subprocess.run(command, cwd=TREE, env=environment, check=True)
     with sqlite3.connect(session) as results:
         tried = results.execute(
             "select diff, test_outcome from work_results where worker_outcome = 'NORMAL'"
         ).fetchall()
-    return len(tried), [diff for diff, outcome in tried if "SURVIVED" in str(outcome).upper()]
+        (skipped,) = results.execute(
+            "select count(*) from work_items where job_id not in (select job_id from work_results)"
+        ).fetchone()
+    return len(tried), len(tried) + skipped, [diff for diff, outcome in tried if "SURVIVED" in str(outcome).upper()]
 
 
-def main(names: Sequence[str]) -> None:
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description="List the small changes of the code that no test notices.")
+    parser.add_argument("modules", nargs="*", help=f"by default all: {', '.join(SESSIONS)}")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="try only every N-th mutant not tried yet")
+    options = parser.parse_args(arguments)
     prepare()
-    for name in names or SESSIONS:
-        tried, survivors = mutate(name)
-        print(f"== {name}: {tried} mutants, {len(survivors)} survived", flush=True)
+    for name in options.modules or SESSIONS:
+        tried, total, survivors = mutate(name, options.every)
+        print(f"== {name}: {tried} of {total} mutants tried, {len(survivors)} survived", flush=True)
         for diff in survivors:
             print(
                 *[line for line in diff.splitlines() if line[:1] in "+-@" and line[:3] not in ("+++", "---")], sep="\n"

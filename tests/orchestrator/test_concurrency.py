@@ -1,11 +1,12 @@
 """What is begun at once ends together."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import pytest
 
-from stepspec.orchestrator.concurrency import at_once, background, supervised
+from stepspec.orchestrator.concurrency import all_entered, at_once, background, supervised, to_the_end
 
 from ..fakes import run
 
@@ -83,6 +84,66 @@ def test_to_be_cancelled_is_passed_on_once() -> None:
 
     assert run(main())[1] == 1.5
     assert log == ["3 cancelled", "9 cancelled"]
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_work_that_is_done_to_the_end_outlasts_every_cancellation(failing: bool) -> None:
+    log: list[str] = []
+
+    async def ended() -> None:
+        await work(3.0, log, failing)
+        log.append("ended")
+
+    async def main() -> None:
+        waiting = asyncio.create_task(to_the_end(ended()))
+        for _ in range(2):
+            await asyncio.sleep(1.0)
+            waiting.cancel()
+        await asyncio.wait([waiting])
+        assert waiting.cancelled() is not failing
+        if failing:
+            assert str(waiting.exception()) == "after 3"
+
+    assert run(main())[1] == 3.0
+    assert log == ([] if failing else ["ended"])
+
+
+def test_work_that_is_done_to_the_end_undisturbed_ends_there() -> None:
+    assert run(to_the_end(work(3.0, []))) == (None, 3.0)
+
+
+@asynccontextmanager
+async def place(seconds: float, log: list[str], failing: bool = False) -> AsyncGenerator[None]:
+    await work(seconds, log, failing)
+    log.append(f"{seconds:g} entered")
+    try:
+        yield
+    finally:
+        log.append(f"{seconds:g} left")
+
+
+def test_contexts_are_entered_at_the_same_time_and_left_with_the_stack() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            await all_entered(stack, (place(seconds, log) for seconds in (2.0, 1.0)))
+            log.append("inside")
+
+    assert run(main())[1] == 2.0
+    assert log == ["1 entered", "2 entered", "inside", "2 left", "1 left"]
+
+
+def test_a_context_that_cannot_be_entered_fails_after_the_others_have_been_tried() -> None:
+    log: list[str] = []
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            await all_entered(stack, [place(3.0, log), place(2.0, log, failing=True), place(1.0, log, failing=True)])
+
+    with pytest.raises(ValueError, match="after 2"):
+        run(main())
+    assert log == ["3 entered", "3 left"]
 
 
 class Job:
