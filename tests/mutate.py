@@ -50,7 +50,7 @@ LOOP = (
     *(f"orchestrator/test_{name}" for name in ("lookahead", "sure_bets", "steps", "deadline", "sticky_stream")),
     *RUN[:2],
 )
-PROMISES = ("orchestrator/test_reason",)
+PROMISES = (RUN[2], "orchestrator/test_reason")
 CORE = {
     "answer": core("answer", "orchestrator/test_answer", *RUN),
     "budget": core("budget", "orchestrator/test_budget", *RUN),

@@ -14,7 +14,7 @@ from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.chain import THINK_END, Step, Stop
 from stepspec.orchestrator.early_stopping import StopRule
-from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable
 from stepspec.orchestrator.events import (
     Answered,
     Answering,
@@ -216,6 +216,23 @@ def test_an_answer_that_was_begun_in_the_time_to_think_may_go_on() -> None:
     case = Case(budget=Budget(seconds=15.0))
     outcome, took = case.run()  # the time to think is over at 11.25, in the middle of the last draft
     assert (outcome.reason, outcome.answer, took) == ("stop", "42", 11.25 + 2.0)
+
+
+def test_an_answer_that_repeats_itself_ends_there_and_is_not_tried_again() -> None:
+    case = Case()
+    case.small.answer = case.large.answer = "\n\n" + "Again.\n\n" * 9
+    outcome, _ = case.run()
+    assert (outcome.text, outcome.reason) == ("Again.\n\nAgain.", "repetition")
+    assert case.small.log.count(f"large write {len(outcome.chain.steps)}") == 1
+
+
+def test_an_answer_for_which_the_context_is_too_short_ends_there_and_is_not_tried_again() -> None:
+    case = Case()
+    full = ContextTooLong("full", role="small")
+    case.small.fails = lambda verb, chain: full if "First" in chain.text else None
+    outcome, _ = case.run()
+    assert (outcome.text, outcome.reason) == ("First, 6 x 7.", "context")
+    assert case.small.log.count(f"small write {len(outcome.chain.steps)}") == 1
 
 
 @pytest.mark.parametrize("ahead", [0, 3])
