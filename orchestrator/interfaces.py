@@ -1,8 +1,8 @@
 """
-The two interfaces of the system: what a model can do, and what a policy decides.
+The two main interfaces of the system: what a model can do, and what a policy decides. Two optional ones extend them.
 
 The loop in `reason` knows nothing else. A policy is one method of a paper: who drafts, who verifies, who repairs. A new
-back end implements `Model`; a new method implements `Policy`.
+back end implements `Model` and the `ModelEndpoint` that makes it; a new method implements `Policy`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from .chain import Chain, Role, Rollback, Step, Token, Verdict
 from .events import Purpose
 
 EndedBy: TypeAlias = Literal["large", "judge", "small"]
+"""
+Who may end the thinking.
+
+"small": either model, the small one by an accepted draft. "large": the large model only; the end is cut off a draft,
+and the large model writes the next step. "judge": a draft too, if the large model agrees that the reasoning is
+complete.
+"""
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
+"""Who writes the final answer: one model, or the "method", which drafts, verifies and repairs it like the thinking."""
 
 DEFAULT_LIMIT = 512  # tokens of one write
 
@@ -71,8 +79,8 @@ class Model(Protocol):
 
         That is one request. For a model that samples by a seed it is one request per beginning, each with a seed of
         its own. A beginning counts towards *limit*, and a *stop* within it does not end the step; *stop* is that of
-        `write`. The tokens of a beginning are sent by their ids if these are the model's own. Cancelling the call
-        closes the requests.
+        `write`. A beginning that this model wrote is sent as token ids, any other as text. Cancelling the call closes
+        the requests.
         """
         ...
 
@@ -109,7 +117,7 @@ class Policy(Protocol):
 
     @property
     def answerer(self) -> Model:
-        """The model that writes the final answer, unless drafts and verdicts go on through the answer."""
+        """The model that writes the final answer, unless the method drafts and verifies it (`AnsweredBy`)."""
         ...
 
     async def draft(self, chain: Chain) -> Step:
@@ -177,7 +185,7 @@ def ended_by(policy: object) -> EndedBy:
     """
     Who ends the thinking in the paper of *policy*, a policy or its class.
 
-    A policy declares it with a class attribute ``ending``; without one the small model may, by an accepted draft.
+    A policy declares it with a class attribute ``ending``; without one it is "small".
     """
     ending: EndedBy = getattr(policy, "ending", "small")
     return ending

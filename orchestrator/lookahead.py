@@ -37,7 +37,7 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class LookaheadControl:
     """
-    Decides how far one run works ahead: how many drafts, beyond which drafts, and which repairs start early.
+    Decides how far one run works ahead: how many drafts, past which of them it may go on, which repairs start early.
 
     *ahead* is the number of drafts that may be made beyond the next one to be committed. With 0 the run is sequential:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
@@ -77,8 +77,8 @@ class SureBets:
 
     The idea is Kangaroo's (Liu et al. 2024, arXiv:2404.18911), which ends drafting at a token of low confidence; here
     the unit is a step, and the threshold adapts (Robbins and Monro, 1951). *doubt* is the highest negative
-    log-confidence, in nats, that is still bet on. A rejected bet divides it by *factor*; an accepted one multiplies it,
-    by as much less as accepted bets should be more frequent.
+    log-confidence, in nats, that is still bet on. A rejected bet divides it by *factor*; an accepted one multiplies it
+    by factor ** ((1 - target) / target), so that it stays where it is when the share *target* is accepted.
     """
 
     target: float = 0.8
@@ -112,7 +112,7 @@ def confidence(step: Step) -> float:
 
 
 def thought(chain: Chain) -> bool:
-    """Whether the thinking of *chain* is over, which ends the chain of a policy that does not write the answer."""
+    """Whether the thinking of *chain* is over. Runs whose policy drafts the answer too go on after that."""
     return chain.finished
 
 
@@ -140,7 +140,7 @@ async def run_ahead(
 
 
 class Lookahead:
-    """Consecutive drafts, each extending the one before, all judged at the same time, and the repair of the last."""
+    """Consecutive drafts, each extending the one before, all judged at the same time; the repair of a rejected one."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class Lookahead:
         self._outside, self._outer = copy_context(), REQUEST.get()
         self._kept_open = AsyncExitStack()
         self._tasks: list[asyncio.Task[Any]] = []
-        self._hedges: dict[int, asyncio.Task[Step]] = {}
+        self._early_repairs: dict[int, asyncio.Task[Step]] = {}
         self._closing: asyncio.Task[None] | None = None
         self._drafting = self._start(self._draft_ahead(chain), self._context("draft", self._first))
 
@@ -176,10 +176,10 @@ class Lookahead:
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
-        hedge = None if rollback.keep or rollback.instead else self._hedges.pop(len(chain.steps), None)
+        started = None if rollback.keep or rollback.instead else self._early_repairs.pop(len(chain.steps), None)
         self._outer = REQUEST.get()
         request = replace(self._context("repair", len(chain.steps)), bet=self._outer.bet)
-        repair = hedge or self._start(self._policy.repair(chain, draft, rollback), request)
+        repair = started or self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
         self._closing = asyncio.create_task(self._kept_open.aclose())
         return await repair
@@ -204,7 +204,7 @@ class Lookahead:
                 task.cancel()
 
     def _context(self, purpose: Purpose, index: int) -> RequestContext:
-        """The context of a request about step *index*: a bet, unless the loop awaits that step and is in no bet."""
+        """The context of a request about step *index*: a bet, unless the loop awaits that step and is itself no bet."""
         bet = self._outer.bet or index - self._first >= self._awaited
         return RequestContext(purpose, self._outer.step if self._outer.purpose else index, bet)
 
@@ -223,11 +223,11 @@ class Lookahead:
                 index = len(chain.steps)
                 await self._turn(index - self._first, bet_on=bet_on)
                 if (preparing := prepare(self._policy, chain)) is not None:
-                    self._hedges[index] = self._start(preparing, self._context("verify", index))
+                    self._early_repairs[index] = self._start(preparing, self._context("verify", index))
                 REQUEST.set(self._context("draft", index))
                 draft = await self._policy.draft(chain)
                 self._observe(Drafted(index, draft))
-                verifying = self._verify(index, chain, draft, self._hedges.get(index))
+                verifying = self._verify(index, chain, draft, self._early_repairs.get(index))
                 judging = self._start(verifying, self._context("verify", index))
                 self._pending.put_nowait((index, draft, judging))
                 chain, bet_on = chain.extend(draft), self._control.bets_on(draft)
@@ -239,7 +239,7 @@ class Lookahead:
         """Wait until draft *number* may be made; unless the draft before is *bet_on*, until that one is committed."""
         depth = self._control.depth()
         KEPT_OPEN.set(self._kept_open if depth else None)
-        while number >= self._awaited + depth * bet_on:
+        while number >= self._awaited + (depth if bet_on else 0):
             self._wanted.clear()
             await self._wanted.wait()
             depth = self._control.depth()
@@ -248,21 +248,23 @@ class Lookahead:
         reason = obstacle(chain, draft)
         if not (reason or prepared) and foreseeable(self._policy) and self._control.hedges(draft):
             request = replace(self._context("hedge", index), bet=True)
-            self._hedges[index] = self._start(self._policy.repair(chain, draft, Rollback(reason="hedge")), request)
+            self._early_repairs[index] = self._start(
+                self._policy.repair(chain, draft, Rollback(reason="hedge")), request
+            )
         if chain.finished and not draft.text.strip() and draft.stop == "delimiter":
             verdict: Verdict = Accept()  # the blank line before an answer
         else:
             verdict = Rollback(reason=reason) if reason else await self._judge(chain, draft, prepared)
-        if isinstance(verdict, Accept) and index in self._hedges:
-            self._hedges.pop(index).cancel()
+        if isinstance(verdict, Accept) and index in self._early_repairs:
+            self._early_repairs.pop(index).cancel()
         self._observe(Judged(index, draft, verdict))
         return verdict
 
     async def _judge(self, chain: Chain, draft: Step, prepared: asyncio.Task[Step] | None) -> Verdict:
-        """Ask the policy. A judge that is unavailable approves of nothing."""
+        """Return the policy's verdict. An unavailable judge accepts nothing."""
         try:
             return await verify(self._policy, chain, draft, prepared)
         except EndpointUnavailable as exc:
-            if exc.verb == "write":
+            if exc.verb == "write":  # without the model that writes, there is no repair either
                 raise
             return Rollback(reason="no verdict")

@@ -41,8 +41,8 @@ async def reason(
 
     By default the chain is over when the thinking is. *ahead* says how far to work ahead of the committed chain: as a
     number of drafts, or in full as a `LookaheadControl`. With models that are greedy or sample by a seed, the chain is
-    the same at every lookahead; with others, its distribution is. *stop_rule* checks every committed chain and may end
-    the thinking there. *observe* is called with every event.
+    the same at every lookahead; otherwise only its distribution is the same. *stop_rule* checks every committed chain
+    while the next step is drafted and judged, and may end the thinking there. *observe* is called with every event.
 
     Return the committed chain and why it ended. Failures of the models are raised. When this function returns or
     raises, it leaves no task and no request behind.
@@ -52,35 +52,35 @@ async def reason(
         nonlocal chain
         observe(Committed(len(chain.steps), step, score))
         chain = chain.extend(step)
-        rule.start(chain)
+        checks.start(chain)
 
     control = LookaheadControl.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
-        async with timeout, running_stop_rule(stop_rule) as rule:
+        async with timeout, running_stop_rule(stop_rule) as checks:
             while not (over(chain) or spent(chain)):
                 drafts = run_ahead(policy, chain, control=control, spent=spent, observe=observe, over=over)
                 async with drafts as lookahead:
                     while True:
                         draft, verdict = await lookahead.next()
-                        if await rule.stops():
+                        if await checks.stops():
                             return chain, "enough"
                         if isinstance(verdict, Rollback):
                             break
                         commit(draft, verdict.score)
                         if over(chain) or spent(chain):
                             return chain, "finished" if over(chain) else "budget"
-                    if chosen := verdict.chosen:
+                    if chosen := verdict.chosen:  # another draft of the same step was accepted in its place
                         observe(Chosen(len(chain.steps), chosen.step))
                         commit(chosen.step, chosen.score)
                         continue
                     if verdict.keep:
                         commit(draft.cut(verdict.keep), verdict.score)
                         if over(chain) or spent(chain):
-                            break
+                            return chain, "finished" if over(chain) else "budget"
                     repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
                 # Leaving the block has cancelled the bets on the draft that was rolled back.
-                if await rule.stops():
+                if await checks.stops():
                     return chain, "enough"
                 observe(Repaired(len(chain.steps), repaired, verdict))
                 if stuck(chain, repaired):

@@ -16,7 +16,7 @@ from stepspec.prompts import load
 from .grading import DIGITS, draft_several, expected, judge_several, likeliest
 from .option_types import Few, Grade, Share
 
-GRADE = load("specreason.grade")
+QUESTION = load("specreason.grade")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class SpecReason:
     The grade is *read* as the mean of the digits, weighted by their probabilities ("expected", an option of the
     authors' code), or as the likeliest digit ("greedy", their default). The mean costs the same and also reflects a
     judge's doubt. A judge that puts less than *sure* of its probability on digits has not understood the question: the
-    step is rejected. As in the authors' code, a small step does not end the thinking (see `Ending`). `Led` reserves
-    first steps for the large model (section 5.3).
+    step is rejected. As in the authors' code, a small step does not end the thinking (`Ending` in `wrappers`). `Led`
+    there reserves first steps for the large model (section 5.3).
 
     With *judge_every* above 1, which is ours, a draft is that many steps, and one question asks for the first wrong
-    step: the draft is cut there. A step's grade is then 9 times the probability that no step up to it is wrong. This
-    is for servers on which every verdict reads much of the chain again, and for judges that find an error among
-    several steps. Budgets and traces count such a draft as one step.
+    step: the draft is cut there. The grade of a step is then the probability that neither it nor an earlier one is
+    wrong, times 9. This is for servers on which every verdict reads much of the chain again, and for judges that find
+    an error among several steps. Budgets and traces count such a draft as one step.
     """
 
     foreseeable: ClassVar[bool] = True
@@ -55,9 +55,9 @@ class SpecReason:
         return await draft_several(self.small, chain, self.judge_every)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        if self.judge_every > 1 and (verdict := await self.judge_several(chain, draft)):
+        if self.judge_every > 1 and (verdict := await self._judge_all(chain, draft)):
             return verdict
-        grades = await self.large.ask(chain.extend(draft), GRADE.text, DIGITS, opening=GRADE.opening)
+        grades = await self.large.ask(chain.extend(draft), QUESTION.text, DIGITS, opening=QUESTION.opening)
         total = sum(grades.values())
         if total == 0 or total < self.sure:
             return Rollback(reason="no grade")
@@ -67,7 +67,7 @@ class SpecReason:
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)
 
-    async def judge_several(self, chain: Chain, draft: Step) -> Verdict | None:
+    async def _judge_all(self, chain: Chain, draft: Step) -> Verdict | None:
         """Judge all steps of *draft* at once; None if it is a single one."""
         greedy = self.read == "greedy"
         return await judge_several(self.large, chain, draft, threshold=self.threshold, greedy=greedy, sure=self.sure)

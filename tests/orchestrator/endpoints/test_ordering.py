@@ -17,16 +17,16 @@ from .server import Break, FakeVllm, Refuse, Stall, event, prompts
 from .test_doctor import FAST, GOOD
 
 WORDS = ("So", " one", ".", " two")
-SLOTS = 13  # so that the request of the lowest priority is answered before the last of a crowd of 32
+SLOTS = 8
 
 
 @dataclass
 class QueueingVllm(FakeVllm):
     """
-    Answers the prompts of a crowd in batches, and of a batch the last prompt first.
+    Answers as many prompts of a crowd as it has slots, and waits for the two single requests.
 
-    After the first batch it waits for the two single requests: they join the queue, in the order of their priorities
-    if *by_priority*. The first *late* crowds are over before their single requests are looked at.
+    They join the queue, in the order of their priorities if *by_priority*. The last batch is answered in reverse. The
+    first *late* crowds are over before their single requests join the queue.
     """
 
     by_priority: bool = True
@@ -66,21 +66,18 @@ class QueueingVllm(FakeVllm):
         self.singles.clear()
         if self.by_priority:
             waiting.sort(key=lambda entry: entry[0])
-        for batch in range(0, len(waiting), SLOTS):
-            for _, entry in reversed(waiting[batch : batch + SLOTS]):
-                await self.finish(response, entry)
+        for _, entry in (*waiting[:-SLOTS], *reversed(waiting[-SLOTS:])):
+            await self.finish(response, entry)
 
     async def finish(self, response: web.StreamResponse, entry: int | asyncio.Future[None]) -> None:
-        """Answer the prompt at that place of the crowd, or let a single request be answered."""
+        """Answer the prompt at that place of the crowd, or let a single request be answered; wait for the client."""
         if isinstance(entry, int):
             choice = self.choice([("So", "So", self.id(b"So"))], {"logprobs": 1, "return_token_ids": True})
             choice |= {"index": entry, "finish_reason": "length"}
             await response.write(event({"choices": [choice]}))
         else:
             entry.set_result(None)
-        await asyncio.sleep(
-            0.0005 if isinstance(entry, int) else 0.01
-        )  # so that the client reads the answers in this order
+        await asyncio.sleep(0.0005 if isinstance(entry, int) else 0.01)  # the answers go over several connections
 
 
 async def ordering_of(server: FakeVllm, meet: Meet) -> Ordering:
