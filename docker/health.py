@@ -15,7 +15,7 @@ import urllib.request
 
 WITHIN = 3.0  # seconds for one look
 EVERY = 2.0  # seconds between two
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # What is asked is near; a proxy is not.
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # The services are local; a proxy is not needed.
 
 
 def up(url: str) -> bool:
@@ -36,9 +36,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Exit with 0 if every server named is up.")
     parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="how long they may take to be")
     parser.add_argument("urls", nargs="+", metavar="URL[,URL...]", help="of several, one is enough")
-    asked = parser.parse_args()
-    until = time.monotonic() + asked.wait
-    while missing := down(asked.urls):
+    arguments = parser.parse_args()
+    until = time.monotonic() + arguments.wait
+    while missing := down(arguments.urls):
         if time.monotonic() >= until:
             sys.exit(f"not up: {', '.join(missing)}")
         time.sleep(EVERY)

@@ -107,7 +107,7 @@ class Arm:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Arm:
-        """Read an arm as `record` writes it; what older versions wrote besides is left out."""
+        """Read an arm as `record` writes it; additional fields of older versions are left out."""
         overrides: Any = {name: record[name] for name in arm_options() if name in record}
         about = {name: record[name] for name in ("like", "sampling") if name in record}
         return cls.of(record["name"], record["policy"], record["options"], **about, **overrides)

@@ -45,7 +45,7 @@ class SpeculativeThinking:
     If the first *n1* tokens of a small paragraph contain a cue, the large model starts it anew with *n1* tokens.
 
     If these contain a word of verification, it continues for *n2* tokens. After *limit* takeovers that reflect (5 more
-    after each recap, up to 30) it is asked to look for mistakes and writes *n3* tokens (25 more each time, up to 200).
+    after each recap, up to 30) a prompt lets it look for mistakes with *n3* tokens (25 more each time, up to 200).
     If the small model does not reason (*reasoning* is false), the large one starts every paragraph, the first with
     *begin* tokens. Words and numbers are the paper's (sections 3 and 4.2, appendix A.2) or, where it has none, the
     authors' code's.

@@ -135,7 +135,7 @@ def half(task: Task) -> Half:
 
 def overlaps(calibrated: Mapping[str, str], benchmark: str, part: str | None) -> list[str]:
     """
-    What has to be said beside the figures of arms that were *calibrated* on problems that are measured here.
+    Remarks about arms that were *calibrated* on problems that are measured here.
 
     *calibrated* says by the name of an arm what it was calibrated on, *part* which half of *benchmark* is measured.
     """

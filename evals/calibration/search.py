@@ -112,7 +112,7 @@ def repeats(earlier: CalibrationRun, later: CalibrationRun, values: Sequence[flo
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
     """
-    The result of a search: the *tested* values in order, and the *grades* seen at the loosest that holds.
+    The result of a search: the *tested* values in order, and the *grades* at the loosest that holds.
 
     *reused* counts runs that were not made, because a run at a stricter value was the same run. *attempt* numbers the
     attempts that share their runs; *limit* and *level* are those of all attempts together. An attempt on so few

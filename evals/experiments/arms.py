@@ -16,7 +16,7 @@ SMALL = Arm.of("small alone", "small")
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 SHIPPED = Arm.of("SpecReason", "specreason")
 THINKING = Arm.of("SpecReason, thinking only", "specreason", ending="small", answer="large")
-"""The part that the miniature judge was taught: it has seen no answer, and no step without its end."""
+"""The part for which the miniature judge was trained, without answers and without steps that lack their ends."""
 THINKING_SEQUENTIAL = replace(
     THINKING, name=f"{THINKING.name}, sequential", run=THINKING.run.with_overrides({"ahead": 0})
 )

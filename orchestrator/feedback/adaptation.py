@@ -35,7 +35,7 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True)
 class Adaptable:
-    """What may be adapted of a policy besides the depth: a *threshold* with its *default* value, or None."""
+    """What may be adapted of a policy in addition to the depth: a *threshold* with its *default* value, or None."""
 
     threshold: Threshold | None = None
     default: float = 0.0

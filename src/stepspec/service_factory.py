@@ -39,7 +39,7 @@ def service_settings(**overrides: Any) -> ServiceSettings:
 
 
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
-    """Serve *solver* until the process is told to end, and drained. Raise `ConfigurationError` for a taken port."""
+    """Serve *solver* until a signal ends the process and it is drained. Raise `ConfigurationError` for a taken port."""
     from stepspec.orchestrator.service.app import ServiceServer, listen
 
     async with built(solver, settings) as (service, logs):

@@ -76,7 +76,7 @@ class Settings(RunOptions, BaseSettings):
 
     def conditions(self) -> dict[str, Any]:
         """
-        The values that a calibration depends on, besides the policy and the models; as values of TOML.
+        The values that a calibration depends on, in addition to the policy and the models; as values of TOML.
 
         Defaults of the policy are filled in, so that a default that changes is noticed.
         """

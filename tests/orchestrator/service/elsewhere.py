@@ -1,4 +1,4 @@
-"""Services that are elsewhere, a front before them, and what a client of it is told."""
+"""Scripted replicas behind a front, and the reply that a client of the front gets."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ STREAM, JSON = head("text/event-stream; charset=utf-8"), head("application/json"
 
 @dataclass
 class Elsewhere:
-    """Services elsewhere: each of *lives* answers one request with its messages and dies, if that is its last."""
+    """Scripted replicas: each of *lives* sends its messages for one request, and dies if the last one is an error."""
 
     lives: Sequence[Sequence[Messages | Exception]]
-    asked: list[BufferedRequest] = field(default_factory=list[BufferedRequest])
+    requests: list[BufferedRequest] = field(default_factory=list[BufferedRequest])
     left: int = 0
 
-    async def ask(self, asked: BufferedRequest) -> AsyncGenerator[Messages]:
-        self.asked.append(asked)
+    async def ask(self, request: BufferedRequest) -> AsyncGenerator[Messages]:
+        self.requests.append(request)
         try:
-            for each in self.lives[len(self.asked) - 1]:
+            for each in self.lives[len(self.requests) - 1]:
                 if isinstance(each, Exception):
                     raise each
                 yield each
@@ -55,8 +55,8 @@ async def scrape() -> Mapping[str, bytes]:
 
 
 @dataclass
-class Told:
-    """What a client was told, and what the front told of it."""
+class FrontReply:
+    """The messages that a client got, and the events that the front logged."""
 
     messages: list[Message]
     events: list[dict[str, Any]]
@@ -82,7 +82,7 @@ class Told:
         return str(orjson.loads(self.body)["error"]["code"])
 
 
-async def told(
+async def fetch(
     ask: Callable[[BufferedRequest], AsyncGenerator[Messages]],
     path: str = CHAT,
     *,
@@ -90,17 +90,17 @@ async def told(
     method: str = "POST",
     headers: Sequence[tuple[bytes, bytes]] = (),
     server: str = "127.0.0.1",
-) -> Told:
+) -> FrontReply:
     events = list[dict[str, Any]]()
 
     def tell(event: str, **more: Any) -> None:
         events.append({"event": event, **more})
 
     app = fronting(ask, settings, tell)
-    asked = BufferedRequest(
+    request = BufferedRequest(
         {"method": method, "path": path, "query_string": b"", "server": (server, 80)}, tuple(headers), b"{}"
     )
-    return Told([message async for messages in stream_messages(app, asked) for message in messages], events)
+    return FrontReply([message async for messages in stream_messages(app, request) for message in messages], events)
 
 
 def fronting(

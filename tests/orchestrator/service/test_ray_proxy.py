@@ -13,16 +13,16 @@ from stepspec.orchestrator.service import ray_proxy
 from stepspec.orchestrator.service.errors import ApiError
 from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaLost, stream_messages
 
-from .elsewhere import CHAT, JSON, OPENED, STREAM, Elsewhere, body, fronting, told
+from .elsewhere import CHAT, JSON, OPENED, STREAM, Elsewhere, body, fetch, fronting
 from .served import chosen
 
 
 async def test_an_answer_passes_through_with_the_id_of_the_request() -> None:
     services = Elsewhere([[(), (JSON, body(b"[1]"))]])
-    reply = await told(services.ask, headers=[(b"x-request-id", b"r-1"), (b"accept", b"*/*")])
+    reply = await fetch(services.ask, headers=[(b"x-request-id", b"r-1"), (b"accept", b"*/*")])
     assert (reply.status, reply.body, reply.ended, reply.headers["x-request-id"]) == (200, b"[1]", True, "r-1")
-    assert services.asked[0].headers == ((b"accept", b"*/*"), (b"x-request-id", b"r-1"))
-    assert (services.asked[0].body, reply.events, services.left) == (b"{}", [], 1)
+    assert services.requests[0].headers == ((b"accept", b"*/*"), (b"x-request-id", b"r-1"))
+    assert (services.requests[0].body, reply.events, services.left) == (b"{}", [], 1)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ async def test_an_answer_passes_through_with_the_id_of_the_request() -> None:
 )
 async def test_a_replica_lost_before_the_response_is_replaced_unnoticed(before: list[Messages]) -> None:
     services = Elsewhere([[*before, ReplicaLost("died")], [(), (JSON,), (body(b"[", more=True), body(b"2]"))]])
-    reply = await told(services.ask)
+    reply = await fetch(services.ask)
     assert (reply.status, reply.body, reply.headers["content-type"]) == (200, b"[2]", "application/json")
     assert len(reply.messages) == 3
     assert reply.events == [{"event": "lost", "path": CHAT, "attempt": 1, "begun": False, "cause": "died"}]
@@ -38,10 +38,10 @@ async def test_a_replica_lost_before_the_response_is_replaced_unnoticed(before: 
 
 async def test_after_as_many_deaths_as_there_are_attempts_it_is_refused() -> None:
     services = Elsewhere([[(), ReplicaLost("died")]] * 3)
-    reply = await told(services.ask)
+    reply = await fetch(services.ask)
     assert (reply.status, reply.code, reply.headers["x-should-retry"]) == (503, "replica_lost", "false")
     assert [event["attempt"] for event in reply.events] == [1, 2, 3]
-    once = await told(Elsewhere([[ReplicaLost("died")]]).ask, settings=chosen(insecure=True, ray={"attempts": 1}))
+    once = await fetch(Elsewhere([[ReplicaLost("died")]]).ask, settings=chosen(insecure=True, ray={"attempts": 1}))
     assert (once.status, len(once.events)) == (503, 1)
 
 
@@ -56,7 +56,7 @@ async def test_after_as_many_deaths_as_there_are_attempts_it_is_refused() -> Non
 )
 async def test_a_stream_that_had_begun_ends_with_an_error(path: str, start: bytes, end: bytes) -> None:
     services = Elsewhere([[(), (STREAM, body(b"data: 1\n\n", more=True)), ReplicaLost("died")]])
-    reply = await told(services.ask, path)
+    reply = await fetch(services.ask, path)
     assert reply.body.startswith(b"data: 1\n\n" + start)
     assert b"replica_lost" in reply.body
     assert reply.body.endswith(end)
@@ -65,30 +65,30 @@ async def test_a_stream_that_had_begun_ends_with_an_error(path: str, start: byte
 
 
 async def test_anything_else_that_had_begun_is_broken_off() -> None:
-    reply = await told(Elsewhere([[(), (JSON, body(b"[", more=True)), ReplicaLost("died")]]).ask)
+    reply = await fetch(Elsewhere([[(), (JSON, body(b"[", more=True)), ReplicaLost("died")]]).ask)
     assert (reply.body, reply.ended) == (b"[", False)
 
 
 async def test_an_answer_without_an_end_is_no_answer() -> None:
     services = Elsewhere([[(), (STREAM,)], [(), (STREAM, body(b"data: 1\n\n", more=True))]])
-    reply = await told(services.ask)
+    reply = await fetch(services.ask)
     assert reply.body.startswith(b'data: 1\n\ndata: {"error"')
-    assert len(services.asked) == 2
+    assert len(services.requests) == 2
 
 
 async def test_a_refusal_is_passed_on_and_not_retried() -> None:
     full = ApiError(429, "full", code="queue_full", retry=True)
     services = Elsewhere([[full]])
-    reply = await told(services.ask)
-    assert (reply.status, reply.code, len(services.asked)) == (429, "queue_full", 1)
+    reply = await fetch(services.ask)
+    assert (reply.status, reply.code, len(services.requests)) == (429, "queue_full", 1)
 
 
 async def test_a_request_without_a_free_replica_is_refused() -> None:
-    async def ask(asked: BufferedRequest) -> AsyncGenerator[Messages]:
+    async def ask(request: BufferedRequest) -> AsyncGenerator[Messages]:
         await asyncio.Event().wait()
         yield ()
 
-    reply = await told(ask, settings=chosen(insecure=True, max_wait=0.01))
+    reply = await fetch(ask, settings=chosen(insecure=True, max_wait=0.01))
     assert (reply.status, reply.code) == (503, "no_replica")
 
 
@@ -97,13 +97,13 @@ async def test_a_silent_replica_is_abandoned(begun: bool, monkeypatch: pytest.Mo
     monkeypatch.setattr(ray_proxy, "GRACE", 0.0)
     monkeypatch.setattr(ray_proxy, "TRAVEL_SECONDS", 0.0)
 
-    async def ask(asked: BufferedRequest) -> AsyncGenerator[Messages]:
+    async def ask(request: BufferedRequest) -> AsyncGenerator[Messages]:
         yield ()
         if begun:
             yield (STREAM, body(b"data: 1\n\n", more=True))
         await asyncio.Event().wait()
 
-    reply = await told(ask, settings=chosen(insecure=True, max_seconds=0.01))
+    reply = await fetch(ask, settings=chosen(insecure=True, max_seconds=0.01))
     if begun:
         assert b'"code":"deadline"' in reply.body
         assert reply.ended
@@ -114,8 +114,8 @@ async def test_a_silent_replica_is_abandoned(begun: bool, monkeypatch: pytest.Mo
 async def test_a_later_replica_gets_the_remaining_timeout_of_the_client() -> None:
     patience = (b"x-stainless-read-timeout", b"600")
 
-    async def ask(asked: BufferedRequest) -> AsyncGenerator[Messages]:
-        heard.append(dict(asked.headers)[patience[0]])
+    async def ask(request: BufferedRequest) -> AsyncGenerator[Messages]:
+        heard.append(dict(request.headers)[patience[0]])
         yield ()
         if len(heard) == 1:
             await asyncio.sleep(0.01)
@@ -123,7 +123,7 @@ async def test_a_later_replica_gets_the_remaining_timeout_of_the_client() -> Non
         yield (JSON, body(b"1"))
 
     heard = list[bytes]()
-    await told(ask, headers=[patience])
+    await fetch(ask, headers=[patience])
     assert heard[0] == b"600"
     assert 590 < float(heard[1]) < 600
 
@@ -131,7 +131,7 @@ async def test_a_later_replica_gets_the_remaining_timeout_of_the_client() -> Non
 async def test_a_client_that_leaves_takes_the_request_elsewhere_along() -> None:
     left = asyncio.Event()
 
-    async def ask(asked: BufferedRequest) -> AsyncGenerator[Messages]:
+    async def ask(request: BufferedRequest) -> AsyncGenerator[Messages]:
         yield ()
         try:
             await asyncio.Event().wait()
@@ -139,8 +139,8 @@ async def test_a_client_that_leaves_takes_the_request_elsewhere_along() -> None:
             left.set()
 
     app = fronting(ask, OPENED, lambda *_: None)
-    asked = BufferedRequest({"method": "POST", "path": CHAT, "query_string": b""}, (), b"")
-    task = asyncio.create_task(drained(stream_messages(app, asked)))
+    request = BufferedRequest({"method": "POST", "path": CHAT, "query_string": b""}, (), b"")
+    task = asyncio.create_task(drained(stream_messages(app, request)))
     await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.wait([task])
@@ -154,7 +154,7 @@ async def drained(answer: AsyncGenerator[Messages]) -> None:
 
 
 async def test_metrics_are_those_of_all() -> None:
-    reply = await told(Elsewhere([]).ask, "/metrics", method="GET")
+    reply = await fetch(Elsewhere([]).ask, "/metrics", method="GET")
     assert reply.headers["content-type"].startswith("text/plain")
     assert [line for line in reply.body.decode().splitlines() if not line.startswith("#")] == [
         'x_total{replica="a"} 1.0',
@@ -165,10 +165,10 @@ async def test_metrics_are_those_of_all() -> None:
 async def test_the_door_is_before_it() -> None:
     services = Elsewhere([[(), (JSON, body(b"1"))]] * 2)
     locked = chosen(keys=("one",))
-    assert (await told(services.ask, settings=locked)).status == 401
-    assert (await told(services.ask, settings=chosen(insecure=True, max_body_bytes=1))).status == 413
-    assert not services.asked
-    opened = await told(services.ask, settings=locked, headers=[(b"authorization", b"Bearer one")], server="10.0.0.5")
+    assert (await fetch(services.ask, settings=locked)).status == 401
+    assert (await fetch(services.ask, settings=chosen(insecure=True, max_body_bytes=1))).status == 413
+    assert not services.requests
+    opened = await fetch(services.ask, settings=locked, headers=[(b"authorization", b"Bearer one")], server="10.0.0.5")
     assert opened.status == 200
 
 
@@ -186,7 +186,7 @@ async def test_without_a_key_only_local_clients_are_admitted(
     server: str, insecure: bool, path: str, status: int
 ) -> None:
     services = Elsewhere([[(), (JSON, body(b"1"))]])
-    reply = await told(services.ask, path, settings=chosen(insecure=insecure), server=server)
+    reply = await fetch(services.ask, path, settings=chosen(insecure=insecure), server=server)
     assert reply.status == status
     assert status == 200 or "STEPSPEC_SERVICE__KEYS" in reply.body.decode()
 

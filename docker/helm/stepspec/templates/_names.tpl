@@ -66,7 +66,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 
-{{- /* What cannot be meant, said before anything is installed. */}}
+{{- /* Invalid values are refused before anything is installed. */}}
 {{- define "stepspec.check" -}}
 {{- if not (or .Values.keys.secretName .Values.insecure) }}
 {{- fail "nobody could be kept out: name a secret with the service's API keys in keys.secretName, or set insecure=true" }}
