@@ -56,7 +56,7 @@ CORE = {
     "budget": core("budget", "orchestrator/test_budget", *RUN),
     "chain": core("chain", "orchestrator/test_chain"),
     "concurrency": core("concurrency", "orchestrator/test_concurrency"),
-    "early_stopping": core("early_stopping", "orchestrator/test_early_stopping"),
+    "early_stopping": core("early_stopping", "orchestrator/test_early_stopping", "orchestrator/test_request_context"),
     "ledger": core("ledger", "orchestrator/test_ledger"),
     "lookahead": core("lookahead", *LOOP, slow=PROMISES),
     "reason": core("reason", *LOOP, slow=PROMISES),

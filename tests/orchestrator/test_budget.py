@@ -3,7 +3,7 @@
 import inspect
 import math
 from collections.abc import Mapping
-from typing import get_type_hints
+from typing import Unpack, get_type_hints
 
 import pytest
 
@@ -102,6 +102,20 @@ def test_a_budgeted_model_exceeds_neither_the_rest_nor_the_limit() -> None:
     assert (len(step.tokens), step.stop) == (4, "length")
     assert len(run(model.write(PROBLEM, limit=3))[0].tokens) == 3
     assert len(run(model.write(PROBLEM.extend(step.cut(9)), limit=4))[0].tokens) == 2  # after "The", " small"
+
+
+@pytest.mark.parametrize("opening", ["", "Well,"])
+def test_a_model_without_tokens_left_is_called_only_to_read_an_opening(opening: str) -> None:
+    limits: list[int] = []
+
+    class Recording(ScriptedModel):
+        async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
+            limits.append(options["limit"])
+            return Step(options["opening"], self.role, "length")
+
+    model = Budgeted(Recording("small", counting("small", 5)), lambda chain: 0)
+    assert run(model.write(PROBLEM, opening=opening))[0] == Step(opening, "small", "length")
+    assert limits == ([0] if opening else [])
 
 
 @pytest.mark.parametrize("verb", ["branch", "score", "ask"])

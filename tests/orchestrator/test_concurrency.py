@@ -272,3 +272,21 @@ async def test_jobs_stop_although_the_block_is_cancelled_while_it_stops_them() -
     with pytest.raises(asyncio.CancelledError):
         await task
     assert job.stopped
+
+
+async def test_a_failure_is_raised_in_the_cleanup_of_a_task_that_was_cancelled_before() -> None:
+    job = Job()
+
+    async def block() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            async with supervised(job.run()):
+                job.fail.set()
+                await asyncio.Event().wait()
+
+    task = asyncio.create_task(block())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(LookupError, match="the job failed"):
+        await task

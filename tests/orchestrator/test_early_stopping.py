@@ -105,13 +105,14 @@ def test_a_slow_rule_is_cancelled_and_its_failures_are_ignored() -> None:
     chain, halt = run(watched(broken))[0]
     assert (chain.finished, halt) == (True, False)
 
-    async def one(rule: StopRule) -> bool:
-        async with running_stop_rule(rule, patience=3.0) as running:
+    async def one(rule: StopRule, **limits: float) -> bool:
+        async with running_stop_rule(rule, **limits) as running:
             running.start(PROBLEM)
             return await running.stops()
 
     hangs = Waits(0, seconds=lambda chain: 1e9)
-    assert run(one(hangs)) == (False, 3.0)
+    assert run(one(hangs, patience=3.0)) == (False, 3.0)
+    assert run(one(hangs)) == (False, 10.0)
     assert hangs.open == 0
 
     async def times_out(chain: Chain) -> bool:
@@ -119,6 +120,25 @@ def test_a_slow_rule_is_cancelled_and_its_failures_are_ignored() -> None:
 
     with pytest.raises(TimeoutError, match="of its own"):
         run(one(times_out))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        (Step("So it is 42.", "small", "end"),),  # a model without a thinking block has ended its turn
+        (Step(f"So.\n{THINK_END}", "small", "end"), Step("It is 42.\n\n", "small")),
+    ],
+)
+def test_no_check_begins_once_the_thinking_is_over(steps: tuple[Step, ...]) -> None:
+    rule = Waits(len(steps))
+
+    async def checked() -> bool:
+        async with running_stop_rule(rule) as running:
+            running.start(replace(PROBLEM, steps=steps))
+            return await running.stops()
+
+    assert run(checked()) == (False, 0.0)
+    assert rule.checked == []
 
 
 def test_leaving_the_block_cancels_an_open_check() -> None:
@@ -186,6 +206,7 @@ def test_the_same_trial_answer_again_and_again_is_enough() -> None:
     steps = ("Wait,",) * 6
     assert run(decisions(TrialAnswer(trials("1", "2", "2", "3", "3", "3")), *steps))[0] == [False] * 5 + [True]
     assert run(decisions(TrialAnswer(trials("1", "2", "2", "3"), times=2), *steps[:3]))[0] == [False, False, True]
+    assert run(decisions(TrialAnswer(trials("9", "8", "7", "6")), *steps[:4]))[0] == [False] * 4
 
 
 def test_a_trial_answer_without_an_end_is_none() -> None:

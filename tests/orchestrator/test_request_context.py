@@ -137,7 +137,7 @@ def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
         return Finding(agreed=False, own=True)
 
     async def main() -> None:
-        small, judge = pair(length=3)
+        small, judge = pair(length=4)
         await reason(SpecReason(small, judge), PROBLEM, stop_rule=TrialAnswer(large, every=1, sure=1.0, times=9))
         shadows = Shadows(1.0)
         shadows.consider(PROBLEM, Step("So.\n\n", "small"), check)
@@ -145,5 +145,5 @@ def test_trial_answers_and_shadows_have_purposes_of_their_own() -> None:
         await asyncio.sleep(0)
 
     run(main())
-    assert contexts[0] == RequestContext("watch", 0)
+    assert contexts[:-1] == [RequestContext("watch", 0), RequestContext("watch", 1), RequestContext("watch", 2)]
     assert contexts[-1] == RequestContext("shadow", 0, bet=True)
