@@ -157,6 +157,16 @@ def test_tokens_without_a_request_never_make_a_count_negative() -> None:
     assert (ledger.small.kept, ledger.small.discarded) == (5, 0)
 
 
+def test_requests_to_judge_take_nothing_from_the_discarded_tokens() -> None:
+    ledger = Ledger.of([call("large", "ask", written=1), call("large", "write", written=4)])
+    assert (ledger.large.discarded, ledger.large.judging) == (4, 1)
+
+
+def test_the_requests_of_a_nested_model_add_up_although_each_event_has_a_path_of_its_own() -> None:
+    calls = [replace(call("large", "write", written=tokens), path="".join(("small", ".large"))) for tokens in (3, 4)]
+    assert Ledger.of(calls).nested == (Account("large", discarded=7, requests=2, writing=2.0, path="small.large"),)
+
+
 WINDOWS: list[Event] = [
     Speculated("large", Acceptance(2, 8, 6), -0.5, 1.5, url="http://one"),
     Speculated("large", Acceptance(1, 4, 0), 1.5, 2.5, shared=True, url="http://one"),
