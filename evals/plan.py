@@ -89,6 +89,6 @@ def testbed_settings() -> Settings:
 def check_arm(arm: Arm, settings: Settings) -> None:
     """Raise `ConfigurationError` if no solver with these *settings* could run *arm*."""
     try:
-        check_policies(settings.with_overrides(arm.overrides))
+        check_policies(arm.resolve(settings))
     except ConfigurationError as exc:
         raise ConfigurationError(f"{arm.name!r}: {exc}") from exc

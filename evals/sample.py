@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, Unpack, cast
+from typing import Any, Literal, TypeAlias, TypeVar, Unpack
 
 from stepspec.api import Solver
 from stepspec.orchestrator import trace
@@ -17,12 +17,13 @@ from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.ledger import Account, Ledger
-from stepspec.orchestrator.run_options import RunOptions, RunOverrides, arm_options
+from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, arm_options
 from stepspec.orchestrator.solution import Solution, SolvedStep, StepFate
 from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 
 ByRole: TypeAlias = Mapping[Role, Acceptance]
+R = TypeVar("R", bound=RunOptions)
 
 
 async def read_acceptances(solver: Solver) -> ByRole:
@@ -125,16 +126,15 @@ class Arm:
     def options(self) -> Mapping[str, Any]:
         return self.run.options
 
-    @property
-    def overrides(self) -> RunOverrides:
+    def resolve(self, defaults: R) -> R:
         """
-        The overrides that make a run of any solver a run of this arm.
+        Return the options of a run of this arm by a solver whose runs have the options *defaults*.
 
         No run may change with the runs before it, nor be slowed down by those of another arm.
         """
-        names = ("policy", "options", *arm_options())
-        overrides: Any = {name: getattr(self.run, name) for name in names} | {"adapt": 0.0, "load": "ignore"}
-        return cast("RunOverrides", overrides)
+        values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
+        known = {name: value for name, value in values.items() if value is not None}
+        return defaults.model_copy(update=known | {"adapt": 0.0, "load": "ignore"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,23 +260,16 @@ async def solve_once(
     """
     Solve *problem* as *arm* does, with its own options if *options* is None.
 
-    Sampling fields of the arm override *sampling*. *run_seed* is used if the sampling has no seed.
+    Sampling fields of the arm override *sampling*, and *run_seed* its seed. What is None is as in the settings.
     """
-    if arm.sampling:
-        sampling = (sampling or solver.settings.sampling).model_copy(update=dict(arm.sampling))
-    overrides = arm.overrides
-    if options is not None:
-        overrides["options"] = options
+    run = arm.resolve(solver.settings.run)
+    sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling)).with_seed(run_seed)
+    limits = run.budget if budget is None else Limits.of(budget)
+    own = run.options if options is None else dict(options)
+    run = run.model_copy(update={"options": own, "sampling": sampling, "budget": limits})
     recording = RunRecorder(observe)
     try:
-        solution = await solver.solve(
-            problem,
-            sampling=sampling,
-            seed=run_seed,
-            budget=budget,
-            observe=recording,
-            **overrides,
-        )
+        solution = await solver.solve(problem, run, observe=recording)
     except ContextTooLong:
         return SolvedTask(None, {})
     finally:

@@ -28,7 +28,15 @@ class StepspecError(Exception):
 
 
 class ConfigurationError(StepspecError, ValueError):
-    """A setting, an option or an argument is wrong; the message says which one, and which values are valid."""
+    """
+    A setting, an option or an argument is wrong; the message says which one, and which values are valid.
+
+    *option* is the name of the policy's option that is wrong; "" if it is none, or more than one.
+    """
+
+    def __init__(self, message: str, *, option: str = "") -> None:
+        super().__init__(message)
+        self.option = option
 
 
 class EndpointError(StepspecError):

@@ -47,6 +47,10 @@ class Limits(BaseModel):
     seconds: float | None = Field(default=None, gt=0)
     answer: PositiveInt | None = None
 
+    @classmethod
+    def of(cls, budget: Budget) -> Self:
+        return cls(tokens=budget.tokens, steps=budget.steps, seconds=budget.seconds, answer=budget.answer)
+
     def budget(self) -> Budget:
         return Budget(self.tokens, self.steps, self.seconds, self.answer)
 
@@ -71,10 +75,15 @@ class RunOption:
 
 class RunOptions(BaseModel):
     """
-    Everything that a run may be configured with, besides the problem. Frozen.
+    Everything that a run may be configured with. Frozen.
 
-    The value of every field is valid on its own; whether the *policy* has the *options* is checked by
-    `stepspec.policies.check`.
+    A request is resolved into one such value and validated once, where it comes in: by `Solver.resolve` for keyword
+    arguments, by `Settings` for files, variables and flags, by the service's `Resolver` for a request over HTTP, by
+    `Arm` for an evaluation. `Solver.solve` runs the value as it is.
+
+    Whatever belongs to a single request is no field: its problem, *stop* strings, *format* and *session*, its observer
+    and the file of its trace. The seed is one of the *sampling*. An option that only one method has, such as
+    ``judge_every`` of specreason, is one of the *options*, which `stepspec.policies.check` checks.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

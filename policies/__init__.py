@@ -225,7 +225,8 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mappi
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
             hint = f" ({ELSEWHERE[option]})" if option in ELSEWHERE else near(option, known)
-            raise ConfigurationError(f"policy {name!r} has no option {option!r}{hint}; its options: {listed}")
+            message = f"policy {name!r} has no option {option!r}{hint}; its options: {listed}"
+            raise ConfigurationError(message, option=option)
     checked = {key: _checked(name, key, kinds[key], value) for key, value in chosen.items()}
     if method.needs_critic and not has_critic:
         raise ConfigurationError(
@@ -255,7 +256,8 @@ def _checked(policy: str, option: str, kind: TypeAdapter[Any], value: object) ->
     try:
         return kind.validate_python(value)
     except ValidationError as exc:
-        raise ConfigurationError(f"policy {policy!r}, option {option!r}: {describe(kind)} (got {value!r})") from exc
+        message = f"policy {policy!r}, option {option!r}: {describe(kind)} (got {value!r})"
+        raise ConfigurationError(message, option=option) from exc
 
 
 def _find(name: str) -> Method:

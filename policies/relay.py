@@ -50,7 +50,8 @@ class Relay:
 
     def __post_init__(self) -> None:
         if not self.cues or not all(self.cues):
-            raise ConfigurationError("policy 'relay' needs cues, none of them empty; `stepspec profile` finds some")
+            message = "policy 'relay' needs cues, none of them empty; `stepspec profile` finds some"
+            raise ConfigurationError(message, option="cues")
 
     @property
     def answerer(self) -> Model:

@@ -8,10 +8,12 @@ import selectors
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TypeVar
+from functools import cache, wraps
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 from zlib import crc32
+
+import pytest
 
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Event, Fate, Verb
@@ -332,3 +334,16 @@ class _Request:
                 last_step=self.last_step,
             )
             self._model.observe(called)
+
+
+def constructed(kind: type[T], monkeypatch: pytest.MonkeyPatch) -> list[T]:
+    """The list to which every object of *kind* is appended that is constructed from now on."""
+    objects, init = list[T](), kind.__init__
+
+    @wraps(init)
+    def appending(self: T, *args: Any, **kwargs: Any) -> None:
+        objects.append(self)
+        init(self, *args, **kwargs)
+
+    monkeypatch.setattr(kind, "__init__", appending)
+    return objects

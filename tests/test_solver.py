@@ -15,15 +15,18 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, Sampling, Solver, Step
+from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Accept, Token
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
 from stepspec.orchestrator.events import Called, Event, Judged, Moved
 from stepspec.orchestrator.feedback.drift import LEAST
 from stepspec.orchestrator.feedback.load import Load
-from stepspec.orchestrator.run_options import RunOverrides
+from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
+from stepspec.policies import SpecReason
 from stepspec.settings import load
 
+from .fakes import constructed
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
 
 USUAL: dict[str, Any] = {"sampling": GREEDY, "ending": "small", "answer": "large"}
@@ -168,6 +171,55 @@ async def test_a_wrong_choice_for_one_run_asks_nothing_of_the_models(chosen: dic
         with pytest.raises(ConfigurationError, match=re.escape(complaint)):
             await solver.solve(PROBLEM, **chosen)
         assert [len(each.requests) for each in (servers.small, *servers.large)] == before
+
+
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> list[SpecReason]:
+    return constructed(SpecReason, monkeypatch)
+
+
+THREE = {"threshold": 8, "sure": 0.1, "read": "greedy"}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "times"),
+    [({}, 1), ({"ahead": 1, "lead": 1, "seed": 5}, 1), ({"options": THREE}, 2), ({"policy": "specreason"}, 1)],
+)
+async def test_a_policy_is_built_once_for_a_run_and_once_to_check_other_options(
+    chosen: dict[str, Any], times: int, built: list[SpecReason]
+) -> None:
+    async with serving() as servers, servers.solver() as solver:
+        built.clear()
+        await solver.solve(PROBLEM, **chosen)
+    assert len(built) == times
+
+
+async def test_options_that_are_resolved_are_run_as_they_are(
+    built: list[SpecReason], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving() as servers, servers.solver(lead=1) as solver:
+        run = solver.resolve(options=THREE, sampling=Sampling(temperature=0.5), seed=7, budget=Budget(200, steps=2))
+        own = {"options": THREE, "sampling": Sampling(temperature=0.5, seed=7), "budget": Limits(tokens=200, steps=2)}
+        assert run == solver.settings.run.model_copy(update=own)
+        assert (type(run), run.lead) == (RunOptions, 1)
+        built.clear()
+        monkeypatch.setattr(RunOptions, "model_validate", None)
+        solution = await solver.solve(PROBLEM, run)
+        large = (await solver.solve(PROBLEM, RunOptions(policy="large"))).steps
+    assert [(policy.threshold, policy.read) for policy in built] == [(8, "greedy")]
+    assert (solution.seed, [step.author for step in solution.steps if step.fate == "kept"]) == (7, ["large", "small"])
+    assert {step.author for step in large} == {"large"}
+
+
+async def test_overrides_change_options_that_are_resolved() -> None:
+    async with serving() as servers, servers.solver() as solver:
+        run = solver.resolve(lead=2, sampling=Sampling(), seed=7)
+        solution = await solver.solve(PROBLEM, run, lead=1, seed=8)
+        assert (run.lead, run.sampling.seed) == (2, 7)
+        with pytest.raises(ConfigurationError, match="unknown setting 'leads'"):
+            await solver.solve(PROBLEM, run, leads=1)  # type: ignore[call-arg]
+    assert solution.seed == 8
+    assert [step.author for step in solution.steps if step.fate == "kept"] == ["large", "small", "small"]
 
 
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}

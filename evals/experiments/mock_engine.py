@@ -21,7 +21,8 @@ from stepspec.orchestrator.chain import (
 )
 from stepspec.orchestrator.endpoints import Endpoint, ModelEndpoint, Template
 from stepspec.orchestrator.events import Event, Observer, Started
-from stepspec.orchestrator.run import run
+from stepspec.orchestrator.run import run as run_policy
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.service.interfaces import Offer, ServedMethod
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.trace import Recorder
@@ -102,8 +103,8 @@ class InstantEngine:
     async def solve(
         self,
         problem: str | Sequence[Message],
+        run: RunOptions | None = None,
         *,
-        budget: Budget | None = None,
         observe: Observer = lambda event: None,
         **_: Any,
     ) -> Solution:
@@ -117,9 +118,10 @@ class InstantEngine:
 
         watch(Started(chain.messages, "specreason"))
         policy = policies.SpecReason(self._small, self._large)
-        outcome = await run(policy, chain, budget=budget or Budget(), ahead=self._ahead, observe=watch)
+        budget = run.budget.budget() if run else Budget()
+        outcome = await run_policy(policy, chain, budget=budget, ahead=self._ahead, observe=watch)
         return Solution.of(outcome, recorder.moments)
 
     def offer(self) -> Offer:
         """What a service over this engine serves."""
-        return Offer(self, {"specreason": ServedMethod("", {})}, "specreason")
+        return Offer(self, {"specreason": ServedMethod("", {})})

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, Protocol
 
-from ..budget import Budget
 from ..chain import Message
-from ..endpoints import ModelEndpoint, Sampling
+from ..endpoints import ModelEndpoint
 from ..endpoints.vllm_protocol import Format
 from ..events import Observer
 from ..feedback.drift import LEAST, Drift
 from ..feedback.shadow import ShadowRecord
-from ..run_options import RunOverrides
+from ..run_options import RunOptions
 from ..solution import Solution
 from ..stats import Acceptance, wilson
 
@@ -31,18 +29,13 @@ class Engine(Protocol):
     async def solve(
         self,
         problem: str | Sequence[Message],
+        run: RunOptions | None = None,
         *,
-        sampling: Sampling | None = None,
-        seed: int | None = None,
-        budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
         observe: Observer = ...,
-        trace_to: Path | None = None,
-        session: str | None = None,
-        **overrides: Unpack[RunOverrides],
     ) -> Solution:
-        """Solve one *problem*; cancelling the call closes all its requests to the models."""
+        """Solve one *problem* with the options *run*; cancelling the call closes all its requests to the models."""
         ...
 
 
@@ -100,20 +93,17 @@ class ServedMethod:
 @dataclass(frozen=True, slots=True)
 class Offer:
     """
-    What a service offers: the *engine*, its *methods* by name, and defaults for what a request leaves open.
+    What a service offers: the *engine*, its *methods* by name, and *defaults*, the options of a run that sets none.
 
-    *policy* is the default method and *options* its configured ones. *judge_status* returns the current evidence about
+    The policy of the *defaults* is the default method. *judge_status* returns the current evidence about
     the judge, *speculation* the counts of token-level speculation of the servers, by role or path. *session_header* is
     the header that keeps the requests of one session on one server; "" if there is none. *check* raises
-    `ConfigurationError` if the options are wrong for the method.
+    `ConfigurationError`, which names the option, if the options are wrong for the method.
     """
 
     engine: Engine
     methods: Mapping[str, ServedMethod]
-    policy: str
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    sampling: Sampling = field(default_factory=Sampling)
-    budget: Budget = field(default_factory=Budget)
+    defaults: RunOptions = field(default_factory=RunOptions)
     version: str = "0"
     judge_status: Callable[[], JudgeStatus] = JudgeStatus
     speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance]
@@ -127,7 +117,7 @@ class Offer:
 
     def configured_options(self, method: str) -> Mapping[str, Any]:
         """The options of *method* that the settings set: those of the default method, none of any other."""
-        return self.options if method == self.policy else {}
+        return self.defaults.options if method == self.defaults.policy else {}
 
     def default_options(self, method: str) -> Mapping[str, Any]:
         """All options of *method*, with the values for a request that sets none."""

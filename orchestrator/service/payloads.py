@@ -159,11 +159,11 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
     """Return the field ``stepspec`` of one run."""
     ledger = solution.ledger
     return {
-        "method": run_request.method,
+        "method": run_request.run.policy,
         "answer": solution.answer,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,
-        "seed": run_request.sampling.seed,
+        "seed": run_request.run.sampling.seed,
         "accept_rate": ledger.accept_rate,
         "share_large": ledger.share_large,
         "degraded": list(solution.degraded),

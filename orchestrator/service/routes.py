@@ -98,7 +98,7 @@ def page_router(context: ServiceContext) -> APIRouter:
             for name, method in offer.methods.items()
         ]
         served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
-        return json_response({"default": offer.policy, "methods": methods, "models": served})
+        return json_response({"default": offer.defaults.policy, "methods": methods, "models": served})
 
     @router.get("/live/trust", **openapi.LIVE_TRUST)
     async def trust() -> Response:

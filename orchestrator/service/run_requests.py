@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import orjson
 from pydantic import ValidationError
@@ -21,7 +21,7 @@ from ..endpoints import ModelEndpoint, Sampling
 from ..endpoints.settings import NO_PENALTY
 from ..endpoints.vllm_protocol import Format
 from ..errors import ConfigurationError, near
-from ..run_options import RunOverrides
+from ..run_options import Limits, RunOptions
 from .errors import ApiError, bad_request
 from .interfaces import Offer
 from .schemas import (
@@ -79,7 +79,7 @@ class ModelCatalog:
     def find(self, name: str) -> str | ServedModel:
         """Return the method or the served model called *name*. Raise `ApiError` if there is none."""
         if name == AUTO:
-            return self.offer.policy
+            return self.offer.defaults.policy
         if name in self.offer.methods:
             return name
         prefixed = {f"{model.role}:{model.name}": model for model in self.served.values()}
@@ -120,25 +120,26 @@ class ModelCatalog:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """One run that a request asks for; the fields but *method* are arguments of `Engine.solve`."""
+    """One run that a request asks for; the fields are arguments of `Engine.solve`, and *run* has all options."""
 
     problem: tuple[Message, ...]
-    method: str
-    sampling: Sampling
-    budget: Budget
-    overrides: RunOverrides
+    run: RunOptions
     stop: tuple[str, ...] = ()
     format: Format | None = None
 
     def within(self, seconds: float) -> RunRequest:
         """Return a copy that ends after *seconds* at the latest."""
-        own = self.budget.seconds
-        return replace(self, budget=replace(self.budget, seconds=seconds if own is None else min(own, seconds)))
+        own = self.run.budget.seconds
+        least = seconds if own is None else min(own, seconds)
+        return self._with(budget=self.run.budget.model_copy(update={"seconds": least}))
 
     def with_seed_offset(self, offset: int) -> RunRequest:
         """Return a copy whose seed is larger by *offset*."""
-        seed = (self.sampling.seed or 0) + offset
-        return replace(self, sampling=self.sampling.model_copy(update={"seed": seed}))
+        sampling = self.run.sampling
+        return self._with(sampling=sampling.with_seed((sampling.seed or 0) + offset))
+
+    def _with(self, **values: Sampling | Limits) -> RunRequest:
+        return replace(self, run=self.run.model_copy(update=values))
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
@@ -212,10 +213,12 @@ class Resolver:
         stop: tuple[str, ...] = (),
         format: Format | None = None,
     ) -> RunRequest:
-        options = self._options(overrides.options or {})
+        """Return the run with all its options; the schema has validated them, but for those of the method."""
         choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
-        chosen = cast("RunOverrides", {**choices, "policy": self.method, "options": options})
-        return RunRequest(conversation, self.method, sampling, budget, chosen, stop, format)
+        options = self._options(overrides.options or {})
+        values = {"policy": self.method, "options": options, "sampling": sampling, "budget": Limits.of(budget)}
+        run = self.offer.defaults.model_copy(update=choices | values)
+        return RunRequest(conversation, run, stop, format)
 
     def _conversation(self, conversation: tuple[Message, ...], param: str) -> tuple[Message, ...]:
         most = self.settings.max_messages
@@ -229,7 +232,7 @@ class Resolver:
             raise bad_request(message, param, "invalid_value")
         return conversation
 
-    def _options(self, requested: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _options(self, requested: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the method, those *requested* over the configured ones."""
         known = self.offer.methods[self.method].options
         for name in requested:
@@ -238,20 +241,13 @@ class Resolver:
                 message = f"{self.method!r} has no option {name!r}{hint}"
                 raise bad_request(message, f"stepspec.options.{name}", "unknown_parameter")
         options = {**self.offer.configured_options(self.method), **requested}
-        if requested and (error := self._check(options)):
-            wrong = [(name, message) for name, value in requested.items() if (message := self._check({name: value}))]
-            name, message = wrong[0] if wrong else ("", error)
-            param = f"stepspec.options.{name}" if name else "stepspec.options"
-            raise bad_request(message, param, "invalid_value")
+        if requested or self.method != self.offer.defaults.policy:
+            try:
+                self.offer.check(self.method, options)
+            except ConfigurationError as exc:
+                place = f"stepspec.options.{exc.option}" if exc.option else "stepspec.options"
+                raise bad_request(str(exc), place if requested else None, "invalid_value") from exc
         return options
-
-    def _check(self, options: Mapping[str, Any]) -> str:
-        """Return what is wrong with *options*; "" if nothing is."""
-        try:
-            self.offer.check(self.method, options)
-        except ConfigurationError as exc:
-            return str(exc)
-        return ""
 
     def _sampling(self, request: ChatRequest | ResponsesRequest | LiveRequest) -> Sampling:
         """Without a seed every request draws one: with the configured seed all answers would be alike."""
@@ -262,7 +258,7 @@ class Resolver:
         seed: int | None = getattr(request, "seed", None)
         update = {name: value for name, value in values.items() if value is not None}
         update["seed"] = random.getrandbits(31) if seed is None else seed
-        return self.offer.sampling.model_copy(update=update)
+        return self.offer.defaults.sampling.model_copy(update=update)
 
     def _budget(self, overrides: StepspecOptions, name: str, tokens: int | None, effort: Effort | None) -> Budget:
         """Return the budget; *tokens* is the request's own limit and *name* the name of its parameter."""
@@ -272,7 +268,8 @@ class Resolver:
         if tokens is not None and requested is not None and tokens != requested:
             message = f"{name} is {tokens} and stepspec.budget.tokens {requested}: both are one limit, send one of them"
             raise bad_request(message, "stepspec.budget.tokens", "invalid_value")
-        budget = replace(self.offer.budget, tokens=tokens, answer=None) if tokens else self.offer.budget
+        budget = self.offer.defaults.budget.budget()
+        budget = replace(budget, tokens=tokens, answer=None) if tokens else budget
         budget = self._limited(_with_overrides(budget, overrides), overrides)
         if effort is None:
             return budget

@@ -115,12 +115,10 @@ class Runs:
         try:
             solution = await self._context.offer.engine.solve(
                 run_request.problem,
-                sampling=run_request.sampling,
-                budget=run_request.budget,
+                run_request.run,
                 stop=run_request.stop,
                 format=run_request.format,
                 observe=observe,
-                **run_request.overrides,
             )
         except Exception as exc:
             self._failure = exc

@@ -39,8 +39,8 @@ from stepspec.orchestrator.interfaces import AnsweredBy, Critic, EndedBy, Model,
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, described, named, servers
 from stepspec.orchestrator.nesting.settings import Nesting
-from stepspec.orchestrator.run import run
-from stepspec.orchestrator.run_options import RunOptions, RunOverrides
+from stepspec.orchestrator.run import run as run_policy
+from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
 
@@ -170,7 +170,7 @@ class Solver:
         self.shadows = Shadows(settings.shadow)
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
-        self._learnings = Learnings(settings, policies.adaptable, settings.calibration)
+        self._learnings = Learnings(settings.run, policies.adaptable, settings.calibration)
         self._check = ShadowJudge(
             self.large, *SHADOW_QUESTIONS, settings.sampling, self.shadows.observe, self.acceptance.user
         )
@@ -202,7 +202,7 @@ class Solver:
                 raise ConfigurationError(f"{described(self.small)} and {self.large.name} cannot be a pair: {why}")
             stack.push_async_callback(self.shadows.close)
             if self.promise:
-                self.promise.warn_of_differences(self.conditions(self.settings))
+                self.promise.warn_of_differences(self.conditions(self.settings.run))
             if self.settings.load == "adapt":
                 await stack.enter_async_context(poll_queue(self.large, self.large_load.queue))
             await stack.enter_async_context(self.acceptance.polling())
@@ -221,12 +221,39 @@ class Solver:
         observe: Observer = lambda event: None,
     ) -> Policy:
         """Build a policy over both models, for one run that begins now; what is None comes from the settings."""
-        run = self.settings.with_overrides({"policy": name, "options": options})
-        return self._policy(self._models(budget or run.budget.budget(), None, observe, trace.Stopwatch()), run)
+        run = self.settings.run.with_overrides({"policy": name, "options": options})
+        budget, sampling = budget or run.budget.budget(), run.sampling.seeded()
+        return self._policy(self._models(budget, sampling, observe, trace.Stopwatch()), run)
+
+    def resolve(
+        self,
+        run: RunOptions | None = None,
+        *,
+        sampling: Sampling | None = None,
+        seed: int | None = None,
+        budget: Budget | None = None,
+        **overrides: Unpack[RunOverrides],
+    ) -> RunOptions:
+        """
+        Return *run*, by default that of the settings, with the other arguments, which are validated here.
+
+        Those that are None change nothing. Raise `ConfigurationError` for a wrong value, and if the policy does not
+        take the options.
+        """
+        before = run or self.settings.run
+        resolved = before.with_overrides(overrides) if overrides else before
+        if (resolved.policy, resolved.options) != (before.policy, before.options):
+            policies.check(resolved.policy, resolved.options, has_critic=self.critic is not None)
+        values = {
+            "sampling": (sampling or before.sampling).with_seed(seed),
+            "budget": before.budget if budget is None else Limits.of(budget),
+        }
+        return resolved.model_copy(update=values)
 
     async def solve(
         self,
         problem: str | Sequence[Message],
+        run: RunOptions | None = None,
         *,
         sampling: Sampling | None = None,
         seed: int | None = None,
@@ -241,9 +268,11 @@ class Solver:
         """
         Solve one *problem*: a text, or a conversation whose last turn poses it.
 
+        A *run* is used as it is: `resolve` makes one; by default it is that of the settings. *sampling*, *seed*,
+        *budget* and *overrides* change it; those that are None change nothing.
+
         The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON schema, the large
-        model writes it so; raise `MalformedReply` if its server does not see to that. What is None or
-        absent, of the *overrides* as well, comes from the settings.
+        model writes it so; raise `MalformedReply` if its server does not see to that.
 
         *seed* is that of the *sampling*. Without one, each run draws its own, which the solution tells. With the same
         seed a run writes the same chain, however far it works ahead and whatever else the servers do, as far as these
@@ -254,24 +283,21 @@ class Solver:
         large one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
         `ConfigurationError` for what is wrong.
         """
-        settings = self.settings.with_overrides(overrides)
-        chain = Chain.of(problem, StepEnds.of(settings.delimiter))
-        policies.check(settings.policy, settings.options, has_critic=self.critic is not None)
+        run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        budget = (budget or settings.budget.budget()).fit(await context_room(chain, (self.small, self.large)))
-        learning = self._learnings.of(settings, limited=overrides.get("adapt") is not None)
-        sampling = (sampling or settings.sampling).with_seed(seed)
-        sampled = settings.model_copy(update={"sampling": sampling})
-        sampling = sampling.seeded()
-        promise = self.promise if self.promise and self.promise.covers(self.conditions(sampled)) else None
+        chain = Chain.of(problem, StepEnds.of(run.delimiter))
+        limits = run.budget.budget().fit(await context_room(chain, (self.small, self.large)))
+        learning = self._learnings.of(run, limited="adapt" in run.model_fields_set)
+        promise = self.promise if self.promise and self.promise.covers(self.conditions(run)) else None
+        seeded = run.sampling.seeded()
         recorder = trace.Recorder(clock := trace.Stopwatch())
         windows = AcceptanceWindows(self.acceptance, clock)
         observers: list[Observer] = [
             recorder,
             Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.large_load),
             self.large_load.observe,
-            *([self.sure_bets.observe] if settings.sure_bets else []),
+            *([self.sure_bets.observe] if run.sure_bets else []),
             *([promise] if promise else []),
             observe,
         ]
@@ -281,26 +307,26 @@ class Solver:
                 for observer in observers:
                     observer(each)
 
-        models = self._models(budget, sampling, watch, clock, format)
-        names, known = (*named(self.small), *self._names()[1:]), sampling.seed if sampling.repeats else None
-        watch(Started(chain.messages, settings.policy, names, known))
+        models = self._models(limits, seeded, watch, clock, format)
+        names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
+        watch(Started(chain.messages, run.policy, names, known))
         if learning is not None:
             adapted = learning.begin()
-            settings = settings.with_overrides({"options": learning.options(adapted), "ahead": adapted.ahead})
+            run = run.model_copy(update={"options": learning.options(adapted), "ahead": adapted.ahead})
             watch(adapted)
         try:
             windows.begin()
-            with carrying(self._session(session), settings.priority):
-                outcome = await run(
-                    self._policy(models, settings),
+            with carrying(self._session(session), run.priority):
+                outcome = await run_policy(
+                    self._policy(models, run),
                     chain,
-                    budget=budget,
-                    ahead=self._ahead(settings),
+                    budget=limits,
+                    ahead=self._ahead(run),
                     observe=watch,
-                    fallback=models.policy("large", {}) if settings.policy != "small" else None,
+                    fallback=models.policy("large", {}) if run.policy != "small" else None,
                     thinks=self.thinks,
-                    stop_rule=self._stop_rule(models, settings),
-                    answerer=(answerer := models.answerer(settings.policy, settings.answer)),
+                    stop_rule=self._stop_rule(models, run),
+                    answerer=(answerer := models.answerer(run.policy, run.answer)),
                     stop=stop,
                     by_method=answerer is None,
                 )
@@ -325,12 +351,11 @@ class Solver:
     def _models(
         self,
         budget: Budget,
-        sampling: Sampling | None,
+        sampling: Sampling,
         observe: Observer,
         clock: Callable[[], float],
         format: Format | None = None,
     ) -> Models:
-        sampling = (sampling or self.settings.sampling).seeded()
         small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
         formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
         critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
@@ -349,7 +374,7 @@ class Solver:
     @property
     def adaptation(self) -> Learning | None:
         """What is learnt about the settings' own policy; None if nothing is to be adapted."""
-        return self._learnings.of(self.settings)
+        return self._learnings.of(self.settings.run)
 
     @property
     def thinks(self) -> bool:
@@ -360,9 +385,9 @@ class Solver:
         """
         return self.large.template.thinks
 
-    def conditions(self, settings: Settings) -> RunConditions:
-        """What a calibration compares of a run with *settings*; known once entered."""
-        return RunConditions(settings.policy, self.models, settings.conditions())
+    def conditions(self, run: RunOptions) -> RunConditions:
+        """What a calibration compares of *run*; known once entered."""
+        return RunConditions(run.policy, self.models, configuration.conditions(run))
 
     @property
     def models(self) -> Mapping[str, str]:

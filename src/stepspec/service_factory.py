@@ -6,6 +6,7 @@ import importlib.metadata
 import importlib.util
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.errors import ConfigurationError
@@ -98,15 +99,12 @@ def offer(solver: Solver) -> Offer:
     return Offer(
         engine=solver,
         methods=methods,
-        policy=chosen.policy,
-        options=chosen.options,
-        sampling=chosen.sampling,
-        budget=chosen.budget.budget(),
+        defaults=chosen.run,
         version=VERSION,
         judge_status=lambda: judge_status(solver),
         speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,
-        check=policies.check,
+        check=partial(policies.check, has_critic=solver.critic is not None),
     )
 
 
@@ -114,7 +112,7 @@ def judge_status(solver: Solver) -> JudgeStatus:
     """What *solver* knows by now about its judge."""
     chosen, watched = solver.settings, solver.promise
     shadows = solver.shadows.record if chosen.shadow else None
-    if watched is None or not watched.covers(solver.conditions(chosen)):
+    if watched is None or not watched.covers(solver.conditions(chosen.run)):
         return JudgeStatus(shadows=shadows)
     made = watched.calibration
     promise = CalibrationStatus(made.policy, made.option, made.value, made.max_loss, made.confidence)

@@ -74,25 +74,32 @@ class Settings(RunOptions, BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _file())
 
-    def conditions(self) -> dict[str, Any]:
-        """
-        The values that a calibration depends on, in addition to the policy and the models; as values of TOML.
+    @property
+    def run(self) -> RunOptions:
+        """The options of a run that overrides none."""
+        return RunOptions.model_construct(set(), **{name: getattr(self, name) for name in RunOptions.model_fields})
 
-        Defaults of the policy are filled in, so that a default that changes is noticed.
-        """
-        build = policies.METHODS[self.policy].build
-        roles = {"ending": self.ending or ended_by(build), "answer": self.answer or answered_by(build)}
-        options = {
-            name: value
-            for name, value in {**policies.defaults(self.policy), **self.options}.items()
-            if value is not None
-        }
-        return self.calibrated() | roles | {"options": options}
+    def conditions(self) -> dict[str, Any]:
+        """The values that a calibration of these settings depends on; see `conditions`."""
+        return conditions(self)
 
     def turned(self, places: int) -> Self:
         """The same, for one of several that begin at the same time: with other servers of each model first."""
         ends = {"small": self.small, "large": self.large}
         return self.model_copy(update={role: end and end.turned(places) for role, end in ends.items()})
+
+
+def conditions(run: RunOptions) -> dict[str, Any]:
+    """
+    The values of *run* that a calibration depends on, in addition to the policy and the models; as values of TOML.
+
+    Defaults of the policy are filled in, so that a default that changes is noticed.
+    """
+    build = policies.METHODS[run.policy].build
+    roles = {"ending": run.ending or ended_by(build), "answer": run.answer or answered_by(build)}
+    options = {**policies.defaults(run.policy), **run.options}
+    set_options = {name: value for name, value in options.items() if value is not None}
+    return run.calibrated() | roles | {"options": set_options}
 
 
 class SettingsOverrides(RunOverrides, total=False):

@@ -9,10 +9,12 @@ from typing import Any, cast
 
 from stepspec import Sampling, Solution, Solver
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.events import Started
+from stepspec.orchestrator.events import Observer, Started
 from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import SolvedStep
+from stepspec.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,10 @@ class SolveCall:
     sampling: Sampling
     budget: Budget
     ahead: int
-    seed: int | None = None
+
+    @property
+    def seed(self) -> int | None:
+        return self.sampling.seed
 
 
 def solution(
@@ -58,13 +63,13 @@ class ScriptedSolver:
 
     script: Callable[[SolveCall], Solution]
     gate: asyncio.Semaphore | None = None
+    settings: Settings = field(default_factory=Settings)
     calls: list[SolveCall] = field(default_factory=list[SolveCall])
     open: int = 0
     most: int = 0
 
-    async def solve(self, problem: str, **choices: Any) -> Solution:
-        names = ("policy", "options", "sampling", "budget", "ahead", "seed")
-        call = SolveCall(problem, *(choices[name] for name in names))
+    async def solve(self, problem: str, run: RunOptions, *, observe: Observer) -> Solution:
+        call = SolveCall(problem, run.policy, run.options, run.sampling, run.budget.budget(), run.ahead)
         self.calls.append(call)
         self.open += 1
         self.most = max(self.most, self.open)
@@ -72,7 +77,7 @@ class ScriptedSolver:
             if self.gate is not None:
                 await self.gate.acquire()
             await asyncio.sleep(0)
-            choices["observe"](Started((), call.policy))
+            observe(Started((), call.policy))
             return self.script(call)
         finally:
             self.open -= 1

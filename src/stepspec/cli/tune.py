@@ -144,7 +144,7 @@ def learn_from(settings: Settings, paths: Sequence[Path]) -> Learning:
 
     Raise `ConfigurationError` if there is nothing to learn from, or nothing that could be.
     """
-    learning = Learnings(settings, policies.adaptable, settings.calibration).of(settings)
+    learning = Learnings(settings.run, policies.adaptable, settings.calibration).of(settings.run)
     if learning is None:
         raise ConfigurationError(
             f"there is nothing to adapt with adapt = {settings.adapt:g} and the policy {settings.policy!r}: "

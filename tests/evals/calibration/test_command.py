@@ -23,8 +23,9 @@ from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Rollback, Step
-from stepspec.orchestrator.events import Judged, Started
+from stepspec.orchestrator.events import Judged, Observer, Started
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.policies.option_types import THRESHOLDS
 from stepspec.settings import Settings
 
@@ -49,10 +50,10 @@ class Noting:
         self.settings = NON_DEFAULT
         self.calls: list[dict[str, Any]] = []
 
-    async def solve(self, problem: str, **choices: Any) -> Any:
-        self.calls.append({"problem": problem, **choices})
-        choices["observe"](Started((), choices["policy"]))
-        choices["observe"](Judged(0, Step("a", "small"), Rollback(reason="grade", score=ALMOST)))
+    async def solve(self, problem: str, run: RunOptions, *, observe: Observer) -> Any:
+        self.calls.append({"problem": problem, **dict(run)})
+        observe(Started((), run.policy))
+        observe(Judged(0, Step("a", "small"), Rollback(reason="grade", score=ALMOST)))
         return solution("7")
 
 

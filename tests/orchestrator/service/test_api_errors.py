@@ -10,6 +10,7 @@ import pytest
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.endpoints import Sampling
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.run_options import Limits, RunOptions
 from stepspec.orchestrator.service.errors import ApiError
 from stepspec.orchestrator.service.interfaces import Offer, ServedMethod
 from stepspec.orchestrator.service.run_requests import Resolver, RunRequest, parse_request
@@ -25,17 +26,20 @@ def check(method: str, options: Mapping[str, Any]) -> None:
     """Refuse what is no number."""
     for name, value in options.items():
         if not isinstance(value, int):
-            raise ConfigurationError(f"a {name} like {value}")
+            raise ConfigurationError(f"a {name} like {value}", option=name)
 
 
 SETTINGS = ServiceSettings(max_messages=4, max_choices=4, max_tokens=1000)
 OFFER = Offer(
     engine=None,  # type: ignore[arg-type]  # nothing here is run
     methods={"specreason": ServedMethod("", {"threshold": 7}), "large": ServedMethod("", {})},
-    policy="specreason",
-    options={"threshold": 5},
-    sampling=Sampling(temperature=0.6),
-    budget=Budget(tokens=512, answer=112),
+    defaults=RunOptions(
+        policy="specreason",
+        options={"threshold": 5},
+        sampling=Sampling(temperature=0.6),
+        budget=Limits(tokens=512, answer=112),
+        priority=3,
+    ),
     check=check,
 )
 RESOLVER = Resolver("specreason", OFFER, SETTINGS)
@@ -197,31 +201,24 @@ def test_fields_with_a_neutral_value_are_accepted(fields: dict[str, Any]) -> Non
 )
 def test_budgets(fields: dict[str, Any], budget: Budget) -> None:
     (order,) = ordered(**fields)
-    assert order.budget == budget
+    assert order.run.budget.budget() == budget
 
 
 def test_missing_fields_have_the_configured_values() -> None:
     (order,) = ordered(seed=4)
-    assert order.sampling == Sampling(temperature=0.6, seed=4)
-    assert order.overrides == {"policy": "specreason", "options": {"threshold": 5}}
+    assert order.run == OFFER.defaults.model_copy(update={"sampling": Sampling(temperature=0.6, seed=4)})
     assert (order.stop, order.format) == ((), None)
-    (other,) = ordered(stepspec={"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "load": "ignore", "lead": 1})
-    assert other.overrides == {
-        "policy": "specreason",
-        "options": {"threshold": 8},
-        "ahead": 1,
-        "hedge": 0.5,
-        "load": "ignore",
-        "lead": 1,
-    }
+    overrides = {"options": {"threshold": 8}, "ahead": 1, "hedge": 0.5, "load": "ignore", "lead": 1}
+    (other,) = ordered(seed=4, stepspec=overrides)
+    assert other.run == order.run.model_copy(update=overrides)
     request = parse_request(ChatRequest, {"model": "large", "messages": [TURN]})
     (large,) = Resolver("large", OFFER, SETTINGS).chat(request)
-    assert large.overrides == {"policy": "large", "options": {}}
+    assert (large.run.policy, large.run.options, large.run.priority) == ("large", {}, 3)
 
 
 def test_deadlines_only_shorten() -> None:
     (order,) = ordered(stepspec={"budget": {"seconds": 9.5}})
-    assert [order.within(seconds).budget.seconds for seconds in (5, 20)] == [5, 9.5]
+    assert [order.within(seconds).run.budget.seconds for seconds in (5, 20)] == [5, 9.5]
 
 
 def test_the_page_gives_messages_or_a_problem() -> None:
@@ -234,7 +231,7 @@ def test_the_page_gives_messages_or_a_problem() -> None:
 
 def test_the_page_gets_no_more_than_others() -> None:
     request = parse_request(LiveRequest, {"problem": "x", "stepspec": {"budget": {"tokens": 5000, "answer": 30}}})
-    assert RESOLVER.live(request).budget == Budget(1000, answer=30)
+    assert RESOLVER.live(request).run.budget == Limits(tokens=1000, answer=30)
 
 
 @pytest.mark.parametrize(
