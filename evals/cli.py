@@ -20,7 +20,7 @@ from stepspec import policies
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
-from stepspec.orchestrator.run_options import arm_options
+from stepspec.orchestrator.run_options import RETIRED, arm_options, refuse_retired
 from stepspec.settings import Settings
 
 from . import provenance
@@ -91,6 +91,8 @@ def _settings(path: Path) -> dict[str, Any]:
 def _from_file(path: Path) -> Arm:
     """Read the policy and the run options from a settings file; other settings, such as URLs, are ignored."""
     settings = _settings(path)
+    for name in set(RETIRED) & set(settings):
+        refuse_retired(f"{path}: {name}", settings[name])
     options = {name: settings[name] for name in arm_options() if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
 

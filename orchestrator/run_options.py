@@ -8,12 +8,22 @@ conditions of a calibration, and the table in ``docs/run-options.md``.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveInt, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from .budget import Budget
@@ -71,6 +81,29 @@ class RunOption:
     service: bool = True
     arms: bool = True
     calibrated: bool = True
+
+
+RETIRED = ("plan", "give_up")  # options that showed no gain; files of older versions name them
+_SWITCH = TypeAdapter(bool)
+log = logging.getLogger("stepspec")
+
+
+def refuse_retired(name: str, value: object) -> None:
+    """Raise `ConfigurationError` if *value* switches the retired option *name* on, and log a note if it does not."""
+    if is_on(value):
+        raise ConfigurationError(
+            f"{name}: this option is retired, because it showed no gain: remove it, and run `stepspec calibrate` again "
+            "for a policy file that was made with it"
+        )
+    log.warning("%s: this option is retired, and switching it off has no effect: remove it", name)
+
+
+def is_on(value: object) -> bool:
+    """Whether *value* switches an option on, as a setting or as the text of a variable; what is no switch does."""
+    try:
+        return _SWITCH.validate_python(value)
+    except ValidationError:
+        return True
 
 
 class RunOptions(BaseModel):
@@ -187,6 +220,17 @@ class RunOptions(BaseModel):
         ),
     ] = Limits()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        fields = cast("dict[str, Any]", values)
+        for name in RETIRED:
+            if name in fields:
+                refuse_retired(name, fields[name])
+        return {name: value for name, value in fields.items() if name not in RETIRED}
+
     def with_overrides(self, overrides: RunOverrides) -> Self:
         """
         Copy these options with *overrides*; those that are None change nothing.
@@ -271,7 +315,8 @@ def _explain(
     name = ".".join(str(part) for part in place if part not in hidden)
     if kind == "extra_forbidden":
         return f"unknown setting {name!r}{near(str(place[-1]), _model_at(model, place).model_fields)}"
-    return f"{name}: {message.removeprefix('Value error, ')}"
+    message = message.removeprefix("Value error, ")
+    return f"{name}: {message}" if name else message
 
 
 def _model_at(root: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:

@@ -170,6 +170,8 @@ BASELINES = ("large", "small")
 NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
 ELSEWHERE: Mapping[str, str] = {
     "first": "first steps by the large model are no method's own: pass lead=N, or --lead N",
+    "plan": "retired, because it showed no gain: leave it out",
+    "give_up": "retired, because it showed no gain: leave it out",
     "answers": "who writes the answer is an option of the run: pass answer='large', or --answer large",
 }
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Self, cast
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, field_validator, model_validator
 
 from ..events import Event
+from ..run_options import RETIRED, is_on
 from .drift import Drift, GradeWatch, Histogram
 
-RETIRED = ("plan", "give_up")  # options that older calibrations name
 _ABSENT = object()
 
 log = logging.getLogger("stepspec")
@@ -50,8 +50,14 @@ class Calibration(BaseModel):
     @field_validator("conditions")
     @classmethod
     def _without_retired(cls, conditions: dict[str, Any]) -> dict[str, Any]:
-        """Leave out the options that no longer exist, where they were off."""
-        return {name: value for name, value in conditions.items() if value or name not in RETIRED}
+        """Leave out the options that no longer exist, where they were off: such runs are those of today."""
+        for name in RETIRED:
+            if is_on(conditions.get(name, False)):
+                raise ValueError(
+                    f"{name}: the calibration was made with this option, which is retired, because it showed no gain; "
+                    "run `stepspec calibrate` again"
+                )
+        return {name: value for name, value in conditions.items() if name not in RETIRED}
 
     @model_validator(mode="after")
     def _histogram(self) -> Self:

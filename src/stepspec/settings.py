@@ -28,7 +28,15 @@ from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.feedback.calibration_monitor import Calibration
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
-from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides, Share, explain
+from stepspec.orchestrator.run_options import (
+    RETIRED,
+    Limits,
+    RunOptions,
+    RunOverrides,
+    Share,
+    explain,
+    refuse_retired,
+)
 from stepspec.orchestrator.service.settings import ServiceSettings
 
 from . import policies
@@ -139,7 +147,10 @@ def _file() -> Path | None:
 
 def _refuse_unknown_variables() -> None:
     known = {f"{PREFIX}{field}".upper() for field in Settings.model_fields} | {CONFIG}
-    for variable in os.environ:
-        if variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in known:
+    retired = {f"{PREFIX}{name}".upper() for name in RETIRED}
+    for variable, value in os.environ.items():
+        if variable.upper() in retired:
+            refuse_retired(variable, value)
+        elif variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in known:
             meant = near(variable.upper(), known) or f"; known: {sorted(known)}"
             raise ConfigurationError(f"unknown setting {variable}{meant}")
