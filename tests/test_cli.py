@@ -1,4 +1,4 @@
-"""The command line says what is wrong and how to mend it, and shows no traceback."""
+"""Errors of the command line name the cause and the cure, without a traceback."""
 
 from __future__ import annotations
 

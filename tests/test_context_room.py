@@ -1,4 +1,4 @@
-"""A budget is cut to what both contexts hold, and both servers count the problem at the same time."""
+"""A budget is cut to the size of both contexts, and both servers count the problem concurrently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A solver whose threshold and depth follow what its runs teach, and the settings file of what it has learnt."""
+"""A solver whose threshold and depth follow its runs, and the settings file with the result."""
 
 from __future__ import annotations
 

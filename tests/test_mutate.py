@@ -1,4 +1,4 @@
-"""What `make mutate` tries is the tree as it is now; what it knows of a module is kept until the module changes."""
+"""`make mutate` tries the current tree; its results for a module are kept until the module changes."""
 
 import subprocess
 import sys

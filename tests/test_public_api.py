@@ -1,4 +1,4 @@
-"""`stepspec` itself: the names that users may rely on, and what importing them may cost."""
+"""`stepspec` itself: its public names, and the cost of importing them."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""The recipes parse, fit onto their cards by the sizes that the models' cards state, and come to what they say."""
+"""The recipes parse, fit onto their cards by the sizes in the model cards, and give the stated commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `serve`: where its settings come from, and what it says when it cannot begin."""
+"""The command `serve`: the sources of its settings, and its errors at the start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepspec trace`` makes a page of a trace, or says why not."""
+"""``stepspec trace`` makes a page of a trace, or prints the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run tells of token-level speculation underneath, from servers that are real but for their models."""
+"""The counters of token-level speculation in a run, from servers with scripted models."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every implementation of an interface promises, tested once for all of them."""
+"""Properties of every implementation of an interface, tested once for all of them."""

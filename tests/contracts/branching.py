@@ -1,4 +1,4 @@
-"""The promises of `Model.branch`, and what every promise of a model is tried on."""
+"""Properties of `Model.branch`, and the models that they are tested with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises of `Model`. A subclass named ``Test...`` says by the fixture *subject* which model keeps them."""
+"""Properties of `Model`. A subclass named ``Test...`` sets the tested model by the fixture *subject*."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service and vLLM really expose: the names of their samples, and the labels that each has."""
+"""The metrics of the service and of vLLM: the names of their samples, and the labels of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the images and the chart find out by: is it up?"""
+"""The health check of the images and of the chart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Dockerfile copies what there is, installs what is locked, and starts what exists."""
+"""The Dockerfile copies existing files, installs locked packages, and starts an existing command."""
 
 from __future__ import annotations
 

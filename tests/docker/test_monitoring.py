@@ -1,4 +1,4 @@
-"""Dashboard and alerts ask only for what the service and vLLM expose, in PromQL that can be read."""
+"""Dashboard and alerts use only metrics of the service and of vLLM, in valid PromQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a text answers, and what is right without any algebra."""
+"""The answer of a text, and right answers without algebra."""
 
 from __future__ import annotations
 

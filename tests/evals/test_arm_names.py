@@ -1,4 +1,4 @@
-"""Arms are named on the command line; what is not there is refused with a word on what is."""
+"""Arms are named on the command line; unknown names are refused with the known ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``stepspec eval`` makes of its flags, before anything is measured."""
+"""The plan that ``stepspec eval`` makes of its flags."""
 
 from __future__ import annotations
 

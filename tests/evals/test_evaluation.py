@@ -1,4 +1,4 @@
-"""One evaluation over servers that are real but for their models: its folder, and what goes on in it later."""
+"""One evaluation over servers with scripted models: its folder, and later sessions in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench of hybrids judges the same texts in every arm, and tells what was read."""
+"""The bench of hybrids judges the same texts in every arm, and reports the tokens read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker's process does: who it says it is, and what it sends back."""
+"""The process of a worker: its description, and its results."""
 
 from __future__ import annotations
 

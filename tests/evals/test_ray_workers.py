@@ -1,4 +1,4 @@
-"""Workers that come, that do not, that are the wrong ones, and that are lost."""
+"""Workers that arrive, that do not, that differ, and that are lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What samples come to: figures that people are going to quote."""
+"""The figures of samples."""
 
 from __future__ import annotations
 

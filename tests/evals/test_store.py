@@ -1,4 +1,4 @@
-"""A measurement that was cut short goes on where it stopped, and never mixes with another one."""
+"""An interrupted measurement is resumed, and never mixed with another one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who is dealt which trial: each once, in order, whoever dies in between."""
+"""The distribution of trials: each once, in order, also with lost workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many workers at one plan: what each of them has when it dies is solved by the others."""
+"""Many workers for one plan: the others solve the trials of a dead worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that sample: what they write follows from a request's seed, or from nothing that repeats."""
+"""Models that sample: their text follows from the seed of a request, or is not reproducible."""
 
 from __future__ import annotations
 

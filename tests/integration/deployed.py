@@ -1,4 +1,4 @@
-"""The service on a Ray cluster of its own, as docker/ray/stepspec.yaml deploys it, and what a client got from it."""
+"""The service on a separate Ray cluster, as docker/ray/stepspec.yaml deploys it, and the replies of its clients."""
 
 from __future__ import annotations
 

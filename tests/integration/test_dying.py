@@ -1,4 +1,4 @@
-"""What becomes of a run when a real server dies under it, or when its user does not want it any more."""
+"""A run whose real server dies, or whose user cancels it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stepspec eval`` on real servers: killed in the middle, it goes on and comes to the same figures."""
+"""``stepspec eval`` on real servers: a killed run is resumed with the same figures."""
 
 from __future__ import annotations
 

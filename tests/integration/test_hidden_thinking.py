@@ -1,4 +1,4 @@
-"""A chat template that hides the thinking block, on a real server: what the model does is learnt by its effect."""
+"""A chat template that hides the thinking block, on a real server: stepspec detects it by its effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A hybrid model on real vLLM: what its prefix cache keeps, with and without the cure, and what the doctor says."""
+"""A hybrid model on real vLLM: its prefix cache with and without the cure, and the report of the doctor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shadow finds on real servers: right steps are right, however they are put, and wrong ones are not."""
+"""Shadow checks on real servers: right steps pass in any wording, and wrong ones do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Token-level speculation under the miniature pair: everything goes on, the judging above all."""
+"""Token-level speculation of the miniature pair: all features work with it, above all judging."""
 
 from __future__ import annotations
 

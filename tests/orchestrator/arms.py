@@ -1,4 +1,4 @@
-"""Policies over scripted models whose tastes are drawn from a seed: what the loop's promises are tried on."""
+"""Policies over scripted models whose texts are drawn from a seed, for the property tests of the loop."""
 
 from __future__ import annotations
 

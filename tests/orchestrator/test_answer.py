@@ -1,4 +1,4 @@
-"""How the thinking is closed, and what of a text is its answer."""
+"""The end of the thinking, and the answer of a text."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""What a run may cost: how much is left, which limits make no sense, and that no write asks for more."""
+"""The budget of a run: the rest, invalid limits, and the limit of each write."""
 
 import inspect
 import math

@@ -1,4 +1,4 @@
-"""What is begun at once ends together."""
+"""Concurrent tasks end together."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""The deadline of the loop: what it keeps, what it waits for, and what is none."""
+"""The deadline of the loop: the steps that it keeps, the requests that it awaits, and invalid ones."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What an adaptation gives the next run, worked by hand: the limit is a half, for which four steps are enough."""
+"""The decisions of an adaptation, computed by hand: the limit is a half, for which four steps are enough."""
 
 from __future__ import annotations
 

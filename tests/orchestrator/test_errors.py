@@ -1,4 +1,4 @@
-"""Errors say whose fault they are, and can be caught by what one can do about them."""
+"""Errors name their cause and can be caught by their remedy."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Lookahead by hand-written examples: exact times, the order of what happens, and what becomes of bets."""
+"""Lookahead by hand-written examples: exact times, the order of events, and the fate of bets."""
 
 import asyncio
 import gc

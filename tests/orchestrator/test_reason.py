@@ -1,4 +1,4 @@
-"""What the loop promises, whatever the policy: on seeds, at random moments, with random failures and budgets."""
+"""Properties of the loop with any policy: with seeds, random times, failures and budgets."""
 
 import asyncio
 from collections import Counter

@@ -1,4 +1,4 @@
-"""What counts as going round in circles, and what does not."""
+"""Text that counts as a loop, and text that does not."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Every call of a model knows what it is for, which step it is about, and whether it is a bet."""
+"""Every request to a model has its purpose, its step, and whether it is a bet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run from the problem to its answer: how it ends, what it tells, and what it survives."""
+"""One run from the problem to its answer: its end, its events, and its failures."""
 
 import asyncio
 import inspect

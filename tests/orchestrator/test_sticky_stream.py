@@ -1,4 +1,4 @@
-"""Where requests may be left open between two writes, for how long, and what it saves."""
+"""Requests that stay open between two writes: where, for how long, and the saving."""
 
 from contextlib import AsyncExitStack
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What is written as TOML is read back as it was."""
+"""Values written as TOML are read back unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""BiLD: where the small model falls back, where it is rolled back, and what of a run stands; worked by hand."""
+"""BiLD: fallbacks, rollbacks, and the accepted part of a run; computed by hand."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

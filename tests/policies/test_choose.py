@@ -1,4 +1,4 @@
-"""Choose: the best rival that passes stands in a refused draft's place, and otherwise it is SpecReason."""
+"""Choose: the best rival that passes replaces a rejected draft; otherwise it is SpecReason."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""GlimpRouter: one token of the small model says who writes the step, in the request that may write it."""
+"""GlimpRouter: one token of the small model decides which model writes the step, in the request that may write it."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Lookahead Reasoning: drafts that mean what the large model says stand, and its own step replaces the others."""
+"""Lookahead Reasoning: drafts that mean the same as the large model's step are accepted; its step replaces others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward-guided speculative decoding: the threshold and its limits, and who is rated."""
+"""Reward-guided speculative decoding: the threshold and its limits, and the rated steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SpecReason does what its paper says, at its limits and by hand-written examples."""
+"""SpecReason follows its paper, at its limits and in hand-written examples."""
 
 from collections.abc import Mapping
 from typing import Any

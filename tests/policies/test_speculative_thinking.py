@@ -1,4 +1,4 @@
-"""Speculative Thinking: which words hand a paragraph over, for how long, and what follows; worked by hand."""
+"""Speculative Thinking: the words that hand a paragraph over, for how long, and the sequel; computed by hand."""
 
 from collections.abc import Callable
 

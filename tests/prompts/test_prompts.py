@@ -1,4 +1,4 @@
-"""Prompts are files: every one can be loaded, is quoted by its hash, and says where it comes from."""
+"""Prompts are files: every prompt can be loaded, is quoted by its hash, and names its source."""
 
 from hashlib import sha256
 from importlib.resources import files

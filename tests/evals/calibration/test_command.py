@@ -1,4 +1,4 @@
-"""What is calibrated is what will be served: the arm, its seeds, and the file that says what the promise is about."""
+"""The calibrated configuration is the served one: the arm, its seeds, and the file with the scope of the guarantee."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a calibration tells people, and the settings file that it writes."""
+"""The summary of a calibration, and its settings file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promise of a calibration: valid where it can be checked exactly, and honest about what it cannot say."""
+"""The guarantee of a calibration: exact where it can be checked, and its limits."""
 
 from dataclasses import replace
 from itertools import product

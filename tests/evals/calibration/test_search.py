@@ -1,4 +1,4 @@
-"""A calibration tries as much as it must, keeps what it tried, and comes to what the outcomes say."""
+"""A calibration makes only the trials that it needs, keeps them, and finds the result of their outcomes."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""What is compared is what the names of the rows say; the figures come from real servers only."""
+"""The rows compare the requests of their names; the figures come from real servers only."""
 
 from __future__ import annotations
 

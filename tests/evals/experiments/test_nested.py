@@ -1,4 +1,4 @@
-"""The arm whose small model is a pair in its turn."""
+"""The arm with a nested pair as its small model."""
 
 from __future__ import annotations
 

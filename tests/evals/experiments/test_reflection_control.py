@@ -1,4 +1,4 @@
-"""The report on the confound: what it puts before the model, and how it counts."""
+"""The control of reflection: the prompts for the model, and the counts."""
 
 from __future__ import annotations
 

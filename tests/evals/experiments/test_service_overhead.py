@@ -1,4 +1,4 @@
-"""The bench of the service measures what it says."""
+"""The bench of the service measures the documented times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far scores tell right from wrong: areas that are known, and scores that are not what they seem."""
+"""The separation of right and wrong steps by scores: known areas, and special scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the plots say, read off their geometry."""
+"""The plots, checked by their geometry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPU-seconds and money, worked out on paper; what the servers counted; which problems are looked at."""
+"""GPU-seconds and money, computed by hand; counters of servers; the choice of cases."""
 
 from __future__ import annotations
 

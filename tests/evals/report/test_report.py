@@ -1,4 +1,4 @@
-"""``stepspec report`` on a recorded run, and on what is none."""
+"""``stepspec report`` on a recorded run, and on other folders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the large model is taught: rows whose branches see what a served judge will see, and no more."""
+"""The training data of the large model: the branches of a row contain the text of a served judge, and no more."""
 
 from __future__ import annotations
 

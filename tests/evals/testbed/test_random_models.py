@@ -1,4 +1,4 @@
-"""Models of random weights: every group of tokens has its share, and what is written is what vLLM reads."""
+"""Models of random weights: every group of tokens has its share, and vLLM reads the written tokens."""
 
 from __future__ import annotations
 

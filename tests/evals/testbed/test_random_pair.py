@@ -1,4 +1,4 @@
-"""What the random pair's command finds wrong, and that it finds nothing in runs that are right."""
+"""The command of the random pair finds errors, and none in correct runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Vocabularies out of packages: what is downloaded once, what is refused, and what the tokenizers then know."""
+"""Vocabularies from packages: one download, refused packages, and the resulting tokenizers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What users of other people's clients write, each for an environment of its own; see docs/clients.md."""
+"""The code of users of other clients, each with a separate environment; see docs/clients.md."""

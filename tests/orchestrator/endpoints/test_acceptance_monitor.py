@@ -1,4 +1,4 @@
-"""Windows of what servers draft and accept themselves: whose they may be, and that nobody waits for them."""
+"""The counters of speculating servers during a run: whose they may be, and that no run waits for them."""
 
 from __future__ import annotations
 

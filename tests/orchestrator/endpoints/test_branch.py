@@ -1,4 +1,4 @@
-"""Several steps in one request: what is sent, how pieces that come in turn are put together, and how it ends early."""
+"""Several steps in one request: its body, the interleaved pieces of its stream, and its early end."""
 
 from __future__ import annotations
 

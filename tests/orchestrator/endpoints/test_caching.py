@@ -1,4 +1,4 @@
-"""How a server caches prefixes, read from what it shows of itself, and what a question about a hybrid does with it."""
+"""How a server caches prefixes, read from its metrics, and how a question about a hybrid uses it."""
 
 from __future__ import annotations
 

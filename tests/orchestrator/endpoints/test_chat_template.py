@@ -1,4 +1,4 @@
-"""Learning a chat template from what it renders: four manners of template, written anew for the test."""
+"""Learning a chat template from its output: four kinds of templates, written for the test."""
 
 from __future__ import annotations
 

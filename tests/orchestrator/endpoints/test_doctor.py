@@ -1,4 +1,4 @@
-"""What the doctor finds, and what he says about it."""
+"""The findings of the doctor, and its report."""
 
 from __future__ import annotations
 

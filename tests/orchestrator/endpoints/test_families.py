@@ -1,4 +1,4 @@
-"""The chat templates of the families that people run: what is learnt of each, and what its prompts look like."""
+"""The chat templates of common model families: the learnt template of each, and its prompts."""
 
 from __future__ import annotations
 

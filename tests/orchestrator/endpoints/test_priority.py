@@ -1,4 +1,4 @@
-"""What a chain waits for goes before what it may never need; and every request of a run carries the run's headers."""
+"""Requests that the run waits for precede bets; every request of a run carries the run's headers."""
 
 from __future__ import annotations
 

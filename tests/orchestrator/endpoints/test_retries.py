@@ -1,4 +1,4 @@
-"""What can go wrong on the way, what is tried again, and what the error tells the one who has to mend it."""
+"""Errors of requests, their retries, and the cure that an error names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward model over HTTP: what it is shown, how its values are read, and how it fails."""
+"""A reward model over HTTP: its input, the reading of its values, and its failures."""
 
 from __future__ import annotations
 

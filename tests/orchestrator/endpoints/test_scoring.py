@@ -1,4 +1,4 @@
-"""Scoring a suffix for the price of the suffix, and what happens where that cannot be."""
+"""Scoring a suffix at the cost of the suffix, and without this feature."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a step ends, whatever tokens its text comes in."""
+"""The end of a step, with its text in any tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ids and text of real model families: what is written, cut, read again and sent again stays the same text."""
+"""Ids and text of real model families: text that is written, cut, read again and sent again stays the same."""
 
 from __future__ import annotations
 

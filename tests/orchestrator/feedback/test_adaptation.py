@@ -1,4 +1,4 @@
-"""A threshold and a depth that follow what runs teach, within the limit, and the same for the same traces."""
+"""Threshold and depth follow the statistics of runs, within the limit, and equally for equal traces."""
 
 from __future__ import annotations
 

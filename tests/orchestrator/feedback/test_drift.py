@@ -1,4 +1,4 @@
-"""Grades that wander away from what was calibrated are noticed; those that only vary by chance are not."""
+"""Grades that drift from the calibration are noticed; random variation is not."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""What the evidence says, worked by hand: when there is enough of it, how long steps take, and how many are bad."""
+"""The evidence, computed by hand: when it is enough, how long steps take, and how many are bad."""
 
 from __future__ import annotations
 

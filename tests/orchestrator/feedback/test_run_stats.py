@@ -1,4 +1,4 @@
-"""What a run teaches is read off its trace, and is the same from a file."""
+"""The statistics of a run are read from its trace, and are the same from a file."""
 
 from __future__ import annotations
 

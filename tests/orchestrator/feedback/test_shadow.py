@@ -1,4 +1,4 @@
-"""Shadows check a sample of the accepted steps, delay nobody, and leave nothing behind."""
+"""Shadow checks cover a sample of the accepted steps, delay no run, and leave no request open."""
 
 import asyncio
 

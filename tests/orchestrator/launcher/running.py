@@ -1,4 +1,4 @@
-"""What the tests of launching share: scripted servers, and a look at what is still running."""
+"""Shared by the tests of launching: scripted servers, and a list of running processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked at before a start: the installed vLLM, the models' files, the ports, the cards."""
+"""The checks before a start: the installed vLLM, the files of the models, the ports, the cards."""
 
 from __future__ import annotations
 

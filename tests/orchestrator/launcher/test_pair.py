@@ -1,4 +1,4 @@
-"""A pair's file: what it may say, and what it comes to."""
+"""A pair's file: its valid content, and the resulting servers."""
 
 from __future__ import annotations
 

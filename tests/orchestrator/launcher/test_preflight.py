@@ -1,4 +1,4 @@
-"""What cannot work is refused before anything is started, with what to change."""
+"""Impossible configurations are refused before any start, with the cure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pair's file whose small model is a pair in its turn."""
+"""A pair's file with a nested pair as its small model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Three or four scripted models, the cheaper ones nested, whose tastes are drawn from a seed."""
+"""Three or four scripted models, the cheaper ones nested, with texts drawn from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested pairs by hand-written examples: exact times, who writes what, and what becomes of failures."""
+"""Nested pairs by hand-written examples: exact times, the author of each piece, and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a nested pair promises, whatever the policies: on seeds, at random moments, within random budgets."""
+"""Properties of a nested pair with any policies: with seeds, random times and random budgets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream of a nested pair by hand: what becomes of each verdict, token by token, and what is open meanwhile."""
+"""The stream of a nested pair by hand: the effect of each verdict, token by token, and open requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits, deadlines, disconnects and the end: nobody waits for ever, and nobody works for nobody."""
+"""Limits, deadlines, disconnects and shutdown: no request waits forever, and no run continues without its client."""
 
 from __future__ import annotations
 

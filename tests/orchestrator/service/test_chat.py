@@ -1,4 +1,4 @@
-"""Chat completions over a real socket: what is streamed is what is answered in one piece, and nothing is ignored."""
+"""Chat completions over a real socket: a stream has the content of the reply without one, and no field is ignored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The service does what its own OpenAPI description says, whatever it is sent."""
+"""The service follows its own OpenAPI description for any request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service tells about its judge: to the page, and to Prometheus."""
+"""The status of the judge: for the page, and for Prometheus."""
 
 from __future__ import annotations
 

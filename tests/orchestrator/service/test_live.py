@@ -1,4 +1,4 @@
-"""What the page asks for: every event of a run as a line of a trace, and its solution."""
+"""The routes of the page: every event of a run as a line of a trace, and its solution."""
 
 from __future__ import annotations
 

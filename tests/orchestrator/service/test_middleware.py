@@ -1,4 +1,4 @@
-"""The door: keys, sizes, ids, other sites, and what happens when something breaks that nobody foresaw."""
+"""The middleware: keys, sizes, ids, other sites, and unexpected errors."""
 
 from __future__ import annotations
 

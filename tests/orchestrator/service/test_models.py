@@ -1,4 +1,4 @@
-"""Model names: methods, and both served models, whose requests pass through byte for byte."""
+"""Model names: methods, and both served models, whose requests pass through unchanged."""
 
 from __future__ import annotations
 

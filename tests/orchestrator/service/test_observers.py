@@ -1,4 +1,4 @@
-"""What the service tells whoever runs it: metrics, spans, logs."""
+"""The service for its operators: metrics, spans, logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The application that Ray Serve is given. What it does on a cluster is in tests/integration/test_ray_serve.py."""
+"""The application of Ray Serve. tests/integration/test_ray_serve.py tests it on a cluster."""
 
 from __future__ import annotations
 

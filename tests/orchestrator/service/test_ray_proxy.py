@@ -1,4 +1,4 @@
-"""What stands before services that run elsewhere, and what becomes of a request whose service dies."""
+"""The proxy before replicas, and requests whose replica dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The OpenAI SDK against the service: its typed errors, its stream, and what it keeps of the extensions."""
+"""The OpenAI SDK with the service: its typed errors, its stream, and the extensions that it keeps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the events of a run to what it worked on, from when to when, and the requests of each piece of work."""
+"""From the events of a run to its stages, their times, and the requests of each stage."""
 
 from __future__ import annotations
 
