@@ -30,9 +30,9 @@ class Called:
 
     If *role* is a nested pair, *path* names the model in it, such as ``small.large``; otherwise it is "".
 
-    *purpose* is that of the request, and *step* the index of the step that it was about (-1: none). A request that was
-    kept open (a sticky stream) wrote the steps from *step* to *last_step*; for any other request the two are equal. In
-    a nested pair the purpose is the one within that pair, and the step is that of the chain.
+    *purpose* is that of the request, and *step* the index of the step that it was about (-1: none). From a request that
+    was kept open (a sticky stream) the steps from *step* to *last_step* were taken; for any other request the two are
+    equal. In a nested pair the purpose is the one within that pair, and the step is that of the chain.
     """
 
     role: Party

@@ -6,8 +6,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 
 from ..chain import THINK_END, Chain, Step, Stop, Token
+from ..events import Called
 from ..interfaces import REQUEST
 from ..step_ends import StepEnds
 from .token_stream import StepBuilder, TokenStream, ends_in, grow
@@ -22,22 +24,25 @@ class StickyStream:
     text and tokens as by one request per step. How far the task reads ahead depends on time, so that the text of a
     model that samples depends on it too.
 
-    *open_request* sends the request. *ends*, *limit* and *top* are those of the first write, and *closing* is how the
-    model spells the end of its thinking.
+    *observe* receives `Called` when the request has ended and nothing more can be taken from the queue: only then is it
+    known which step was the last one. *open_request* sends the request, with an observer of its own. *ends*, *limit*
+    and *top* are those of the first write, and *closing* is how the model spells the end of its thinking.
     """
 
     def __init__(
         self,
-        open_request: Callable[[], AbstractAsyncContextManager[TokenStream]],
+        open_request: Callable[[Callable[[Called], None]], AbstractAsyncContextManager[TokenStream]],
+        observe: Callable[[Called], None],
         ends: StepEnds,
         limit: int,
         top: int = 0,
         closing: str = THINK_END,
     ) -> None:
-        self._open_request = open_request
+        self._open_request, self._observe = open_request, observe
         self._closing = closing
         self._ends, self._limit, self._top = ends, limit, top
         self._step = -1  # index of the step that is written, or was written last
+        self._unreported: Called | None = None  # the request, once it has ended, until it is reported
         self._expected: Chain | None = None  # where the last write ended; None if nothing can follow
         self._queue: deque[Token | Stop | Exception] = deque()
         self._before = self._ahead = ""  # the text up to the end of the last write, and the text in the queue
@@ -72,6 +77,8 @@ class StickyStream:
                 self._search(item)
         if self._step_is_queued(limit):
             self._stop()
+        if not self._queue:
+            self._report()
         return step
 
     async def close(self) -> None:
@@ -79,6 +86,17 @@ class StickyStream:
         self._expected = None
         self._stop()
         await asyncio.wait([self._reader])
+        self._report()
+
+    def _hold(self, called: Called) -> None:
+        """Receive `Called` when the request has ended."""
+        self._unreported = called
+
+    def _report(self) -> None:
+        """Emit `Called` if the request has ended; its last step is the last one that a write took tokens for."""
+        if called := self._unreported:
+            self._unreported = None
+            self._observe(replace(called, last_step=self._step) if called.purpose else called)
 
     def _stop(self) -> None:
         self._stopped = True
@@ -114,7 +132,7 @@ class StickyStream:
     async def _read(self) -> None:
         """Send the request and queue what arrives, in the background task."""
         try:
-            async with self._open_request() as arrivals:
+            async with self._open_request(self._hold) as arrivals:
                 try:
                     await self._read_ahead(arrivals)
                 except asyncio.CancelledError:
@@ -122,8 +140,6 @@ class StickyStream:
                         raise
                 finally:
                     self._aborting = True
-                    ahead = not self.writing and bool(self._ahead)
-                    arrivals.reached(self._step + ahead)
         except Exception as exc:
             self._queue.append(exc)
         finally:

@@ -17,7 +17,7 @@ from typing import Self
 
 from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
 from ..errors import EndpointUnavailable, MalformedReply
-from ..events import Called, Fate, Observer, Verb
+from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
 from ..step_ends import StepEnds
 from .client import Connection, Events
@@ -178,19 +178,17 @@ class RequestMeter:
     Measures one request, and emits `Called` when it is over, whether done, failed or cancelled.
 
     *prompt*, *cached* and *written* count tokens; *first* is the seconds to the first token, None before it.
-    *last_step* is the index of the last step that the request wrote for, if there were several.
     """
 
     role: Party
     verb: Verb
-    observe: Observer
+    observe: Callable[[Called], None]
     clock: Callable[[], float]
     prompt: int = 0
     cached: int = 0
     written: int = 0
     first: float | None = None
     url: str = ""
-    last_step: int = -1
     started: float = field(init=False)
     request: RequestContext = field(init=False)
 
@@ -206,13 +204,12 @@ class RequestMeter:
         seconds = self.clock() - self.started
         counts = self.prompt, self.cached, self.written
         purpose, step = self.request.purpose, self.request.step
-        last = max(step, self.last_step) if purpose else -1
         self.observe(
             Called(
                 *(self.role, self.verb, fate, self.started, seconds, self.first, *counts, self.url),
                 purpose=purpose,
                 step=step,
-                last_step=last,
+                last_step=step if purpose else -1,
             )
         )
 
@@ -235,10 +232,6 @@ class TokenStream:
         self._blank = 0 if formatted else None
         self._tokens: deque[Token] = deque()
         self._ended: Stop | None = None
-
-    def reached(self, step: int) -> None:
-        """Note the index of the last *step* that the request wrote for."""
-        self._tally.last_step = step
 
     async def take(self) -> Token | Stop:
         """Wait for the next token, or for the reason of the end."""

@@ -21,7 +21,7 @@ from ..errors import (
     EndpointRejected,
     EndpointUnavailable,
 )
-from ..events import Observer, Verb
+from ..events import Called, Observer, Verb
 from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from ..stats import Acceptance
 from ..step_ends import StepEnds
@@ -211,7 +211,8 @@ class VllmModel:
             return step or await self._finish(chain, growing, sampling, until)
         encoder = self._endpoint.encoder
         open_request = partial(self._generate, chain, prompt, sampling, (), encoder.room, opening)
-        sticky = StickyStream(open_request, ends, limit, sampling.logprobs or 0, encoder.template.closing)
+        top, closing = sampling.logprobs or 0, encoder.template.closing
+        sticky = StickyStream(open_request, self._observe, ends, limit, top, closing)
         self._sticky[stack] = sticky
         stack.push_async_callback(sticky.close)
         return await sticky.write(chain, growing, until, limit)
@@ -402,7 +403,14 @@ class VllmModel:
         return {choice: ids[0] for choice, ids in encoded.items()}
 
     def _generate(
-        self, chain: Chain, prompt: Sequence[int], sampling: Sampling, stop: Sequence[str], limit: int, opening: str
+        self,
+        chain: Chain,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        stop: Sequence[str],
+        limit: int,
+        opening: str,
+        observe: Callable[[Called], None] | None = None,
     ) -> AbstractAsyncContextManager[TokenStream]:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, self._room(call, prompt))
@@ -410,7 +418,7 @@ class VllmModel:
         body = vllm_protocol.stream_body(
             endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop, format=self._format
         )
-        return generate(endpoint.connection, call, body, self._tally("write", len(prompt)))
+        return generate(endpoint.connection, call, body, self._tally("write", len(prompt), observe))
 
     async def _grow(
         self,
@@ -451,8 +459,9 @@ class VllmModel:
             raise call.error(ContextTooLong, f"the prompt has {len(prompt)} tokens, and the model takes {room} in all")
         return room - len(prompt)
 
-    def _tally(self, verb: Verb, prompt: int) -> RequestMeter:
-        return RequestMeter(self.role, verb, self._observe, self._clock, prompt, url=self._endpoint.settings.url)
+    def _tally(self, verb: Verb, prompt: int, observe: Callable[[Called], None] | None = None) -> RequestMeter:
+        url = self._endpoint.settings.url
+        return RequestMeter(self.role, verb, observe or self._observe, self._clock, prompt, url=url)
 
     def _call(self, verb: Verb) -> Call:
         return self._endpoint.connection.call(verb)

@@ -158,28 +158,19 @@ class _StageReader:
         started = min([call.started for call in calls], default=self._drafted)
         stage = self._add("draft", index, started, at, calls, draft.author)
         if not calls:
-            self._unowned += [(stage, self._restarted), *self._release(draft.author)]
+            self._unowned.append((stage, self._restarted))
         self._drafts[index] = stage, self._restarted
         self._drafted, self._chosen = at, None
 
-    def _release(self, author: Role) -> list[tuple[Stage, float]]:
-        """Take the calls back from the last draft by *author*: they were a stream that wrote the next draft too."""
-        for stage, since in reversed(self._drafts.values()):
-            if stage.author == author and stage.calls:
-                self.calls += stage.calls
-                stage.calls = ()
-                return [(stage, since)]
-        return []
-
     def share_streams(self) -> None:
-        """Give every draft without calls the latest stream before it: one that was kept open wrote several drafts."""
+        """Give every draft without calls the latest stream that it was taken from: one that was kept open."""
         for stage, since in self._unowned:
             streams = [
                 call
                 for call in self.calls
                 if call.purpose == "draft"
                 and (call.role, call.path) == (stage.author, "")
-                and call.step <= stage.index
+                and call.step <= stage.index <= call.last_step
                 and since <= call.started < stage.ended
             ]
             stage.shared = streams[-1:]

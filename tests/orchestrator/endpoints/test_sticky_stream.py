@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
@@ -11,10 +11,13 @@ import pytest
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Step
 from stepspec.orchestrator.endpoints import VllmModel
 from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.events import Called, Committed, Drafted, Event
 from stepspec.orchestrator.interfaces import KEPT_OPEN, RequestContext, requesting
+from stepspec.orchestrator.ledger import Ledger
 
 from .conftest import Meet, eventually
 from .server import Break, FakeVllm, Stall
+from .streaming import streamed
 
 PROBLEM = Chain.of("What is 1 + 1?")
 STEPS = [f"step {n}\n\n" for n in range(5)]
@@ -83,10 +86,11 @@ async def test_it_runs_ahead_by_one_step_and_stops_the_server(meet: Meet) -> Non
         for _ in range(3):
             gate.release()
         await server.left.wait()  # The server is stopped between two writes;
-        await eventually(lambda: len(met.calls) == 1)
-        second = await met.model.write(chain)  # tokens that have arrived may be read,
+        await eventually(lambda: ended(met.model))
+        assert met.calls == []  # whether its second step will be taken is not known yet.
+        second = await met.model.write(chain)  # Tokens that have arrived may be read,
         assert second.text == STEPS[1]
-        assert requests(server) == 1
+        assert requests(server) == len(met.calls) == 1
         server.gate = None
         third = await met.model.write(chain.extend(second))  # and then there is a new request.
         assert third.text == STEPS[2]
@@ -170,6 +174,11 @@ def counted(model: VllmModel) -> int:
     return len(kept._queue)  # pyright: ignore[reportPrivateUsage]
 
 
+def ended(model: VllmModel) -> bool:
+    (kept,) = model._sticky.values()  # pyright: ignore[reportPrivateUsage]
+    return kept._reader.done()  # pyright: ignore[reportPrivateUsage]
+
+
 async def test_cancelling_a_write_closes_it(meet: Meet) -> None:
     server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(4))
     async with meet(server) as met, kept_open():
@@ -200,7 +209,7 @@ async def test_a_failure_after_the_last_write_is_ignored(meet: Meet) -> None:
     server.faults.append(Break(after=4))
     async with meet(server) as met, kept_open():
         await met.model.write(PROBLEM)
-        await eventually(lambda: len(met.calls) == 1)
+        await eventually(lambda: ended(met.model))
     assert [call.fate for call in met.calls] == ["failed"]
 
 
@@ -216,7 +225,8 @@ async def test_two_writes_at_once_do_not_share_it(meet: Meet) -> None:
             await stuck
 
 
-async def test_its_account_names_the_steps_that_it_wrote_for(meet: Meet) -> None:
+@pytest.mark.parametrize("third", [False, True])
+async def test_its_account_names_the_steps_that_were_taken_from_it(meet: Meet, *, third: bool) -> None:
     server = FakeVllm(SCRIPT, gate=(gate := asyncio.Semaphore(3)))
     async with meet(server) as met, kept_open():
         with requesting(RequestContext("draft", 0)):
@@ -228,6 +238,38 @@ async def test_its_account_names_the_steps_that_it_wrote_for(meet: Meet) -> None
             gate.release()
         second = await writing
         await server.left.wait()  # The third step is complete: it was written ahead.
-        await eventually(lambda: len(met.calls) == 1)
+        await eventually(lambda: ended(met.model))
+        assert met.calls == []
+        if third:
+            with requesting(RequestContext("draft", 2, bet=True)):
+                await met.model.write(PROBLEM.extend(first).extend(second))
+            assert len(met.calls) == 1
     assert second.text == STEPS[1]
-    assert [(call.purpose, call.step, call.last_step) for call in met.calls] == [("draft", 0, 2)]
+    assert [(call.purpose, call.step, call.last_step) for call in met.calls] == [("draft", 0, 2 if third else 1)]
+
+
+def drafting(events: Sequence[Event]) -> list[Called]:
+    return [event for event in events if isinstance(event, Called) and event.purpose == "draft"]
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 12, 500])
+def test_its_last_step_is_the_last_one_that_was_taken_however_early_the_request_ended(chunk: int) -> None:
+    events = [moment.event for moment in streamed(chunk, length=5)]
+    named = [step for call in drafting(events) for step in range(call.step, call.last_step + 1)]
+    taken = [event.index for event in events if isinstance(event, Drafted)]
+    assert named == taken == list(range(5))
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 12, 500])
+def test_a_run_has_the_same_events_every_time(chunk: int) -> None:
+    assert streamed(chunk, 7, wrong=(3,), ahead=3) == streamed(chunk, 7, wrong=(3,), ahead=3)
+
+
+def test_steps_that_were_sent_and_never_taken_are_discarded_and_not_its_last_one() -> None:
+    events = [moment.event for moment in streamed(500, length=9, wrong=(1,), ahead=1)]
+    first, second = drafting(events)
+    assert [(call.fate, call.step, call.last_step) for call in (first, second)] == [("done", 0, 1), ("done", 2, 8)]
+    ledger = Ledger.of(events)
+    kept = sum(len(event.step.tokens) for event in events if isinstance(event, Committed))
+    assert (ledger.small.requests, ledger.small.kept + ledger.large.kept) == (2, kept)
+    assert ledger.small.written == first.written + second.written  # Each counts once.

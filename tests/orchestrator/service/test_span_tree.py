@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from stepspec.orchestrator.chain import Accept, Rival, Role, Rollback, Step
 from stepspec.orchestrator.events import (
     Answered,
@@ -23,6 +25,8 @@ from stepspec.orchestrator.events import (
 )
 from stepspec.orchestrator.service.span_tree import Stage, Stages
 from stepspec.orchestrator.trace import Moment, read
+
+from ..endpoints.streaming import streamed
 
 TRACES = Path(__file__).parent / "page" / "traces"
 DRAFT, REPAIR = Step("a\n\n", "small"), Step("b\n\n", "large")
@@ -224,15 +228,15 @@ def test_of_two_requests_for_one_judgement_both_belong_to_it() -> None:
     assert spelt(found["judgement", 1])[-1] == [("score", 2.5), ("score", 3)]
 
 
-def test_a_stream_that_ended_before_its_drafts_were_read_is_shared_by_all_of_them() -> None:
-    found, tree = stages(
-        called("small", "write", 0, 1, "draft", 0),
-        (1, Drafted(0, DRAFT)),
-        (1.1, Drafted(1, DRAFT)),
-        (1.2, Drafted(2, DRAFT)),
-    )
-    assert [found["draft", index].shared for index in range(3)] == [tree.rest] * 3
-    assert not [stage for stage in tree.stages if stage.calls]
+@pytest.mark.parametrize("chunk", [1, 4, 12, 500])
+def test_every_draft_has_the_stream_that_it_was_taken_from(chunk: int) -> None:
+    tree = Stages.of(streamed(chunk, length=5))
+    drafts = [stage for stage in tree.stages if stage.kind == "draft"]
+    for draft in drafts:
+        (stream,) = [*draft.calls, *draft.shared]
+        assert stream.purpose == "draft"
+        assert stream.step <= draft.index <= stream.last_step
+    assert {id(call) for call in tree.rest} <= {id(call) for draft in drafts for call in draft.shared}
 
 
 def test_a_cancelled_run_has_spans_for_its_requests() -> None:

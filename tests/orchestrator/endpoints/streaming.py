@@ -1,0 +1,105 @@
+"""A scripted model that keeps its requests open in a real `StickyStream`, on a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import cast
+from weakref import WeakKeyDictionary
+
+from stepspec.orchestrator.chain import Chain, Step, Stop, Token
+from stepspec.orchestrator.endpoints.sticky_stream import StickyStream
+from stepspec.orchestrator.endpoints.token_stream import RequestMeter, StepBuilder, TokenStream, step_ends
+from stepspec.orchestrator.events import Called, Started
+from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN
+from stepspec.orchestrator.reason import reason
+from stepspec.orchestrator.trace import Moment, Recorder
+from stepspec.policies import SpecReason
+
+from ...fakes import ScriptedModel, Until, counting, run
+from ..arms import PROBLEM, pair
+
+
+@dataclass(eq=False)
+class StreamingModel(ScriptedModel):
+    """Its server sends *chunk* tokens at a time, each chunk after *pace* seconds, the first one after the latency."""
+
+    chunk: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._streams: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
+
+    async def write(
+        self,
+        chain: Chain,
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
+        until: Until | None = None,
+        opening: str = "",
+        top: int = 0,
+    ) -> Step:
+        stack = KEPT_OPEN.get()
+        if stack is None or opening:
+            return await super().write(chain, stop=stop, limit=limit, until=until, opening=opening, top=top)
+        ends = step_ends(chain, stop)
+        growing = StepBuilder(self.role, "words", ends=ends, limit=limit, before=chain.text, top=top)
+        stream = self._streams.get(stack)
+        if stream is None or not stream.continues(chain, ends, limit, top):
+            if stream is not None:
+                await stream.close()
+
+            def open_request(observe: Callable[[Called], None]) -> AsyncGenerator[TokenStream]:
+                return self._open(chain, observe)
+
+            stream = StickyStream(asynccontextmanager(open_request), self.observe, ends, limit, top)
+            self._streams[stack] = stream
+            stack.push_async_callback(stream.close)
+        return await stream.write(chain, growing, until, limit)
+
+    async def _open(self, chain: Chain, observe: Callable[[Called], None]) -> AsyncGenerator[TokenStream]:
+        with RequestMeter(self.role, "write", observe, asyncio.get_running_loop().time) as meter:
+            yield cast("TokenStream", _Stream(self, chain, meter))
+
+
+class _Stream:
+    """What `StickyStream` uses of a `TokenStream`."""
+
+    def __init__(self, model: StreamingModel, chain: Chain, meter: RequestMeter) -> None:
+        self._model, self._chain, self._meter = model, chain, meter
+        self._text, self._tokens = chain.text, deque[Token | Stop]()
+
+    async def take(self) -> Token | Stop:
+        if not self._tokens:
+            await self._read()
+        return self._tokens.popleft()
+
+    async def _read(self) -> None:
+        model = self._model
+        await asyncio.sleep(model.pace + (0 if self._meter.written else model.latency(self._chain)))
+        for _ in range(model.chunk):
+            piece = model.next(self._text)
+            if piece is None:
+                self._tokens.append("end")
+                return
+            self._tokens.append(model.token(self._text, piece, 1))
+            self._text += piece
+            self._meter.add(1)
+
+
+def streamed(chunk: int, length: int, wrong: tuple[int, ...] = (), ahead: int = 2) -> list[Moment]:
+    """Run SpecReason on a small model whose server sends *chunk* tokens at a time; the run has *length* steps."""
+
+    async def main() -> list[Moment]:
+        recorder = Recorder(asyncio.get_running_loop().time)
+        small, large = StreamingModel("small", counting("small", length), chunk=chunk), pair(length, wrong)[1]
+        small.observe = large.observe = recorder
+        recorder(Started(PROBLEM.messages, "specreason"))
+        await reason(SpecReason(small, large), PROBLEM, ahead=ahead, observe=recorder)
+        return recorder.moments
+
+    return run(main())[0]
