@@ -13,6 +13,8 @@ export const EMPTY = Object.freeze({
   calls: [],
   speculation: [], // windows of what servers counted of the tokens that they draft themselves
   notices: [],
+  restarts: [], // when drafting began anew, after a repair or the choice of a rival
+  committed: 0, // steps
   kept: { small: 0, large: 0 }, // tokens in the chain and the answer, by author; of a pair also by its models
   answer: null,
   finished: null,
@@ -40,7 +42,7 @@ const changed = (list, place, patch) => list.with(place, { ...list[place], ...pa
 const waits = (draft) => ["drafted", "accepted", "rejected"].includes(draft.fate) && draft.kept === null;
 
 function draftAs(view, index, step, at) {
-  const draft = { number: view.drafts.length, index, ...written(step), at };
+  const draft = { number: view.drafts.length, index, period: view.restarts.length, ...written(step), at };
   return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, fallen: [] };
 }
 
@@ -79,13 +81,15 @@ const REDUCERS = {
     return place < 0 ? view : { ...view, drafts: changed(view.drafts, place, { fate: "lost", lostAt: at }) };
   },
 
-  Chosen: (view, { index, step, at }) => replaced(view, index, { index, ...written(step), at, chosen: true }),
+  Chosen: (view, { index, step, at }) =>
+    restarted(replaced(view, index, { index, ...written(step), at, chosen: true }), at),
 
   Repaired: (view, { index, step, rollback, at }) =>
-    replaced(view, index - (rollback.keep ? 1 : 0), { index, ...written(step), at, chosen: false }),
+    restarted(replaced(view, index - (rollback.keep ? 1 : 0), { index, ...written(step), at, chosen: false }), at),
 
   Committed: (view, { index, step, at }) => ({
     ...view,
+    committed: view.committed + 1,
     kept: keeping(view.kept, step),
     drafts: committed(view, index, step, at),
   }),
@@ -98,7 +102,7 @@ const REDUCERS = {
   Answered(view, { step, at }) {
     const kept = keeping(view.kept, step);
     const text = view.answer?.text || spoken(step.text);
-    return { ...view, kept, answer: { ...written(step), text, at } };
+    return { ...view, kept, answer: { ...written(step), text, at, index: view.committed } };
   },
 
   Speculated: (view, window) => ({ ...view, speculation: [...view.speculation, window] }),
@@ -137,6 +141,8 @@ function replaced(view, index, step) {
   const place = view.drafts.findLastIndex((one) => one.index === index && one.fate === "rejected" && !one.repair);
   return place < 0 ? view : { ...view, drafts: changed(view.drafts, place, { repair: { ...step, kept: null } }) };
 }
+
+const restarted = (view, at) => ({ ...view, restarts: [...view.restarts, at] });
 
 function noticed(view, at, text, cause) {
   const notice = { number: view.notices.length, after: view.drafts.length, at, text, cause };

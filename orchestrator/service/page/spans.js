@@ -1,9 +1,8 @@
-// When each model was busy, in which row of its lane, and with which step, as far as the events let us know.
+// When each model was busy, in which row of its lane, and with which step: every request names its purpose and its steps.
 
 import { cheapestFirst } from "./ledger.js";
 import { ownWithin } from "./within.js";
 
-const SLACK = 0.02; // seconds between what a request says and what the step that it made says
 const PARTIES = ["small", "large", "critic"];
 
 // One lane for each model; a pair has none of its own, once its models are known.
@@ -37,23 +36,28 @@ export function spansOf(view) {
     model: call.path || call.role,
     ended: call.started + call.seconds,
     kind: call.verb === "write" ? "write" : "judge",
-    parts: [],
   }));
-  for (const draft of view.drafts) ownWriting(spans, draft);
-  ownVerifying(
-    spans.filter((span) => span.kind === "judge" && !span.path),
-    view.drafts,
-    "done",
-  );
-  for (const draft of view.drafts) ownRepair(spans, draft);
-  ownAnswer(spans, view.answer);
-  ownWithin(spans, view);
-  // Some methods also write to judge: what of it was no repair was for nothing.
-  const unclaimed = (span) => span.kind === "write" && span.fate === "done" && !span.path && !span.parts.length;
-  const left = spans.filter(unclaimed);
-  ownVerifying(left, view.drafts, "discarded");
-  return spans.map((span) => ({ ...span, parts: filled(span) }));
+  const owned = spans.map((span) => ({ ...span, parts: span.purpose ? partsOf(span, view) : [] }));
+  ownWithin(owned, view);
+  return owned.map((span) => ({ ...span, parts: filled(span) }));
 }
+
+// A step number is drafted once from one restart to the next, so that a request has the drafts of its own period.
+// Requests without a purpose, as in traces from before purposes were recorded, belong to no step.
+function partsOf(span, view) {
+  const { purpose, step } = span;
+  const drafts = view.drafts.filter((draft) => draft.period === periodOf(span, view));
+  if (purpose === "draft") return draftsOf(span, drafts);
+  if (purpose === "verify") return verdictOf(span, drafts.find((draft) => draft.index === step), view);
+  if (purpose === "answer") return answerOf(span, view.answer);
+  const repaired = drafts.find(({ repair }) => repair && !repair.chosen && repair.index === step);
+  return (purpose === "repair" || purpose === "hedge") && repaired ? repairOf(span, repaired) : [];
+}
+
+// The times of events have microseconds, those of requests more digits.
+const rounded = (seconds) => Math.round(seconds * 1e6) / 1e6;
+
+const periodOf = (span, view) => view.restarts.filter((at) => at <= rounded(span.started)).length;
 
 // The one model that wrote a step by itself, if one did.
 function writer({ author, pieces, judged }) {
@@ -61,49 +65,55 @@ function writer({ author, pieces, judged }) {
   return pieces.length === 1 && !judged ? pieces[0].path : null;
 }
 
+// Of a pair's requests the verdicts within it know more, unless one model wrote the step alone.
+const concerns = (span, step) => !span.path || span.path === writer(step);
+
+const authorsFate = (span, step, fate) => (span.model === writer(step) ? fate : "discarded");
+
+const whole = (span, part) => {
+  const fate = span.fate === "done" ? part.fate : span.fate;
+  return [{ from: span.started, to: span.ended, ...part, fate }];
+};
+
 // A stream that was kept open wrote several drafts: each of them is one part of it.
-function ownWriting(spans, draft) {
-  const open = (span) => span.started < draft.at && span.ended >= draft.at - SLACK;
-  const span = spans.findLast((one) => one.kind === "write" && one.model === writer(draft) && open(one));
-  if (!span) return;
-  const from = span.parts.at(-1)?.to ?? span.started;
-  span.parts.push({ from, to: Math.min(draft.at, span.ended), draft: draft.number, what: "draft", fate: draft.fate });
-}
-
-// A judgement lies between its draft and its verdict. Where it lies between several, it belongs to the draft (or the
-// judgement of one) that was over last before it began.
-function ownVerifying(spans, drafts, fate) {
-  const judged = drafts.filter((draft) => draft.verdict).map((draft) => ({ draft, ready: draft.at }));
-  for (const span of spans.toSorted((a, b) => a.started - b.started)) {
-    const fits = ({ draft, ready }) => ready <= span.started + 1e-3 && span.ended <= draft.verdict.at + SLACK;
-    const last = judged
-      .filter(fits)
-      .toSorted((a, b) => a.ready - b.ready)
-      .at(-1);
-    if (!last) continue;
-    last.ready = span.ended;
-    whole(span, { draft: last.draft.number, what: "verdict", fate });
+function draftsOf(span, drafts) {
+  const taken = drafts.filter(({ index }) => span.step <= index && index <= span.last_step);
+  const parts = [];
+  for (const draft of taken.filter((one) => concerns(span, one))) {
+    const from = parts.at(-1)?.to ?? span.started;
+    const to = Math.max(from, Math.min(draft.at, span.ended));
+    parts.push({ from, to, draft: draft.number, what: "draft", fate: authorsFate(span, draft, draft.fate) });
   }
+  return parts;
 }
 
-function ownRepair(spans, draft) {
-  if (!draft.repair) return;
-  const free = (span) => span.kind === "write" && span.model === writer(draft.repair) && !span.parts.length;
-  const fits = (span) =>
-    free(span) && span.fate === "done" && span.ended <= draft.repair.at + SLACK && span.ended > draft.at;
-  const span = spans.findLast(fits);
-  if (span) whole(span, { draft: draft.number, what: "repair", fate: "kept" });
+// A policy may also write to judge: that is for nothing, unless it is the repair, which then needs no request of its own.
+function verdictOf(span, draft, view) {
+  if (!draft || span.path) return [];
+  if (span.kind === "judge") return whole(span, { draft: draft.number, what: "verdict", fate: "done" });
+  const { repair } = draft;
+  const prepared = repair && !repair.chosen && repair.index === span.step && span.model === writer(repair);
+  if (prepared && span.fate === "done" && !view.calls.some((call) => repairs(call, draft, view))) {
+    return repairOf(span, draft);
+  }
+  return whole(span, { draft: draft.number, what: "verdict", fate: "discarded" });
 }
 
-function ownAnswer(spans, answer) {
-  if (!answer?.at) return;
-  const fits = (span) =>
-    span.kind === "write" && span.model === writer(answer) && span.fate === "done" && !span.parts.length;
-  const span = spans.findLast((one) => fits(one) && one.ended <= answer.at + SLACK);
-  if (span) whole(span, { draft: null, what: "answer", fate: "kept" });
+const repairs = (call, { period, repair }, view) =>
+  (call.purpose === "repair" || call.purpose === "hedge") &&
+  call.fate === "done" &&
+  call.step === repair.index &&
+  periodOf(call, view) === period;
+
+function repairOf(span, draft) {
+  if (!concerns(span, draft.repair)) return [];
+  return whole(span, { draft: draft.number, what: "repair", fate: authorsFate(span, draft.repair, "kept") });
 }
 
-const whole = (span, part) => span.parts.push({ from: span.started, to: span.ended, ...part });
+function answerOf(span, answer) {
+  if (!answer?.at || answer.index !== span.step || !concerns(span, answer)) return [];
+  return whole(span, { draft: null, what: "answer", fate: authorsFate(span, answer, "kept") });
+}
 
 // What no step owns: the tail of a stream that was cancelled, or the whole of a request for nothing.
 function filled(span) {

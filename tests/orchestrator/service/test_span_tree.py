@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,16 +29,6 @@ from ..endpoints.streaming import streamed
 
 TRACES = Path(__file__).parent / "page" / "traces"
 DRAFT, REPAIR = Step("a\n\n", "small"), Step("b\n\n", "large")
-# For each call of the recorded traces, which are older than these fields: the purpose, the first and the last step.
-SPECREASON: list[tuple[Purpose, int, int]] = [
-    ("verify", 0, 0), ("verify", 1, 1), ("draft", 0, 2), ("repair", 1, 1), ("verify", 2, 2), ("draft", 2, 3),
-    ("verify", 3, 3), ("answer", 4, 4),
-]  # fmt: skip
-NESTED: list[tuple[Purpose, int, int]] = [
-    ("verify", 0, 0), ("verify", 0, 0), ("verify", 1, 1), ("draft", 0, 1), ("repair", 1, 1),
-    ("verify", 1, 1), ("draft", 2, 2), ("repair", 1, 1), ("verify", 2, 2), ("draft", 2, 2), ("repair", 2, 2),
-    ("verify", 2, 2), ("draft", 3, 3), ("verify", 3, 3), ("verify", 3, 3), ("answer", 4, 4),
-]  # fmt: skip
 YES, NO = Accept(9.0), Rollback(reason="grade", score=1.0)
 
 
@@ -48,18 +37,6 @@ def called(
 ) -> Moment:
     call = Called(role, verb, fate, started, ended - started, purpose=purpose, step=step, last_step=step)
     return Moment(ended, call)
-
-
-def recorded(name: str, purposes: Sequence[tuple[Purpose, int, int]]) -> Iterable[Moment]:
-    """Read a trace, and add *purposes* to its calls."""
-    about = iter(purposes)
-    for moment in read(TRACES / name):
-        if isinstance(moment.event, Called):
-            purpose, first, last = next(about)
-            yield replace(moment, event=replace(moment.event, purpose=purpose, step=first, last_step=last))
-        else:
-            yield moment
-    assert not list(about)
 
 
 def stages(*happened: Moment | tuple[float, Event]) -> tuple[dict[tuple[str, int], Stage], Stages]:
@@ -74,7 +51,7 @@ def spelt(stage: Stage) -> tuple[float, float, str, list[tuple[str, float]]]:
 
 
 def test_a_recorded_run() -> None:
-    tree = Stages.of(recorded("specreason.jsonl", SPECREASON))
+    tree = Stages.of(read(TRACES / "specreason.jsonl"))
     assert [(stage.kind, stage.index, *spelt(stage)) for stage in tree.stages] == [
         ("draft", 0, 0.0, 0.119, "kept", []),
         ("judgement", 0, 0.119, 0.184, "accepted", [("ask", 0.119)]),
@@ -95,7 +72,7 @@ def test_a_recorded_run() -> None:
 
 
 def test_requests_within_a_pair_are_those_of_the_step_that_the_pair_wrote() -> None:
-    tree = Stages.of(recorded("nested.jsonl", NESTED))
+    tree = Stages.of(read(TRACES / "nested.jsonl"))
     drafts = [stage for stage in tree.stages if stage.kind == "draft"]
     paths = [[call.path for call in draft.calls] for draft in drafts]
     assert paths == [
@@ -108,8 +85,15 @@ def test_requests_within_a_pair_are_those_of_the_step_that_the_pair_wrote() -> N
     assert [(call.path, call.fate) for call in tree.rest] == [("small.small", "cancelled")] * 2
 
 
+def without_purpose(moment: Moment) -> Moment:
+    """Make an event as it was before requests named their purposes."""
+    if not isinstance(moment.event, Called):
+        return moment
+    return replace(moment, event=replace(moment.event, purpose="", step=-1, last_step=-1))
+
+
 def test_in_traces_without_purposes_calls_belong_to_no_stage() -> None:
-    moments = list(read(TRACES / "specreason.jsonl"))
+    moments = [without_purpose(moment) for moment in read(TRACES / "specreason.jsonl")]
     tree = Stages.of(moments)
     assert [stage.kind for stage in tree.stages] == ["draft", "judgement"] * 2 + ["repair"] + [
         *("draft", "judgement", "draft", "judgement", "answer")

@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from itertools import pairwise, product
 from typing import Any
 
 import pytest
 
+from stepspec.orchestrator import Rollback, Step
+from stepspec.orchestrator.events import Called, Committed, Drafted, Event, Judged, Purpose, Repaired, Started
+from stepspec.orchestrator.ledger import Ledger
+from stepspec.orchestrator.service.span_tree import Stages
+from stepspec.orchestrator.trace import Moment, dump, parse
+
 from ...arms import ARMS
+from ...endpoints.streaming import streamed
 from .made import drawn, made
 from .script import script
+
+STAGES = {"draft": "draft", "judgement": "verdict", "repair": "repair", "answer": "answer"}
+OWNERS = """
+return given.map((text) => {
+  const view = seen(text);
+  const step = ({ draft, what }) =>
+    draft === null ? null : what === "repair" ? view.drafts[draft].repair.index : view.drafts[draft].index;
+  const owners = ({ parts }) => parts.filter((part) => part.what).map((part) => [part.what, step(part)]);
+  return spans.spansOf(view).map(owners);
+});"""
 
 
 def spans(trace: bytes) -> list[dict[str, Any]]:
@@ -68,3 +87,66 @@ def test_a_stream_that_was_kept_open_is_cut_at_its_drafts() -> None:
     )
     assert all(later["from"] == earlier["to"] for earlier, later in pairwise(sticky))
     assert len({part["draft"] for part in sticky}) == len(sticky)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 12, 500])
+def test_every_draft_is_drawn_in_the_stream_that_it_was_taken_from(chunk: int) -> None:
+    moments = streamed(chunk, length=7, wrong=(3,))
+    trace = b"".join(map(dump, moments))
+    fills_its_rows([trace.decode()])
+    writes = [span for span in spans(trace) if span["role"] == "small"]
+    drafts = [part["draft"] for span in writes for part in span["parts"] if part["what"] == "draft"]
+    shown = script("return seen(given)", trace.decode())["drafts"]
+    assert sorted(drafts) == [draft["number"] for draft in shown]
+    small = Ledger.of([moment.event for moment in moments]).small
+    assert sum(span["written"] for span in writes) == small.written
+
+
+def test_requests_belong_to_the_steps_that_the_tree_of_spans_has_them_below() -> None:
+    """All but a step that a policy wrote to judge: it is drawn as the repair that it became, not the verdict."""
+    traces = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(4), (0, 3))]
+    traces += [b"".join(map(dump, streamed(chunk, length=7, wrong=(3,)))) for chunk in (1, 4, 12, 500)]
+    found = Counter[bool]()
+    for trace, drawn_parts in zip(traces, script(OWNERS, [trace.decode() for trace in traces]), strict=True):
+        moments = [parse(line) for line in trace.splitlines()]
+        calls = [moment.event for moment in moments if isinstance(moment.event, Called)]
+        stages = Stages.of(moments).stages
+        for call, parts in zip(calls, drawn_parts, strict=True):
+            if call.purpose == "verify" and call.verb == "write":
+                continue
+            below = [stage for stage in stages if any(one is call for one in (*stage.calls, *stage.shared))]
+            owners = [(STAGES[stage.kind], None if stage.kind == "answer" else stage.index) for stage in below]
+            assert sorted(map(tuple, parts)) == sorted(owners)
+            found[bool(owners)] += 1
+    assert found[True] > 1000
+    assert found[False] > 50  # lost bets
+
+
+@pytest.mark.parametrize(("repaired", "shown"), [(False, "repair kept"), (True, "verdict discarded")])
+def test_a_step_that_was_written_to_judge_is_the_repair_unless_that_has_a_request(repaired: bool, shown: str) -> None:
+    def called(purpose: Purpose, started: float) -> Called:
+        return Called("large", "write", "done", started, 1.0, written=1, purpose=purpose, step=0, last_step=0)
+
+    draft, repair, rollback = Step("a\n\n", "small"), Step("b\n\n", "large"), Rollback(reason="other")
+    events: list[tuple[float, Event]] = [
+        (0.0, Started((), "own")),
+        (1.0, Drafted(0, draft)),
+        (2.0, called("verify", 1.0)),
+        (2.0, Judged(0, draft, rollback)),
+        *([(3.0, called("repair", 2.0))] if repaired else []),
+        (3.0, Repaired(0, repair, rollback)),
+        (3.0, Committed(0, repair)),
+    ]
+    (first, *more) = spans(b"".join(dump(Moment(at, event)) for at, event in events))
+    assert [f"{part['what']} {part['fate']}" for part in first["parts"]] == [shown]
+    assert [part["what"] for span in more for part in span["parts"]] == ["repair"] * repaired
+
+
+def test_requests_of_traces_without_purposes_are_drawn_and_belong_to_no_step() -> None:
+    new = made()
+    old = re.sub(rb',"purpose":"\w+","step":-?\d+,"last_step":-?\d+', b"", new)
+    assert b"last_step" not in old
+    fills_its_rows([old.decode()])
+    parts = [part for span in spans(old) for part in span["parts"]]
+    assert {(part["what"], part["draft"]) for part in parts} == {(None, None)}
+    assert len(parts) == len(spans(new))
