@@ -9,7 +9,9 @@ export const EMPTY = Object.freeze({
   policy: "",
   models: {},
   drafts: [], // every step that was ever written, in the order in which they appeared
-  verdicts: [], // those within a pair; *owner* is the draft that came of one, *part* the verdict on what it was part of
+  // Those within a pair: *owner* is the draft that came of one, *part* the verdict on what it was part of, and *calls*
+  // the number of requests that were reported before it.
+  verdicts: [],
   calls: [],
   speculation: [], // windows of what servers counted of the tokens that they draft themselves
   notices: [],
@@ -63,8 +65,9 @@ const REDUCERS = {
     const score = number(verdict.score);
     const chosen = verdict.rivals?.find((rival) => !rival.reason);
     const stands = "keep" in verdict ? (chosen?.step.text ?? null) : draft.text; // null: a repair stands there
-    const said = { stands, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "" };
-    return { ...view, verdicts: [...view.verdicts, { path, draft, at, ...said, owner: null, part: null }] };
+    const decision = { stands, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "" };
+    const known = { path, draft, at, calls: view.calls.length, ...decision, owner: null, part: null };
+    return { ...view, verdicts: [...view.verdicts, known] };
   },
 
   Judged(view, { index, draft, verdict, at }) {

@@ -1,20 +1,24 @@
-// Which steps the requests within a pair belong to, as far as the verdicts in it let us know.
+// Which steps the requests within a pair belong to. A request names its purpose there, and the step of the chain, but
+// not which of the pair's own drafts it is for: the order of the verdicts and of the requests tells, as far as it can.
 
 import { fell } from "./pieces.js";
 
-const SOON = 0.02; // seconds between the end of a request and a verdict that needed it
 const AT_ONCE = 1e-3;
+const REPAIRS = ["repair", "hedge"];
 
 export function ownWithin(spans, view) {
   for (const path of new Set(view.verdicts.map((verdict) => verdict.path))) {
     const judged = view.verdicts.filter((verdict) => verdict.path === path);
     const free = spans.filter((span) => span.fate !== "failed" && !span.parts.length);
-    const byLarge = (kind) => (span) => span.path === `${path}.large` && span.kind === kind && span.fate === "done";
+    const drafts = free.filter((span) => span.purpose === "draft" && span.kind === "write");
     const begun = beginnings(view, path);
-    const written = ownDrafts(free, judged, begun, view);
-    ownRepairs(free.filter(byLarge("write")), judged, begun, view);
-    ownJudging(free.filter(byLarge("judge")), written);
-    loseBets(free, path, begun, view);
+    const byLarge = free.filter((span) => span.path === `${path}.large` && span.fate === "done");
+    const written = ownDrafts(drafts, judged, begun, view);
+    const repairs = byLarge.filter((span) => REPAIRS.includes(span.purpose) && span.kind === "write");
+    ownRepairs(repairs, judged, begun, view);
+    const judgements = byLarge.filter((span) => span.purpose === "verify" && span.kind === "judge");
+    ownJudging(judgements, written);
+    loseBets(drafts, path, begun, view);
   }
 }
 
@@ -27,7 +31,7 @@ function beginnings(view, path) {
 
 // A stream that was kept open wrote several drafts, one after the other. Where one ended, its tokens tell.
 function ownDrafts(spans, judged, begun, view) {
-  const writes = spans.filter((span) => span.kind === "write").toSorted((a, b) => a.started - b.started);
+  const writes = spans.toSorted((a, b) => a.started - b.started);
   const used = new Map();
   return judged.flatMap((verdict) => {
     const since = Math.max(-1, ...begun.filter((at) => at < verdict.at));
@@ -70,8 +74,7 @@ function whenWritten({ started, ended, first, written }, place) {
 function loseBets(spans, path, begun, view) {
   const last = view.finished ? Infinity : Math.max(-1, ...begun);
   for (const span of spans) {
-    const bet = span.path === `${path}.small` && span.kind === "write" && span.fate === "done";
-    if (bet && span.ended < last) span.rest = "lost";
+    if (span.path === `${path}.small` && span.fate === "done" && span.ended < last) span.rest = "lost";
   }
 }
 
@@ -93,10 +96,10 @@ function ownRepairs(spans, judged, begun, view) {
   });
 }
 
-// A judgement begins when its draft is there, and is over before its verdict is told.
+// A judgement begins when its draft is complete, and its requests are reported before its verdict.
 function ownJudging(spans, written) {
   for (const span of spans) {
-    const fits = ({ ready, token, verdict }) => ready <= span.started + token && span.ended <= verdict.at + SOON;
+    const fits = ({ ready, token, verdict }) => ready <= span.started + token && span.place < verdict.calls;
     const last = written.findLast(fits);
     if (!last || last.verdict.owner === null) continue;
     span.parts.push({ from: span.started, to: span.ended, draft: last.verdict.owner, what: "verdict", fate: "done" });

@@ -17,6 +17,7 @@ from stepspec.orchestrator.events import (
     Finished,
     Judged,
     JudgedWithin,
+    Purpose,
     Repaired,
     Started,
     Verb,
@@ -36,8 +37,19 @@ def said(text: str, author: str = "small", note: str = "", pieces: tuple[Step, .
     return Step(text, "small" if author == "small" else "large", tokens=tokens, note=note, pieces=pieces)
 
 
-def called(path: str, verb: Verb, started: float, ended: float, written: int = 0, fate: Fate = "done") -> Called:
-    return Called("small", verb, fate, started, ended - started, written=written, path=path)
+def called(
+    path: str,
+    verb: Verb,
+    started: float,
+    ended: float,
+    written: int = 0,
+    fate: Fate = "done",
+    purpose: Purpose | None = None,
+) -> Called:
+    """A request; unless its *purpose* is another, the tiny model drafts, and the other one judges or repairs."""
+    own: Purpose = "draft" if path == TINY else "repair" if verb == "write" else "verify"
+    seconds = ended - started
+    return Called("small", verb, fate, started, seconds, written=written, path=path, purpose=purpose or own)
 
 
 def trace(*happened: tuple[float, Event]) -> bytes:
@@ -57,7 +69,7 @@ def test_a_bet_that_was_lost_within_is_not_taken_for_what_came_after_it() -> Non
     whole = said("1 2 3four five six", pieces=(repair, stood))
     found = owned(
         trace(
-            (0.5, called(SMALL, "write", 0.1, 0.5, 3)),  # Its larger model writes to judge.
+            (0.5, called(SMALL, "write", 0.1, 0.5, 3, purpose="verify")),
             (1.0, called(TINY, "write", 0.0, 1.0, 3)),
             (1.9, called(TINY, "write", 1.0, 1.9, 3)),
             (2.0, JudgedWithin("small", 0, fell, Rollback(0, "rollback"))),
