@@ -19,6 +19,7 @@ import ray as _ray
 from ray import exceptions
 from rich.console import Console
 
+from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError, WorkersLost
 from stepspec.settings import Settings
 
@@ -120,14 +121,10 @@ class WorkerPool:
             self._alone_since = asyncio.get_running_loop().time()
 
     async def _describe(self, remote: RemoteWorker) -> Mapping[str, str]:
-        describing = asyncio.create_task(remote.describe())
-        try:
+        async with background(remote.describe()) as (describing,):
             while not (await asyncio.wait([describing], timeout=POLL))[0]:
                 self._check_patience()
             return describing.result()
-        finally:
-            describing.cancel()
-            await asyncio.wait([describing])
 
     def _check_patience(self) -> None:
         if self._running or asyncio.get_running_loop().time() - self._alone_since < self._patience:

@@ -22,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ..concurrency import background
 from . import payloads
 from .errors import ApiError, api_error
 from .middleware import PUBLIC_PATHS, service_request
@@ -93,22 +94,20 @@ async def stream_messages(app: ASGIApp, request: BufferedRequest) -> AsyncGenera
         changed.set()
 
     work = cast("Coroutine[Any, Any, None]", app(request.asgi_scope, receive, send))
-    working = asyncio.create_task(work)
-    working.add_done_callback(lambda _: changed.set())
-    try:
-        yield ()
-        while sent or not working.done():
-            await changed.wait()
-            changed.clear()
-            if sent:
-                messages, sent[:] = tuple(sent), ()
-                yield messages
-        working.result()
-    finally:
-        disconnected.set()
-        await asyncio.wait([working], timeout=CLOSE_SECONDS)
-        working.cancel()
-        await asyncio.gather(working, return_exceptions=True)
+    async with background(work) as (working,):
+        working.add_done_callback(lambda _: changed.set())
+        try:
+            yield ()
+            while sent or not working.done():
+                await changed.wait()
+                changed.clear()
+                if sent:
+                    messages, sent[:] = tuple(sent), ()
+                    yield messages
+            working.result()
+        finally:
+            disconnected.set()
+            await asyncio.wait([working], timeout=CLOSE_SECONDS)  # before it is cancelled
 
 
 SendToReplica: TypeAlias = Callable[[BufferedRequest], AsyncGenerator[Messages]]

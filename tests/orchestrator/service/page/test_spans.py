@@ -106,7 +106,7 @@ def test_requests_belong_to_the_steps_that_the_tree_of_spans_has_them_below() ->
     """All but a step that a policy wrote to judge: it is drawn as the repair that it became, not the verdict."""
     traces = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(4), (0, 3))]
     traces += [b"".join(map(dump, streamed(chunk, length=7, wrong=(3,)))) for chunk in (1, 4, 12, 500)]
-    found = Counter[bool]()
+    owned = Counter[bool]()
     for trace, drawn_parts in zip(traces, script(OWNERS, [trace.decode() for trace in traces]), strict=True):
         moments = [parse(line) for line in trace.splitlines()]
         calls = [moment.event for moment in moments if isinstance(moment.event, Called)]
@@ -117,9 +117,9 @@ def test_requests_belong_to_the_steps_that_the_tree_of_spans_has_them_below() ->
             below = [stage for stage in stages if any(one is call for one in (*stage.calls, *stage.shared))]
             owners = [(STAGES[stage.kind], None if stage.kind == "answer" else stage.index) for stage in below]
             assert sorted(map(tuple, parts)) == sorted(owners)
-            found[bool(owners)] += 1
-    assert found[True] > 1000
-    assert found[False] > 50  # lost bets
+            owned[bool(owners)] += 1
+    assert owned[True] > 1000
+    assert owned[False] > 50  # lost bets
 
 
 @pytest.mark.parametrize(("repaired", "shown"), [(False, "repair kept"), (True, "verdict discarded")])
