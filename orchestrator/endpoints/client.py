@@ -1,6 +1,8 @@
 """
 The HTTP client of one endpoint: `Connection` sends requests and retries them, `Events` reads a stream of events.
 
+`ConnectedEndpoint` is what the endpoints of language models and of reward models share.
+
 `priority` orders the requests that wait at a server: vLLM with ``--scheduling-policy priority`` takes the lowest number
 first, and of equal numbers the earliest request; with any other policy it ignores the number. Requests that a chain
 waits for go before those it may never need. Bodies and replies are in `vllm_protocol`.
@@ -13,8 +15,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
-from types import MappingProxyType
-from typing import NoReturn, TypeVar
+from types import MappingProxyType, TracebackType
+from typing import Generic, NoReturn, Self, TypeVar
 
 import aiohttp
 import httpx2
@@ -45,7 +47,7 @@ from .vllm_protocol import (
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
 CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
 
-
+A = TypeVar("A", bound=Address)
 T = TypeVar("T")
 
 CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
@@ -215,6 +217,37 @@ class Connection:
             retry_error_callback=_give_up,
         )
         return await retrying(send)
+
+
+class ConnectedEndpoint(Generic[A]):
+    """
+    One served model and the connection to it, which all runs share; the connection is closed on leaving.
+
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used.
+    """
+
+    def __init__(self, settings: A) -> None:
+        self.settings = settings
+        self.name = settings.model or ""
+
+    async def __aenter__(self) -> Self:
+        self.connection = Connection(self.settings)
+        try:
+            self.name = await self.connection.model_name()
+            await self._learn()
+        except BaseException:
+            await self.connection.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.connection.close()
+
+    async def _learn(self) -> None:
+        """Find out what is needed of the model besides its name."""
+        raise NotImplementedError
 
 
 class Events:

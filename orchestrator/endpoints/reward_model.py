@@ -16,13 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import exp
-from types import TracebackType
-from typing import Self
 
 from ..chain import THINK_END, Chain, Message
 from ..errors import EndpointRejected
 from ..events import Observer
-from .client import Connection
+from .client import ConnectedEndpoint
 from .settings import CriticEndpoint
 from .token_stream import RequestMeter, or_now
 from .tokenizer import CONVERSATIONS_KEPT, TEXTS, AsyncCache
@@ -41,7 +39,7 @@ from .vllm_protocol import (
 PROBE = Chain.of("What is 1 + 1?")
 
 
-class RewardModelEndpoint:
+class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
     """
     The connection to one served reward model.
 
@@ -49,26 +47,10 @@ class RewardModelEndpoint:
     """
 
     def __init__(self, settings: CriticEndpoint) -> None:
-        self.settings = settings
-        self.name = settings.model or ""
+        super().__init__(settings)
         self.logits = True  # whether the server returns logits when a request asks for them
         self._steps = AsyncCache(self._encode, TEXTS)
         self._problems = AsyncCache(self._problem, CONVERSATIONS_KEPT)
-
-    async def __aenter__(self) -> Self:
-        self.connection = Connection(self.settings)
-        try:
-            self.name = await self.connection.model_name()
-            await self._learn()
-        except BaseException:
-            await self.connection.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.connection.close()
 
     def critic(
         self, *, observe: Observer = lambda event: None, clock: Callable[[], float] | None = None

@@ -8,8 +8,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from math import inf
-from types import TracebackType
-from typing import Self
 from weakref import WeakKeyDictionary
 
 from ..chain import Chain, Message, Role, Step, Token, beginning
@@ -27,7 +25,7 @@ from ..stats import Acceptance
 from ..step_ends import StepEnds
 from . import vllm_protocol
 from .chat_template import Template
-from .client import Connection
+from .client import ConnectedEndpoint
 from .metrics import (
     AcceptanceReading,
     CacheConfig,
@@ -45,7 +43,7 @@ from .tokenizer import ModelTokenizer
 from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, Reply
 
 
-class VllmEndpoint:
+class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     """
     The connection to one served model, with its name, tokenizer and chat template, which are learnt on entering.
 
@@ -54,31 +52,18 @@ class VllmEndpoint:
     """
 
     def __init__(self, settings: Endpoint) -> None:
-        self.settings = settings
-        self.name = settings.model or ""
+        super().__init__(settings)
         self.by_id: bool | None = None  # whether it returns log-probabilities of given ids; None: not tried
         self.polled_at = -inf  # the second of the loop's clock at which its metrics were requested last
         self.reading: AcceptanceReading | None = None  # of a server that speculates on tokens
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
 
-    async def __aenter__(self) -> Self:
-        self.connection = Connection(self.settings)
-        try:
-            self.name = await self.connection.model_name()
-            self.encoder = ModelTokenizer(self.connection, self.name)
-            await self.encoder.learn()
-            # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
-            self.by_id = False if await self.acceptance() is not None else None
-        except BaseException:
-            await self.connection.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.connection.close()
+    async def _learn(self) -> None:
+        self.encoder = ModelTokenizer(self.connection, self.name)
+        await self.encoder.learn()
+        # A V1 runner that speculates fails at a question by ids; in a batch with drafted tokens the engine ends.
+        self.by_id = False if await self.acceptance() is not None else None
 
     @property
     def role(self) -> Role:

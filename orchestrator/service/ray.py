@@ -77,7 +77,7 @@ class ServiceReplica:
             await self._open.aclose()
 
 
-class RayEntrypoint:
+class ServiceFront:
     """A front: holds clients' connections and has the replicas answer."""
 
     def __init__(self, replicas: DeploymentHandle[Any], settings: ServiceSettings) -> None:
@@ -150,7 +150,7 @@ def build(arguments: dict[str, Any]) -> Application:
         graceful_shutdown_timeout_s=service.drain_seconds + 2 * GRACE,
         graceful_shutdown_wait_loop_s=0.5,
         logging_config=quiet,
-    )(serve.ingress()(RayEntrypoint))
+    )(serve.ingress()(ServiceFront))
     return fronts.bind(replicas.bind(settings), service)
 
 
