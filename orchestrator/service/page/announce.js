@@ -14,8 +14,8 @@ export function announce(text) {
 
 function speak() {
   timer = null;
-  const told = waiting.length > 2 ? [`${waiting.length - 1} more steps`, waiting.at(-1)] : waiting;
-  find("announcements").textContent = told.join(". ");
+  const sentences = waiting.length > 2 ? [`${waiting.length - 1} more steps`, waiting.at(-1)] : waiting;
+  find("announcements").textContent = sentences.join(". ");
   waiting = [];
 }
 

@@ -44,7 +44,7 @@ export function showProblem(container, messages) {
       h(
         "div",
         { class: "message" },
-        messages.length > 1 && h("span", { class: "speaker" }, role),
+        messages.length > 1 && h("span", { class: "message-role" }, role),
         h("p", { class: "text" }, content),
       ),
   );
@@ -65,17 +65,23 @@ function draftRow(draft, label) {
     "data-author": draft.author,
     "data-draft": draft.number,
   };
-  const repair = draft.repair && writtenBlock({ ...draft.repair, fate: "repair" }, repairMeta(draft.repair));
-  return h("li", attributes, writtenBlock(draft, draftMeta(draft, label)), repair);
+  const repair = draft.repair && attemptBlock({ ...draft.repair, fate: "repair" }, repairMeta(draft.repair));
+  return h("li", attributes, attemptBlock(draft, draftMeta(draft, label)), repair);
 }
 
-function writtenBlock(step, meta) {
+function attemptBlock(step, meta) {
   const colour = step.fate === "kept" || step.fate === "repair";
   return h(
     "div",
-    { class: "written", "data-author": step.author, "data-fate": step.fate, "data-solid": colour },
+    { class: "attempt", "data-author": step.author, "data-fate": step.fate, "data-solid": colour },
     badge(step.author),
-    h("div", {}, h("p", { class: "meta" }, meta), stepText(step), step.fallen?.length > 0 && fallenWithin(step.fallen)),
+    h(
+      "div",
+      {},
+      h("p", { class: "meta" }, meta),
+      stepText(step),
+      step.rejectedWithin?.length > 0 && rejectedDrafts(step.rejectedWithin),
+    ),
   );
 }
 
@@ -90,7 +96,7 @@ function stepText(step) {
   return h(
     "p",
     { class: "text" },
-    kept && h("span", { class: "stood", "data-author": step.author }, kept.trimStart()),
+    kept && h("span", { class: "kept-text", "data-author": step.author }, kept.trimStart()),
     h("del", {}, kept ? struck : struck.trimStart()),
   );
 }
@@ -98,12 +104,13 @@ function stepText(step) {
 // Of a pair: every piece with the mark of the model that wrote it.
 function piecedText(step) {
   const { pieces, fate, kept, author } = step;
-  const [stood, struck] = cutAt(pieces, fate === "rejected" ? (kept?.characters ?? 0) : Infinity);
+  const [keptPieces, struck] = cutAt(pieces, fate === "rejected" ? (kept?.characters ?? 0) : Infinity);
+  const keptText = keptPieces.map(piece);
   return h(
     "p",
     { class: "text" },
-    fate !== "rejected" && stood.map(piece),
-    fate === "rejected" && stood.length > 0 && h("span", { class: "stood", "data-author": author }, stood.map(piece)),
+    fate !== "rejected" && keptText,
+    fate === "rejected" && keptText.length > 0 && h("span", { class: "kept-text", "data-author": author }, keptText),
     struck.length > 0 && h("del", {}, struck.map(piece)),
   );
 }
@@ -113,12 +120,12 @@ const piece = ({ path, text }) =>
 
 // The first *characters* of the pieces, and the rest, as they are shown: without the white space around the whole.
 function cutAt(pieces, characters) {
-  const said = pieces.map(({ path, text }) => ({ path, text: text.replaceAll(THINK_END, "") }));
-  const whole = said.map(({ text }) => text).join("");
+  const shown = pieces.map(({ path, text }) => ({ path, text: text.replaceAll(THINK_END, "") }));
+  const whole = shown.map(({ text }) => text).join("");
   const [from, to] = [whole.length - whole.trimStart().length, whole.trimEnd().length];
   const between = (first, last) => {
     let at = 0;
-    const cut = said.map(({ path, text }) => {
+    const cut = shown.map(({ path, text }) => {
       const begins = at;
       at += text.length;
       return { path, text: text.slice(Math.max(0, first - begins), Math.max(0, last - begins)) };
@@ -129,8 +136,8 @@ function cutAt(pieces, characters) {
   return [between(from, middle), between(middle, to)];
 }
 
-// Drafts that a pair judged and refused while it made a step: to be unfolded, for the step stands without them.
-function fallenWithin(fallen) {
+// Drafts that a pair judged and rejected while it made a step: folded, because the step does not contain them.
+function rejectedDrafts(drafts) {
   const row = ({ path, text, kept, score: doubt, reason }) =>
     h(
       "li",
@@ -148,9 +155,9 @@ function fallenWithin(fallen) {
     );
   return h(
     "details",
-    { class: "fallen" },
-    h("summary", {}, `${plural(fallen.length, "draft")} fell within`),
-    h("ul", {}, fallen.map(row)),
+    { class: "rejected-drafts" },
+    h("summary", {}, `${plural(drafts.length, "draft")} fell within`),
+    h("ul", {}, drafts.map(row)),
   );
 }
 
@@ -182,12 +189,13 @@ function repairMeta(repair) {
 export function showAnswer(container, view) {
   const { answer, finished } = view;
   const text = answer?.text ?? "";
-  const said = finished?.answer ?? "";
+  const finalAnswer = finished?.answer ?? "";
   container.replaceChildren(
     ...[
-      said && h("p", { class: "said" }, answer?.author && badge(answer.author), h("span", {}, said)),
-      text && ![said, `\\boxed{${said}}`].includes(text) && h("p", { class: "text" }, text),
-      !said && !text && h("p", { class: "text blank" }, "There is no answer."),
+      finalAnswer &&
+        h("p", { class: "final-answer" }, answer?.author && badge(answer.author), h("span", {}, finalAnswer)),
+      text && ![finalAnswer, `\\boxed{${finalAnswer}}`].includes(text) && h("p", { class: "text" }, text),
+      !finalAnswer && !text && h("p", { class: "text blank" }, "There is no answer."),
       finished && h("p", { class: "meta" }, part(finishReason(finished.reason)), part(seconds(finished.seconds))),
     ].filter(Boolean),
   );

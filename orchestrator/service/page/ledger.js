@@ -16,8 +16,8 @@ export function ledgerOf(view) {
   const accounts = Object.fromEntries(
     ["small", "large", "critic"].map((role) => [role, account(view, role, (call) => call.role === role)]),
   );
-  const stood = (one) => (one.fate === "kept" && one.verdict?.kind === "accept") || one.repair?.chosen;
-  const accepted = view.drafts.filter(stood).length;
+  const isAccepted = (one) => (one.fate === "kept" && one.verdict?.kind === "accept") || one.repair?.chosen;
+  const accepted = view.drafts.filter(isAccepted).length;
   const drafts = accepted + view.drafts.filter((one) => one.repair && !one.repair.chosen).length;
   const { small, large } = accounts;
   const kept = small.kept + large.kept;
@@ -41,12 +41,12 @@ const modelsWithin = (calls) => cheapestFirst(calls.map((call) => call.path).fil
 
 export const cheapestFirst = (paths) => [...new Set(paths)].sort().reverse();
 
-// By its path, how many drafts each pair judged of its own smaller model's, and how many of them stood.
+// By its path, how many drafts each pair judged of its own smaller model's, and how many of them were accepted.
 function sifted(verdicts) {
   const paths = [...new Set(verdicts.map((one) => one.path))].sort();
   return paths.map((path) => {
     const judged = verdicts.filter((one) => one.path === path);
-    return { path, drafts: judged.length, stood: judged.filter((one) => one.stands !== null).length };
+    return { path, drafts: judged.length, accepted: judged.filter((one) => one.acceptedText !== null).length };
   });
 }
 

@@ -17,10 +17,10 @@ export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 
 const authorization = () => (hasKey() ? { Authorization: `Bearer ${sessionStorage.getItem(KEY)}` } : {});
 
-export const methods = () => told("live/methods");
-export const trust = () => told("live/trust");
+export const methods = () => getJson("live/methods");
+export const trust = () => getJson("live/trust");
 
-async function told(path) {
+async function getJson(path) {
   const answer = await fetch(path, { headers: authorization() });
   await raise(answer);
   return answer.json();

@@ -11,7 +11,7 @@ import { showLedger } from "./summary.js";
 import { highlight, showModels, showTimeline } from "./timeline.js";
 import { formatTrace, parseTrace } from "./trace.js";
 import { connectTheme } from "./theme.js";
-import { trustSaid } from "./trust.js";
+import { trustSentences } from "./trust.js";
 
 let events = [];
 let view = EMPTY;
@@ -99,12 +99,12 @@ async function start() {
 }
 
 async function showTrust() {
-  const told = await trust().catch(() => null); // Whatever is wrong, a run tells it better.
-  if (told === null) return;
-  const said = trustSaid(told);
+  const status = await trust().catch(() => null); // A run shows the cause better.
+  if (status === null) return;
+  const sentences = trustSentences(status);
   const sentence = ({ name, text, bad }) => h("li", { "data-bad": bad }, h("strong", {}, `${name}:`), ` ${text}`);
-  find("trust").replaceChildren(...said.map(sentence));
-  find("trust").hidden = said.length === 0;
+  find("trust").replaceChildren(...sentences.map(sentence));
+  find("trust").hidden = sentences.length === 0;
 }
 
 async function withKey(call) {

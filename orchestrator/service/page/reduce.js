@@ -1,6 +1,6 @@
 // What a run looks like after each of its events: a pure function, whether the events come live or from a file.
 
-import { fallen, fell, piecesOf, verdictsIn } from "./pieces.js";
+import { isRejected, piecesOf, rejectedDraft, verdictsIn } from "./pieces.js";
 import { THINK_END } from "./trace.js";
 
 export const EMPTY = Object.freeze({
@@ -24,8 +24,8 @@ export const EMPTY = Object.freeze({
 
 export function reduce(view, event) {
   const next = REDUCERS[event.event];
-  const seen = { ...view, at: Math.max(view.at, event.at) };
-  return next ? next(seen, event) : seen;
+  const current = { ...view, at: Math.max(view.at, event.at) };
+  return next ? next(current, event) : current;
 }
 
 // JSON has no infinities: a trace has them as words.
@@ -41,14 +41,14 @@ const written = (step) => ({
 
 const changed = (list, place, patch) => list.with(place, { ...list[place], ...patch });
 
-const waits = (draft) => ["drafted", "accepted", "rejected"].includes(draft.fate) && draft.kept === null;
+const isPending = (draft) => ["drafted", "accepted", "rejected"].includes(draft.fate) && draft.kept === null;
 
 function draftAs(view, index, step, at) {
   const draft = { number: view.drafts.length, index, period: view.restarts.length, ...written(step), at };
-  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, fallen: [] };
+  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, rejectedWithin: [] };
 }
 
-const spoken = (text) => text.replaceAll(THINK_END, "").trim();
+const answerText = (text) => text.replaceAll(THINK_END, "").trim();
 
 const REDUCERS = {
   Started: (view, { messages, policy, models }) => ({ ...view, messages, policy, models: Object.fromEntries(models) }),
@@ -64,8 +64,8 @@ const REDUCERS = {
   JudgedWithin(view, { path, draft, verdict, at }) {
     const score = number(verdict.score);
     const chosen = verdict.rivals?.find((rival) => !rival.reason);
-    const stands = "keep" in verdict ? (chosen?.step.text ?? null) : draft.text; // null: a repair stands there
-    const decision = { stands, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "" };
+    const acceptedText = "keep" in verdict ? (chosen?.step.text ?? null) : draft.text; // null: a repair stands there
+    const decision = { acceptedText, keep: verdict.keep ?? 0, score, reason: verdict.reason ?? "" };
     const known = { path, draft, at, calls: view.calls.length, ...decision, owner: null, part: null };
     return { ...view, verdicts: [...view.verdicts, known] };
   },
@@ -80,7 +80,7 @@ const REDUCERS = {
   },
 
   Lost(view, { index, draft, at }) {
-    const place = view.drafts.findLastIndex((one) => one.index === index && one.text === draft.text && waits(one));
+    const place = view.drafts.findLastIndex((one) => one.index === index && one.text === draft.text && isPending(one));
     return place < 0 ? view : { ...view, drafts: changed(view.drafts, place, { fate: "lost", lostAt: at }) };
   },
 
@@ -93,7 +93,7 @@ const REDUCERS = {
   Committed: (view, { index, step, at }) => ({
     ...view,
     committed: view.committed + 1,
-    kept: keeping(view.kept, step),
+    kept: withKept(view.kept, step),
     drafts: committed(view, index, step, at),
   }),
 
@@ -103,8 +103,8 @@ const REDUCERS = {
   }),
 
   Answered(view, { step, at }) {
-    const kept = keeping(view.kept, step);
-    const text = view.answer?.text || spoken(step.text);
+    const kept = withKept(view.kept, step);
+    const text = view.answer?.text || answerText(step.text);
     return { ...view, kept, answer: { ...written(step), text, at, index: view.committed } };
   },
 
@@ -117,21 +117,22 @@ const REDUCERS = {
     noticed(view, at, `The ${path || role} model at ${url} failed; the run goes on at ${to}.`, cause),
 
   Finished(view, { reason, answer, seconds }) {
-    const drafts = view.drafts.map((one) => (waits(one) && one.fate !== "rejected" ? { ...one, fate: "unused" } : one));
+    const isUnused = (draft) => isPending(draft) && draft.fate !== "rejected";
+    const drafts = view.drafts.map((draft) => (isUnused(draft) ? { ...draft, fate: "unused" } : draft));
     return { ...view, drafts, finished: { reason, answer, seconds } };
   },
 };
 
 // Say of which draft the verdicts are that its author came to while it made it, if its author is a pair.
 function owning(view, step, number) {
-  const told = verdictsIn(view.verdicts, step);
+  const matching = verdictsIn(view.verdicts, step);
   const own = (list, { place, part }) => changed(list, place, { owner: number, part });
-  const verdicts = told.reduce(own, view.verdicts);
-  const judged = told.map(({ place }) => verdicts[place]);
-  return { verdicts, draft: { judged: judged.length, fallen: judged.filter(fell).map(fallen) } };
+  const verdicts = matching.reduce(own, view.verdicts);
+  const judged = matching.map(({ place }) => verdicts[place]);
+  return { verdicts, draft: { judged: judged.length, rejectedWithin: judged.filter(isRejected).map(rejectedDraft) } };
 }
 
-function keeping(kept, step) {
+function withKept(kept, step) {
   const sum = { ...kept };
   for (const { path, tokens } of [{ path: step.author, tokens: step.tokens.length }, ...piecesOf(step)]) {
     sum[path] = (sum[path] ?? 0) + tokens;
@@ -157,7 +158,8 @@ function committed(view, index, step, at) {
   if (repaired >= 0 && view.drafts[repaired].repair.text === step.text) {
     return changed(view.drafts, repaired, { repair: { ...view.drafts[repaired].repair, kept: at } });
   }
-  const place = view.drafts.findLastIndex((one) => one.index === index && waits(one) && one.text.startsWith(step.text));
+  const continues = (draft) => draft.index === index && isPending(draft) && draft.text.startsWith(step.text);
+  const place = view.drafts.findLastIndex(continues);
   const kept = { at, characters: step.text.length };
   if (place < 0) return [...view.drafts, { ...draftAs(view, index, step, at), fate: "kept", kept }];
   const fate = view.drafts[place].fate === "rejected" ? "rejected" : "kept";

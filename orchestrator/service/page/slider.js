@@ -39,8 +39,8 @@ function showChanges() {
   const threshold = moved ?? known.own;
   const { rejected, accepted } = changes(known, threshold);
   find("threshold-value").textContent = score(threshold);
-  find("threshold-input").setAttribute("aria-valuetext", `${score(threshold)}: ${said(rejected, accepted)}`);
-  find("threshold-said").textContent = said(rejected, accepted);
+  find("threshold-input").setAttribute("aria-valuetext", `${score(threshold)}: ${summary(rejected, accepted)}`);
+  find("threshold-summary").textContent = summary(rejected, accepted);
   const [from, to] = known.between;
   const doubts = known.doubt ? "; scores are doubts here, and lower is better" : "";
   find("threshold-own").textContent = `This run's own lies between ${score(from)} and ${score(to)}${doubts}.`;
@@ -53,7 +53,7 @@ function showChanges() {
   );
 }
 
-function said(rejected, accepted) {
+function summary(rejected, accepted) {
   if (!rejected.length && !accepted.length) return "No verdict would change.";
   const parts = [
     rejected.length && `${plural(rejected.length, "accepted draft")} would be rejected`,

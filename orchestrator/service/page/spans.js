@@ -1,7 +1,7 @@
-// When each model was busy, in which row of its lane, and with which step: every request names its purpose and its steps.
+// When each model was busy, in which row of its lane, and with which step: a request names its purpose and its steps.
 
 import { cheapestFirst } from "./ledger.js";
-import { ownWithin } from "./within.js";
+import { isRepair, ownWithin } from "./within.js";
 
 const PARTIES = ["small", "large", "critic"];
 
@@ -51,7 +51,7 @@ function partsOf(span, view) {
   if (purpose === "verify") return verdictOf(span, drafts.find((draft) => draft.index === step), view);
   if (purpose === "answer") return answerOf(span, view.answer);
   const repaired = drafts.find(({ repair }) => repair && !repair.chosen && repair.index === step);
-  return (purpose === "repair" || purpose === "hedge") && repaired ? repairOf(span, repaired) : [];
+  return isRepair(span) && repaired ? repairOf(span, repaired) : [];
 }
 
 // The times of events have microseconds, those of requests more digits.
@@ -87,7 +87,7 @@ function draftsOf(span, drafts) {
   return parts;
 }
 
-// A policy may also write to judge: that is for nothing, unless it is the repair, which then needs no request of its own.
+// A policy may also write to judge. That is discarded, unless it became the repair: then no other request wrote that.
 function verdictOf(span, draft, view) {
   if (!draft || span.path) return [];
   if (span.kind === "judge") return whole(span, { draft: draft.number, what: "verdict", fate: "done" });
@@ -100,10 +100,7 @@ function verdictOf(span, draft, view) {
 }
 
 const repairs = (call, { period, repair }, view) =>
-  (call.purpose === "repair" || call.purpose === "hedge") &&
-  call.fate === "done" &&
-  call.step === repair.index &&
-  periodOf(call, view) === period;
+  isRepair(call) && call.fate === "done" && call.step === repair.index && periodOf(call, view) === period;
 
 function repairOf(span, draft) {
   if (!concerns(span, draft.repair)) return [];

@@ -29,9 +29,9 @@ export function showLedger(container, view) {
     ["drafts accepted", ledger.drafts ? `${percent(ledger.acceptRate)} of ${ledger.drafts}` : "–"],
     ["by the large model", percent(ledger.shareLarge)],
     ["waste", percent(ledger.waste)],
-    ...ledger.sifted.map(({ path, drafts, stood }) => [
+    ...ledger.sifted.map(({ path, drafts, accepted }) => [
       `accepted within ${path}`,
-      `${percent(stood / drafts)} of ${count(drafts)}`,
+      `${percent(accepted / drafts)} of ${count(drafts)}`,
     ]),
   ];
   container.replaceChildren(

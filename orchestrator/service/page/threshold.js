@@ -17,8 +17,8 @@ export const passes = (score, threshold, doubt) => (doubt ? score <= threshold :
 // Verdicts that this score did not decide (another reason did) would not change with its threshold.
 export function changes({ scored, doubt, own }, threshold) {
   const differing = scored.filter(({ verdict }) => {
-    const stood = passes(verdict.score, own, doubt);
-    return stood === (verdict.kind === "accept") && stood !== passes(verdict.score, threshold, doubt);
+    const accepted = passes(verdict.score, own, doubt);
+    return accepted === (verdict.kind === "accept") && accepted !== passes(verdict.score, threshold, doubt);
   });
   return {
     rejected: differing.filter((one) => one.verdict.kind === "accept"),
@@ -34,8 +34,8 @@ function range(policy, scores) {
   return [Math.min(0, least), Math.ceil(most * 1.1)];
 }
 
-// The threshold itself is not in a trace, but its verdicts say between which two scores it lies. A draft may fall for
-// another reason than its score, but hardly stand for one: what stood tells more.
+// The threshold itself is not in a trace, but its verdicts say between which two scores it lies. A draft may be
+// rejected for another reason than its score, but hardly accepted for one: accepted drafts say more.
 function gap(scored, doubt, low, high) {
   const bounds = [...new Set([low, ...scored.map((one) => one.verdict.score), high])].sort((a, b) => a - b);
   const gaps = bounds.slice(1).map((end, place) => [bounds[place], end]);

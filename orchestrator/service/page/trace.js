@@ -15,7 +15,7 @@ export function parseLine(line, place = 0) {
   try {
     event = JSON.parse(line);
   } catch {
-    // said below
+    // The error is thrown below.
   }
   if (typeof event?.event !== "string" || typeof event.at !== "number") {
     throw new Error(`line ${place + 1} is no event of a run`);

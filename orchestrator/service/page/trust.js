@@ -1,14 +1,14 @@
-// Whether the judge can be trusted still: what was promised of the method, and what was seen since.
+// Whether the judge can be trusted still: what was promised of the method, and what was measured since.
 
 import { count, percent, plural } from "./element.js";
 
 // Each a sentence; a *bad* one needs somebody to do something.
-export function trustSaid({ promise, drift, shadows }) {
-  const said = [];
-  if (promise) said.push({ name: "Calibrated", text: promised(promise), bad: false });
-  if (drift) said.push(drifted(drift));
-  if (shadows) said.push({ name: "Shadow checks", text: checked(shadows), bad: false });
-  return said;
+export function trustSentences({ promise, drift, shadows }) {
+  const sentences = [];
+  if (promise) sentences.push({ name: "Calibrated", text: promised(promise), bad: false });
+  if (drift) sentences.push(drifted(drift));
+  if (shadows) sentences.push({ name: "Shadow checks", text: checked(shadows), bad: false });
+  return sentences;
 }
 
 const promised = ({ policy, option, value, max_loss, confidence }) =>
@@ -18,10 +18,10 @@ const promised = ({ policy, option, value, max_loss, confidence }) =>
 function drifted({ moved, grades, least, drifted: bad }) {
   const name = bad ? "Grades have drifted" : "Grades since";
   if (grades === 0) return { name, text: "none yet.", bad };
-  const seen = `${percent(moved)} of ${count(grades)} fall into other bins than when it was calibrated`;
-  if (bad) return { name, text: `${seen}. The promise may not hold: run “stepspec calibrate” again.`, bad };
+  const change = `${percent(moved)} of ${count(grades)} fall into other bins than when it was calibrated`;
+  if (bad) return { name, text: `${change}. The promise may not hold: run “stepspec calibrate” again.`, bad };
   const verdict = grades < least ? `nothing is concluded from fewer than ${count(least)}` : "no drift";
-  return { name, text: `${seen}: ${verdict}.`, bad };
+  return { name, text: `${change}: ${verdict}.`, bad };
 }
 
 function checked({ checked: n, agreed, own_disputed, interval }) {

@@ -1,10 +1,11 @@
 // Which steps the requests within a pair belong to. A request names its purpose there, and the step of the chain, but
-// not which of the pair's own drafts it is for: the order of the verdicts and of the requests tells, as far as it can.
+// not which of the pair's own drafts it is for: the order of verdicts and requests decides, as far as it can.
 
-import { fell } from "./pieces.js";
+import { isRejected } from "./pieces.js";
 
 const AT_ONCE = 1e-3;
-const REPAIRS = ["repair", "hedge"];
+
+export const isRepair = ({ purpose }) => purpose === "repair" || purpose === "hedge";
 
 export function ownWithin(spans, view) {
   for (const path of new Set(view.verdicts.map((verdict) => verdict.path))) {
@@ -14,7 +15,7 @@ export function ownWithin(spans, view) {
     const begun = beginnings(view, path);
     const byLarge = free.filter((span) => span.path === `${path}.large` && span.fate === "done");
     const written = ownDrafts(drafts, judged, begun, view);
-    const repairs = byLarge.filter((span) => REPAIRS.includes(span.purpose) && span.kind === "write");
+    const repairs = byLarge.filter((span) => isRepair(span) && span.kind === "write");
     ownRepairs(repairs, judged, begun, view);
     const judgements = byLarge.filter((span) => span.purpose === "verify" && span.kind === "judge");
     ownJudging(judgements, written);
@@ -22,9 +23,9 @@ export function ownWithin(spans, view) {
   }
 }
 
-// When drafting began anew, because something fell: what had been drafted beyond it was lost.
+// When drafting began anew, because something was rejected: what had been drafted beyond it was lost.
 function beginnings(view, path) {
-  const outside = view.verdicts.filter((one) => fell(one) && `${path}.`.startsWith(`${one.path}.`));
+  const outside = view.verdicts.filter((one) => isRejected(one) && `${path}.`.startsWith(`${one.path}.`));
   const repairs = view.drafts.filter((draft) => draft.repair).map((draft) => draft.repair.at);
   return [...outside.map((one) => one.at), ...repairs];
 }
@@ -55,10 +56,10 @@ function cut(span, place, verdict, fate) {
   const from = span.parts.at(-1)?.to ?? span.started;
   const to = Math.max(from, Math.min(verdict.at, whenWritten(span, place)));
   const owned = { draft: verdict.owner, what: "draft" };
-  const stood = fell(verdict) ? keptShare(verdict) : 1;
-  const middle = from + stood * (to - from);
-  if (stood > 0) span.parts.push({ from, to: middle, ...owned, fate });
-  if (stood < 1) span.parts.push({ from: middle, to, ...owned, fate: "rejected" });
+  const keptPart = isRejected(verdict) ? keptShare(verdict) : 1;
+  const middle = from + keptPart * (to - from);
+  if (keptPart > 0) span.parts.push({ from, to: middle, ...owned, fate });
+  if (keptPart < 1) span.parts.push({ from: middle, to, ...owned, fate: "rejected" });
   return { ready: to, token: span.seconds / span.written };
 }
 
@@ -70,7 +71,7 @@ function whenWritten({ started, ended, first, written }, place) {
   return begun + ((ended - begun) * (place - 1)) / (written - 1);
 }
 
-// What was drafted to its end, and never judged, because something before it fell or the run was over.
+// What was drafted to its end, and never judged, because something before it was rejected or the run was over.
 function loseBets(spans, path, begun, view) {
   const last = view.finished ? Infinity : Math.max(-1, ...begun);
   for (const span of spans) {
@@ -80,14 +81,14 @@ function loseBets(spans, path, begun, view) {
 
 function fateOf({ owner, part, at }, begun, view) {
   const whole = part === null ? null : view.verdicts[part];
-  if (whole !== null) return fell(whole) && !whole.keep ? "rejected" : fateOf(whole, begun, view);
+  if (whole !== null) return isRejected(whole) && !whole.keep ? "rejected" : fateOf(whole, begun, view);
   if (owner !== null) return view.drafts[owner].fate;
   return view.finished || begun.some((later) => later > at) ? "lost" : "drafted"; // of a step that is not whole yet
 }
 
 function ownRepairs(spans, judged, begun, view) {
   judged.forEach((verdict, place) => {
-    if (verdict.stands !== null) return;
+    if (verdict.acceptedText !== null) return;
     const next = judged[place + 1]?.at ?? Infinity;
     const span = spans.find((one) => !one.parts.length && one.started >= verdict.at - AT_ONCE && one.started < next);
     if (!span) return;

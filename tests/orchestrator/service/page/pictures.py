@@ -31,8 +31,8 @@ async def main() -> None:
         for name, (trace, options) in PICTURES.items():
             page = await browser.new_page(**options, reduced_motion="reduce")
             await page.set_content(html((TRACES / f"{trace}.jsonl").read_bytes()))
-            await page.locator("#answer .said > :last-child").wait_for()
-            for summary in await page.locator(".fallen > summary").all():
+            await page.locator("#answer .final-answer > :last-child").wait_for()
+            for summary in await page.locator(".rejected-drafts > summary").all():
                 await summary.press("Enter")
             await page.locator("body").evaluate("() => { document.activeElement.blur(); scrollTo(0, 0); }")
             await page.screenshot(path=IMAGES / f"{name}.png", full_page="phone" not in name)

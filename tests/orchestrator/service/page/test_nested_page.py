@@ -33,7 +33,7 @@ async def looks(page: Page) -> list[dict[str, str]]:
       const [shape, ink] = [getComputedStyle(mark).borderRadius, getComputedStyle(one).color];
       return { letters: mark.textContent, shape, ink };
     })"""
-    found: list[dict[str, str]] = await page.locator(".written[data-fate='kept'] .piece").evaluate_all(look)
+    found: list[dict[str, str]] = await page.locator(".attempt[data-fate='kept'] .piece").evaluate_all(look)
     return found
 
 
@@ -41,11 +41,11 @@ async def test_every_piece_tells_who_wrote_it(opened: Open, saved: Callable[[str
     page = await opened(saved(html(TRACE)))
     steps = page.locator(".step")
     await expect(steps).to_have_count(4)
-    pieces = steps.nth(1).locator(".written").first.locator(".piece")
+    pieces = steps.nth(1).locator(".attempt").first.locator(".piece")
     await expect(pieces).to_have_text([f"SSsmall.small: {KEPT}", f"SLsmall.large: {SLIP.removeprefix(KEPT).rstrip()}"])
     await expect(steps.nth(1).locator("del").first).to_contain_text("small.large:")
-    await expect(steps.nth(1).locator(".written").nth(1)).to_contain_text(STEPS[1].strip())
-    await expect(steps.nth(1).locator(".written").nth(1).locator(".piece")).to_have_count(0)
+    await expect(steps.nth(1).locator(".attempt").nth(1)).to_contain_text(STEPS[1].strip())
+    await expect(steps.nth(1).locator(".attempt").nth(1).locator(".piece")).to_have_count(0)
     await expect(page.locator("#models")).to_contain_text("SSsmall.small: tiny")
     tiny, middle, last = await looks(page)
     assert (tiny["letters"], middle["letters"], last) == ("SS", "SL", tiny)
@@ -55,7 +55,7 @@ async def test_every_piece_tells_who_wrote_it(opened: Open, saved: Callable[[str
 
 async def test_what_fell_within_is_unfolded_with_the_keyboard(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(TRACE)))
-    folded = page.locator("details.fallen")
+    folded = page.locator("details.rejected-drafts")
     await expect(folded).to_have_count(2)
     await expect(page.get_by_text(DOUBTED.strip())).to_be_hidden()
     await folded.nth(1).locator("summary").focus()
@@ -73,8 +73,8 @@ async def test_a_draft_that_was_kept_in_part_is_cut_between_its_pieces(
     opened: Open, saved: Callable[[str], str]
 ) -> None:
     page = await opened(saved(html(PARTLY)))
-    partly = page.locator(".step[data-fate='rejected'] .written").first
-    await expect(partly.locator(".stood .piece")).to_have_text(
+    partly = page.locator(".step[data-fate='rejected'] .attempt").first
+    await expect(partly.locator(".kept-text .piece")).to_have_text(
         ["SSsmall.small: So 0 is", "SLsmall.large:  63", "SSsmall.small: , as", "SLsmall.large:  1"]
     )
     await expect(partly.locator(".text > del .piece")).to_have_text(["SSsmall.small:  one says."])
@@ -133,8 +133,8 @@ async def test_nothing_about_a_pair_keeps_anybody_out(
     trace: bytes, scheme: Scheme, width: int, opened: Open, saved: Callable[[str], str]
 ) -> None:
     page = await opened(saved(html(trace)), color_scheme=scheme, viewport={"width": width, "height": 800})
-    for folded in await page.locator(".fallen > summary").all():
+    for folded in await page.locator(".rejected-drafts > summary").all():
         await folded.press("Enter")
-    await expect(page.locator(".fallen[open]").first).to_be_visible()
+    await expect(page.locator(".rejected-drafts[open]").first).to_be_visible()
     assert await violations(page) == []
     assert not await wide(page)

@@ -70,7 +70,7 @@ def test_every_draft_is_told_in_its_pieces(runs: list[bytes]) -> None:
 def test_what_fell_within_is_told_with_the_step_that_came_of_it(inner: tuple[str, ...]) -> None:
     """Without a lookahead, all that a pair judges between two drafts is about the second."""
     alone = [drawn_nested("specreason", *inner, seed=seed, ahead=0) for seed in range(20)]
-    told = all_of("seen(text).drafts.map((one) => one.fallen.map((fell) => fell.text))", alone)
+    told = all_of("seen(text).drafts.map((one) => one.rejectedWithin.map((fell) => fell.text))", alone)
     fallen = 0
     for trace, drafts in zip(alone, told, strict=True):
         since: list[str] = []
@@ -88,7 +88,7 @@ def test_what_fell_within_is_told_with_the_step_that_came_of_it(inner: tuple[str
 
 @pytest.mark.parametrize("inner", [("bild",), ("specreason",), DEEP])
 def test_what_fell_within_is_the_same_at_any_lookahead(inner: tuple[str, ...]) -> None:
-    body = "seen(text).drafts.filter((one) => one.kept).map((one) => [one.text, one.fallen])"
+    body = "seen(text).drafts.filter((one) => one.kept).map((one) => [one.text, one.rejectedWithin])"
     for seed in range(4):
         alone, ahead = all_of(body, [drawn_nested("specreason", *inner, seed=seed, ahead=depth) for depth in (0, 3)])
         assert alone == ahead
@@ -103,7 +103,7 @@ def test_a_pair_as_it_is_shown() -> None:
         [("small.large", STEPS[2])],
         [("small.small", STEPS[3])],
     ]
-    fallen = [[(one["path"], one["text"], one["kept"]) for one in draft["fallen"]] for draft in shown["drafts"]]
+    fallen = [[(one["path"], one["text"], one["kept"]) for one in draft["rejectedWithin"]] for draft in shown["drafts"]]
     assert fallen == [[], [("small.small", WRONG, len(KEPT))], [("small.small", DOUBTED, 0)], []]
     assert shown["drafts"][1]["repair"]["pieces"] == []
     assert shown["models"]["small.small"] == "tiny"

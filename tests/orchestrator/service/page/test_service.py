@@ -33,7 +33,7 @@ async def test_a_run_on_the_service_is_watched_to_its_end(opened: Open) -> None:
         for _ in range(1000):
             served.small.gate.release()
         await expect(page.locator(".step")).to_have_count(3)
-        await expect(page.locator("#answer .said > :last-child")).to_have_text("2")
+        await expect(page.locator("#answer .final-answer > :last-child")).to_have_text("2")
         await expect(page.locator("#answer")).to_contain_text(ANSWER)
         await expect(page.locator("#status")).to_contain_text("Finished in")
         await expect(page.locator(".step[data-fate='kept']")).to_have_count(3)
@@ -50,7 +50,7 @@ async def test_options_reach_the_method(opened: Open) -> None:
         await page.get_by_label("Problem", exact=True).fill(PROBLEM)
         await page.keyboard.press("Control+Enter")
         await expect(page.locator("#status")).to_contain_text("Finished in")
-        await expect(page.locator(".step[data-fate='rejected'] .written + .written")).to_have_count(3)
+        await expect(page.locator(".step[data-fate='rejected'] .attempt + .attempt")).to_have_count(3)
 
 
 async def test_no_other_page_may_frame_it(opened: Open, saved: Callable[[str], str]) -> None:

@@ -32,7 +32,7 @@ FILE = {**PROMISE, "edges": [8.0], "counts": [900, 100]}
 
 
 def said(**told: Any) -> list[tuple[str, str, bool]]:
-    found = script("return trust.trustSaid(given);", {"promise": None, "drift": None, "shadows": None, **told})
+    found = script("return trust.trustSentences(given);", {"promise": None, "drift": None, "shadows": None, **told})
     return [(one["name"], one["text"], one["bad"]) for one in found]
 
 

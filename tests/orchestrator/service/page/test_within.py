@@ -149,9 +149,9 @@ def test_a_rival_that_stands_within_a_pair_is_a_piece_and_its_draft_fell() -> No
     whole = said("two", pieces=(rival,))
     text = trace((1.0, JudgedWithin("small", 0, draft, verdict)), (1.0, Drafted(0, whole)))
     (shown,) = view(text)["drafts"]
-    assert [(one["text"], one["score"], one["reason"]) for one in shown["fallen"]] == [("one", 2, "grade")]
+    assert [(one["text"], one["score"], one["reason"]) for one in shown["rejectedWithin"]] == [("one", 2, "grade")]
     assert script("return ledger.ledgerOf(seen(given)).sifted", text.decode()) == [
-        {"path": "small", "drafts": 1, "stood": 1}
+        {"path": "small", "drafts": 1, "accepted": 1}
     ]
 
 
@@ -159,7 +159,7 @@ def test_what_was_kept_of_a_fallen_draft_is_known_in_any_alphabet() -> None:
     draft = said("🦊 + 🦊 = 🦊")
     whole = said("🦊 + 🐻", pieces=(said("🦊 + "), said("🐻", "large", "doubt")))
     text = trace((1.0, JudgedWithin("small", 0, draft, Rollback(4, "doubt"))), (1.0, Drafted(0, whole)))
-    (fallen,) = view(text)["drafts"][0]["fallen"]
+    (fallen,) = view(text)["drafts"][0]["rejectedWithin"]
     assert fallen["text"].encode("utf-16-le")[: 2 * fallen["kept"]].decode("utf-16-le") == "🦊 + "
 
 
