@@ -90,14 +90,14 @@ def _contents(number: int, shown: Sequence[Block]) -> Iterator[Markup]:
 
 def _block(name: str, block: Block, stamp: str) -> Markup:
     figures = [_figure(plot, stamp) for plot in block.plots]
-    paired = element("div", *figures, class_="pair") if figures else Markup()
+    paired = element("div", *figures, class_="columns") if figures else Markup()
     halves = _half_width(block.tables)
     tables = [_table(table, stamp, half=index in halves) for index, table in enumerate(block.tables)]
     return element(
         "section",
         element("h3", block.title, id=f"block-{name}"),
         paired,
-        element("div", *tables, class_="pair"),
+        element("div", *tables, class_="columns"),
         class_="block",
         aria_labelledby=f"block-{name}",
     )
@@ -108,7 +108,7 @@ def _figure(plot: Plot | PlotPair, stamp: str) -> Markup:
         drawn = element(
             "div",
             *(element("div", drawing, class_="drawing") for drawing in (plot.left, plot.right) if drawing is not None),
-            class_="beside",
+            class_="side-by-side",
         )
         keys = Markup()
     else:
@@ -148,12 +148,12 @@ def _table(table: Table, stamp: str, *, half: bool) -> Markup:
         element("div", content, class_="scroll", tabindex="0", role="region", aria_label=table.title),
         element("p", _with_code(table.note), class_="note") if table.note else Markup(),
         element("p", stamp, class_="stamp"),
-        class_="card" if half else "card across",
+        class_="card" if half else "card all-columns",
     )
 
 
 def _head(name: str, *, words: bool) -> Markup:
-    kind = "words" if words else None
+    kind = "prose" if words else None
     return element("th", name, scope="col", class_=kind) if name else element("td", class_=kind)
 
 
@@ -162,8 +162,8 @@ def _cell(table: Table, index: int, cell: Cell) -> Markup:
         return element("td", element("a", cell.text, href=cell.target))
     words = index < table.words
     if index == 0:
-        return element("th", cell, scope="row", class_="words")
-    return element("td", cell, class_=("words long" if len(cell) > LONG_CELL else "words") if words else None)
+        return element("th", cell, scope="row", class_="prose")
+    return element("td", cell, class_=("prose long" if len(cell) > LONG_CELL else "prose") if words else None)
 
 
 def _provenance(name: str, section: Section) -> Markup:
@@ -171,7 +171,7 @@ def _provenance(name: str, section: Section) -> Markup:
     return element(
         "section",
         element("h3", "How it was measured", id=f"block-{name}"),
-        element("div", element("dl", *rows, class_="origin"), class_="card"),
+        element("div", element("dl", *rows, class_="provenance"), class_="card"),
         class_="block",
         aria_labelledby=f"block-{name}",
     )

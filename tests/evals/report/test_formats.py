@@ -38,13 +38,13 @@ def test_the_document_breaks_no_rule_of_its_policy(document: str) -> None:
 
 
 def test_words_stand_to_the_left_and_numbers_to_the_right(document: str) -> None:
-    (row,) = re.findall(r'<tr><th scope="row" class="words">SpecReason</th><td>3 of 4</td>.*?</tr>', document)
-    assert row.count("words") == 1
-    assert '<td class="words">SpecReason</td><td class="words">wrong</td><td>4.00</td>' in document
+    (row,) = re.findall(r'<tr><th scope="row" class="prose">SpecReason</th><td>3 of 4</td>.*?</tr>', document)
+    assert row.count("prose") == 1
+    assert '<td class="prose">SpecReason</td><td class="prose">wrong</td><td>4.00</td>' in document
 
 
 def test_every_figure_and_table_states_its_subject(document: str) -> None:
-    cards = re.findall(r'class="card(?: across)?">', document)
+    cards = re.findall(r'class="card(?: all-columns)?">', document)
     stamps = re.findall(r'<p class="stamp">[^<]*n = \d+[^<]*\d{4}-\d\d-\d\d</p>', document)
     assert len(stamps) == len(cards) - 2  # all but the two cards of where the figures come from
     assert "The miniature pair" in document

@@ -60,11 +60,11 @@ async def test_the_report_is_accessible(width: int, scheme: Scheme, opened: Open
 async def test_plots_are_legible(scheme: Scheme, opened: Open, saved: Callable[[str], str]) -> None:
     """Axe leaves text in SVG alone."""
     page = await opened(saved(DOCUMENT), color_scheme=scheme, viewport={"width": 1280, "height": 800})
-    texts = await page.locator(".drawing.wide text, .beside text").evaluate_all(EACH)
+    texts = await page.locator(".drawing.wide text, .side-by-side text").evaluate_all(EACH)
     assert len(texts) > 50
     assert min(texts) >= 4.5
     marks = ".mark:not([data-author=bound]), .part:not([data-wasted]), .column"
-    filled = await page.locator(f".drawing.wide :is({marks}), .beside :is({marks})").evaluate_all(EACH)
+    filled = await page.locator(f".drawing.wide :is({marks}), .side-by-side :is({marks})").evaluate_all(EACH)
     assert len(filled) > 20
     assert min(filled) >= 3
 
@@ -133,7 +133,7 @@ async def test_nothing_in_a_run_becomes_part_of_the_page(
     models = {"small": HOSTILE, "large": "huge"}
     document = to_html([(make_section(tmp_path / "run", texts=[HOSTILE] * 4, models=models), {})], HOSTILE)
     page = await opened(saved(document))
-    await expect(page.locator(".made")).to_have_text(HOSTILE)
+    await expect(page.locator(".generated")).to_have_text(HOSTILE)
     await expect(page.locator("td.long").first).to_contain_text(HOSTILE[:40])
     assert await page.title() == "stepspec report: sums"
     assert await page.locator("img").count() == 0
