@@ -127,9 +127,9 @@ async def test_the_next_run_reports_the_findings_of_shadow_checks() -> None:
 async def test_the_load_reduces_the_learnt_depth() -> None:
     async with serving() as servers, servers.solver(adapt=0.1, ahead=4) as solver:
         solver.large_load.share = 0.5
-        given = await solved(solver)
-        assert given is not None
-        settings = solver.settings.with_overrides({"ahead": given.ahead})
+        adapted = await solved(solver)
+        assert adapted is not None
+        settings = solver.settings.with_overrides({"ahead": adapted.ahead})
         assert solver._ahead(settings).depth() == 2  # pyright: ignore[reportPrivateUsage]
 
 

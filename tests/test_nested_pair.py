@@ -116,7 +116,7 @@ class Servers:
     small: FakeVllm
     endpoints: tuple[Endpoint, Endpoint, Endpoint]
 
-    def solver(self, policy: str = "specreason", **given: Any) -> Solver:
+    def solver(self, policy: str = "specreason", **options: Any) -> Solver:
         tiny, small, large = self.endpoints
         return Solver(
             {"small": tiny, "large": small, "policy": policy},
@@ -124,7 +124,7 @@ class Servers:
             sampling=GREEDY,
             ending="small",
             answer="large",
-            **given,
+            **options,
         )
 
 

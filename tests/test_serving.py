@@ -37,7 +37,7 @@ def test_flags_override_variables_and_variables_the_file(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("overrides", "complaint"),
     [
         ({"prot": 1}, r"unknown setting 'service\.prot' \(did you mean 'port'"),
         ({"port": 70000}, r"service\.port"),
@@ -47,9 +47,9 @@ def test_flags_override_variables_and_variables_the_file(monkeypatch: pytest.Mon
         ({"root_path": "api"}, "write it like /api"),
     ],
 )
-def test_wrong_settings_are_named(given: dict[str, Any], complaint: str) -> None:
+def test_wrong_settings_are_named(overrides: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        service_factory.service_settings(**given)
+        service_factory.service_settings(**overrides)
 
 
 def test_a_public_address_without_a_key_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_a_partial_sampling_keeps_the_other_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("arguments", "complaint"),
     [
         ({"polcy": "x"}, r"unknown setting 'polcy' \(did you mean 'policy'\?\)"),
         ({"budget": {"token": 1}}, "unknown setting 'budget.token'"),
@@ -112,9 +112,9 @@ def test_a_partial_sampling_keeps_the_other_defaults() -> None:
         ({"sampling": {"temperature": 9}}, "sampling.temperature"),
     ],
 )
-def test_wrong_arguments_are_named(given: dict[str, Any], complaint: str) -> None:
+def test_wrong_arguments_are_named(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        settings.load(**given)
+        settings.load(**arguments)
 
 
 def test_unknown_variables_and_keys_of_the_file_are_errors(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

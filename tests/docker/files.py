@@ -35,13 +35,13 @@ def read(path: Path) -> Tree:
     return cast("Tree", yaml.safe_load(path.read_text()))
 
 
-def composed(name: str, given: Mapping[str, str] = ENVIRONMENT) -> Tree:
+def composed(name: str, environment: Mapping[str, str] = ENVIRONMENT) -> Tree:
     """Return a compose file with its variables filled in and what it extends merged in."""
-    tree = _filled(name, given)
+    tree = _filled(name, environment)
     for service, own in tree["services"].items():
         base = own.pop("extends", None)
         if base:
-            tree["services"][service] = {**_filled(base["file"], given)["services"][base["service"]], **own}
+            tree["services"][service] = {**_filled(base["file"], environment)["services"][base["service"]], **own}
     return tree
 
 
@@ -50,15 +50,15 @@ def variables(path: Path) -> set[str]:
     return {found[1] for found in VARIABLE.finditer(path.read_text())}
 
 
-def _filled(name: str, given: Mapping[str, str]) -> Tree:
-    text = VARIABLE.sub(lambda found: _value(found, given), (DOCKER / name).read_text())
+def _filled(name: str, environment: Mapping[str, str]) -> Tree:
+    text = VARIABLE.sub(lambda found: _value(found, environment), (DOCKER / name).read_text())
     return cast("Tree", yaml.safe_load(text))
 
 
-def _value(found: re.Match[str], given: Mapping[str, str]) -> str:
+def _value(found: re.Match[str], environment: Mapping[str, str]) -> str:
     name, kind, rest = found.groups()
-    if given.get(name):
-        return given[name]
+    if environment.get(name):
+        return environment[name]
     if kind == "?":
         raise KeyError(f"{name}: {rest}")
     return rest or ""

@@ -49,10 +49,10 @@ def _read(file: Path) -> Iterator[tuple[str, frozenset[str]]]:
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(attr=kind), keywords=keywords) if kind.endswith("_cls"):
-                given = {keyword.arg: keyword.value for keyword in keywords}
-                name = given.get("name")
+                arguments = {keyword.arg: keyword.value for keyword in keywords}
+                name = arguments.get("name")
                 if isinstance(name, ast.Constant):
-                    own = {each.value for each in ast.walk(given["labelnames"]) if isinstance(each, ast.Constant)}
+                    own = {each.value for each in ast.walk(arguments["labelnames"]) if isinstance(each, ast.Constant)}
                     yield from _samples(str(name.value), kind.strip("_").removesuffix("_cls"), always | own)
             case ast.Tuple(elts=[ast.Constant(value=str(name)), ast.Constant()]) if name.startswith("vllm:"):
                 yield from _samples(name, "counter", always)

@@ -47,8 +47,8 @@ def settings(objects: list[Tree], folder: Path, bare: pytest.MonkeyPatch) -> Set
         value = variable.get("value", "of a secret").replace(mount["mountPath"], str(folder))
         bare.setenv(variable["name"], value)
     bare.setenv("STEPSPEC_SERVICE__HOST", "0.0.0.0")  # as the image does
-    given: dict[str, Any] = {"service": {"insecure": True}} if "--insecure" in container["args"] else {}
-    return load(**given)
+    overrides: dict[str, Any] = {"service": {"insecure": True}} if "--insecure" in container["args"] else {}
+    return load(**overrides)
 
 
 def service_name(objects: list[Tree]) -> str:

@@ -81,18 +81,18 @@ def adapted(pair: Pair, runs: int = RUNS) -> tuple[list[float], Learning, Shadow
 
     async def solve(problem: int) -> None:
         begun = Chain.of(f"Problem {problem}")
-        chain, given, moments = begun, learnt.begin(), list[Moment]()
+        chain, adaptation, moments = begun, learnt.begin(), list[Moment]()
         shadowing = Shadowing(shadows, chain, partial(check.teaching, learnt), Load())
 
         def tell(event: Event) -> None:
             moments.append(Moment(float(len(moments)), event))
             shadowing(event)
 
-        for event in (Started(PROBLEM.messages, "specreason"), given):
+        for event in (Started(PROBLEM.messages, "specreason"), adaptation):
             tell(event)
         for index in range(STEPS):
             draft = pair.step(problem, index)
-            verdict = Accept(GRADE) if (given.value or 0) <= GRADE else Rollback(reason="grade", score=GRADE)
+            verdict = Accept(GRADE) if (adaptation.value or 0) <= GRADE else Rollback(reason="grade", score=GRADE)
             tell(Drafted(index, draft))
             tell(Judged(index, draft, verdict))
             step = draft if isinstance(verdict, Accept) else replace(draft, author="large")

@@ -84,14 +84,14 @@ def test_a_threshold_above_the_limit_gets_stricter_at_any_cost_of_time() -> None
     assert made.choice == Choice(9.0, 1)
 
 
-@pytest.mark.parametrize(("threshold", "ahead", "given"), [(9.0, 0, (7.0, 1)), (7.0, 1, (5.0, 2)), (5.0, 2, (5.0, 2))])
+@pytest.mark.parametrize(("threshold", "ahead", "chosen"), [(9.0, 0, (7.0, 1)), (7.0, 1, (5.0, 2)), (5.0, 2, (5.0, 2))])
 def test_it_moves_one_place_at_a_time_to_the_fastest_setting(
-    threshold: float, ahead: int, given: tuple[float, int]
+    threshold: float, ahead: int, chosen: tuple[float, int]
 ) -> None:
     """All drafts have a 6: the loosest threshold accepts them, and two bets hide the judge."""
     made = adapting(threshold, ahead)
     made.add(graded(*[6.0] * 100, drafts=5, verdicts=20))
-    assert made.choice == Choice(*given)
+    assert made.choice == Choice(*chosen)
 
 
 def test_it_gets_shallower_where_nothing_is_accepted_for_every_bet_is_lost() -> None:

@@ -137,10 +137,10 @@ def test_an_answer_to_rejected_thinking_is_dropped(wrong: int) -> None:
     outcome, _ = case.run(ahead=9)
     assert outcome == expected
     assert outcome.chain.steps[wrong].author == "large"
-    given = [event.step for event in events if isinstance(event, Answered)]
-    assert len(given) == 1
+    answers = [event.step for event in events if isinstance(event, Answered)]
+    assert len(answers) == 1
     lost = Ledger.of(events).large.discarded
-    assert lost == len(given[0].tokens)
+    assert lost == len(answers[0].tokens)
     assert case.large.open == case.small.open == 0
 
 

@@ -57,11 +57,11 @@ def test_a_value_outside_its_range_is_refused_with_the_range(
     for value in allowed:
         assert check(name, {option: value}) == {option: value}
     for wrong in refused:
-        given: dict[str, Any] = {option: wrong}
+        options: dict[str, Any] = {option: wrong}
         with pytest.raises(ConfigurationError) as caught:
-            make(name, SMALL, LARGE, critic=ScriptedCritic(lambda chain: 1.0), **given)
-        said_of_it = describe_options(name)[option].values
-        assert str(caught.value) == f"policy {name!r}, option {option!r}: {said_of_it} (got {wrong!r})"
+            make(name, SMALL, LARGE, critic=ScriptedCritic(lambda chain: 1.0), **options)
+        described = describe_options(name)[option].values
+        assert str(caught.value) == f"policy {name!r}, option {option!r}: {described} (got {wrong!r})"
 
 
 @pytest.mark.parametrize(("name", "option", "value"), [(*one[:2], value) for one in RANGES for value in one[2]])

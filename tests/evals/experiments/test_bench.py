@@ -85,8 +85,8 @@ def measured(*arm: str, problems: int = 2, profile: str = "paced", **changed: An
         "fresh_start": False,
         "output": None,
     }
-    given: dict[str, Any] = {**usual, "as_markdown": False, **changed}
-    bench.main(problems, profile, list(arm) or None, **given)
+    options: dict[str, Any] = {**usual, "as_markdown": False, **changed}
+    bench.main(problems, profile, list(arm) or None, **options)
 
 
 def notes(path: Path) -> set[str]:

@@ -110,9 +110,9 @@ def test_a_method_has_a_line_below_the_header() -> None:
 
 @pytest.mark.parametrize("wrong", [{"method": ["bidl"]}, {"small_vocabulary": "latin"}])
 def test_unknown_methods_and_vocabularies_are_refused(wrong: Mapping[str, object]) -> None:
-    given = {"runs": 1, "tokens": 48, "at_once": 1, "temperature": 1.0, "small_vocabulary": "qwen"}
+    options = {"runs": 1, "tokens": 48, "at_once": 1, "temperature": 1.0, "small_vocabulary": "qwen"}
     with pytest.raises(ConfigurationError, match=r"there are|the methods"):
-        main(**{**given, **wrong})  # type: ignore[arg-type]
+        main(**{**options, **wrong})  # type: ignore[arg-type]
 
 
 def test_the_critic_is_served_for_pooling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,8 +314,8 @@ class FakeVllm:
 
 def prompts(body: dict[str, Any]) -> list[list[int]]:
     """One prompt, or several."""
-    given = body["prompt"]
-    return given if isinstance(given[0], list) else [given]
+    prompt = body["prompt"]
+    return prompt if isinstance(prompt[0], list) else [prompt]
 
 
 def event(reply: dict[str, Any]) -> bytes:

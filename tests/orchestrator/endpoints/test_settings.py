@@ -7,7 +7,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 
 
 @pytest.mark.parametrize(
-    ("given", "base"),
+    ("value", "base"),
     [
         ("http://localhost:8000", "http://localhost:8000"),
         ("http://localhost:8000/", "http://localhost:8000"),
@@ -15,33 +15,33 @@ from stepspec.orchestrator.endpoints import Endpoint
         (" https://host/models/large/v1/ ", "https://host/models/large"),
     ],
 )
-def test_a_url_may_include_its_version(given: str, base: str) -> None:
-    endpoint = Endpoint(role="small", url=given)
+def test_a_url_may_include_its_version(value: str, base: str) -> None:
+    endpoint = Endpoint(role="small", url=value)
     assert (endpoint.url, endpoint.v1) == (base, f"{base}/v1")
 
 
-@pytest.mark.parametrize("given", ["localhost:8000", "ftp://host", "http://", "http://host/v1?key=1", ""])
-def test_a_url_that_leads_nowhere_is_refused(given: str) -> None:
+@pytest.mark.parametrize("value", ["localhost:8000", "ftp://host", "http://", "http://host/v1?key=1", ""])
+def test_a_url_that_leads_nowhere_is_refused(value: str) -> None:
     with pytest.raises(ValidationError, match="write it like http://localhost:8000/v1"):
-        Endpoint(role="small", url=given)
+        Endpoint(role="small", url=value)
 
 
-@pytest.mark.parametrize(("given", "key"), [("", None), (None, None), ("sesame", "sesame")])
-def test_a_key_that_is_empty_is_none(given: str | None, key: str | None) -> None:
-    endpoint = Endpoint.model_validate({"role": "small", "url": "http://a", "api_key": given})
+@pytest.mark.parametrize(("value", "key"), [("", None), (None, None), ("sesame", "sesame")])
+def test_a_key_that_is_empty_is_none(value: str | None, key: str | None) -> None:
+    endpoint = Endpoint.model_validate({"role": "small", "url": "http://a", "api_key": value})
     assert (endpoint.api_key and endpoint.api_key.get_secret_value()) == key
 
 
 @pytest.mark.parametrize(
-    "given",
+    "value",
     [
         {"url": "http://a/v1, http://b/,http://c"},
         {"url": "http://a", "replicas": ["http://b/v1", "http://c"]},
         {"url": "http://a,http://b", "replicas": ["http://c"]},
     ],
 )
-def test_replicas_are_further_urls_in_any_notation(given: dict[str, object]) -> None:
-    endpoint = Endpoint.model_validate({"role": "small", "model": "m", **given})
+def test_replicas_are_further_urls_in_any_notation(value: dict[str, object]) -> None:
+    endpoint = Endpoint.model_validate({"role": "small", "model": "m", **value})
     assert endpoint.urls == ("http://a", "http://b", "http://c")
     assert endpoint.url == "http://a"
     assert [each.urls for each in endpoint.each] == [("http://a",), ("http://b",), ("http://c",)]
@@ -49,16 +49,16 @@ def test_replicas_are_further_urls_in_any_notation(given: dict[str, object]) -> 
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("value", "complaint"),
     [
         ({"url": "http://a,http://a/v1"}, "a URL is given twice: http://a, http://a"),
         ({"url": "http://a,"}, "'' is not the URL of a server"),
         ({"url": "http://a", "replicas": ["b"]}, "'b' is not the URL of a server"),
     ],
 )
-def test_replicas_that_are_none_are_refused(given: dict[str, object], complaint: str) -> None:
+def test_replicas_that_are_none_are_refused(value: dict[str, object], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
-        Endpoint.model_validate({"role": "small", **given})
+        Endpoint.model_validate({"role": "small", **value})
 
 
 def test_unknown_settings_and_impossible_limits_are_refused() -> None:

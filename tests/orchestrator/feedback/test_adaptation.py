@@ -80,12 +80,12 @@ class World:
         large.reading, large.latency = (lambda chain: self._judge), (lambda chain: self._repair)
         return ScriptedModel("small", counting("small", self._steps), log=large.log), large
 
-    def solve(self, problem: int, choice: Choice, given: Adapted | None = None) -> list[Moment]:
+    def solve(self, problem: int, choice: Choice, begun: Adapted | None = None) -> list[Moment]:
         async def main() -> list[Moment]:
             recorder = Recorder(Stopwatch())
             recorder(Started(PROBLEM.messages, "specreason"))
-            if given is not None:
-                recorder(given)
+            if begun is not None:
+                recorder(begun)
             policy = SpecReason(*self.models(problem), threshold=choice.threshold or 0)
             await reason(policy, PROBLEM, ahead=choice.ahead, observe=recorder)
             return recorder.moments
@@ -108,8 +108,8 @@ class World:
         """Seconds of one problem after the other, and their traces."""
         traces = list[list[Moment]]()
         for problem in problems:
-            given = adapting.begin("threshold")
-            traces.append(self.solve(problem, adapting.choice, given))
+            begun = adapting.begin("threshold")
+            traces.append(self.solve(problem, adapting.choice, begun))
             adapting.learn(traces[-1])
         return [trace[-1].at for trace in traces], traces
 

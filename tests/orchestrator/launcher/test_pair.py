@@ -182,13 +182,13 @@ def test_a_role_that_cannot_be_meant_is_refused(large: Any, complaint: str, tmp_
     refused({"large": large, "small": SMALL}, complaint, tmp_path)
 
 
-@pytest.mark.parametrize("given", [3, True, ["big"]])
-def test_an_unknown_role_is_refused_with_the_possible_ones(given: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [3, True, ["big"]])
+def test_an_unknown_role_is_refused_with_the_possible_ones(value: Any, tmp_path: Path) -> None:
     either = "write a table with a `model` to start, the URL of a server that runs"
-    refused({"large": given, "small": SMALL}, f"large: {either}: {given!r} is none", tmp_path)
-    within = f"{either}, or a table of a pair within, with `small` and `large`: {given!r} is none"
-    refused({"large": "http://a:1", "small": given}, f"small: {within}", tmp_path)
-    deeper = {"large": "http://b:1", "small": given}
+    refused({"large": value, "small": SMALL}, f"large: {either}: {value!r} is none", tmp_path)
+    within = f"{either}, or a table of a pair within, with `small` and `large`: {value!r} is none"
+    refused({"large": "http://a:1", "small": value}, f"small: {within}", tmp_path)
+    deeper = {"large": "http://b:1", "small": value}
     refused({"large": "http://a:1", "small": deeper}, f"small.small: {within}", tmp_path)
 
 

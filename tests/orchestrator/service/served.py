@@ -144,9 +144,9 @@ class Reply:
         return "".join(each["delta"].get(name, "") for each in choices)
 
 
-def chosen(**given: Any) -> ServiceSettings:
+def chosen(**overrides: Any) -> ServiceSettings:
     """Settings as a user gives them; any port will do."""
-    return ServiceSettings.model_validate({"port": 0, **given})
+    return ServiceSettings.model_validate({"port": 0, **overrides})
 
 
 @asynccontextmanager

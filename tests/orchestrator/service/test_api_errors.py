@@ -222,9 +222,9 @@ def test_deadlines_only_shorten() -> None:
 
 
 def test_the_page_gives_messages_or_a_problem() -> None:
-    for given in ({}, {"problem": "x", "messages": [TURN]}):
+    for fields in ({}, {"problem": "x", "messages": [TURN]}):
         with pytest.raises(ApiError, match="either messages or problem"):
-            RESOLVER.live(parse_request(LiveRequest, given))
+            RESOLVER.live(parse_request(LiveRequest, fields))
     order = RESOLVER.live(parse_request(LiveRequest, {"problem": "x"}))
     assert [(message.role, message.content) for message in order.problem] == [("user", "x")]
 

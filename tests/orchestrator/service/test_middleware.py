@@ -134,10 +134,10 @@ async def test_a_client_that_disconnects_within_its_body_is_no_failure() -> None
     assert served.recorded.failures == []
 
 
-@pytest.mark.parametrize("given", ["", "x" * 129, "a b", "é"])
-async def test_an_invalid_request_id_is_replaced(given: str) -> None:
+@pytest.mark.parametrize("header", ["", "x" * 129, "a b", "é"])
+async def test_an_invalid_request_id_is_replaced(header: str) -> None:
     async with serving() as served:
-        reply = await served.get("/health", x_request_id=given)
+        reply = await served.get("/health", x_request_id=header)
     assert len(reply.headers["X-Request-Id"]) == 32
 
 

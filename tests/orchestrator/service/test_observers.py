@@ -148,11 +148,11 @@ def about(span: ReadableSpan) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def traced_service(**given: Any) -> AsyncGenerator[tuple[Served, list[ReadableSpan]]]:
+async def traced_service(**options: Any) -> AsyncGenerator[tuple[Served, list[ReadableSpan]]]:
     """Serve with spans, which are there after the block."""
     exporter, finished = InMemorySpanExporter(), list[ReadableSpan]()
     tracer = tracing.Tracing(tracing.connect("0", exporter))
-    async with serving(observers=[tracer], **given) as served, tracer.flushed():
+    async with serving(observers=[tracer], **options) as served, tracer.flushed():
         yield served, finished
         await until(lambda: not served.service.context.admission.running)
     finished.extend(exporter.get_finished_spans())

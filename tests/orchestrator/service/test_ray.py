@@ -68,7 +68,7 @@ def test_the_application_is_built_on_first_use(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("arguments", "complaint"),
     [
         ({"polcy": "bild"}, r"unknown setting 'polcy' \(did you mean 'policy'"),
         ({"service.ray.max_replica": 2}, r"unknown setting 'service\.ray\.max_replica' \(did you mean 'max_replicas'"),
@@ -82,9 +82,9 @@ def test_the_application_is_built_on_first_use(monkeypatch: pytest.MonkeyPatch) 
         ({"service": 1, "service.port": 2}, "'service' is set twice"),
     ],
 )
-def test_wrong_arguments_are_named(given: dict[str, Any], complaint: str) -> None:
+def test_wrong_arguments_are_named(arguments: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        build({**URLS, **given})
+        build({**URLS, **arguments})
 
 
 def test_the_file_that_is_shipped_is_one() -> None:
