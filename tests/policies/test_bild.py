@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import exp, log
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -133,11 +134,12 @@ def test_a_first_token_that_is_unsure_leaves_no_empty_draft(ahead: int) -> None:
     assert end == "finished"
 
 
-def test_the_best_tokens_probability_counts_and_not_the_sampled_ones() -> None:
+@pytest.mark.parametrize("scale", ["token", "step"])
+def test_the_best_tokens_probability_counts_and_not_the_sampled_ones(scale: Literal["token", "step"]) -> None:
     small, large = pair(TEXT, TEXT)
     small.logprob = doubting(" two", " four", logprob=log(0.1))
     small.rivals = lambda before, token: [Token(" deux", log(0.8)), Token(token, log(0.1))] if token == " two" else []
-    assert judged(BiLD(small, large))[0].text == "one two three four"
+    assert judged(BiLD(small, large, scale=scale))[0].text == "one two three four"
 
 
 @pytest.mark.parametrize(("logprob", "kept", "score"), [(-5.0, None, None), (-5.125, "one two three four five", 5.125)])
@@ -201,6 +203,7 @@ def test_a_repair_that_ends_the_turn_ends_the_run() -> None:
     large.logprob = doubting(" three", logprob=-6.0)
     steps, end = think(BiLD(small, large))
     assert (steps, end) == ([("small", "one two", ""), ("large", "", "rollback")], "finished")
+    assert small.log.count("large write 1") == 1
 
 
 def test_the_end_of_thinking_is_read_like_any_token() -> None:
