@@ -46,7 +46,9 @@ async def opened(browser: Browser) -> AsyncGenerator[Open]:
         pages.append(page)
         page.set_default_timeout(DEADLINE)
         page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if console and said.type == "error" else None)
+        page.on(
+            "console", lambda message: complaints.append(message.text) if console and message.type == "error" else None
+        )
         await page.goto(url)
         return page
 

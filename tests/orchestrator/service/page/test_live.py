@@ -45,16 +45,16 @@ def until(kind: str, number: int = 1) -> int:
     return places[number - 1]
 
 
-async def test_a_run_is_seen_step_by_step_to_its_end(serve: Start, opened: Open) -> None:
-    gate, told = asyncio.Semaphore(0), 0
+async def test_a_run_is_shown_step_by_step_to_its_end(serve: Start, opened: Open) -> None:
+    gate, released = asyncio.Semaphore(0), 0
     service = await serve(gate=gate)
     page = await opened(service.url)
 
     def tell(lines: int) -> None:
-        nonlocal told
-        for _ in range(lines - told):
+        nonlocal released
+        for _ in range(lines - released):
             gate.release()
-        told = lines
+        released = lines
 
     await run(page)
     steps = page.locator(".step")
@@ -87,7 +87,7 @@ async def colour(step: Locator) -> str:
     return str(await step.locator(".text").first.evaluate("one => getComputedStyle(one).color"))
 
 
-async def test_only_what_was_chosen_is_asked_for(serve: Start, opened: Open) -> None:
+async def test_only_chosen_options_are_sent(serve: Start, opened: Open) -> None:
     service = await serve()
     page = await opened(service.url)
     await page.get_by_label("Method").select_option("bild")
@@ -104,7 +104,7 @@ async def test_only_what_was_chosen_is_asked_for(serve: Start, opened: Open) -> 
     await page.get_by_role("button", name="Run").click()
     await expect(page.locator("#status")).to_have_text("Finished in 1.32 s")
     wishes = {"options": {"scale": 0.25, "strict": False, "cues": ["Wait"]}, "ahead": 0}
-    assert [(asked["model"], asked["stepspec"]) for asked in service.requests] == [
+    assert [(request["model"], request["stepspec"]) for request in service.requests] == [
         ("bild", wishes),
         ("large", {"options": {}}),
     ]
@@ -135,14 +135,14 @@ ERRORS: list[tuple[dict[str, Any], str, int]] = [
 ]
 
 
-@pytest.mark.parametrize(("settings", "said", "steps"), ERRORS)
+@pytest.mark.parametrize(("settings", "message", "steps"), ERRORS)
 async def test_an_error_is_shown_with_what_to_do(
-    settings: dict[str, Any], said: str, steps: int, serve: Start, opened: Open
+    settings: dict[str, Any], message: str, steps: int, serve: Start, opened: Open
 ) -> None:
     service = await serve(**settings)
     page = await opened(service.url, console=False)
     await run(page)
-    await expect(page.get_by_role("alert")).to_contain_text(said)
+    await expect(page.get_by_role("alert")).to_contain_text(message)
     await expect(page.locator(".step")).to_have_count(steps)
     await expect(page.get_by_role("button", name="Run")).to_be_visible()
     service.refusal = service.breaks = None
@@ -169,7 +169,7 @@ async def test_nothing_is_asked_without_a_problem(serve: Start, opened: Open) ->
     assert service.requests == []
 
 
-async def test_a_key_is_asked_for_and_kept_for_the_tab(serve: Start, opened: Open) -> None:
+async def test_a_key_is_requested_and_kept_for_the_tab(serve: Start, opened: Open) -> None:
     service = await serve(key="sesame")
     page = await opened(service.url, console=False)
     dialog = page.get_by_role("dialog", name="This service asks for a key")

@@ -30,7 +30,7 @@ def test_a_message_that_was_cut_off_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "error", "wait", "said"),
+    ("status", "error", "wait", "expected"),
     [
         (400, {"message": "too high", "type": "invalid_request_error", "param": "n"}, None, ["too high", "“n”"]),
         (401, {"message": "no key", "type": "authentication_error"}, None, ["no key", "key"]),
@@ -40,11 +40,11 @@ def test_a_message_that_was_cut_off_is_none() -> None:
         (502, None, None, ["The service answered 502.", "doctor"]),
     ],
 )
-def test_a_refusal_is_told_with_its_cure(status: int, error: Any, wait: str | None, said: list[str]) -> None:
+def test_a_refusal_is_shown_with_its_cure(status: int, error: Any, wait: str | None, expected: list[str]) -> None:
     body = "return live.advice(new live.Refused(given.status, given.error, given.wait))"
-    told = script(body, {"status": status, "error": error, "wait": wait})
-    assert said[0] in told[0]
-    assert said[1] in told[1]
+    printed = script(body, {"status": status, "error": error, "wait": wait})
+    assert expected[0] in printed[0]
+    assert expected[1] in printed[1]
 
 
 def test_a_service_that_is_gone_is_told_as_such() -> None:

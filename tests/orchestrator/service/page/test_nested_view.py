@@ -57,7 +57,7 @@ def joined(step: Step) -> list[tuple[str, str, int]]:
     return pieces
 
 
-def test_every_draft_is_told_in_its_pieces(runs: list[bytes]) -> None:
+def test_every_draft_is_shown_in_its_pieces(runs: list[bytes]) -> None:
     for trace, drafts in zip(
         runs, all_of("seen(text).drafts.map((one) => [one.index, one.pieces])", runs), strict=True
     ):
@@ -67,12 +67,12 @@ def test_every_draft_is_told_in_its_pieces(runs: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("inner", [("bild",), ("specreason",), ("keeping",), DEEP])
-def test_what_fell_within_is_told_with_the_step_that_came_of_it(inner: tuple[str, ...]) -> None:
+def test_drafts_rejected_within_are_shown_with_their_step(inner: tuple[str, ...]) -> None:
     """Without a lookahead, all that a pair judges between two drafts is about the second."""
     alone = [drawn_nested("specreason", *inner, seed=seed, ahead=0) for seed in range(20)]
-    told = all_of("seen(text).drafts.map((one) => one.rejectedWithin.map((fell) => fell.text))", alone)
+    rejected = all_of("seen(text).drafts.map((one) => one.rejectedWithin.map((fell) => fell.text))", alone)
     fallen = 0
-    for trace, drafts in zip(alone, told, strict=True):
+    for trace, drafts in zip(alone, rejected, strict=True):
         since: list[str] = []
         expected: list[list[str]] = []
         for event in events(trace):
@@ -111,11 +111,11 @@ def test_a_pair_as_it_is_shown() -> None:
 
 def test_a_step_of_a_pair_is_cut_between_its_pieces_in_any_alphabet() -> None:
     pieces = Step("🦊 + ", "small"), Step("🦊 = ", "large"), Step("🦊\n\n", "large")
-    whole = Step("🦊 + 🦊 = 🦊\n\n", "small", pieces=pieces)
-    happened: list[Event] = [Started((), "bild"), Drafted(0, whole), Committed(0, whole.cut(6))]
+    full = Step("🦊 + 🦊 = 🦊\n\n", "small", pieces=pieces)
+    happened: list[Event] = [Started((), "bild"), Drafted(0, full), Committed(0, full.cut(6))]
     (shown,) = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))["drafts"]
     assert [piece["text"] for piece in shown["pieces"]] == ["🦊 + ", "🦊 = 🦊\n\n"]
-    assert whole.text.encode("utf-16-le")[: 2 * shown["kept"]["characters"]].decode("utf-16-le") == "🦊 + 🦊 "
+    assert full.text.encode("utf-16-le")[: 2 * shown["kept"]["characters"]].decode("utf-16-le") == "🦊 + 🦊 "
 
 
 def test_a_model_within_a_pair_that_moves_is_named_by_its_path() -> None:

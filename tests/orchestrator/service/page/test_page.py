@@ -57,18 +57,18 @@ async def test_a_run_that_was_cut_short_is_shown_so_far(opened: Open, saved: Cal
 
 async def test_the_slider_says_which_verdicts_would_change(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(TRACE)))
-    slider, said = page.get_by_role("slider"), page.locator("#threshold-summary")
-    await expect(said).to_have_text("No verdict would change.")
+    slider, note = page.get_by_role("slider"), page.locator("#threshold-summary")
+    await expect(note).to_have_text("No verdict would change.")
     await expect(page.locator("#threshold")).to_contain_text("the later chain would have been another one")
     await slider.press("End")
-    await expect(said).to_have_text("3 accepted drafts would be rejected.")
+    await expect(note).to_have_text("3 accepted drafts would be rejected.")
     await expect(page.locator("#threshold-value")).to_have_text("9.00")
     await expect(page.locator(".flip:not(:empty)")).to_have_text(["would be rejected"] * 3)
     await slider.press("Home")
-    await expect(said).to_have_text("1 rejected draft would be accepted.")
+    await expect(note).to_have_text("1 rejected draft would be accepted.")
     await expect(page.locator(".step[data-flipped] .flip:not(:empty)")).to_have_text(["would be accepted"])
     await page.get_by_role("button", name="Back to the run's own").click()
-    await expect(said).to_have_text("No verdict would change.")
+    await expect(note).to_have_text("No verdict would change.")
 
 
 async def test_the_time_line_is_read_with_the_keyboard(opened: Open, saved: Callable[[str], str]) -> None:

@@ -31,17 +31,17 @@ TRACE = made()
 FILE = {**PROMISE, "edges": [8.0], "counts": [900, 100]}
 
 
-def said(**told: Any) -> list[tuple[str, str, bool]]:
-    found = script("return trust.trustSentences(given);", {"promise": None, "drift": None, "shadows": None, **told})
+def sentences(**status: Any) -> list[tuple[str, str, bool]]:
+    found = script("return trust.trustSentences(given);", {"promise": None, "drift": None, "shadows": None, **status})
     return [(one["name"], one["text"], one["bad"]) for one in found]
 
 
 def test_without_a_calibration_and_without_shadows_there_is_nothing_to_say() -> None:
-    assert said() == []
+    assert sentences() == []
 
 
-def test_everything_is_told_with_its_numbers() -> None:
-    assert said(**TRUSTED) == [
+def test_every_status_is_shown_with_its_numbers() -> None:
+    assert sentences(**TRUSTED) == [
         (
             "Calibrated",
             "specreason with threshold 6 loses at most 1.5% of the problems to the large model, with 95% confidence.",
@@ -64,14 +64,14 @@ def test_everything_is_told_with_its_numbers() -> None:
         (DRIFTED, "Grades have drifted", "31% of 412 .* run “stepspec calibrate” again"),
     ],
 )
-def test_a_drift_is_told_in_words_and_only_then(drift: dict[str, Any], name: str, text: str) -> None:
-    ((told, words, bad),) = said(drift=QUIET | drift)
-    assert (told, bad) == (name, drift is DRIFTED)
+def test_a_drift_is_stated_and_only_then(drift: dict[str, Any], name: str, text: str) -> None:
+    ((title, words, bad),) = sentences(drift=QUIET | drift)
+    assert (title, bad) == (name, drift is DRIFTED)
     assert re.search(text, words)
 
 
 def test_shadows_that_found_nothing_yet_have_no_share() -> None:
-    assert said(shadows={"checked": 0, "agreed": 0, "interval": None}) == [("Shadow checks", "none yet.", False)]
+    assert sentences(shadows={"checked": 0, "agreed": 0, "interval": None}) == [("Shadow checks", "none yet.", False)]
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -171,8 +171,8 @@ def test_the_answer_grows_and_is_not_taken_back() -> None:
     ],
 )
 def test_what_is_no_trace_is_refused_with_the_reason(text: str, complaint: str) -> None:
-    said = script("try { trace.parseTrace(given) } catch (error) { return error.message }", text)
-    assert complaint in said
+    printed = script("try { trace.parseTrace(given) } catch (error) { return error.message }", text)
+    assert complaint in printed
 
 
 def test_a_saved_trace_is_the_one_that_was_opened() -> None:

@@ -31,7 +31,7 @@ from .test_view import view
 TINY, SMALL = "small.small", "small.large"
 
 
-def said(text: str, author: str = "small", note: str = "", pieces: tuple[Step, ...] = ()) -> Step:
+def written(text: str, author: str = "small", note: str = "", pieces: tuple[Step, ...] = ()) -> Step:
     """A step of *text*, a token to a word."""
     tokens = tuple(Token(word) for word in text.split())
     return Step(text, "small" if author == "small" else "large", tokens=tokens, note=note, pieces=pieces)
@@ -65,8 +65,8 @@ def owned(text: bytes) -> list[tuple[str, float, str | None, int | None, str]]:
 
 
 def test_a_bet_that_was_lost_within_is_not_taken_for_what_came_after_it() -> None:
-    fell, stood, repair = said("one two three"), said("four five six"), said("1 2 3", "large", "rollback")
-    whole = said("1 2 3four five six", pieces=(repair, stood))
+    fell, stood, repair = written("one two three"), written("four five six"), written("1 2 3", "large", "rollback")
+    full = written("1 2 3four five six", pieces=(repair, stood))
     found = owned(
         trace(
             (0.5, called(SMALL, "write", 0.1, 0.5, 3, purpose="verify")),
@@ -77,10 +77,10 @@ def test_a_bet_that_was_lost_within_is_not_taken_for_what_came_after_it() -> Non
             (4.0, called(TINY, "write", 3.0, 4.0, 3)),
             (4.5, called(SMALL, "score", 4.0, 4.5)),
             (4.5, JudgedWithin("small", 0, stood, Accept())),
-            (4.5, Drafted(0, whole)),
+            (4.5, Drafted(0, full)),
             (4.9, called(SMALL, "score", 4.6, 4.9)),  # of a bet: the step is whole, and waits for its own verdict
-            (5.0, Judged(0, whole, Accept())),
-            (5.0, Committed(0, whole)),
+            (5.0, Judged(0, full, Accept())),
+            (5.0, Committed(0, full)),
         )
     )
     assert found == [
@@ -95,8 +95,8 @@ def test_a_bet_that_was_lost_within_is_not_taken_for_what_came_after_it() -> Non
 
 
 def test_a_bet_that_was_lost_with_an_outer_step_is_not_taken_for_what_came_after_it() -> None:
-    first, lost, second = (said(text, pieces=(said(text),)) for text in ("one two", "three four", "five six"))
-    rollback, repair = Rollback(reason="grade"), said("1 2", "large")
+    first, lost, second = (written(text, pieces=(written(text),)) for text in ("one two", "three four", "five six"))
+    rollback, repair = Rollback(reason="grade"), written("1 2", "large")
     found = owned(
         trace(
             (1.0, called(TINY, "write", 0.0, 1.0, 2)),
@@ -124,7 +124,7 @@ def test_a_bet_that_was_lost_with_an_outer_step_is_not_taken_for_what_came_after
 
 @pytest.mark.parametrize(("fate", "rest"), [("done", "unknown"), ("cancelled", "cancelled")])
 def test_a_stream_that_has_not_the_tokens_or_was_cut_off_wrote_no_more(fate: Fate, rest: str) -> None:
-    first, second = (said(text, pieces=(said(text),)) for text in ("one two three", "four five six"))
+    first, second = (written(text, pieces=(written(text),)) for text in ("one two three", "four five six"))
     more = 5 if fate == "done" else 9
     found = owned(
         trace(
@@ -144,10 +144,10 @@ def test_a_stream_that_has_not_the_tokens_or_was_cut_off_wrote_no_more(fate: Fat
 
 
 def test_a_rival_that_stands_within_a_pair_is_a_piece_and_its_draft_fell() -> None:
-    draft, rival = said("one"), said("two")
-    verdict = Rollback(0, "grade", 2.0, rivals=(Rival(said("three"), 1.0, "grade"), Rival(rival, 8.0)))
-    whole = said("two", pieces=(rival,))
-    text = trace((1.0, JudgedWithin("small", 0, draft, verdict)), (1.0, Drafted(0, whole)))
+    draft, rival = written("one"), written("two")
+    verdict = Rollback(0, "grade", 2.0, rivals=(Rival(written("three"), 1.0, "grade"), Rival(rival, 8.0)))
+    full = written("two", pieces=(rival,))
+    text = trace((1.0, JudgedWithin("small", 0, draft, verdict)), (1.0, Drafted(0, full)))
     (shown,) = view(text)["drafts"]
     assert [(one["text"], one["score"], one["reason"]) for one in shown["rejectedWithin"]] == [("one", 2, "grade")]
     assert script("return ledger.ledgerOf(seen(given)).sifted", text.decode()) == [
@@ -156,9 +156,9 @@ def test_a_rival_that_stands_within_a_pair_is_a_piece_and_its_draft_fell() -> No
 
 
 def test_what_was_kept_of_a_fallen_draft_is_known_in_any_alphabet() -> None:
-    draft = said("🦊 + 🦊 = 🦊")
-    whole = said("🦊 + 🐻", pieces=(said("🦊 + "), said("🐻", "large", "doubt")))
-    text = trace((1.0, JudgedWithin("small", 0, draft, Rollback(4, "doubt"))), (1.0, Drafted(0, whole)))
+    draft = written("🦊 + 🦊 = 🦊")
+    full = written("🦊 + 🐻", pieces=(written("🦊 + "), written("🐻", "large", "doubt")))
+    text = trace((1.0, JudgedWithin("small", 0, draft, Rollback(4, "doubt"))), (1.0, Drafted(0, full)))
     (fallen,) = view(text)["drafts"][0]["rejectedWithin"]
     assert fallen["text"].encode("utf-16-le")[: 2 * fallen["kept"]].decode("utf-16-le") == "🦊 + "
 
@@ -175,19 +175,19 @@ def places(verdicts: list[tuple[str, Step, Verdict, int | None]], step: Step) ->
 
 
 def test_verdicts_that_do_not_fit_are_of_another_step() -> None:
-    one = said("one", pieces=(said("one", "large", "fallback"),))
-    assert places([("small", said("two"), Accept(), None)], one) == []
-    assert places([("small", said("two"), Rollback(0, "rollback"), None)], one) == []
-    assert places([("small", said("two"), Rollback(0, "fallback"), 7)], one) == []
-    assert places([("other", said("two"), Rollback(0, "fallback"), None)], one) == []
-    assert places([("small", said("two"), Rollback(0, "fallback"), None)], one) == [{"place": 0, "part": None}]
+    one = written("one", pieces=(written("one", "large", "fallback"),))
+    assert places([("small", written("two"), Accept(), None)], one) == []
+    assert places([("small", written("two"), Rollback(0, "rollback"), None)], one) == []
+    assert places([("small", written("two"), Rollback(0, "fallback"), 7)], one) == []
+    assert places([("other", written("two"), Rollback(0, "fallback"), None)], one) == []
+    assert places([("small", written("two"), Rollback(0, "fallback"), None)], one) == [{"place": 0, "part": None}]
 
 
 def test_what_a_pair_in_a_pair_judged_ahead_is_of_a_later_draft() -> None:
-    middle = said("one", pieces=(said("one"),))
+    middle = written("one", pieces=(written("one"),))
     verdicts: list[tuple[str, Step, Verdict, int | None]] = [
-        (TINY, said("one"), Accept(), None),
+        (TINY, written("one"), Accept(), None),
         ("small", middle, Accept(), None),
-        (TINY, said("one"), Accept(), None),  # told before the step is whole
+        (TINY, written("one"), Accept(), None),  # reported before the step is complete
     ]
-    assert places(verdicts, said("one", pieces=(middle,))) == [{"place": 0, "part": 1}, {"place": 1, "part": None}]
+    assert places(verdicts, written("one", pieces=(middle,))) == [{"place": 0, "part": 1}, {"place": 1, "part": None}]
