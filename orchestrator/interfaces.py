@@ -1,8 +1,8 @@
 """
-The two main interfaces of the system: what a model can do, and what a policy decides. Two optional ones extend them.
+The two main interfaces of the system: what a model can do, and what a policy decides.
 
-The loop in `reason` knows nothing else. A policy is one method of a paper: who drafts, who verifies, who repairs. A new
-back end implements `Model` and the `ModelEndpoint` that makes it; a new method implements `Policy`.
+The loop in `reason` knows models and methods only by them. A policy is one method of a paper: who drafts, who verifies,
+who repairs. A new backend implements `Model` and the `ModelEndpoint` that makes it; a new method implements `Policy`.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ EndedBy: TypeAlias = Literal["large", "judge", "small"]
 """
 Who may end the thinking.
 
-"small": either model, the small one by an accepted draft. "large": the large model only; the end is cut off a draft,
-and the large model writes the next step. "judge": a draft too, if the large model agrees that the reasoning is
-complete.
+"small": either model; a draft of the small one that ends the thinking has to be accepted. "large": the large model
+only; the end is cut off a draft, and the large model writes the next step. "judge": a draft too, if the large model
+agrees that the reasoning is complete.
 """
 AnsweredBy: TypeAlias = Literal["large", "method", "small"]
 """Who writes the final answer: one model, or the "method", which drafts, verifies and repairs it like the thinking."""
@@ -65,9 +65,8 @@ class Model(Protocol):
         every token; if it returns true, the step ends with that token.
 
         With *top* above 0, at most 20, every token has its own log-probability and the *top* likeliest tokens of its
-        position. With 0, whether tokens have log-probabilities depends on the model's sampling: a caller that reads
-        them passes 1. An *opening* that is longer than *limit* is cut to it. Cancelling the call closes the request;
-        that is how the server learns to stop.
+        position. With 0, log-probabilities may be absent. An *opening* that is longer than *limit* is cut to it.
+        Cancelling the call closes the request; that is how the server learns to stop.
         """
         ...
 
@@ -125,7 +124,12 @@ class Policy(Protocol):
         ...
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        """Accept *draft*, or roll it back to its first characters."""
+        """
+        Accept *draft*, or roll it back to its first characters.
+
+        A rollback may carry what the policy already has: another draft that it accepts in its place (`rivals`), or a
+        step that was written while verifying (`instead`).
+        """
         ...
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:

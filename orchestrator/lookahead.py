@@ -76,9 +76,9 @@ class SureBets:
     The least confidence of a draft to bet on, adapted so that a share of *target* of these drafts is accepted.
 
     The idea is Kangaroo's (Liu et al. 2024, arXiv:2404.18911), which ends drafting at a token of low confidence; here
-    the unit is a step, and the threshold adapts (Robbins and Monro, 1951). *doubt* is the highest negative
-    log-confidence, in nats, that is still bet on. A rejected bet divides it by *factor*; an accepted one multiplies it
-    by factor ** ((1 - target) / target), so that it stays where it is when the share *target* is accepted.
+    the unit is a step, and the threshold adapts (Robbins and Monro, 1951). A draft is sure enough if its confidence is
+    at least exp(-*doubt*). A rejected bet divides *doubt* by *factor*; an accepted one multiplies it by factor ** ((1 -
+    target) / target), so that it stays where it is when the share *target* is accepted.
     """
 
     target: float = 0.8
@@ -112,7 +112,7 @@ def confidence(step: Step) -> float:
 
 
 def thought(chain: Chain) -> bool:
-    """Whether the thinking of *chain* is over. Runs whose policy drafts the answer too go on after that."""
+    """Whether the thinking of *chain* is over. If the policy also drafts the answer, the run continues after that."""
     return chain.finished
 
 
@@ -156,17 +156,17 @@ class Lookahead:
         self._pending: asyncio.Queue[tuple[int, Step, asyncio.Task[Verdict]] | BaseException] = asyncio.Queue()
         self._first, self._awaited = len(chain.steps), 0  # index of the first draft; number of calls of next()
         self._wanted = asyncio.Event()
-        self._outside, self._outer = copy_context(), REQUEST.get()
+        self._caller_context, self._caller_request = copy_context(), REQUEST.get()
         self._kept_open = AsyncExitStack()
         self._tasks: list[asyncio.Task[Any]] = []
-        self._early_repairs: dict[int, asyncio.Task[Step]] = {}
+        self._early_repairs: dict[int, asyncio.Task[Step]] = {}  # hedges and prepared steps, by the index of the draft
         self._closing: asyncio.Task[None] | None = None
         self._drafting = self._start(self._draft_ahead(chain), self._context("draft", self._first))
 
     async def next(self) -> tuple[Step, Verdict]:
         """Return the next draft and its verdict."""
         self._awaited += 1
-        self._outer = REQUEST.get()
+        self._caller_request = REQUEST.get()
         self._wanted.set()
         item = await self._pending.get()
         if isinstance(item, BaseException):
@@ -177,8 +177,8 @@ class Lookahead:
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         """Return the repair of *draft*; every bet on it is cancelled while the repair is written."""
         started = None if rollback.keep or rollback.instead else self._early_repairs.pop(len(chain.steps), None)
-        self._outer = REQUEST.get()
-        request = replace(self._context("repair", len(chain.steps)), bet=self._outer.bet)
+        self._caller_request = REQUEST.get()
+        request = replace(self._context("repair", len(chain.steps)), bet=self._caller_request.bet)
         repair = started or self._start(self._policy.repair(chain, draft, rollback), request)
         self._cancel(but=repair)
         self._closing = asyncio.create_task(self._kept_open.aclose())
@@ -204,12 +204,17 @@ class Lookahead:
                 task.cancel()
 
     def _context(self, purpose: Purpose, index: int) -> RequestContext:
-        """The context of a request about step *index*: a bet, unless the loop awaits that step and is itself no bet."""
-        bet = self._outer.bet or index - self._first >= self._awaited
-        return RequestContext(purpose, self._outer.step if self._outer.purpose else index, bet)
+        """
+        The context of a request about step *index*.
+
+        It is a bet if nobody waits for that step yet, or if this run is itself a bet of the run around it (a nested
+        pair).
+        """
+        bet = self._caller_request.bet or index - self._first >= self._awaited
+        return RequestContext(purpose, self._caller_request.step if self._caller_request.purpose else index, bet)
 
     def _start(self, work: Coroutine[Any, Any, T], request: RequestContext) -> asyncio.Task[T]:
-        context = self._outside.copy()
+        context = self._caller_context.copy()
         context.run(REQUEST.set, request)
         task = asyncio.create_task(work, context=context)
         self._tasks.append(task)
@@ -236,7 +241,7 @@ class Lookahead:
             self._pending.put_nowait(exc)  # next() raises it if the bet is won; of a lost bet it does not matter.
 
     async def _turn(self, number: int, *, bet_on: bool) -> None:
-        """Wait until draft *number* may be made; unless the draft before is *bet_on*, until that one is committed."""
+        """Wait until the lookahead reaches draft *number*; without *bet_on*, until the loop asks for that draft."""
         depth = self._control.depth()
         KEPT_OPEN.set(self._kept_open if depth else None)
         while number >= self._awaited + (depth if bet_on else 0):

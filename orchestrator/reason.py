@@ -52,18 +52,18 @@ async def reason(
         nonlocal chain
         observe(Committed(len(chain.steps), step, score))
         chain = chain.extend(step)
-        checks.start(chain)
+        stop_check.start(chain)
 
     control = LookaheadControl.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
-        async with timeout, running_stop_rule(stop_rule) as checks:
+        async with timeout, running_stop_rule(stop_rule) as stop_check:
             while not (over(chain) or spent(chain)):
                 drafts = run_ahead(policy, chain, control=control, spent=spent, observe=observe, over=over)
                 async with drafts as lookahead:
                     while True:
                         draft, verdict = await lookahead.next()
-                        if await checks.stops():
+                        if await stop_check.stops():
                             return chain, "enough"
                         if isinstance(verdict, Rollback):
                             break
@@ -80,7 +80,7 @@ async def reason(
                             return chain, "finished" if over(chain) else "budget"
                     repaired = replace(await lookahead.repair(chain, draft, verdict), note=verdict.reason)
                 # Leaving the block has cancelled the bets on the draft that was rolled back.
-                if await checks.stops():
+                if await stop_check.stops():
                     return chain, "enough"
                 observe(Repaired(len(chain.steps), repaired, verdict))
                 if stuck(chain, repaired):

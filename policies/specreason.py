@@ -30,10 +30,10 @@ class SpecReason:
     step is rejected. As in the authors' code, a small step does not end the thinking (`Ending` in `wrappers`). `Led`
     there reserves first steps for the large model (section 5.3).
 
-    With *judge_every* above 1, which is ours, a draft is that many steps, and one question asks for the first wrong
-    step: the draft is cut there. The grade of a step is then the probability that neither it nor an earlier one is
-    wrong, times 9. This is for servers on which every verdict reads much of the chain again, and for judges that find
-    an error among several steps. Budgets and traces count such a draft as one step.
+    With *judge_every* above 1, which is not in the paper, the small model writes that many steps as one draft, and one
+    question asks for the first wrong one: the draft is cut there. The grade of a step is then the probability that
+    neither it nor an earlier one is wrong, times 9. This is for servers on which every verdict reads much of the chain
+    again, and for judges that find an error among several steps. Budgets and traces count such a draft as one step.
     """
 
     foreseeable: ClassVar[bool] = True
