@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -97,6 +97,15 @@ class Session:
         self.results[job_id] = result[0]
 
 
+def always(outcome: str) -> Callable[[str, float, float], tuple[str, str]]:
+    """Tests that have the same *outcome* for every mutant."""
+
+    def run_forked(tests: str, seconds: float, limit: float) -> tuple[str, str]:
+        return outcome, ""
+
+    return run_forked
+
+
 @pytest.fixture
 def session() -> Session:
     return Session()
@@ -110,9 +119,10 @@ def forked(monkeypatch: pytest.MonkeyPatch, session: Session) -> Any:
     def use_db(path: Path, mode: str) -> Generator[Session]:
         yield session
 
-    mutating: Any = SimpleNamespace(
-        mutate_and_test=lambda mutations, tests, seconds: mutating.run_tests(tests, seconds)
-    )
+    def mutate_and_test(mutations: object, tests: str, seconds: float) -> tuple[str, str]:
+        return mutating.run_tests(tests, seconds)  # type: ignore[no-any-return]
+
+    mutating: Any = SimpleNamespace(mutate_and_test=mutate_and_test)
     outcomes = SimpleNamespace(SURVIVED="survived", KILLED="killed")
     stubs = {
         "mutating": mutating,
@@ -131,7 +141,7 @@ def forked(monkeypatch: pytest.MonkeyPatch, session: Session) -> Any:
 def test_every_nth_untried_mutant_is_tried_in_the_order_of_the_source_and_each_survivor_again(
     forked: Any, monkeypatch: pytest.MonkeyPatch, session: Session, every: int, tried: list[int]
 ) -> None:
-    monkeypatch.setattr(forked, "run_forked", lambda tests, seconds, limit: ("survived", ""))
+    monkeypatch.setattr(forked, "run_forked", always("survived"))
     forked.main(Path("session"), TESTS, every)
     assert list(session.results) == tried
 
@@ -152,7 +162,7 @@ def test_slow_tests_run_only_for_mutants_that_pass_the_others(
 
 
 def test_tests_that_fail_without_any_mutant_are_named(forked: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forked, "run_forked", lambda tests, seconds, limit: ("killed", ""))
+    monkeypatch.setattr(forked, "run_forked", always("killed"))
     with pytest.raises(SystemExit, match="the tests fail without any mutant: slow"):
         forked.main(Path("session"), "slow", 1)
 
