@@ -116,7 +116,7 @@ def test_requests_belong_to_the_steps_that_the_tree_of_spans_has_them_below() ->
                 continue
             below = [stage for stage in stages if any(one is call for one in (*stage.calls, *stage.shared))]
             owners = [(STAGES[stage.kind], None if stage.kind == "answer" else stage.index) for stage in below]
-            assert sorted(map(tuple, parts)) == sorted(owners)
+            assert sorted((what, step) for what, step in parts) == sorted(owners)
             owned[bool(owners)] += 1
     assert owned[True] > 1000
     assert owned[False] > 50  # lost bets
