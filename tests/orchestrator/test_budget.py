@@ -110,8 +110,8 @@ def test_a_model_without_tokens_left_is_called_only_to_read_an_opening(opening: 
 
     class Recording(ScriptedModel):
         async def write(self, chain: Chain, **options: Unpack[WriteOptions]) -> Step:
-            limits.append(options["limit"])
-            return Step(options["opening"], self.role, "length")
+            limits.append(options.get("limit", -1))
+            return Step(options.get("opening", ""), self.role, "length")
 
     model = Budgeted(Recording("small", counting("small", 5)), lambda chain: 0)
     assert run(model.write(PROBLEM, opening=opening))[0] == Step(opening, "small", "length")
