@@ -20,6 +20,8 @@ SLOW := integration docker fidelity evals/calibration evals/report evals/experim
   $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
   $(addprefix orchestrator/launcher/test_,hybrids.py launch.py up.py) \
   orchestrator/nesting/test_promises.py orchestrator/feedback/test_adaptation.py
+# Without its bytecode, every program that a test starts would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
 # Runs a command and prints how long it took.
 TIMED := bash -c 'began=$$SECONDS; "$${@:1}" || code=$$?; echo "$$0: $$((SECONDS - began)) s"; exit $${code:-0}'
 CPU_WHEELS := https://download.pytorch.org/whl/cpu

@@ -1,15 +1,16 @@
 """
 How pytest-xdist deals the tests out to its workers, and a summary of the time that each group of tests took.
 
-Tests that use the same servers form one group, which one worker runs, so that no server is started twice. The other
-tests are dealt out by file. Groups that start servers come first. A test marked ``alone`` measures time: while it runs,
-the other workers run no test. Without xdist, all tests run in the order of their files.
+The tests are dealt out by file, and each worker starts the servers that its files use; some files form one group. Files
+whose tests use servers come first, so that all workers end together. A test marked ``alone`` measures time: while it
+runs, the other workers run no test. Without xdist, all tests run in the order of their files.
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
+import signal
 from collections import defaultdict
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -21,9 +22,11 @@ import pytest
 
 TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
-PAIR, PACED_PAIR, VOCABULARIES, DOCKER = "pair", "paced-pair", "vocabularies", "docker"
-OWN_SERVERS = "own-servers"  # files whose tests start all the servers that they use; each file is a group
-FIRST = (PAIR, PACED_PAIR, OWN_SERVERS, VOCABULARIES, DOCKER)
+VOCABULARIES, DOCKER = "vocabularies", "docker"
+FIRST = (  # what takes longest
+    *("test_random_pair", "test_dying", "test_ray_serve", "test_calibrate", "test_speculation", "test_sharding"),
+    *("test_seeds", "test_serving", "test_replicas", "test_eval", "test_hybrid", "test_critic"),
+)
 GROUPS = "groups.json"
 GROUP = pytest.StashKey[str | None]()
 
@@ -31,33 +34,21 @@ GROUP = pytest.StashKey[str | None]()
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # xdist reads the groups in its own hook, which is no wrapper
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
     """Name the group of every test, and bring the tests into the order in which xdist deals them out."""
-    pairs: dict[Path, set[str]] = defaultdict(set)
     for item in items:
-        pairs[item.path] |= _pairs(item)
-    for item in items:
-        group = item.stash[GROUP] = _group(item, pairs[item.path])
+        group = item.stash[GROUP] = _group(item)
         servers = "with servers" if item.get_closest_marker("servers") else "without servers"
         item.user_properties.append(("phase", f"{servers}, {group}" if group else servers))
     if _works(config):
         items.sort(key=_turn)
         groups = {item.nodeid: item.stash[GROUP] for item in items if item.stash[GROUP]}
-        (_shared(config) / GROUPS).write_text(json.dumps(groups))  # every worker writes the same
+        (shared_folder(config) / GROUPS).write_text(json.dumps(groups))  # every worker writes the same
     yield
 
 
-def _pairs(item: pytest.Item) -> set[str]:
-    """Return which of the two pairs of servers that last for the session a test uses."""
-    fixtures: tuple[str, ...] = getattr(item, "fixturenames", ())
-    return {group for group, fixture in ((PAIR, "pair"), (PACED_PAIR, "paced_pair")) if fixture in fixtures}
-
-
-def _group(item: pytest.Item, pairs: set[str]) -> str | None:
-    """Return the group of a test in a file that uses *pairs*, or None if the file is its group."""
-    own = _pairs(item) if len(pairs) > 1 else pairs
-    if own:
-        return PACED_PAIR if PACED_PAIR in own else PAIR
+def _group(item: pytest.Item) -> str | None:
+    """Return the group of a test, or None if the file is its group and its time is not of interest."""
     if item.get_closest_marker("servers"):
-        return f"{OWN_SERVERS}: {item.path.stem}"
+        return item.path.stem
     if TESTS / "docker" in item.path.parents:
         return DOCKER
     names = vars(getattr(item, "module", None) or item)
@@ -65,9 +56,10 @@ def _group(item: pytest.Item, pairs: set[str]) -> str | None:
 
 
 def _turn(item: pytest.Item) -> tuple[int, bool]:
-    """The order: longest groups first, and the foreign clients behind all else that uses their servers."""
-    kind = (item.stash[GROUP] or "").partition(":")[0]
-    return FIRST.index(kind) if kind in FIRST else len(FIRST), CLIENTS in item.path.parents
+    """Return the place of a test in the order: what takes longest, the other groups, the foreign clients, the rest."""
+    group = item.stash[GROUP]
+    place = FIRST.index(group) if group in FIRST else len(FIRST) + (group is None)
+    return place, CLIENTS in item.path.parents
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -79,14 +71,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
     def group_of(nodeid: str) -> str:
         if not groups:
-            groups.update(json.loads((_shared(config) / GROUPS).read_text()))
+            groups.update(json.loads((shared_folder(config) / GROUPS).read_text()))
         return groups.get(nodeid) or nodeid.partition("::")[0]
 
     scheduling._split_scope = group_of
     return scheduling
 
 
-def _shared(config: pytest.Config) -> Path:
+def shared_folder(config: pytest.Config) -> Path:
     """Return the folder that all processes of this run share."""
     if _works(config):
         return Path(config.option.basetemp).parent  # xdist gives each worker a folder below that of the run
@@ -104,7 +96,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     """Run a test beside those of other workers, or alone; its time limit starts after the wait."""
     if not _works(item.config):
         return (yield)
-    with _room(_shared(item.config), alone=item.get_closest_marker("alone") is not None):
+    with _room(shared_folder(item.config), alone=item.get_closest_marker("alone") is not None):
         return (yield)
 
 
@@ -116,6 +108,16 @@ def _room(shared: Path, *, alone: bool) -> Generator[None]:
         fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         fcntl.flock(following, fcntl.LOCK_UN)
         yield
+
+
+def pytest_configure() -> None:
+    """
+    Handle SIGINT as Python does, where it is ignored: after ``nohup make test &`` in a script, for instance.
+
+    Programs that the tests start would ignore it too, and with it the Ctrl-C that some tests send them.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

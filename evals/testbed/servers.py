@@ -58,6 +58,7 @@ FLAGS: Mapping[str, Any] = {
 
 ENVIRONMENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
+    "NUMBA_NUM_THREADS": "1",  # vLLM looks for n-grams in one thread; a second one of numba's only spins
     "VLLM_LOGGING_LEVEL": "WARNING",
     "PYTHONWARNINGS": "ignore",
     "VLLM_NO_USAGE_STATS": "1",

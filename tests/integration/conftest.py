@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
-from rich.console import Console
 
-from stepspec.evals.testbed.servers import NO_SPECULATION, running
+from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.orchestrator.launcher import Served, TokenSpeculation
+from stepspec.orchestrator.launcher import Served, Server, launch
+from stepspec.orchestrator.launcher.commands import ZEROS
+
+from ..conftest import shared_folder
+from .vllm_forks import forking
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,41 +28,51 @@ class Pair:
 
 
 @pytest.fixture(scope="session")
-def pair() -> Generator[Pair]:
+def forked(request: pytest.FixtureRequest) -> Generator[tuple[str, ...]]:
+    """The program that forks a server instead of importing vLLM for it."""
+    with forking(shared_folder(request.config), {**ENVIRONMENT, **ZEROS, "VLLM_PLUGINS": ""}) as program:
+        yield program
+
+
+@pytest.fixture(scope="session")
+def pair(forked: tuple[str, ...]) -> Generator[Pair]:
     """The miniature pair, as fast as the CPU goes."""
-    with serving("off", "large", "small") as served:
+    with serving(miniature_servers("off"), forked) as served:
         yield Pair(served["large"], served["small"])
 
 
 @pytest.fixture(scope="session")
-def small_other(pair: Pair) -> Generator[Pair]:
+def small_other(pair: Pair, forked: tuple[str, ...]) -> Generator[Pair]:
     """The same large model with the small one of another vocabulary."""
-    with serving("off", "small-other") as served:
+    with serving(miniature_servers("off", ["small-other"]), forked) as served:
         yield replace(pair, small=served["small-other"])
 
 
 @pytest.fixture(scope="session")
-def tiny() -> Generator[Served]:
+def tiny(forked: tuple[str, ...]) -> Generator[Served]:
     """The model that drafts for the small one in a nested pair."""
-    with serving("off", "tiny") as served:
+    with serving(miniature_servers("off", ["tiny"]), forked) as served:
         yield served["tiny"]
 
 
 @pytest.fixture(scope="session")
-def paced_pair() -> Generator[Pair]:
+def paced_pair(forked: tuple[str, ...]) -> Generator[Pair]:
     """The miniature pair at the pace of a memory-bound GPU."""
-    with serving("paced", "large", "small") as served:
+    with serving(miniature_servers("paced"), forked) as served:
         yield Pair(served["large"], served["small"])
 
 
 @contextmanager
-def serving(
-    profile: str, *roles: str, speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION
-) -> Generator[Mapping[str, Served]]:
-    """Start servers in an event loop of their own, so that tests in any loop can use them."""
-    starting = running(profile, roles, console=Console(stderr=True), speculation=speculation)
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as served:
-        yield served
+def serving(servers: Iterable[Server], program: tuple[str, ...] = ()) -> Generator[Mapping[str, Served]]:
+    """
+    Run *servers* in an event loop of their own, so that tests in any loop can use them.
+
+    *program* takes the place of vLLM's own, and the arguments of that.
+    """
+    with start_blocking_portal() as portal:
+        launching = launch([replace(server, program=program or server.program) for server in servers])
+        with portal.wrap_async_context_manager(launching) as served:
+            yield served
 
 
 def split_thinking(kept: Sequence[str]) -> tuple[list[str], str]:

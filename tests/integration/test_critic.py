@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from stepspec import Solver
 from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
@@ -21,10 +20,10 @@ from stepspec.orchestrator.endpoints.reward_model import sigmoid
 from stepspec.orchestrator.endpoints.vllm_protocol import pooled_values
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
-from stepspec.orchestrator.launcher import Served, Server, launch
+from stepspec.orchestrator.launcher import Served, Server
 from stepspec.orchestrator.launcher.commands import arguments
 
-from .conftest import Pair
+from .conftest import Pair, serving
 
 pytestmark = pytest.mark.servers
 CHAIN = Chain.of(fresh_tasks(1, 4)[0].problem).extend(Step("On Monday 3 + 4 = 7.\n\n", "small"))
@@ -46,7 +45,7 @@ def make_reward_model(folder: Path, labels: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def critics(tmp_path_factory: pytest.TempPathFactory) -> Generator[Mapping[str, Served]]:
+def critics(tmp_path_factory: pytest.TempPathFactory, forked: tuple[str, ...]) -> Generator[Mapping[str, Served]]:
     """Serve a reward model with one logit, one with two classes, and one with a logit for every token."""
     servers: list[Server] = []
     for name, (labels, task) in HEADS.items():
@@ -55,7 +54,7 @@ def critics(tmp_path_factory: pytest.TempPathFactory) -> Generator[Mapping[str, 
         flags |= {"runner": "pooling", "convert": "classify", "pooler-config": {"task": task}, "max-model-len": 1024}
         env = {**ENVIRONMENT, "VLLM_PLUGINS": ""}
         servers.append(Server(name, folder, f"prm-{name}", tuple(arguments(flags)), env))
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(launch(servers)) as served:
+    with serving(servers, forked) as served:
         yield served
 
 

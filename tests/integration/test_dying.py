@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from stepspec import Solution, Solver
+from stepspec.evals.testbed.servers import miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import EndpointUnavailable, ServerDied
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.servers
 @contextmanager
 def doomed(role: str) -> Generator[Served]:
     """Start a server that is going to be killed."""
-    with suppress(ServerDied), serving("paced", role) as served:
+    with suppress(ServerDied), serving(miniature_servers("paced", [role])) as served:
         yield served[role]
 
 

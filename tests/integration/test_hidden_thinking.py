@@ -8,16 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from stepspec import Endpoint, Sampling, Solver
 from stepspec.evals.testbed.servers import MODELS, miniature_servers
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import THINK_END, Chain
 from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.launcher import launch
 
-from .conftest import Pair
+from .conftest import Pair, serving
 
 pytestmark = pytest.mark.servers
 SHOWN = "<|im_start|>assistant\\n<think>\\n"
@@ -25,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def hidden(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pair]:
+def hidden(pair: Pair, forked: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Generator[Pair]:
     """The miniature pair, but the large model opens its thinking block by itself, and its template shows none."""
     template = tmp_path_factory.mktemp("hidden") / "chat_template.jinja"
     shown = (MODELS / "large" / "chat_template.jinja").read_text()
@@ -34,7 +32,7 @@ def hidden(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Pa
     (server,) = miniature_servers("off", ("large",))
     flags = ("--chat-template", str(template), "--logits-processors", "tests.integration.opening:Opens")
     opening = replace(server, args=(*server.args, *flags), env={**server.env, "PYTHONPATH": str(ROOT)})
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(launch((opening,))) as served:
+    with serving([opening], forked) as served:
         yield replace(pair, large=served["large"])
 
 

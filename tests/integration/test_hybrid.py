@@ -7,18 +7,17 @@ from random import Random
 
 import aiohttp
 import pytest
-from anyio.from_thread import start_blocking_portal
 
 from stepspec.evals.experiments.hybrid_cache import measure
 from stepspec.evals.testbed.random_models import hybrid_server, make_hybrid
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.doctor import diagnose
-from stepspec.orchestrator.launcher import Served, launch
+from stepspec.orchestrator.launcher import Served
 from stepspec.orchestrator.launcher.vllm_flags import HYBRID_FLAGS
 from stepspec.policies import SpecReason
 
-from .conftest import Pair
+from .conftest import Pair, serving
 
 pytestmark = pytest.mark.servers
 BLOCK = 640
@@ -26,11 +25,11 @@ UNIT = HYBRID_FLAGS["prefix-match-unit"]
 
 
 @pytest.fixture(scope="module")
-def hybrids(tmp_path_factory: pytest.TempPathFactory) -> Generator[Pair]:
+def hybrids(tmp_path_factory: pytest.TempPathFactory, forked: tuple[str, ...]) -> Generator[Pair]:
     """The same hybrid twice: with the cure in the place of the small model, without in that of the large one."""
     model = make_hybrid(tmp_path_factory.mktemp("hybrid") / "model")
-    starting = launch([hybrid_server(model, "plain"), hybrid_server(model, "cured", HYBRID_FLAGS)])
-    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as served:
+    servers = hybrid_server(model, "plain"), hybrid_server(model, "cured", HYBRID_FLAGS)
+    with serving(servers, forked) as served:
         yield Pair(large=served["plain"], small=served["cured"])
 
 

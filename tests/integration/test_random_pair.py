@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import pytest
 
-from stepspec.evals.testbed.random_pair import measure, serving
+from stepspec.evals.testbed.random_pair import measure, servers
 from stepspec.policies import METHODS
 from tests.vocabularies import CACHE, real_vocabulary
+
+from .conftest import serving
 
 pytestmark = pytest.mark.servers
 RUNS = 2
 
 
-async def test_ids_and_text_agree_in_runs_of_every_method() -> None:
+def test_ids_and_text_agree_in_runs_of_every_method(forked: tuple[str, ...], tmp_path: Path) -> None:
     real_vocabulary("qwen")
-    async with serving(cache=CACHE) as served:
-        rows = await measure(served, tuple(METHODS), runs=RUNS, tokens=48, at_once=16, cache=CACHE)
+    with serving(servers(tmp_path, cache=CACHE), forked) as served:
+        rows = asyncio.run(measure(served, tuple(METHODS), runs=RUNS, tokens=48, at_once=16, cache=CACHE))
     assert [failure for row in rows for failure in row.failures] == []
     assert {row.method: row.runs for row in rows} == dict.fromkeys(METHODS, RUNS)
     assert all(row.steps and row.halves for row in rows)

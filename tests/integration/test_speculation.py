@@ -11,7 +11,7 @@ import pytest
 
 from stepspec import Solution, Solver
 from stepspec.evals.sample import acceptances_between, read_acceptances
-from stepspec.evals.testbed.servers import endpoint, speculations
+from stepspec.evals.testbed.servers import endpoint, miniature_servers, speculations
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import GREEDY
@@ -45,17 +45,24 @@ class Speculating:
 
 
 @pytest.fixture(scope="module", params=list(DRAFTING))
-def speculated(request: pytest.FixtureRequest, pair: Pair) -> Generator[Speculating]:
+def speculated(request: pytest.FixtureRequest, pair: Pair, forked: tuple[str, ...]) -> Generator[Speculating]:
     """Start the servers that draft by one method, once for all tests; a model that does not draft is the pair's."""
     method = str(request.param)
-    with serving("off", *sorted(DRAFTING[method]), speculation=speculations(method)) as served:
+    servers = miniature_servers("off", sorted(DRAFTING[method]), speculation=speculations(method))
+    with serving(servers, forked) as served:
         yield Speculating(method, {"small": pair.small, **served})
 
 
-async def test_fifty_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(
+@pytest.fixture(scope="module")
+def plain_thoughts() -> dict[str, list[str]]:
+    """The thinking by method on servers that do not draft, which each kind of drafting is compared with."""
+    return {}
+
+
+async def test_twenty_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = fresh_tasks(50, 11)
+    tasks = fresh_tasks(20, 11)
     async with speculated.solver() as solver:
         before = await read_acceptances(solver)
         solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
@@ -63,23 +70,23 @@ async def test_fifty_problems_are_solved_and_judged_with_the_acceptance_in_the_l
     right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
     with capsys.disabled():
         for role, acceptance in found.items():
-            print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of 50 right")
-    assert sum(right) >= 45
+            print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of 20 right")
+    assert sum(right) >= 18
     assert set(found) == DRAFTING[speculated.method]
     assert all(acceptance.rate is not None and 0 < acceptance.rate <= 1 for acceptance in found.values())
     grades = [step.grade for solution in solutions for step in solution.steps if step.grade is not None]
-    assert len(grades) >= 150
+    assert len(grades) >= 60
     assert min(grades) < 3 < 7 < max(grades)
 
 
 async def test_the_ledger_has_the_counters_and_whether_they_are_shared(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = fresh_tasks(12, 17)
+    tasks = fresh_tasks(4, 17)
     async with speculated.solver() as solver:
         together = await asyncio.gather(*(solver.solve(task.problem, policy="large") for task in tasks))
         alone: list[Solution] = []
-        for task in tasks[:3]:
+        for task in tasks[:2]:
             await asyncio.sleep(
                 2 * ACCEPTANCE_POLL_SECONDS
             )  # so that the last look before it knows nothing of whoever was there
@@ -99,19 +106,23 @@ async def test_the_ledger_has_the_counters_and_whether_they_are_shared(
 
 @pytest.mark.parametrize("policy", JUDGING)
 async def test_a_judging_method_gives_the_same_result_with_speculation(
-    speculated: Speculating, pair: Pair, policy: str
+    speculated: Speculating, pair: Pair, policy: str, plain_thoughts: dict[str, list[str]]
 ) -> None:
-    tasks = fresh_tasks(8, 3)
-    plain = Speculating("none", {"large": pair.large, "small": pair.small})
-    thoughts: list[list[str]] = []
-    for one in (plain, speculated):
-        async with one.solver() as solver:
-            solutions = await asyncio.gather(*(solver.solve(task.problem, policy=policy) for task in tasks))
-        assert not any(solution.degraded for solution in solutions)
-        assert any(judged(solution) for solution in solutions)
-        thoughts.append([solution.thinking for solution in solutions])
-    same = sum(before == after for before, after in zip(*thoughts, strict=True))
-    assert same >= 7  # several tokens in a pass are added up in another order, which may turn one close call
+    if policy not in plain_thoughts:
+        plain = Speculating("none", {"large": pair.large, "small": pair.small})
+        plain_thoughts[policy] = await thoughts(plain, policy)
+    pairs = zip(plain_thoughts[policy], await thoughts(speculated, policy), strict=True)
+    same = sum(before == after for before, after in pairs)
+    assert same >= 3  # several tokens in a pass are added up in another order, which may turn one close call
+
+
+async def thoughts(servers: Speculating, policy: str) -> list[str]:
+    """Return the thinking of four problems."""
+    async with servers.solver() as solver:
+        solutions = await asyncio.gather(*(solver.solve(task.problem, policy=policy) for task in fresh_tasks(4, 3)))
+    assert not any(solution.degraded for solution in solutions)
+    assert any(judged(solution) for solution in solutions)
+    return [solution.thinking for solution in solutions]
 
 
 def judged(solution: Solution) -> int:

@@ -1,0 +1,173 @@
+"""
+vLLM servers that are forked from a process which has imported vLLM: a start takes a quarter of the CPU time.
+
+Most of a start is imports, in each of a server's two processes. `forking` starts the fork server, or joins the one that
+another worker of this test run has started, and returns the program for `Server.program`: it takes the arguments of
+vLLM's own program, has the fork server make that server, and ends when the server ends. Tests of how servers start, die
+and are stopped use vLLM's own program.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import uuid
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+GRACE = 4.0  # seconds that a server has to end before it is killed
+MAXIMUM = 2**20  # bytes of a request
+STANDARD = (0, 1, 2)  # descriptors
+ENTRY = "vllm.entrypoints.launchers.api_server.entry"
+IMPORTED = (  # what the two processes of a server import as they start
+    ENTRY,
+    "vllm.entrypoints.launchers.app",
+    "vllm.v1.engine.async_llm",
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "vllm.v1.worker.cpu_model_runner",
+)
+
+
+@contextmanager
+def forking(shared: Path, environment: Mapping[str, str]) -> Generator[tuple[str, ...]]:
+    """Yield the program that has servers forked; *shared* is a folder that all workers of this test run share."""
+    path = shared / "forks.address"
+    with (shared / "forks.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            lease = _connect(path.read_text())
+        except OSError:  # there is none yet, or none any more
+            path.write_text(_start(environment, shared / "forks.log"))
+            lease = _connect(path.read_text())
+        lease.send(b"null")
+    with lease:
+        yield sys.executable, "-I", "-S", __file__, path.read_text()
+
+
+def _start(environment: Mapping[str, str], log: Path) -> str:
+    """Start a fork server, and return its address."""
+    address = f"stepspec-forks-{uuid.uuid4()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listening, log.open("wb") as output:
+        listening.bind(f"\0{address}")
+        listening.listen()
+        sources = listening.fileno(), output.fileno(), output.fileno()
+        streams = [(os.POSIX_SPAWN_DUP2, source, number) for source, number in zip(sources, STANDARD, strict=True)]
+        os.posix_spawn(
+            sys.executable,
+            (sys.executable, __file__),
+            {**os.environ, **environment},
+            file_actions=streams,
+            setsid=True,
+            setsigdef=(signal.SIGPIPE,),
+        )
+    return address
+
+
+def _connect(address: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(f"\0{address}")
+    except OSError:
+        connection.close()
+        raise
+    return connection
+
+
+def request(address: str, arguments: list[str]) -> int:
+    """Have a server made that takes over this process's output, and return its exit code once it has ended."""
+    with _connect(address) as connection:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda number, frame: connection.shutdown(socket.SHUT_WR))
+        message = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
+        socket.send_fds(connection, [message], STANDARD)
+        return int(connection.recv(MAXIMUM) or 1)
+
+
+def serve(listening: socket.socket) -> None:
+    """Fork a server for every request, until the last of those that need this process is gone."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch over servers
+    leases: set[socket.socket] = set()
+    while True:
+        ready, _, _ = select.select([listening, *leases], [], [])
+        if listening in ready:
+            connection, _ = listening.accept()
+            message, descriptors, _, _ = socket.recv_fds(connection, MAXIMUM, len(STANDARD))
+            asked = json.loads(message or b"null")
+            if asked is None:
+                leases.add(connection)
+                continue
+            if os.fork() == 0:
+                listening.close()
+                watch(connection, descriptors, *asked)
+            connection.close()
+            for descriptor in descriptors:
+                os.close(descriptor)
+        for lease in leases & set(ready):
+            lease.close()
+            leases.remove(lease)
+        if not leases:
+            return
+
+
+def watch(connection: socket.socket, descriptors: list[int], *asked: Any) -> None:
+    """Run a server in a child process; end its process group once the client is gone, and report the exit code."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    child = os.fork()
+    if child == 0:
+        connection.close()
+        run(descriptors, *asked)
+    ended = os.pidfd_open(child)
+    select.select([connection.fileno(), ended], [], [])
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGTERM)
+        select.select([ended], [], [], GRACE)
+        os.killpg(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with suppress(OSError):
+        connection.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
+    os._exit(0)
+
+
+def run(descriptors: list[int], arguments: list[str], environment: Mapping[str, str], folder: str) -> None:
+    """Be vLLM's own program in this process."""
+    os.setsid()
+    for own, descriptor in zip(STANDARD, descriptors, strict=True):
+        os.dup2(descriptor, own)
+        os.close(descriptor)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.argv[1:] = arguments
+    entry, multiprocessing = import_module(ENTRY), import_module("multiprocessing")
+    utils: Any = import_module("vllm.v1.engine.utils")
+    utils.get_mp_context = lambda: multiprocessing.get_context("fork")  # on a CPU, vLLM insists on "spawn"
+    code = 1
+    try:
+        entry.main()
+        code = 0
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(request(sys.argv[1], sys.argv[2:]))
+    for module in IMPORTED:
+        import_module(module)
+    gc.freeze()
+    serve(socket.socket(fileno=0))
