@@ -24,8 +24,8 @@ TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
 VOCABULARIES, DOCKER = "vocabularies", "docker"
 FIRST = (  # what takes longest
-    *("test_random_pair", "test_dying", "test_ray_serve", "test_calibrate", "test_speculation", "test_sharding"),
-    *("test_seeds", "test_serving", "test_replicas", "test_eval", "test_hybrid", "test_critic"),
+    *("test_sharding", "test_seeds", "test_speculation", "test_dying", "test_replicas", "test_calibrate"),
+    *("test_random_pair", "test_ray_serve", "test_serving", "test_eval", "test_hybrid", "test_critic"),
 )
 GROUPS = "groups.json"
 GROUP = pytest.StashKey[str | None]()
