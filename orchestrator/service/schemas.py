@@ -297,13 +297,13 @@ class ReasoningItem(Part):
 
 def _with_type(item: object) -> object:
     """Add the type of a message to an item with a role. Raise `ValueError` for the items of tool calls."""
-    fields = cast("dict[str, Any]", item) if isinstance(item, dict) else {}
+    if not isinstance(item, dict):
+        return item
+    fields = cast("dict[str, Any]", item)
     kind = str(fields.get("type"))
     if kind.endswith(("_call", "_call_output")):
         raise ValueError(f"an item of the type {kind!r}: {TOOLS}")
-    if "role" not in fields:
-        return item
-    return {"type": "message", **fields}
+    return {"type": "message", **fields} if "role" in fields else fields
 
 
 class Reasoning(Part):
