@@ -27,7 +27,7 @@ def stepspec(folder: Path, *words: str, **environment: str) -> subprocess.Comple
 
 def test_the_threshold_that_is_found_is_one_to_solve_with(pair: Pair, tmp_path: Path) -> None:
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
-    arguments = ("calibrate", "arithmetic", *urls, "--count", "20", "--max-loss", "0.3", "--values", "9,7,0")
+    arguments = ("calibrate", "arithmetic", *urls, "--count", "40", "--max-loss", "0.3", "--values", "9,7,0")
     done = stepspec(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert "loses at most 30.0% of such problems to the large model alone, at 95% confidence" in " ".join(
@@ -35,8 +35,8 @@ def test_the_threshold_that_is_found_is_one_to_solve_with(pair: Pair, tmp_path: 
     )
     found = tomllib.loads((tmp_path / "policy.toml").read_text())
     assert found["options"] == {"threshold": 7.0}, "at 0 everything is accepted, and the small model fails four in ten"
-    assert found["calibration"]["problems"] == 20
-    assert sum(found["calibration"]["counts"]) > 50
+    assert found["calibration"]["problems"] == 40
+    assert sum(found["calibration"]["counts"]) > 100
 
     again = stepspec(tmp_path, *arguments)
     assert again.stdout == done.stdout

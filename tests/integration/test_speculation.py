@@ -59,10 +59,10 @@ def plain_thoughts() -> dict[str, list[str]]:
     return {}
 
 
-async def test_twenty_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(
+async def test_fifty_problems_are_solved_and_judged_with_the_acceptance_in_the_ledger(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = fresh_tasks(20, 11)
+    tasks = fresh_tasks(50, 11)
     async with speculated.solver() as solver:
         before = await read_acceptances(solver)
         solutions = await asyncio.gather(*(solver.solve(task.problem) for task in tasks))
@@ -70,23 +70,23 @@ async def test_twenty_problems_are_solved_and_judged_with_the_acceptance_in_the_
     right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
     with capsys.disabled():
         for role, acceptance in found.items():
-            print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of 20 right")
-    assert sum(right) >= 18
+            print(f"\n{speculated.method} under {role}: {acceptance}, {sum(right)} of 50 right")
+    assert sum(right) >= 45
     assert set(found) == DRAFTING[speculated.method]
     assert all(acceptance.rate is not None and 0 < acceptance.rate <= 1 for acceptance in found.values())
     grades = [step.grade for solution in solutions for step in solution.steps if step.grade is not None]
-    assert len(grades) >= 60
+    assert len(grades) >= 150
     assert min(grades) < 3 < 7 < max(grades)
 
 
 async def test_the_ledger_has_the_counters_and_whether_they_are_shared(
     speculated: Speculating, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tasks = fresh_tasks(4, 17)
+    tasks = fresh_tasks(12, 17)
     async with speculated.solver() as solver:
         together = await asyncio.gather(*(solver.solve(task.problem, policy="large") for task in tasks))
         alone: list[Solution] = []
-        for task in tasks[:2]:
+        for task in tasks[:3]:
             await asyncio.sleep(
                 2 * ACCEPTANCE_POLL_SECONDS
             )  # so that the last look before it knows nothing of whoever was there
@@ -113,13 +113,13 @@ async def test_a_judging_method_gives_the_same_result_with_speculation(
         plain_thoughts[policy] = await thoughts(plain, policy)
     pairs = zip(plain_thoughts[policy], await thoughts(speculated, policy), strict=True)
     same = sum(before == after for before, after in pairs)
-    assert same >= 3  # several tokens in a pass are added up in another order, which may turn one close call
+    assert same >= 7  # several tokens in a pass are added up in another order, which may turn one close call
 
 
 async def thoughts(servers: Speculating, policy: str) -> list[str]:
-    """Return the thinking of four problems."""
+    """Return the thinking of eight problems."""
     async with servers.solver() as solver:
-        solutions = await asyncio.gather(*(solver.solve(task.problem, policy=policy) for task in fresh_tasks(4, 3)))
+        solutions = await asyncio.gather(*(solver.solve(task.problem, policy=policy) for task in fresh_tasks(8, 3)))
     assert not any(solution.degraded for solution in solutions)
     assert any(judged(solution) for solution in solutions)
     return [solution.thinking for solution in solutions]
