@@ -33,14 +33,17 @@ class Moment:
 
 
 class Stopwatch:
-    """Returns the seconds since it was created, on the running event loop's clock."""
+    """Returns the seconds since its first reading, which is a run's first event, on the running event loop's clock."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._began = self._loop.time()
+        self._began: float | None = None
 
     def __call__(self) -> float:
-        return self._loop.time() - self._began
+        now = self._loop.time()
+        if self._began is None:
+            self._began = now
+        return now - self._began
 
 
 def dump(moment: Moment) -> bytes:

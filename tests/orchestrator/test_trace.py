@@ -1,5 +1,6 @@
 """A trace is read as it was written, and gives back the run's chain."""
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -33,7 +34,7 @@ from stepspec.orchestrator.events import (
     Started,
 )
 from stepspec.orchestrator.stats import Acceptance
-from stepspec.orchestrator.trace import Moment, Recorder, dump, parse, read, replay, write
+from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, read, replay, write
 
 from ..fakes import run
 from .arms import ARMS, BOUNDED, PROBLEM, arm
@@ -198,6 +199,17 @@ def test_a_line_that_is_not_of_a_trace_is_shown(line: bytes) -> None:
 def test_a_trace_without_a_beginning_cannot_be_replayed(events: list[Event]) -> None:
     with pytest.raises(ConfigurationError, match="does not begin with the event Started"):
         replay(events)
+
+
+def test_a_stopwatch_starts_when_it_is_first_read() -> None:
+    async def readings() -> list[float]:
+        clock = Stopwatch()
+        await asyncio.sleep(1)
+        first = clock()
+        await asyncio.sleep(2)
+        return [first, clock()]
+
+    assert run(readings()) == ([0.0, 2.0], 3.0)
 
 
 def test_a_recorder_notes_the_time_of_its_clock() -> None:
