@@ -53,17 +53,15 @@ class RunRecorder:
 
     def __init__(self, observe: Observer) -> None:
         self._observe = observe
-        self._recorder: Recorder | None = None
+        self._recorder = Recorder(Stopwatch())
 
     def __call__(self, event: Event) -> None:
-        if self._recorder is None:
-            self._recorder = Recorder(Stopwatch())  # A run begins with its first event.
         self._recorder(event)
         self._observe(event)
 
     @property
     def moments(self) -> Sequence[Moment]:
-        return self._recorder.moments if self._recorder else ()
+        return self._recorder.moments
 
 
 Outcome: TypeAlias = Literal["right", "wrong", "truncated", "ungraded", "failed"]

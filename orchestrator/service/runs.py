@@ -10,8 +10,9 @@ from typing import Any, Self, TypeAlias
 from ..concurrency import background
 from ..endpoints.client import CARRIED
 from ..errors import EndpointError
-from ..events import Answering, Committed, Event, Finished, Started
+from ..events import Answering, Committed, Event, Finished
 from ..solution import Solution
+from ..trace import Stopwatch
 from . import payloads
 from .context import ServiceContext
 from .errors import CLIENT_CLOSED, INTERNAL_ERROR, api_error
@@ -100,17 +101,14 @@ class Runs:
 
     async def _run(self, choice: int, run_request: RunRequest) -> None:
         CARRIED.set(self._request.forwarded)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        clock = Stopwatch()
 
         def observe(event: Event) -> None:
-            nonlocal began
-            if isinstance(event, Started):
-                began = loop.time()
+            seconds = clock()
             self.counts[choice](event)
             if isinstance(event, Committed) and self._request.first_step is None:
                 self._request.first_step = self._request.seconds
-            self._put(RunEvent(self._request, choice, loop.time() - began, event))
+            self._put(RunEvent(self._request, choice, seconds, event))
 
         try:
             solution = await self._context.offer.engine.solve(

@@ -50,10 +50,7 @@ from .settings import Settings, SettingsOverrides, Small
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
-SHADOW_QUESTIONS = (
-    prompts.load("check"),
-    prompts.load("shadow.correct"),
-)  # about a step by itself, and beside another one
+SHADOW_QUESTIONS = prompts.load("check"), prompts.load("shadow.correct")  # about a step alone, and compared
 
 
 class EventStream:
@@ -171,9 +168,8 @@ class Solver:
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
         self._learnings = Learnings(settings.run, policies.adaptable, settings.calibration)
-        self._check = ShadowJudge(
-            self.large, *SHADOW_QUESTIONS, settings.sampling, self.shadows.observe, self.acceptance.user
-        )
+        observe, company = self.shadows.observe, self.acceptance.user
+        self._check = ShadowJudge(self.large, *SHADOW_QUESTIONS, settings.sampling, observe, company)
 
     @classmethod
     def load(
