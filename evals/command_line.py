@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import runpy
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -41,13 +40,6 @@ def run(app: Callable[[], object]) -> None:
     except StepspecError as exc:
         Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
         sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
-
-
-def run_moved(old: str, new: str) -> None:
-    """Run the module *new* of this package as a script under its deprecated path *old*, with a note on stderr."""
-    package = __package__
-    print(f"python -m {package}.{old} is deprecated: use python -m {package}.{new}", file=sys.stderr)
-    runpy.run_module(f"{package}.{new}", run_name="__main__", alter_sys=True)
 
 
 def changed(settings: M, flags: Mapping[str, tuple[str, object]]) -> M:

@@ -177,25 +177,6 @@ def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str) -> None:
         assert [flag for flag in flags if flag not in usage] == []
 
 
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("bench", "experiments.bench"),
-        ("confound", "experiments.reflection_control"),
-        ("coverage", "calibration.simulation"),
-        ("hybrid", "experiments.hybrid_cache"),
-        ("overhead", "experiments.service_overhead"),
-        ("scoring", "experiments.judging_cost"),
-    ],
-)
-def test_a_deprecated_path_runs_the_module_that_has_moved(old: str, new: str) -> None:
-    pytest.importorskip("scipy")
-    words = [sys.executable, "-m", f"stepspec.evals.{old}", "--help"]
-    run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
-    assert f"Usage: python -m stepspec.evals.{new}" in run.stdout
-    assert run.stderr == f"python -m stepspec.evals.{old} is deprecated: use python -m stepspec.evals.{new}\n"
-
-
 @pytest.mark.parametrize("name", ["math500", "gsm8k"])
 def test_a_benchmark_runs_as_a_module_too(name: str, tmp_path: Path) -> None:
     words = [sys.executable, "-m", f"stepspec.evals.{name}", "--data", str(DATA / f"{name}.jsonl")]
