@@ -16,13 +16,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from types import MappingProxyType, TracebackType
-from typing import Generic, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
 
 import aiohttp
 import httpx2
 import orjson
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
-from openai import APIConnectionError, APIStatusError, AsyncOpenAI, AsyncStream, DefaultAioHttpClient, OpenAIError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity import wait_random_exponential as random_exponential
 
@@ -44,7 +43,11 @@ from .vllm_protocol import (
     retryable,
 )
 
+if TYPE_CHECKING:
+    from openai import OpenAIError
+
 BROKEN = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
+UNREAD: dict[str, Any] = {"stream": True}  # the response as it is: `Events` reads it in a fraction of the SDK's time
 CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
 
 A = TypeVar("A", bound=Address)
@@ -83,6 +86,8 @@ class Connection:
     """
 
     def __init__(self, endpoint: Address) -> None:
+        from openai import AsyncOpenAI, DefaultAioHttpClient  # here, because it takes a third of the time of a start
+
         self.endpoint = endpoint
         self.priorities = endpoint.priorities
         self._client = AsyncOpenAI(
@@ -188,25 +193,26 @@ class Connection:
             return await self._send_once(call, path, body)
 
     async def _send_once(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
+        from openai import OpenAIError
+
         url = f"{self.endpoint.url}{path}"
         async with self._starts:
             try:
                 if body is None:
-                    unread = await self._client.get(
-                        url, cast_to=object, options={"headers": {**CARRIED.get()}}, stream=True, stream_cls=_Unread
+                    response = await self._client.get(
+                        url, cast_to=httpx2.Response, options={"headers": {**CARRIED.get()}}, **UNREAD
                     )
                 else:
-                    unread = await self._client.post(
+                    response = await self._client.post(
                         url,
-                        cast_to=object,
+                        cast_to=httpx2.Response,
                         content=orjson.dumps(body),
                         options={"headers": {"Content-Type": "application/json", **CARRIED.get()}},
-                        stream=True,
-                        stream_cls=_Unread,
+                        **UNREAD,
                     )
             except OpenAIError as exc:
                 raise _failure(call, exc) from exc
-        return unread.response
+        return cast("httpx2.Response", response)
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
         retrying = AsyncRetrying(
@@ -336,13 +342,6 @@ class Events:
         self._close()
 
 
-class _Unread(AsyncStream[bytes]):
-    """Keeps the SDK's response unread; `Events` reads it in a fraction of the SDK's time."""
-
-    def __init__(self, *, response: httpx2.Response, **_: object) -> None:
-        self.response = response
-
-
 class _Retryable(Exception):
     """The request may be retried *after* that many seconds; *error* is raised if it is not retried."""
 
@@ -352,6 +351,8 @@ class _Retryable(Exception):
 
 
 def _failure(call: Call, exc: OpenAIError) -> Exception:
+    from openai import APIConnectionError, APIStatusError
+
     if isinstance(exc, APIStatusError):
         error = http_error(call, exc.status_code, exc.response.content)
         again = retryable(exc.status_code)
