@@ -18,7 +18,7 @@ from ..solution import Solution
 from ..trace import Moment, dump
 from . import payloads
 from .observers import RunResult, ServiceRequest
-from .payloads import Delta, DeltaBuilder
+from .payloads import Delta, DeltaBuilder, TokenCounts
 from .runs import PROGRESS, RunItem, Runs
 from .schemas import ChatRequest, ResponsesRequest
 from .settings import Thinking
@@ -41,7 +41,7 @@ class ReplyFormat(Protocol):
     @property
     def starts_at(self) -> tuple[type[Event], ...]: ...
 
-    def opening(self) -> bytes:
+    async def opening(self) -> bytes:
         """Return the first bytes of a stream."""
         ...
 
@@ -76,7 +76,7 @@ async def reply(runs: Runs, format: ReplyFormat, connection: ClientConnection, *
 async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection) -> None:
     first = await runs.until(format.starts_at)
     await connection.start(EVENT_STREAM, failure=format.failure)
-    await connection.send(format.opening() + b"".join(map(format.render, first)))
+    await connection.send(await format.opening() + b"".join(map(format.render, first)))
     async for items in runs:
         await connection.send(b"".join(map(format.render, items)) if items else payloads.KEEP_ALIVE)
     await connection.finish(await format.closing())
@@ -90,16 +90,23 @@ class ChatReply:
 
     def __init__(self, runs: Runs, request: ServiceRequest, chat: ChatRequest, thinking: Thinking) -> None:
         self._runs, self._model, self._streamed = runs, chat.model, bool(chat.stream)
-        self._include_usage = chat.stream_options is not None and chat.stream_options.include_usage
+        options = chat.stream_options
+        self._include_usage = options is not None and options.include_usage
+        self._continuous = self._include_usage and options is not None and bool(options.continuous_usage_stats)
+        self._counts, self._prompt = [TokenCounts() for _ in runs.run_requests], 0
         self._id, self._created = f"chatcmpl-{request.id}", int(time.time())
         self._builders = [DeltaBuilder(thinking, thinks=runs.thinks) for _ in runs.run_requests]
         fields = payloads.FIELDS[thinking] if runs.thinks else ()
         self._texts = [dict.fromkeys(("content", *fields), "") for _ in runs.run_requests]
 
-    def opening(self) -> bytes:
+    async def opening(self) -> bytes:
+        if self._continuous:
+            self._prompt = await self._runs.prompt_tokens()
         return b"".join(self._chunk(choice, {"role": "assistant", "content": ""}) for choice in range(len(self._texts)))
 
     def render(self, item: RunItem) -> bytes:
+        if not isinstance(item, RunResult):
+            self._counts[item.choice](item.event)  # not `Runs.counts`, which are those of events to come as well
         delta = self._builders[item.choice].add(item)
         if not self._streamed:
             for name, text in delta.fields.items() if delta is not None else ():
@@ -136,12 +143,19 @@ class ChatReply:
 
     def _chunk(self, choice: int, delta: Mapping[str, str], **fields: object) -> bytes:
         body = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
-        return payloads.event(self._head(CHUNK) | {"choices": [body]})
+        return payloads.event(self._head(CHUNK) | {"choices": [body]} | self._usage_so_far())
 
     def _last(self, item: RunResult) -> bytes:
         finish = payloads.finish_reason(item.solution)
         choice: dict[str, Any] = {"index": item.choice, "delta": {}, "logprobs": None, "finish_reason": finish}
-        return payloads.event(self._head(CHUNK) | {"choices": [choice]} | self._runs.extension([item.choice]))
+        extension = self._runs.extension([item.choice])
+        return payloads.event(self._head(CHUNK) | {"choices": [choice]} | self._usage_so_far() | extension)
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        """The usage of what was rendered until now, of all choices; empty unless it is continuous."""
+        if not self._continuous:
+            return {}
+        return {"usage": payloads.usage(self._prompt, self._counts, thinks=self._runs.thinks)}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self._id, "object": kind, "created": self._created, "model": self._model}
@@ -230,7 +244,7 @@ class ResponsesReply:
         self._id, self._created = request.id, int(time.time())
         self._events = ResponseEvents(request.id)
 
-    def opening(self) -> bytes:
+    async def opening(self) -> bytes:
         kinds = ("response.created", "response.in_progress")
         return b"".join(self._events.event(kind, response=self._response("in_progress")) for kind in kinds)
 
@@ -310,7 +324,7 @@ class LiveReply:
     failure = payloads.FAILED_EVENT
     starts_at = (Drafted, *PROGRESS)
 
-    def opening(self) -> bytes:
+    async def opening(self) -> bytes:
         return b""
 
     def render(self, item: RunItem) -> bytes:

@@ -134,11 +134,14 @@ class Runs:
 
     async def usage(self) -> dict[str, Any]:
         """The usage of all runs together; see `payloads.usage`."""
+        return payloads.usage(await self.prompt_tokens(), self.counts, thinks=self.thinks)
+
+    async def prompt_tokens(self) -> int:
+        """The tokens of the conversation, as the large model reads it."""
         try:
-            prompt = await self._context.offer.engine.large.count(self.run_requests[0].problem)
+            return await self._context.offer.engine.large.count(self.run_requests[0].problem)
         except EndpointError:  # No reason to lose the answer.
-            prompt = self.counts[0].prompt
-        return payloads.usage(prompt, self.counts, thinks=self.thinks)
+            return self.counts[0].prompt
 
     def extension(self, choices: Sequence[int]) -> dict[str, Any]:
         """The fields beyond OpenAI's API, about the runs of some *choices* that are over."""

@@ -107,11 +107,11 @@ class Turn(Part):
 
 
 class StreamOptions(Part):
-    """Options of a stream."""
+    """Options of a stream: *continuous_usage_stats* adds the usage so far to each chunk, if there is any usage."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class NamedSchema(Part):
@@ -221,6 +221,9 @@ class ChatRequest(Request):
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
     metadata: Metadata | None = None
+
+    # Load generators send it. A run ends with its answer, or with its budget.
+    ignore_eos: bool | None = None
 
     # Features that no method has; clients may send the values that turn them off.
     tools: Empty = None

@@ -118,7 +118,12 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "x"}}, "structured_outputs", "response_format"),
     ({"include_reasoning": False}, "include_reasoning", '{"thinking": "none"}'),
     ({"request_id": "r"}, "request_id", "X-Request-Id"),
-    ({"ignore_eos": True}, "ignore_eos", "step by step"),
+    ({"min_tokens": 5}, "min_tokens", "step by step"),
+    (
+        {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
+        "stream_options.continuous_usage_stats",
+        "valid boolean",
+    ),
     ({"reasoning": {"effort": "low"}}, "reasoning", "called reasoning_effort"),
     ({"max_output_tokens": 5}, "max_output_tokens", "called max_completion_tokens"),
     ({"service_tier": "flex"}, "service_tier", "one tier"),
@@ -171,6 +176,10 @@ NEUTRAL: list[dict[str, Any]] = [
     {"stepspec": None},
     {"stepspec": {"options": None, "budget": None, "ahead": None}},
     {"stream": True, "stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
+    {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    {"stream": True, "stream_options": None},
+    {"ignore_eos": True},
+    {"ignore_eos": False},
 ]
 
 

@@ -83,6 +83,35 @@ async def test_usage_is_sent_only_on_request() -> None:
     assert not any("usage" in chunk for chunk in reply.chunks)
 
 
+async def test_continuous_usage_counts_what_each_chunk_has_brought() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with serving() as served:
+        reply = await served.chat(stream=True, stream_options=options)
+        unstreamed = await served.chat()
+    usages = [chunk["usage"] for chunk in reply.chunks]
+    assert [usage["prompt_tokens"] for usage in usages] == [35] * len(usages)
+    assert all(usage["total_tokens"] == 35 + usage["completion_tokens"] for usage in usages)
+    written = [usage["completion_tokens"] for usage in usages]
+    assert written[:4] == [0, 3, 6, 8]  # the role, then three steps
+    assert written == sorted(written)
+    assert usages[-2] == usages[-1] == unstreamed.json["usage"]
+
+
+async def test_continuous_usage_needs_the_usage_as_in_vllm() -> None:
+    async with serving() as served:
+        reply = await served.chat(stream=True, stream_options={"continuous_usage_stats": True})
+    assert not any("usage" in chunk for chunk in reply.chunks)
+
+
+async def test_continuous_usage_is_that_of_all_choices_together() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    async with serving() as served:
+        reply = await served.chat(n=2, temperature=1.0, stream=True, stream_options=options)
+    written = [chunk["usage"]["completion_tokens"] for chunk in reply.chunks]
+    assert written == sorted(written)
+    assert (written[0], written[-1]) == (0, 2 * 12)
+
+
 @pytest.mark.parametrize(
     ("thinking", "fields"),
     [
