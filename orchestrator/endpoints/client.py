@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
 
 import aiohttp
 import httpx2
@@ -212,7 +212,7 @@ class Connection:
                     )
             except OpenAIError as exc:
                 raise _failure(call, exc) from exc
-        return cast("httpx2.Response", response)
+        return response
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
         retrying = AsyncRetrying(
