@@ -199,7 +199,7 @@ class Connection:
         async with self._starts:
             try:
                 if body is None:
-                    response = await self._client.get(
+                    response: httpx2.Response = await self._client.get(
                         url, cast_to=httpx2.Response, options={"headers": {**CARRIED.get()}}, **UNREAD
                     )
                 else:

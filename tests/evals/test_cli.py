@@ -188,8 +188,7 @@ def test_a_benchmark_runs_as_a_module_too(name: str, tmp_path: Path) -> None:
 
 def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_evals_extra() -> None:
     code = (
-        "import sys, stepspec.cli; "
-        "print(*{'openai', 'datasets', 'math_verify', 'pyarrow', 'sympy'} & set(sys.modules))"
+        "import sys, stepspec.cli; print(*{'openai', 'datasets', 'math_verify', 'pyarrow', 'sympy'} & set(sys.modules))"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.strip() == ""
