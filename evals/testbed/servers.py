@@ -21,6 +21,7 @@ from rich.console import Console
 
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.endpoints.vllm import warm_up
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import Served, Server, TokenSpeculation, launch
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
@@ -196,6 +197,10 @@ def endpoint(served: Served, role: Role) -> Endpoint:
     return Endpoint(role=role, url=served.base_url, model=served.served_name, suffix_scoring=suffix_scoring)
 
 
+async def _warm_up(served: Served) -> None:
+    await warm_up(endpoint(served, "large" if served.name in SCORERS else "small"))
+
+
 @asynccontextmanager
 async def running(
     profile: str = "paced",
@@ -212,6 +217,8 @@ async def running(
         drafter = stack.enter_context(paced_drafter(models / DRAFTER, read_pace(profile, DRAFTER)))
         servers = miniature_servers(profile, roles, models=models, speculation=speculation, drafter=drafter)
         with show_progress(console) as on_progress:
-            launching = launch(servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=on_progress)
+            launching = launch(
+                servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=on_progress, prepare=_warm_up
+            )
             served = await stack.enter_async_context(launching)
         yield served

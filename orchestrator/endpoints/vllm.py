@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from math import inf
 from weakref import WeakKeyDictionary
 
@@ -18,6 +19,7 @@ from ..errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
+    StepspecError,
 )
 from ..events import Called, Observer, Verb
 from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN
@@ -41,6 +43,10 @@ from .sticky_stream import StickyStream
 from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
 from .tokenizer import ModelTokenizer
 from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, Reply
+
+WARM_UP_TOKENS = 8
+WARM_UP_BATCHES = (1, 4)  # requests at the same time: compilers make a version of their own for a size of 1
+WARM_UP_SECONDS = 120.0
 
 
 class VllmEndpoint(ConnectedEndpoint[Endpoint]):
@@ -125,6 +131,31 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
             )
             self.by_id = self._can.chosen_logprobs
         return self._can
+
+    async def warm_up(self) -> None:
+        """
+        Send every kind of request that methods send, one at a time and then several, so that no run is the first.
+
+        vLLM compiles what it needs for log-probabilities when they are first requested, which takes seconds. Failures
+        are left to the runs that need what fails, and whatever takes longer than `WARM_UP_SECONDS` is given up.
+        """
+        chain, step = Chain.of("What is 1 + 1?"), Step("2", "small")
+        greedy, sampled = self.model(), self.model(Sampling(seed=0))
+        requests: tuple[Callable[[], Awaitable[object]], ...] = (
+            lambda: greedy.write(chain, limit=WARM_UP_TOKENS),
+            lambda: sampled.write(chain, limit=WARM_UP_TOKENS, top=vllm_protocol.MAX_LOGPROBS),
+            lambda: greedy.branch(chain, (step, step), limit=WARM_UP_TOKENS),
+            lambda: greedy.ask(chain.extend(step), "Is it right?", "0123456789"),
+            lambda: greedy.score(chain, step.text, top=vllm_protocol.MAX_LOGPROBS),
+            lambda: self.model(format="json").write(chain, limit=WARM_UP_TOKENS),
+        )
+        with suppress(TimeoutError):
+            async with asyncio.timeout(WARM_UP_SECONDS):
+                for request, count in product(requests, WARM_UP_BATCHES):
+                    results = await asyncio.gather(*(request() for _ in range(count)), return_exceptions=True)
+                    for result in results:
+                        if isinstance(result, BaseException) and not isinstance(result, StepspecError):
+                            raise result
 
     async def _metrics(self, verb: str) -> bytes | None:
         self.polled_at = polled_at = asyncio.get_running_loop().time()
@@ -450,6 +481,13 @@ class VllmModel:
 
     def _call(self, verb: Verb) -> Call:
         return self._endpoint.connection.call(verb)
+
+
+async def warm_up(settings: Endpoint) -> None:
+    """Warm up the server that *settings* name. One that cannot be used is left to its users, who get the reason."""
+    with suppress(StepspecError):
+        async with VllmEndpoint(settings) as endpoint:
+            await endpoint.warm_up()
 
 
 def without_partial_character(chain: Chain) -> Chain:

@@ -12,16 +12,16 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import aiohttp
 
-from ..concurrency import supervised
+from ..concurrency import background, supervised
 from ..errors import ConfigurationError, ServerDied, ServerError, ServerNotReady
 from .process import Child, child, failure_lines, port_taken, reserve_port
 
@@ -126,6 +126,13 @@ LOG_CHARACTERS = 65536  # of the end of a failed server's log, searched for the 
 REQUEST_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 
+Prepare: TypeAlias = Callable[[Served], Coroutine[Any, Any, None]]
+
+
+async def nothing_to_prepare(served: Served) -> None:
+    """Leave a server as it is."""
+
+
 @asynccontextmanager
 async def launch(
     servers: Sequence[Server],
@@ -134,9 +141,12 @@ async def launch(
     ready_timeout: float = 300.0,
     grace: float = 5.0,
     on_progress: Callable[[Progress], object] = lambda progress: None,
+    prepare: Prepare = nothing_to_prepare,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Start *servers* together and yield them by name once all of them answer; stop them on the way out.
+
+    A server that answers is ready once *prepare* has returned for it.
 
     Raise ServerNotReady after *ready_timeout* seconds, and ServerDied as soon as one ends by itself, cancelling the
     block as asyncio.timeout() does. Logs go to *log_dir*; without one, to a new folder that is kept only after such an
@@ -145,7 +155,7 @@ async def launch(
     _check(servers)
     with _log_folder(log_dir) as folder:
         async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
-            shared = _Launch(folder, time.monotonic(), ready_timeout, grace, on_progress, http)
+            shared = _Launch(folder, time.monotonic(), ready_timeout, grace, on_progress, http, prepare)
             processes = [_ServerProcess(server, shared) for server in servers]
             async with supervised(*(process.run() for process in processes)):
                 yield {process.server.name: await process.served for process in processes}
@@ -187,6 +197,7 @@ class _Launch:
     grace: float
     on_progress: Callable[[Progress], object]
     http: aiohttp.ClientSession
+    prepare: Prepare
 
     @property
     def elapsed(self) -> float:
@@ -216,8 +227,9 @@ class _ServerProcess:
             port = int(reserved.getsockname()[1])
             root = f"http://{server.host}:{port}"
             async with child(server.command(port), env=env, log=self._log, grace=self._launch.grace) as process:
-                if await self._wait_until_ready(root, process):
-                    self._announce(Served(server.name, f"{root}/v1", server.served_name, process.pid, self._log))
+                served = Served(server.name, f"{root}/v1", server.served_name, process.pid, self._log)
+                if await self._wait_until_ready(root, process) and await self._prepare(served, process):
+                    self._announce(served)
                 await asyncio.wait({process.ended})
                 return process.ended.result()
 
@@ -240,6 +252,18 @@ class _ServerProcess:
             self._report_progress("starting")
             await asyncio.wait({process.ended}, timeout=POLL_SECONDS)
         return False
+
+    async def _prepare(self, served: Served, process: Child) -> bool:
+        """Prepare the server, which answers; return False if it ends meanwhile."""
+        async with background(self._launch.prepare(served)) as (preparing,):
+            while not (preparing.done() or process.ended.done()):
+                self._report_progress("starting")
+                tasks: set[asyncio.Task[Any]] = {preparing, process.ended}
+                await asyncio.wait(tasks, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if process.ended.done():
+            return False
+        preparing.result()
+        return True
 
     def _announce(self, served: Served) -> None:
         if not self.served.done():  # The future is cancelled if the block is cancelled just when the server is ready.

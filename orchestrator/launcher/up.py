@@ -9,13 +9,16 @@ import signal
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 
+from ..chain import Role
 from ..concurrency import background
 from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
+from ..endpoints.vllm import warm_up
 from ..errors import EndpointError
 from . import vllm_flags
 from .commands import as_toml, outline, servers, shell_line, solver_settings, waves
@@ -140,10 +143,31 @@ async def running(
     async with AsyncExitStack() as stack:
         served: dict[str, Served] = {}
         for wave in waves(pair, visible_cards(os.environ)):
-            launching = launch(wave, log_dir=log_dir, ready_timeout=pair.ready_seconds, on_progress=on_progress)
+            launching = launch(
+                wave,
+                log_dir=log_dir,
+                ready_timeout=pair.ready_seconds,
+                on_progress=on_progress,
+                prepare=partial(_warm_up, pair),
+            )
             served |= await stack.enter_async_context(launching)
         started = {path: _running_server(server, served[path]) for path, server in pair.started.items()}
         yield {path: connected[path] if path in connected else started[path] for path in pair.models}
+
+
+async def _warm_up(pair: Pair, served: Served) -> None:
+    settings = pair.started[served.name]
+    role: Role = "large" if served.name.endswith("large") else "small"
+    await warm_up(
+        Endpoint(
+            role=role,
+            url=served.base_url,
+            model=served.served_name,
+            suffix_scoring=settings.suffix_scoring,
+            retries=0,
+            priorities=False,
+        )
+    )
 
 
 async def _connect(path: str, endpoint: Endpoint) -> RunningServer:

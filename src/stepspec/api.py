@@ -208,6 +208,11 @@ class Solver:
     async def __aexit__(self, *_: object) -> None:
         await self._exit.aclose()
 
+    async def warm_up(self) -> None:
+        """Let every server do what it does only once, such as compiling, so that no run waits for it."""
+        endpoints = [server for model in (self.small, self.large) for _, server in servers(model)]
+        await at_once(endpoint.warm_up() for endpoint in endpoints)
+
     def policy(
         self,
         name: str | None = None,

@@ -40,7 +40,11 @@ def service_settings(**overrides: Any) -> ServiceSettings:
 
 
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
-    """Serve *solver* until a signal ends the process and it is drained. Raise `ConfigurationError` for a taken port."""
+    """
+    Serve *solver*, once its servers are warm, until a signal ends the process and it is drained.
+
+    Raise `ConfigurationError` for a taken port.
+    """
     from stepspec.orchestrator.service.app import ServiceServer, listen
 
     async with built(solver, settings) as (service, logs):
@@ -48,6 +52,7 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
         names = ", ".join(service.context.models.served)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
+            await solver.warm_up()
             logs.info("serving", url=f"http://{host}:{port}/v1", models=names, keys=len(settings.keys))
             await server.serve([listening])
 
@@ -62,7 +67,9 @@ def read(arguments: Mapping[str, Any]) -> Settings:
 @asynccontextmanager
 async def opened(settings: Settings) -> AsyncGenerator[Service]:
     """Hold a service that works, for a program that brings its own server."""
-    async with built(Solver(settings), settings.service) as (service, _), service.context.open():
+    solver = Solver(settings)
+    async with built(solver, settings.service) as (service, _), service.context.open():
+        await solver.warm_up()
         yield service
 
 

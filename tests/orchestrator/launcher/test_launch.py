@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from stepspec.orchestrator.errors import ConfigurationError, ServerDied, ServerNotReady
-from stepspec.orchestrator.launcher import Progress, Server, launch
+from stepspec.orchestrator.launcher import Progress, Served, Server, launch
 from stepspec.orchestrator.launcher.launch import DEPRECATED_ENTRY, ENTRY, vllm_program
 
 from .running import die, gone, members, parent, scripted
@@ -53,6 +53,47 @@ async def test_reports_the_progress_of_each_server(tmp_path: Path) -> None:
         pass
     assert [progress.state for progress in updates] == ["starting"] * (len(updates) - 1) + ["ready"]
     assert [progress.seconds for progress in updates] == sorted(progress.seconds for progress in updates)
+
+
+async def test_a_server_is_ready_once_it_is_prepared(tmp_path: Path) -> None:
+    updates: list[Progress] = []
+    ready = asyncio.Event()
+
+    async def prepare(served: Served) -> None:
+        assert (served.name, served.served_name) == ("large", "toy-large")
+        await ready.wait()
+
+    def on_progress(progress: Progress) -> None:
+        updates.append(progress)
+        if len(updates) == 3:  # at least one of them after the server has answered, or the test would hang
+            ready.set()
+
+    async with launch([scripted()], log_dir=tmp_path, on_progress=on_progress, prepare=prepare):
+        assert ready.is_set()
+    assert [progress.state for progress in updates] == ["starting"] * (len(updates) - 1) + ["ready"]
+
+
+async def test_a_server_that_ends_while_it_is_prepared_has_died(tmp_path: Path) -> None:
+    async def prepare(served: Served) -> None:
+        await die(served)
+        await asyncio.Event().wait()
+
+    with pytest.raises(ServerDied, match="the large server ended before it answered, with exit code 7"):
+        async with launch([scripted()], log_dir=tmp_path, prepare=prepare):
+            pytest.fail("it is gone")
+
+
+async def test_a_preparation_that_fails_stops_the_server(tmp_path: Path) -> None:
+    groups: list[int] = []
+
+    async def prepare(served: Served) -> None:
+        groups.append(served.pid)
+        raise RuntimeError("a mistake")
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        async with launch([scripted()], log_dir=tmp_path, prepare=prepare):
+            pytest.fail("it is not ready")
+    assert not members(groups[0])
 
 
 async def test_a_failed_start_names_the_server_the_reason_and_the_log(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from rich.console import Console
 
+from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
 from stepspec.orchestrator.launcher import Server, launch
 from stepspec.orchestrator.launcher import up as module
@@ -48,6 +49,20 @@ async def test_waves_start_in_order_and_all_servers_are_reported(waves: list[lis
         assert all(members(pid) for pid in pids)
     assert ready.index(("large", "ready")) < ready.index(("small", "starting"))
     assert not any(members(pid) for pid in pids)
+
+
+async def test_a_started_server_is_warmed_up_before_it_is_ready(
+    waves: list[list[Server]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warmed: list[Endpoint] = []
+
+    async def warm_up(settings: Endpoint) -> None:
+        warmed.append(settings)
+
+    monkeypatch.setattr(module, "warm_up", warm_up)
+    async with running(PAIR, log_dir=tmp_path) as standing:
+        assert [one.v1 for one in warmed] == [standing[role].base_url for role in ("large", "small")]
+    assert [(one.role, one.model) for one in warmed] == [("large", "toy-large"), ("small", "toy-small")]
 
 
 async def test_a_second_wave_that_fails_takes_the_first_along(waves: list[list[Server]], tmp_path: Path) -> None:
