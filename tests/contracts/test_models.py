@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Generator
 from dataclasses import replace
 
 import pytest
 
+from stepspec.evals.testbed.stand_in import stand_in_process
 from stepspec.orchestrator.chain import THINK_END, Chain
-from stepspec.orchestrator.endpoints import VllmEndpoint, connect
+from stepspec.orchestrator.endpoints import GREEDY, Endpoint, VllmEndpoint, connect
 from stepspec.orchestrator.events import Event
 
 from ..fakes import ScriptedModel, counting
@@ -74,3 +75,19 @@ class TestReplicatedModel(ModelContract):
             settings = one.model_copy(update={"replicas": (two.url,)})
             async with connect(settings) as endpoint:
                 yield Subject(endpoint.model(observe=events.append), PROBLEM, events)
+
+
+class TestStandIn(ModelContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def stand_in_url(cls) -> Generator[str]:
+        """One process for all tests."""
+        with stand_in_process("--steps", "12", "--step-tokens", "20", "--scale-out") as url:
+            yield url
+
+    @pytest.fixture
+    async def subject(self, stand_in_url: str) -> AsyncGenerator[Subject]:
+        events: list[Event] = []
+        endpoint = Endpoint(role="small", url=stand_in_url, suffix_scoring=True)
+        async with VllmEndpoint(endpoint) as vllm:
+            yield Subject(vllm.model(GREEDY, observe=events.append), PROBLEM, events)
