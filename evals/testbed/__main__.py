@@ -60,6 +60,7 @@ def train(
     only: Annotated[str | None, typer.Option(help="Train only this model (large needs small and small-other).")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     work: Annotated[Path, typer.Option(help="The folder for the results of finished phases.")] = Path("build/training"),
+    long: Annotated[bool, typer.Option(help="Train the models of the long problems instead.")] = False,
     fresh: Annotated[bool, typer.Option(help="Delete the results of an earlier training.")] = False,
 ) -> None:
     """
@@ -71,7 +72,7 @@ def train(
 
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
-    training.train_all(folder or MODELS, work, console.log, only=only, threads=threads)
+    training.train_all(folder or MODELS, work, console.log, only=only, threads=threads, long=long)
 
 
 if __name__ == "__main__":

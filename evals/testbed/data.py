@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import cycle
+from types import ModuleType
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,27 +23,23 @@ from transformers import PreTrainedTokenizerFast
 from stepspec.orchestrator.endpoints.chat_template import Messages, Template, learn
 from stepspec.prompts import load
 
+from . import accounts, problems
 from . import tokenizer as vocabulary
-from .problems import (
-    DEFAULT,
-    Difficulty,
-    Problem,
-    State,
-    advance,
-    begin,
-    corrupt,
-    draw,
-    expected,
-    final_answer,
-    generate,
-    is_right,
-    paragraphs,
-    with_mistakes,
-)
+
+World: TypeAlias = ModuleType
+"""A module with problems, their worked reasoning and its corruptions: `problems` or `accounts`."""
+Problem: TypeAlias = problems.Problem | accounts.Problem
+State: TypeAlias = problems.State | accounts.State
+Difficulty: TypeAlias = problems.Difficulty | accounts.Difficulty
+
+
+def world_of(thing: Problem | Difficulty) -> World:
+    """Return the module to which a problem or a difficulty belongs."""
+    return accounts if isinstance(thing, accounts.Problem | accounts.Difficulty) else problems
+
 
 IGNORED = -100
 TRUNK = 0
-RIGHT, WRONG = "9", "1"
 # Together with the models' own mistakes, a third of all drafts are wrong. With more, a judge in doubt would reject
 # steps that are mostly right.
 WRONG_DRAFTS = 0.25
@@ -90,12 +88,24 @@ class Row:
     leaves: list[int] = field(default_factory=list[int])
 
     def add(
-        self, ids: Sequence[int], *, branch: int, leaves: int, learn: bool, wrong: Sequence[int] | None = None
+        self,
+        ids: Sequence[int],
+        *,
+        branch: int,
+        leaves: int,
+        learn: bool,
+        wrong: Sequence[int] | None = None,
+        gap: int = 0,
     ) -> None:
-        """Append tokens. With *learn*, each is the target of the token before it, if that is in the same branch."""
+        """
+        Append tokens. With *learn*, each is the target of the token before it, if that is in the same branch.
+
+        Their positions begin *gap* after that of the token before them.
+        """
         if learn and self.ids and self.branch[-1] == branch:
             self.targets[-1] = ids[0]
-        start = self.positions[-1] + 1 if self.ids and self.branch[-1] == branch else leaves if branch else 0
+        before = len(self.ids) if self.ids and self.branch[-1] == branch else leaves
+        start = self.positions[before - 1] + 1 + gap if before else 0
         self.ids += ids
         self.positions += range(start, start + len(ids))
         self.targets += [*ids[1:], IGNORED] if learn else [IGNORED] * len(ids)
@@ -106,17 +116,33 @@ class Row:
 
 
 class Writer:
-    """Encodes problems as rows of token ids, in the layout of the endpoints' prompts."""
+    """
+    Encodes problems as rows of token ids, in the layout of the endpoints' prompts.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, mistake_rate: MistakeRate = DEFAULT_MISTAKES) -> None:
+    The positions of a reasoning begin up to *reach* after its problem, as if it were longer: so that short rows teach
+    what long ones need. Without *marked*, the trunk has no marks of wrong tokens; without
+    *varied*, nothing stands before the problem.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerFast,
+        mistake_rate: MistakeRate = DEFAULT_MISTAKES,
+        *,
+        reach: int = 0,
+        marked: bool = True,
+        varied: bool = True,
+    ) -> None:
         def render(messages: Messages, generate: bool) -> str:
             turns = [dict(message) for message in messages]
             return str(tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False))
 
         self.tokenizer, self.mistake_rate = tokenizer, mistake_rate
+        self.reach, self.marked, self.varied = reach, marked, varied
         self.render = render
         self.template: Template = learn(render)
         self.encode = lru_cache(maxsize=200_000)(self._encode)
+        self.is_number = lru_cache(maxsize=None)(self._is_number)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -124,9 +150,9 @@ class Writer:
     def prompt(self, problem: Problem, rng: random.Random | None = None) -> tuple[int, ...]:
         """Encode the prefix of a chain; with *rng*, sometimes with a system prompt or an earlier turn."""
         messages = [{"role": "user", "content": problem.text}]
-        if rng is not None and rng.random() < 0.04:
-            earlier = draw(rng)
-            reply = final_answer(earlier.answer).strip()
+        if rng is not None and isinstance(problem, problems.Problem) and rng.random() < 0.04:
+            earlier = problems.draw(rng)
+            reply = problems.final_answer(earlier.answer).strip()
             messages = [{"role": "user", "content": earlier.text}, {"role": "assistant", "content": reply}, *messages]
         if rng is not None and rng.random() < 0.08:
             messages = [{"role": "system", "content": rng.choice(vocabulary.SYSTEM)}, *messages]
@@ -134,8 +160,8 @@ class Writer:
 
     def marks(self, problem: Problem, state: State, step: str) -> list[int]:
         """Mark the wrong tokens of *step*: the last one, and the digits if the right step has as many tokens."""
-        ids, want = self.encode(step), self.encode(expected(problem, state))
-        fine = is_right(problem, state, step)
+        ids, want = self.encode(step), self.encode(world_of(problem).expected(problem, state))
+        fine = world_of(problem).is_right(problem, state, step)
         marks = [IGNORED] * len(ids)
         marks[-1] = 0 if fine else 1
         if fine or len(ids) == len(want):
@@ -144,22 +170,25 @@ class Writer:
                 marks[i] = 0 if fine else int(ids[i] != want[i])
         return marks
 
-    def is_number(self, id: int) -> bool:
+    def _is_number(self, id: int) -> bool:
         return str(self.tokenizer.decode([id])).strip().isdigit()
 
     def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
         """Build one row with *branches* branches; the first two judge *mistake*, if it is not None."""
         row = Row()
-        row.add(self.prompt(problem, rng), branch=TRUNK, leaves=0, learn=False)
-        state = begin(problem)
+        row.add(self.prompt(problem, rng if self.varied else None), branch=TRUNK, leaves=0, learn=False)
+        gap = rng.randrange(self.reach) if self.reach else 0
+        state = world_of(problem).begin(problem)
         forks: list[tuple[State, int, str]] = []
         last = ""
         for step, fine in self.trunk(rng, problem, mistake, mend=not branches):
             if not state.wrong:
                 forks.append((state, len(row.ids), last))
-            row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=self.marks(problem, state, step))
-            state, last = advance(problem, state, step), step
-        answer = (*self.encode(final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
+            marks = self.marks(problem, state, step) if self.marked else None
+            row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=marks, gap=gap)
+            gap = 0
+            state, last = world_of(problem).advance(problem, state, step), step
+        answer = (*self.encode(world_of(problem).final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
         row.add(answer, branch=TRUNK, leaves=0, learn=True)
         for number in range(1, branches + 1):
             if mistake is not None and number <= 2:
@@ -173,14 +202,16 @@ class Writer:
     ) -> Iterator[tuple[str, bool]]:
         """Yield each step of the trunk, and whether it is right; with *mend*, *mistake* is among them, corrected."""
         if mistake is None:
-            yield from with_mistakes(rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums)
+            yield from world_of(problem).with_mistakes(
+                rng, problem, self.mistake_rate.rate, sums=self.mistake_rate.sums
+            )
             return
-        state = begin(problem)
+        state = world_of(problem).begin(problem)
         steps = [(step, True) for step in mistake.before] + ([(mistake.wrong, False)] if mend else [])
         while state.index <= len(problem.operations):
-            step, fine = steps.pop(0) if steps else (expected(problem, state), True)
+            step, fine = steps.pop(0) if steps else (world_of(problem).expected(problem, state), True)
             yield step, fine
-            state = advance(problem, state, step)
+            state = world_of(problem).advance(problem, state, step)
 
     def fork(
         self,
@@ -193,9 +224,15 @@ class Writer:
     ) -> None:
         """Add one branch: a draft, then a question about it, or the reflection prompt and the right step."""
         state, leaves, last = fork
-        want = expected(problem, state)
-        draft = wrong if wrong is not None else corrupt(rng, problem, state) if rng.random() < WRONG_DRAFTS else want
-        fine = is_right(problem, state, draft)
+        want = world_of(problem).expected(problem, state)
+        draft = (
+            wrong
+            if wrong is not None
+            else world_of(problem).corrupt(rng, problem, state)
+            if rng.random() < WRONG_DRAFTS
+            else want
+        )
+        fine = world_of(problem).is_right(problem, state, draft)
         row.add(self.encode(draft), branch=number, leaves=leaves, learn=False, wrong=self.marks(problem, state, draft))
         kind = rng.choices((*vocabulary.JUDGES, vocabulary.REFLECTION), weights=(10, 3, 3, 6))[0]
         prompt = load(kind)
@@ -206,11 +243,15 @@ class Writer:
             return
         question = prompt.text
         if kind == vocabulary.SAME:
-            other = draft if rng.random() < 0.5 else want if not fine else corrupt(rng, problem, state)
+            other = (
+                draft if rng.random() < 0.5 else want if not fine else world_of(problem).corrupt(rng, problem, state)
+            )
             question, fine = question.format(step=other.strip()), other == draft
         row.add(self.encode(self.template.ask(question, prompt.opening)), branch=number, leaves=leaves, learn=False)
-        choices = (RIGHT, WRONG) if kind == "specreason.grade" else ("Yes", "No")
-        row.verdicts[-1] = self.encode(choices[0] if fine else choices[1])[0]
+        verdict = "Yes" if fine else "No"
+        if kind == "specreason.grade":
+            verdict = str(world_of(problem).grade(problem, state, draft))
+        row.verdicts[-1] = self.encode(verdict)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,8 +288,8 @@ def collate(rows: Sequence[Row], length: int) -> Batch:
 
 
 def batches(
-    writer: Writer, *, seed: int, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = (),
-    mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (DEFAULT,),
+    writer: Writer, *, seed: int | str, rows: int, length: int, branches: int, mistakes: Sequence[Mistake] = (),
+    mistaken: float = 0.25, difficulties: Sequence[Difficulty] = (problems.DEFAULT,),
 ) -> Iterator[Batch]:  # fmt: skip
     """
     Yield batches without end; the sequence depends on *seed*. Rows longer than *length* tokens are left out.
@@ -256,7 +297,7 @@ def batches(
     New problems come from the *difficulties* in turn; a share *mistaken* of the rows is about one of the *mistakes*.
     """
     rng = random.Random(f"rows {seed}")
-    sources = cycle([generate(seed, "train", difficulty) for difficulty in difficulties])
+    sources = cycle([world_of(difficulty).generate(seed, "train", difficulty) for difficulty in difficulties])
     while True:
         batch: list[Row] = []
         while len(batch) < rows:
@@ -268,14 +309,33 @@ def batches(
         yield collate(batch, length)
 
 
+def long_batches(
+    writer: Writer, *, seed: int | str, tokens: int, branches: int, difficulties: Sequence[accounts.Difficulty]
+) -> Iterator[Batch]:
+    """
+    Yield batches of about *tokens* tokens without end, each of problems with one number of steps; it depends on *seed*.
+
+    Every batch is of one of the *difficulties*, drawn at random, and is as long as its longest row.
+    """
+    rng = random.Random(f"long rows {seed}")
+    while True:
+        count = rng.randint(*rng.choice(difficulties).steps)
+        source = accounts.generate(rng.getrandbits(32), "train", accounts.Difficulty(steps=(count, count)))
+        batch = [writer.row(rng, next(source), branches)]
+        while (len(batch) + 1) * len(batch[0].ids) <= tokens:
+            batch.append(writer.row(rng, next(source), branches))
+        yield collate(batch, max(len(row.ids) for row in batch))
+
+
 def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:
     """Return the first wrong step of a model's *reasoning*; None if all steps are right."""
-    state, before = begin(problem), list[str]()
-    for step in paragraphs(reasoning):
-        if not is_right(problem, state, step):
+    world = world_of(problem)
+    state, before = world.begin(problem), list[str]()
+    for step in problems.paragraphs(reasoning):
+        if not world.is_right(problem, state, step):
             return Mistake(problem, tuple(before), step)
         before.append(step)
-        state = advance(problem, state, step)
+        state = world.advance(problem, state, step)
         if state.index > len(problem.operations):
             return None
     return None

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from transformers import Qwen3ForCausalLM
+from torch import Tensor
+from transformers import DynamicCache, Qwen3ForCausalLM
 
 from stepspec.prompts import load
 
-from .data import Writer
-from .problems import THINK_END, Problem
+from . import problems
+from .data import IGNORED, MistakeRate, Problem, Writer, world_of
+from .problems import THINK_END
 from .tokenizer import END_OF_TEXT, END_OF_TURN
 
-LIMIT = 260  # tokens; the longest worked solution has fewer
+LIMIT = 260  # tokens; the longest worked solution of `problems` has fewer
+LONG_LIMIT = 4200  # tokens; the same for `accounts`
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +43,150 @@ class ModelSolution:
 
 @torch.no_grad()
 def solve(
-    model: Qwen3ForCausalLM, writer: Writer, problems: Sequence[Problem], *, temperature: float = 0.0, seed: int = 0,
+    model: Qwen3ForCausalLM, writer: Writer, asked: Sequence[Problem], *, temperature: float = 0.0, seed: int = 0,
     rows: int = 250,
 ) -> list[ModelSolution]:  # fmt: skip
-    """Let *model* solve all *problems*, *rows* in a batch; greedily at *temperature* 0."""
+    """Let *model* solve all problems *asked*, *rows* in a batch; greedily at *temperature* 0."""
     model.eval()
     torch.manual_seed(seed)
     solved: list[ModelSolution] = []
-    for start in range(0, len(problems), rows):
-        part = problems[start : start + rows]
-        texts = _write(model, writer, [list(writer.prompt(p)) for p in part], temperature)
+    for start in range(0, len(asked), rows):
+        part = asked[start : start + rows]
+        texts = _write(model, writer, [list(writer.prompt(p)) for p in part], temperature, _limit(part[0]))
         solved += [ModelSolution(p, text) for p, text in zip(part, texts, strict=True)]
     model.train()
     return solved
 
 
-def _write(model: Qwen3ForCausalLM, writer: Writer, prompts: list[list[int]], temperature: float) -> list[str]:
+def _limit(problem: Problem) -> int:
+    return LIMIT if isinstance(problem, problems.Problem) else LONG_LIMIT
+
+
+@dataclass(frozen=True, slots=True)
+class Recital:
+    """
+    How a model would write the worked steps of one problem, each after the right ones before it.
+
+    *greedy* is whether it would write each step exactly so at temperature 0; *chance* is the probability of that at
+    another temperature. The last step includes the answer.
+    """
+
+    problem: Problem
+    greedy: tuple[bool, ...]
+    chance: tuple[float, ...]
+
+
+@torch.no_grad()
+def recite(
+    model: Qwen3ForCausalLM, writer: Writer, asked: Sequence[Problem], *, temperature: float = 0.6
+) -> list[Recital]:
+    """
+    Predict the worked steps of every problem from the right tokens before each: no token has to be written.
+
+    As there is only one right solution, the share of problems whose steps are all greedy is the greedy accuracy, and
+    the product of all chances the accuracy at *temperature*, as far as no mistake is ever corrected.
+    """
+    model.eval()
+    plain = Writer(writer.tokenizer, MistakeRate(0.0), marked=False, varied=False)
+    recitals: list[Recital] = []
+    for problem in asked:
+        row = plain.row(random.Random(0), problem, 0)
+        steps = [*world_of(problem).worked_steps(problem)]
+        ids, targets = torch.tensor([row.ids]), torch.tensor(row.targets)
+        wanted = torch.nonzero(targets != IGNORED).flatten()
+        logits = model.lm_head(model.model(input_ids=ids, use_cache=False).last_hidden_state[0, wanted]).float()
+        right = logits.argmax(-1) == targets[wanted]
+        spoken = (logits / temperature).log_softmax(-1)[torch.arange(len(wanted)), targets[wanted]]
+        lengths = [len(plain.encode(step)) for step in steps]
+        lengths[-1] += len(wanted) - sum(lengths)  # the answer
+        recitals.append(
+            Recital(
+                problem,
+                tuple(bool(part.all()) for part in right.split(lengths)),
+                tuple(float(part.sum().exp()) for part in spoken.split(lengths)),
+            )
+        )
+    model.train()
+    return recitals
+
+
+class Trunk:
+    """A problem and its worked steps, read by *model* once, so that drafts and grades after any of them cost little."""
+
+    def __init__(self, model: Qwen3ForCausalLM, writer: Writer, problem: Problem) -> None:
+        self.model, self.writer, self.problem = model, writer, problem
+        self.steps: list[str] = world_of(problem).worked_steps(problem)
+        self.ids, self.starts = list(writer.prompt(problem)), list[int]()
+        for step in self.steps:
+            self.starts.append(len(self.ids))
+            self.ids += writer.encode(step)
+        with torch.no_grad():
+            self.read = model.model(input_ids=torch.tensor([self.ids]), use_cache=True).past_key_values
+
+    @torch.no_grad()
+    def drafts(self, temperature: float = 0.0, limit: int = 120) -> list[str]:
+        """Let the model write each step, after the right ones before it, of at most *limit* tokens."""
+        last = {self.writer.encode(step)[-1] for step in self.steps}
+        seen = [start - 1 for start in self.starts]  # the token before the step is read again
+        written = [[self.ids[place]] for place in seen]
+        unfinished = set(range(len(seen)))
+        cache = self._copies(len(seen))
+        while unfinished and len(written[0]) <= limit:
+            ids = torch.tensor([row[-1:] for row in written])
+            logits = self._logits(cache, ids, seen, len(written[0]) - 1)[:, -1]
+            if temperature:
+                new = torch.multinomial((logits / temperature).softmax(-1), 1).flatten()
+            else:
+                new = logits.argmax(-1)
+            for row, id in enumerate(new.tolist()):
+                written[row].append(id)
+                if id in last:
+                    unfinished.discard(row)
+        return [self._text(row[1:], last) for row in written]
+
+    def _text(self, ids: list[int], last: set[int]) -> str:
+        end = next((at for at, id in enumerate(ids) if id in last), len(ids))
+        return str(self.writer.tokenizer.decode(ids[: end + 1], skip_special_tokens=False))
+
+    @torch.no_grad()
+    def grades(self, drafts: Sequence[tuple[int, str]]) -> list[float]:
+        """Return the grade, 0 to 9, of each draft, a step's number and text: the mean over the digits' probabilities."""
+        prompt = load("specreason.grade")
+        question = self.writer.encode(self.writer.template.ask(prompt.text, prompt.opening))
+        digits = torch.tensor([self.writer.encode(str(digit))[0] for digit in range(10)])
+        rows = [[*self.writer.encode(text), *question] for _, text in drafts]
+        ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        seen = [self.starts[number] for number, _ in drafts]
+        logits = self._logits(self._copies(len(rows)), ids, seen, 0)
+        ends = torch.tensor([len(row) - 1 for row in rows])
+        return (logits[torch.arange(len(rows)), ends][:, digits].softmax(-1) @ torch.arange(10.0)).tolist()
+
+    def _copies(self, rows: int) -> DynamicCache:
+        cache = copy.deepcopy(self.read)
+        cache.batch_repeat_interleave(rows)
+        return cache
+
+    def _logits(self, cache: DynamicCache, ids: Tensor, seen: list[int], before: int) -> Tensor:
+        """Read *ids*, of which *before* were read already, after the first *seen* tokens of the trunk in each row."""
+        length, trunk = ids.shape[1], len(self.ids)
+        first = torch.tensor(seen)[:, None]
+        places = torch.arange(trunk)[None] < first
+        new = torch.arange(before, before + length)
+        later = torch.arange(before + length)[None] <= new[:, None]
+        allowed = torch.cat([places[:, None].expand(-1, length, -1), later[None].expand(len(seen), -1, -1)], -1)
+        mask = torch.zeros(allowed.shape).masked_fill(~allowed, -1e9)[:, None]
+        out = self.model.model(
+            input_ids=ids,
+            attention_mask={"full_attention": mask},
+            position_ids=first + new[None],
+            past_key_values=cache,
+        )
+        return self.model.lm_head(out.last_hidden_state).float()
+
+
+def _write(
+    model: Qwen3ForCausalLM, writer: Writer, prompts: list[list[int]], temperature: float, limit: int
+) -> list[str]:
     padding = writer.tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     width = max(map(len, prompts))
     ids = torch.tensor([[padding] * (width - len(p)) + p for p in prompts])
@@ -61,7 +194,7 @@ def _write(model: Qwen3ForCausalLM, writer: Writer, prompts: list[list[int]], te
     out = model.generate(  # pyright: ignore[reportAttributeAccessIssue]  # a mixin that the stubs leave out
         input_ids=ids,
         attention_mask=attention,
-        max_new_tokens=LIMIT,
+        max_new_tokens=limit,
         do_sample=temperature > 0,
         temperature=temperature or None,
         top_k=0 if temperature > 0 else None,

@@ -17,7 +17,7 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ..results import Interval, wilson
-from .data import Writer
+from .data import Writer, world_of
 from .inference import JudgedStep, ModelSolution, grades, solve
 from .problems import (
     Problem,
@@ -26,7 +26,6 @@ from .problems import (
     begin,
     corrupt,
     generate,
-    is_right,
     paragraphs,
     worked_steps,
 )
@@ -97,15 +96,16 @@ def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
     rng = random.Random(SEED)
     cases: list[JudgedStep] = []
     for solution in solved:
-        state, before, fine = begin(solution.problem), list[str](), list[JudgedStep]()
+        world = world_of(solution.problem)
+        state, before, fine = world.begin(solution.problem), list[str](), list[JudgedStep]()
         for step in paragraphs(solution.reasoning):
-            case = JudgedStep(solution.problem, tuple(before), step, is_right(solution.problem, state, step))
+            case = JudgedStep(solution.problem, tuple(before), step, world.is_right(solution.problem, state, step))
             if not case.right:
                 cases.append(case)
                 break
             fine.append(case)
             before.append(step)
-            state = advance(solution.problem, state, step)
+            state = world.advance(solution.problem, state, step)
             if state.index > len(solution.problem.operations):
                 break
         if fine:

@@ -35,6 +35,7 @@ PHRASES: dict[Kind, tuple[str, ...]] = {
 SIGNS: dict[Kind, str] = {"add": "+", "sub": "-", "double": "*", "halve": "/"}
 CORRECTION = "Wait, that is wrong. "
 THINK_END = "</think>"
+RIGHT, WRONG = 9, 1  # grades
 LIMIT = 99
 
 
@@ -233,6 +234,11 @@ def expected(problem: Problem, state: State) -> str:
 def is_right(problem: Problem, state: State, paragraph: str) -> bool:
     """Whether *paragraph* is a right next step: the worked one, or the next operation without the check."""
     return paragraph in (expected(problem, state), _unchecked(problem, state))
+
+
+def grade(problem: Problem, state: State, paragraph: str) -> int:
+    """Return the grade, 0 to 9, that a perfect judge gives *paragraph*."""
+    return RIGHT if is_right(problem, state, paragraph) else WRONG
 
 
 def _unchecked(problem: Problem, state: State) -> str:

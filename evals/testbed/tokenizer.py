@@ -1,7 +1,8 @@
 """
 Train the tokenizers of the miniature models: byte-level BPE, from the problems and the project's own prompts.
 
-There are two vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits.
+There are three vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits; "dated", of the
+long problems, splits it into digits too, and has one token for each day ("18th").
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from transformers import PreTrainedTokenizerFast
 
 from stepspec.prompts import load
 
-from . import problems
+from . import accounts, problems
 
-Numbers: TypeAlias = Literal["plain", "grouped"]
+Numbers: TypeAlias = Literal["plain", "grouped", "dated"]
 
 TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 END_OF_TEXT, TURN, END_OF_TURN, THINK, THINK_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"
@@ -27,9 +28,13 @@ SYSTEM = ("You are a careful assistant.", "Think step by step.", "You are a help
 SAME = "lookahead-reasoning.same"
 JUDGES = ("specreason.grade", "check", SAME)
 REFLECTION = "reflective.reflect"
-DIGITS: dict[Numbers, str] = {"plain": r" ?\p{N}", "grouped": r" ?\p{N}{1,2}"}
+DIGITS: dict[Numbers, str] = {
+    "plain": r" ?\p{N}",
+    "grouped": r" ?\p{N}{1,2}",
+    "dated": r" ?\p{N}{1,2}(?:st|nd|rd|th)| ?\p{N}",
+}
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960}
+SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 800}
 
 
 def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
@@ -48,14 +53,14 @@ def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
         special_tokens=list(SPECIAL),
         show_progress=False,
     )
-    bpe.train_from_iterator(_corpus(seed), trainer)
+    bpe.train_from_iterator(_long_corpus(seed) if numbers == "dated" else _corpus(seed), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END_OF_TURN,
         pad_token=END_OF_TEXT,
         chat_template=TEMPLATE.read_text(encoding="utf-8"),
         clean_up_tokenization_spaces=False,
-        model_max_length=2048,
+        model_max_length=8192 if numbers == "dated" else 2048,
     )
 
 
@@ -64,6 +69,19 @@ def _corpus(seed: int) -> Iterator[str]:
         yield problem.text
         yield from (paragraph.removesuffix(THINK_END) for paragraph in problems.worked_steps(problem))
         yield problems.final_answer(problem.answer)
+    yield from _words()
+
+
+def _long_corpus(seed: int) -> Iterator[str]:
+    for problem in islice(accounts.generate(seed, "train"), 400):
+        yield problem.text
+        yield from (paragraph.removesuffix(THINK_END) for paragraph in accounts.worked_steps(problem))
+        yield accounts.final_answer(problem.answer)
+    yield from _words()
+
+
+def _words() -> Iterator[str]:
+    """Yield the words of the policies' prompts and of the chat template."""
     prompts = [load(name) for name in (*JUDGES, REFLECTION)]
     for _ in range(2000):
         yield from (f"{prompt.text}\n{prompt.opening}" for prompt in prompts)

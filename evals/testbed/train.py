@@ -14,27 +14,33 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from . import accounts
 from .data import (
     DEFAULT_MISTAKES,
     IGNORED,
     PADDING,
     TRUNK,
     Batch,
+    Difficulty,
     Mistake,
     MistakeRate,
     Writer,
     batches,
     first_mistake,
+    long_batches,
+    world_of,
 )
-from .inference import solve
+from .inference import recite, solve
 from .model_card import LoadedModel
-from .problems import DEFAULT, SMALL_NUMBERS, Difficulty, generate
+from .problems import DEFAULT, SMALL_NUMBERS, generate
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
 from .tokenizer import train as train_tokenizer
 
@@ -50,6 +56,9 @@ class Phase:
     A batch has *rows* rows of at most *length* tokens. *mistaken* is the share of rows about a mistake that a small
     model made on one of *pool* problems. All problems are of the *difficulties* in turn. With *until*, the phase ends
     at the first greedy accuracy of at least *until* on problems of the test split, measured every few steps.
+
+    With *tokens*, for the long problems, a batch has about that many tokens, *rows* and *length* do not matter, and
+    the reasoning's positions begin up to *reach* after the problem.
     """
 
     steps: int
@@ -62,6 +71,8 @@ class Phase:
     pool: int = 2400
     until: float | None = None
     difficulties: tuple[Difficulty, ...] = (DEFAULT,)
+    tokens: int = 0
+    reach: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +86,7 @@ class Recipe:
     heads: int
     phases: tuple[Phase, ...]
     seed: int = 0
+    theta: float = 10_000.0
 
     @property
     def judges(self) -> bool:
@@ -104,6 +116,23 @@ LARGE_PHASES = (
     ),
     Phase(600, 6e-4, rows=16, length=544, branches=4, mistaken=0.4, pool=6000, difficulties=(DEFAULT, SMALL_NUMBERS)),
 )
+
+
+def long(*steps: tuple[int, int]) -> tuple[Difficulty, ...]:
+    return tuple(accounts.Difficulty(steps=each) for each in steps)
+
+
+NO_MISTAKES = MistakeRate(0.0)
+LONG_SMALL_PHASES = (
+    Phase(1200, 4e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 3), (1, 6)), reach=200),
+    Phase(1500, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 16)), reach=3000),
+    Phase(800, 2e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
+)
+LONG_LARGE_PHASES = (
+    Phase(1200, 2e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 3), (1, 6)), reach=200),
+    Phase(1200, 1.5e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 16)), reach=3000),
+    Phase(600, 1e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
+)
 ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (
     Recipe("tiny", "plain", width=48, layers=2, heads=2, phases=(Phase(1400, 4e-3, until=LITTLE),)),
@@ -111,9 +140,14 @@ RECIPES = (
     Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(1200, 3e-3, until=ENOUGH),)),
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
+LONG_RECIPES = (
+    Recipe("small", "dated", width=64, layers=3, heads=4, phases=LONG_SMALL_PHASES, theta=1e6),
+    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e6),
+)
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
+SAVE_EVERY = 180  # seconds
 EVALUATE_FROM, EVALUATE_EVERY = 0.4, 10  # share of a phase's steps, and steps; for phases with *until*
 
 
@@ -127,7 +161,8 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         num_attention_heads=recipe.heads,
         num_key_value_heads=max(1, recipe.heads // 2),
         head_dim=32,
-        max_position_embeddings=4096,
+        max_position_embeddings=8192 if recipe.numbers == "dated" else 4096,
+        rope_parameters={"rope_type": "default", "rope_theta": recipe.theta},
         tie_word_embeddings=True,
         eos_token_id=end,
         pad_token_id=padding,
@@ -160,7 +195,7 @@ def visible(branch: Tensor, leaves: Tensor) -> Tensor:
 
 
 def losses(
-    model: Qwen3ForCausalLM, marker: Marker, ids: Tensor, positions: Tensor, mask: Tensor, targets: Tensor,
+    model: Qwen3ForCausalLM, marker: Marker, ids: Tensor, positions: Tensor, mask: Tensor | None, targets: Tensor,
     verdicts: Tensor, wrong: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return the mean losses in nats: language model, verdicts, marks."""
@@ -181,6 +216,32 @@ def losses(
     )
 
 
+def sparse_losses(
+    model: Qwen3ForCausalLM, marker: Marker, ids: Tensor, positions: Tensor, mask: Tensor | None, targets: Tensor,
+    verdicts: Tensor, wrong: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return the same as `losses`, from the positions with a value only: faster where shapes may vary."""
+    out = model.model(
+        input_ids=ids,
+        attention_mask={"full_attention": mask},
+        position_ids=positions,
+        use_cache=False,
+        output_hidden_states=True,
+    )
+
+    def mean(head: nn.Module, hidden: Tensor, values: Tensor, balance: Tensor | None = None) -> Tensor:
+        kept = values != IGNORED
+        if not kept.any():
+            return torch.zeros(())
+        return nn.functional.cross_entropy(head(hidden[kept]).float(), values[kept], balance)
+
+    return (
+        mean(model.lm_head, out.last_hidden_state, targets),
+        mean(model.lm_head, out.last_hidden_state, verdicts),
+        mean(marker, out.hidden_states[-3], wrong, torch.tensor([1.0, WRONG_WEIGHT])),
+    )
+
+
 class Trainer:
     """Trains one model."""
 
@@ -191,33 +252,51 @@ class Trainer:
         self.writer = Writer(self.tokenizer)
         self.model = build(recipe, self.tokenizer)
         self.marker = Marker(self.model)
-        self.losses = torch.compile(losses, dynamic=False) if compile else losses
+        self.compiled = compile and recipe.numbers != "dated"  # long rows have many lengths, and gain nothing from it
+        self.losses = torch.compile(losses, dynamic=False) if self.compiled else sparse_losses
 
     def learn(self, mistakes: Pools, done: Path | None = None) -> None:
         """
         Train all phases; *mistakes* is called for phases with a share of mistakes.
 
-        The state after each phase is saved in the file *done*, and a later run continues after that phase.
+        The state after each phase is saved in the file *done*, and a later run continues after that phase. During a
+        phase on long problems, the state is also saved every few minutes in a file beside it.
         """
+        part = done.with_suffix(".part") if done is not None else None
         first = self.resume(done) if done is not None else 0
         for number, phase in enumerate(self.recipe.phases[first:], start=first):
-            source = batches(
-                Writer(self.tokenizer, phase.mistake_rate),
-                seed=self.recipe.seed + number,
-                rows=phase.rows,
-                length=phase.length,
-                branches=phase.branches,
-                mistakes=mistakes(phase.pool, phase.difficulties) if phase.mistaken else (),
-                mistaken=phase.mistaken,
-                difficulties=phase.difficulties,
-            )
-            self.train_phase(phase, source)
+            self.train_phase(phase, self.source(number, phase, mistakes), part)
             if done is not None:
                 done.parent.mkdir(parents=True, exist_ok=True)
                 torch.save((repr(self.recipe.phases[: number + 1]), self.state()), done)
 
+    def source(self, number: int, phase: Phase, mistakes: Pools) -> Iterator[Batch]:
+        seed = self.recipe.seed + number
+        if phase.tokens:
+            return long_batches(
+                Writer(self.tokenizer, phase.mistake_rate, reach=phase.reach, marked=self.recipe.judges),
+                seed=seed,
+                tokens=phase.tokens,
+                branches=phase.branches,
+                difficulties=[each for each in phase.difficulties if isinstance(each, accounts.Difficulty)],
+            )
+        return batches(
+            Writer(self.tokenizer, phase.mistake_rate),
+            seed=seed,
+            rows=phase.rows,
+            length=phase.length,
+            branches=phase.branches,
+            mistakes=mistakes(phase.pool, phase.difficulties) if phase.mistaken else (),
+            mistaken=phase.mistaken,
+            difficulties=phase.difficulties,
+        )
+
     def state(self) -> tuple[object, object]:
         return self.model.state_dict(), self.marker.state_dict()
+
+    def load(self, state: tuple[Any, Any]) -> None:
+        self.model.load_state_dict(state[0])
+        self.marker.load_state_dict(state[1])
 
     def resume(self, done: Path) -> int:
         """Load the state of an earlier run; return the number of its phases, 0 if it had another recipe."""
@@ -226,14 +305,13 @@ class Trainer:
         phases, (model, marker) = torch.load(done)
         for count in range(len(self.recipe.phases) + 1):
             if repr(self.recipe.phases[:count]) == phases:
-                self.model.load_state_dict(model)
-                self.marker.load_state_dict(marker)
+                self.load((model, marker))
                 self.log(f"{self.recipe.name} continues after phase {count} of {len(self.recipe.phases)}")
                 return count
         return 0
 
-    def train_phase(self, phase: Phase, source: Iterator[Batch]) -> None:
-        """Train one *phase* on the batches of *source*."""
+    def train_phase(self, phase: Phase, source: Iterator[Batch], part: Path | None = None) -> None:
+        """Train one *phase* on the batches of *source*; the file *part* has its state if it was interrupted."""
         steps, rate = phase.steps, phase.rate
         parameters = [*self.model.parameters(), *self.marker.parameters()]
         optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -241,9 +319,20 @@ class Trainer:
             optimiser,
             lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
         )
-        start, sums = time.monotonic(), torch.zeros(3)
+        start, sums, seen, first = time.monotonic(), torch.zeros(3), 0, 0
+        saved = start
+        if part is not None and part.exists():
+            phases, first, state, progress = torch.load(part)
+            if phases == repr(phase):
+                self.load(state)
+                optimiser.load_state_dict(progress[0])
+                schedule.load_state_dict(progress[1])
+                self.log(f"{self.recipe.name} continues after step {first} of a phase")
+            else:
+                first = 0
         self.model.train()
-        for step, batch in zip(range(1, steps + 1), source, strict=False):
+        for step, batch in zip(range(first + 1, steps + 1), islice(source, first, None), strict=False):
+            seen += batch.ids.size
             parts = self.loss(batch)
             weights = (1.0, float(phase.branches > 0), MARK_WEIGHT * self.recipe.judges)
             loss = sum(weight * part for weight, part in zip(weights, parts, strict=True) if weight)
@@ -260,12 +349,20 @@ class Trainer:
                 seconds = time.monotonic() - start
                 self.log(
                     f"{self.recipe.name} {step}/{steps} language {mean[0]:.4f} verdict {mean[1]:.4f} "
-                    f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / step * (steps - step):.0f} s left"
+                    f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / (step - first) * (steps - step):.0f} s left, "
+                    f"{seen / seconds:,.0f} tokens/s"
                 )
+            if part is not None and phase.tokens and time.monotonic() - saved > SAVE_EVERY:
+                saved = time.monotonic()
+                part.parent.mkdir(parents=True, exist_ok=True)
+                torch.save((repr(phase), step, self.state(), (optimiser.state_dict(), schedule.state_dict())), part)
             if phase.until is not None:
                 due = step >= EVALUATE_FROM * steps and step % EVALUATE_EVERY == 0
                 if due and self.evaluate(250) >= phase.until:
                     return
+            elif phase.tokens:
+                if step % 400 == 0 or step == steps:
+                    self.recite()
             elif step % 200 == 0:
                 self.evaluate()
         if phase.until is not None:
@@ -275,8 +372,11 @@ class Trainer:
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)
-        mask = visible(branch, leaves).bfloat16()
-        mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)  # the softmax of a row of padding would be undefined
+        mask = None  # causal, which is faster
+        if (batch.branch > TRUNK).any() or self.compiled:
+            mask = visible(branch, leaves).bfloat16()
+            # The softmax of a row of padding would be undefined.
+            mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)
         tensors = [torch.from_numpy(a) for a in (batch.targets, batch.verdicts, batch.wrong)]
         with torch.autocast("cpu", torch.bfloat16):
             ids, positions = torch.from_numpy(batch.ids), torch.from_numpy(batch.positions)
@@ -291,6 +391,20 @@ class Trainer:
         self.log(f"{self.recipe.name} solves {accuracy:.1%} of {count}")
         return accuracy
 
+    def recite(self, count: int = 20) -> None:
+        """Log how exactly the model would write the worked steps of *count* problems of each of four lengths."""
+        for steps in (8, 30, 50, 70):
+            source = accounts.generate(1234, "test", accounts.Difficulty(steps=(steps, steps)))
+            recitals = recite(self.model, self.writer, list(islice(source, count)))
+            inner = sum(sum(r.greedy[:-1]) for r in recitals) / (count * steps)
+            last = sum(r.greedy[-1] for r in recitals) / count
+            whole = sum(all(r.greedy) for r in recitals) / count
+            sampled = sum(math.prod(r.chance) for r in recitals) / count
+            self.log(
+                f"{self.recipe.name} {steps} steps: right {inner:.2%}, the last one {last:.0%}; "
+                f"solves {whole:.0%}, at temperature 0.6 {sampled:.0%}"
+            )
+
     def save(self, dtype: torch.dtype = torch.float32) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         half = copy.deepcopy(self.model)
@@ -303,7 +417,7 @@ def mistakes_of(
     model: Qwen3ForCausalLM, writer: Writer, count: int, difficulty: Difficulty = DEFAULT, seed: int = 77
 ) -> list[Mistake]:
     """Let a model solve *count* training problems, greedily and by sampling, and collect its first wrong steps."""
-    source = generate(seed, "train", difficulty)
+    source = world_of(difficulty).generate(seed, "train", difficulty)
     mistakes: list[Mistake] = []
     for temperature in (0.0, 0.8):
         problems = [next(source) for _ in range(count // 2)]
@@ -314,14 +428,16 @@ def mistakes_of(
     return mistakes
 
 
-def train_all(folder: Path, work: Path, log: Log, *, only: str | None = None, threads: int = 2) -> None:
+def train_all(
+    folder: Path, work: Path, log: Log, *, only: str | None = None, threads: int = 2, long: bool = False
+) -> None:
     """
     Train every model, or *only* one, and write each to its own subfolder of *folder*.
 
     The small models come first: the large one learns from their mistakes. The folder *work* has the finished phases.
     """
     torch.set_num_threads(threads)
-    for recipe in RECIPES:
+    for recipe in LONG_RECIPES if long else RECIPES:
         if only in (None, recipe.name):
             trainer = Trainer(recipe, folder / recipe.name, log)
             trainer.learn(cache(partial(_small_mistakes, folder)), work / f"{recipe.name}.pt")

@@ -11,9 +11,7 @@ import torch
 from stepspec.evals.testbed import tokenizer as vocabulary
 from stepspec.evals.testbed.data import (
     IGNORED,
-    RIGHT,
     TRUNK,
-    WRONG,
     Mistake,
     Row,
     Writer,
@@ -21,7 +19,7 @@ from stepspec.evals.testbed.data import (
     first_mistake,
 )
 from stepspec.evals.testbed.model_card import auroc
-from stepspec.evals.testbed.problems import generate, worked_steps
+from stepspec.evals.testbed.problems import RIGHT, WRONG, generate, worked_steps
 from stepspec.evals.testbed.train import visible
 from stepspec.prompts import load
 
@@ -47,7 +45,7 @@ def test_the_question_of_the_judge_has_the_layout_of_the_endpoints(writer: Write
     count = 0
     for row in rows(writer, 20):
         for at, verdict in enumerate(row.verdicts):
-            if verdict != IGNORED and text(writer, [verdict]) in (RIGHT, WRONG):
+            if verdict != IGNORED and text(writer, [verdict]) in (str(RIGHT), str(WRONG)):
                 branch = [i for i, b in zip(row.ids, row.branch, strict=True) if b == row.branch[at]]
                 assert text(writer, branch).endswith(question)
                 count += 1

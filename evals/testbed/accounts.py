@@ -1,0 +1,424 @@
+"""
+Long arithmetic problems: an account with dozens of dated deeds, worked reasoning, a checker of every step, wrong steps.
+
+The chain has one step for each deed, of about 50 tokens, which needs only that deed and the balance before it: the
+equation, its columns from the ones on, and the new balance. The last step needs an early fact: it adds the balance
+after an earlier day to the last balance. The functions are those of `problems`, so that everything that works with one
+world works with the other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Literal, TypeAlias
+
+from stepspec.orchestrator.errors import ConfigurationError
+
+from .problems import CORRECTION, PEOPLE, THINK_END, Split, final_answer, paragraphs
+
+__all__ = ["final_answer", "paragraphs"]  # the same as in `problems`
+
+Sign: TypeAlias = Literal["+", "-"]
+
+VERBS: dict[Sign, tuple[str, ...]] = {"+": ("earns", "receives", "wins"), "-": ("spends", "pays", "loses")}
+PLACES = ("Ones", "tens", "hundreds")
+DAYS = 99
+LEAST, MOST = 100, 999  # of a balance: always three digits
+WIDEST = (MOST - LEAST) // 2 + 1  # of an amount: from every balance it can be added or taken away
+
+
+@dataclass(frozen=True, slots=True)
+class Difficulty:
+    """
+    The ranges, inclusive, of the parameters of a problem: the number of deeds, *steps*, and their *amount* in dollars.
+
+    Raise `ConfigurationError` for impossible ranges.
+    """
+
+    steps: tuple[int, int] = (30, 70)
+    amount: tuple[int, int] = (100, WIDEST)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.steps[0] <= self.steps[1] < DAYS:
+            raise ConfigurationError(f"steps {self.steps}: from 1 to {DAYS - 1}, the smaller first")
+        if not LEAST <= self.amount[0] <= self.amount[1] <= WIDEST:
+            raise ConfigurationError(f"amount {self.amount}: from {LEAST} to {WIDEST}, the smaller first")
+
+
+DEFAULT = Difficulty()
+
+
+@dataclass(frozen=True, slots=True)
+class Deed:
+    """One change of the balance; *verb* is an index into the verbs of its sign."""
+
+    sign: Sign
+    amount: int
+    verb: int = 0
+
+    @property
+    def words(self) -> str:
+        return VERBS[self.sign][self.verb]
+
+    def apply(self, value: int) -> int:
+        return value + self.amount if self.sign == "+" else value - self.amount
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """
+    A person has *start* dollars after day *first*, and one deed changes the balance every day from then on.
+
+    The question is about the balance after deed number *asked*, from 0, and the last one.
+    """
+
+    person: str
+    first: int
+    start: int
+    operations: tuple[Deed, ...]
+    asked: int
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The balance at the start and after each deed."""
+        values = [self.start]
+        for deed in self.operations:
+            values.append(deed.apply(values[-1]))
+        return tuple(values)
+
+    @property
+    def answer(self) -> int:
+        values = self.values
+        return values[self.asked + 1] + values[-1]
+
+    def day(self, index: int) -> str:
+        """Return the day of deed *index* in words."""
+        return ordinal(self.first + 1 + index)
+
+    @property
+    def text(self) -> str:
+        deeds = " ".join(
+            f"{self.day(index)}: {deed.words} ${deed.amount}." for index, deed in enumerate(self.operations)
+        )
+        return (
+            f"{self.person} keeps accounts. Balance on the {ordinal(self.first)}: ${self.start}. {deeds} "
+            f"What is the balance on the {self.day(self.asked)} plus the balance at the end?"
+        )
+
+    @property
+    def split(self) -> Split:
+        return "test" if blake2b(self.text.encode(), digest_size=1).digest()[0] < 32 else "train"
+
+    def step(self, index: int, value: int) -> str:
+        """Return the paragraph that applies deed *index* to a balance of *value*."""
+        return _step(self, index, Sum(value, self.operations[index].sign, self.operations[index].amount))
+
+    def close(self, early: int, value: int) -> str:
+        """Return the paragraph that adds the balance *early* after the day asked about to the last one, *value*."""
+        return _close(self, self.asked, Sum(early, "+", value))
+
+
+def ordinal(number: int) -> str:
+    endings = {1: "st", 2: "nd", 3: "rd"}
+    return f"{number}{'th' if number // 10 == 1 else endings.get(number % 10, 'th')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """
+    A sum or difference of two numbers of three digits, worked out in columns from the ones on.
+
+    The result of column *slip*, from 0, is wrong by *by*, if that is not 0; the result's last three digits always
+    agree with the columns.
+    """
+
+    left: int
+    sign: Sign
+    right: int
+    slip: int = 0
+    by: int = 0
+
+    def columns(self) -> list[tuple[str, int]]:
+        """Return the equation of each column, and its result."""
+        columns: list[tuple[str, int]] = []
+        carry = 0
+        for place in range(len(PLACES)):
+            a, b = self.left // 10**place % 10, self.right // 10**place % 10
+            last = place == len(PLACES) - 1
+            if self.sign == "+":
+                result = a + b + carry + (self.by if self.slip == place else 0)
+                text = f"{a}+{b}{'+1' * carry}={result}"
+                carry = int(result > 9)
+            else:
+                borrowed = int(a < b + carry and not last)
+                result = a + 10 * borrowed - b - carry + (self.by if self.slip == place else 0)
+                text = f"{a + 10 * borrowed}-{b}{'-1' * carry}={result}"
+                carry = borrowed
+            columns.append((text, result))
+        return columns
+
+    @property
+    def result(self) -> int:
+        (_, ones), (_, tens), (_, hundreds) = self.columns()
+        return ones % 10 + 10 * (tens % 10) + 100 * hundreds
+
+    def work(self) -> str:
+        """Return the equation and its columns."""
+        columns = ", ".join(f"{place} ({text})" for place, (text, _) in zip(PLACES, self.columns(), strict=True))
+        return f"${self.left}{self.sign}${self.right}. {columns}."
+
+    @property
+    def possible(self) -> bool:
+        """Whether no column is negative, nor above what two digits and a carry can give."""
+        return all(0 <= result <= 19 for _, result in self.columns()) and self.result >= LEAST
+
+
+def _step(problem: Problem, index: int, work: Sum, result: int | None = None, after: int | None = None) -> str:
+    deed, day = problem.operations[index], problem.day(index)
+    end = day if after is None else problem.day(after)
+    shown = work.result if result is None else result
+    return f"The {day}: {deed.words} ${deed.amount}: {work.work()} Balance on the {end}: ${shown}.\n\n"
+
+
+def _close(problem: Problem, asked: int, work: Sum, result: int | None = None) -> str:
+    shown = work.result if result is None else result
+    day = problem.day(asked)
+    return f"Yes, that is all. Balance on the {day}: ${work.left}: {work.work()} The sum: ${shown}.\n{THINK_END}"
+
+
+def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
+    """Yield problems of one split, without end; the sequence depends on *seed* only."""
+    rng = random.Random(f"accounts {seed} {split}")
+    while True:
+        problem = draw(rng, difficulty)
+        if problem.split == split:
+            yield problem
+
+
+def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
+    """Draw one problem of either split."""
+    count = rng.randint(*difficulty.steps)
+    person, first, start = rng.choice(list(PEOPLE)), rng.randint(1, DAYS - count), rng.randint(LEAST, MOST)
+    deeds: list[Deed] = []
+    value = start
+    for _ in range(count):
+        deeds.append(_draw_deed(rng, value, difficulty))
+        value = deeds[-1].apply(value)
+    return Problem(person, first, start, tuple(deeds), rng.randrange(max(1, count - 1)))
+
+
+def _draw_deed(rng: random.Random, value: int, difficulty: Difficulty) -> Deed:
+    while True:
+        sign: Sign = rng.choice(("+", "-"))
+        deed = Deed(sign, rng.randint(*difficulty.amount), rng.randrange(len(VERBS[sign])))
+        if LEAST <= deed.apply(value) <= MOST:
+            return deed
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """
+    The position in a chain of reasoning: the *index* of the next deed, and the current balance, *value*.
+
+    *wrong* is the right paragraph that a correction must give, if the last paragraph was wrong.
+    """
+
+    index: int
+    value: int
+    wrong: str = ""
+
+
+Mistaken: TypeAlias = Callable[[random.Random, Problem, State], str]
+"""Makes a wrong paragraph, or by chance a right one, or "" where this kind of mistake cannot be made."""
+
+
+def begin(problem: Problem) -> State:
+    return State(0, problem.start)
+
+
+def expected(problem: Problem, state: State) -> str:
+    """Return the next paragraph of the worked reasoning."""
+    if state.wrong:
+        return CORRECTION + state.wrong
+    if state.index == len(problem.operations):
+        return problem.close(problem.values[problem.asked + 1], state.value)
+    return problem.step(state.index, state.value)
+
+
+def is_right(problem: Problem, state: State, paragraph: str) -> bool:
+    """Whether *paragraph* is the right next step; there is only one."""
+    return paragraph == expected(problem, state)
+
+
+def grade(problem: Problem, state: State, paragraph: str) -> int:
+    """
+    Return the grade, 0 to 9, that a perfect judge gives *paragraph*.
+
+    A right one gets 9, or 8 where more than one column carries or borrows; a wrong one the less, the more of it is
+    wrong: 4 for a single character, 0 for another length.
+    """
+    want = expected(problem, state)
+    if paragraph == want:
+        return 9 if want.count("+1=") + want.count("-1=") < 2 else 8
+    if len(paragraph) != len(want):
+        return 0
+    changed = sum(a != b for a, b in zip(paragraph, want, strict=True))
+    return max(1, 4 - changed // 2)
+
+
+def advance(problem: Problem, state: State, paragraph: str) -> State:
+    """
+    Return the state after *paragraph*, right or wrong.
+
+    A wrong paragraph does not change the position, and the correction must come next.
+    """
+    if not is_right(problem, state, paragraph):
+        return replace(state, wrong=state.wrong or expected(problem, state))
+    if state.index == len(problem.operations):
+        return State(state.index + 1, state.value)
+    return State(state.index + 1, problem.operations[state.index].apply(state.value))
+
+
+def worked_steps(problem: Problem) -> list[str]:
+    """Return the paragraphs of the worked reasoning; the last one ends the thinking."""
+    values = problem.values
+    steps = [problem.step(index, values[index]) for index in range(len(problem.operations))]
+    return [*steps, problem.close(values[problem.asked + 1], values[-1])]
+
+
+def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:
+    """Return a wrong paragraph for *state*; a share *sums* of them is right except for a column or the result."""
+    while True:
+        make = rng.choice((_wrong_column, _wrong_result)) if rng.random() < sums else _any_mistake(rng)
+        paragraph = make(rng, problem, state)
+        if paragraph and not is_right(problem, state, paragraph):
+            return paragraph
+
+
+def _any_mistake(rng: random.Random):
+    kinds = (
+        _wrong_column,
+        _wrong_result,
+        _wrong_amount,
+        _wrong_balance,
+        _wrong_sign,
+        _wrong_day,
+        _wrong_end,
+        _false_alarm,
+    )
+    return rng.choices(kinds, weights=(30, 12, 18, 18, 6, 8, 6, 2))[0]
+
+
+def _right_sum(problem: Problem, state: State) -> Sum:
+    if state.index == len(problem.operations):
+        return Sum(problem.values[problem.asked + 1], "+", state.value)
+    deed = problem.operations[state.index]
+    return Sum(state.value, deed.sign, deed.amount)
+
+
+def _written(problem: Problem, state: State, work: Sum, result: int | None = None) -> str:
+    if state.index == len(problem.operations):
+        return _close(problem, problem.asked, work, result)
+    return _step(problem, state.index, work, result)
+
+
+def _off_by_a_digit(rng: random.Random, number: int) -> int:
+    """Change one digit of *number*, mostly by one, or swap two; the result still has three digits."""
+    while True:
+        place = 10 ** rng.randrange(3)
+        digit = number // place % 10
+        new = rng.choice((digit - 1, digit + 1, rng.randrange(10)))
+        swapped = int("".join(rng.sample(str(number), len(str(number)))))
+        near = swapped if rng.random() < 0.2 else number + (new % 10 - digit) * place
+        if near >= LEAST and near != number:
+            return near
+
+
+def _wrong_column(rng: random.Random, problem: Problem, state: State) -> str:
+    work = _right_sum(problem, state)
+    slipped = replace(work, slip=rng.randrange(3), by=rng.choice((1, -1, 1, -1, 2, -2, 10, -10)))
+    return _written(problem, state, slipped if slipped.possible else work)
+
+
+def _wrong_result(rng: random.Random, problem: Problem, state: State) -> str:
+    work = _right_sum(problem, state)
+    return _written(problem, state, work, _off_by_a_digit(rng, work.result))
+
+
+def _wrong_amount(rng: random.Random, problem: Problem, state: State) -> str:
+    work = _right_sum(problem, state)
+    others = [deed.amount for deed in problem.operations] if work.sign == "-" or work.right < 500 else [work.right]
+    other = rng.choice(others) if rng.random() < 0.4 else _off_by_a_digit(rng, work.right)
+    changed = replace(work, right=other)
+    if not changed.possible:
+        return ""
+    if state.index < len(problem.operations) and rng.random() < 0.6:  # read wrongly, else copied wrongly
+        deed = replace(problem.operations[state.index], amount=other)
+        operations = (*problem.operations[: state.index], deed, *problem.operations[state.index + 1 :])
+        problem = replace(problem, operations=operations)
+    return _written(problem, state, changed)
+
+
+def _wrong_balance(rng: random.Random, problem: Problem, state: State) -> str:
+    work = _right_sum(problem, state)
+    other = rng.choice(problem.values) if rng.random() < 0.4 else _off_by_a_digit(rng, work.left)
+    changed = replace(work, left=other)
+    return _written(problem, state, changed if changed.possible else work)
+
+
+def _wrong_sign(rng: random.Random, problem: Problem, state: State) -> str:
+    if state.index == len(problem.operations):
+        return _wrong_result(rng, problem, state)
+    deed = problem.operations[state.index]
+    sign: Sign = "-" if deed.sign == "+" else "+"
+    work = Sum(state.value, sign, deed.amount) if rng.random() < 0.7 else _right_sum(problem, state)
+    verbs = replace(deed, sign=sign, verb=rng.randrange(3)) if rng.random() < 0.5 else deed
+    operations = (*problem.operations[: state.index], verbs, *problem.operations[state.index + 1 :])
+    return _step(replace(problem, operations=operations), state.index, work) if work.possible else ""
+
+
+def _wrong_day(rng: random.Random, problem: Problem, state: State) -> str:
+    """Take another deed than the next one, often the one before or after it; or name another day at the end."""
+    count = len(problem.operations)
+    if state.index == count:
+        asked = rng.randrange(count)
+        return _close(problem, asked, Sum(problem.values[asked + 1], "+", state.value))
+    near = state.index + rng.choice((-1, 1))
+    other = near if 0 <= near < count and rng.random() < 0.7 else rng.randrange(count)
+    if rng.random() < 0.3:
+        return _step(problem, state.index, _right_sum(problem, state), after=other)
+    work = Sum(state.value, problem.operations[other].sign, problem.operations[other].amount)
+    return _step(problem, other, work) if work.possible else ""
+
+
+def _wrong_end(rng: random.Random, problem: Problem, state: State) -> str:
+    """End the thinking too early, or go on when it should end."""
+    if state.index == len(problem.operations):
+        index = rng.randrange(len(problem.operations))
+        return problem.step(index, problem.values[index])
+    early = problem.values[rng.randint(0, state.index)]
+    return problem.close(early, state.value)
+
+
+def _false_alarm(rng: random.Random, problem: Problem, state: State) -> str:
+    return CORRECTION + expected(problem, replace(state, wrong=""))
+
+
+def with_mistakes(rng: random.Random, problem: Problem, rate: float, *, sums: float = 0.0) -> list[tuple[str, bool]]:
+    """
+    Return worked reasoning in which a share *rate* of the steps is wrong, and corrected at once.
+
+    Each paragraph comes with whether it is right. *sums* is as for `corrupt`.
+    """
+    if not rate:
+        return [(step, True) for step in worked_steps(problem)]
+    state, steps = begin(problem), list[tuple[str, bool]]()
+    while state.index <= len(problem.operations):
+        wrong = not state.wrong and rng.random() < rate
+        paragraph = corrupt(rng, problem, state, sums=sums) if wrong else expected(problem, state)
+        steps.append((paragraph, not wrong))
+        state = advance(problem, state, paragraph)
+    return steps
