@@ -35,15 +35,20 @@ class Difficulty:
     """
     The ranges, inclusive, of the parameters of a problem: the number of deeds, *steps*, and their *amount* in dollars.
 
+    All days are among the first *days*.
+
     Raise `ConfigurationError` for impossible ranges.
     """
 
     steps: tuple[int, int] = (30, 70)
     amount: tuple[int, int] = (100, WIDEST)
+    days: int = DAYS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.steps[0] <= self.steps[1] < DAYS:
-            raise ConfigurationError(f"steps {self.steps}: from 1 to {DAYS - 1}, the smaller first")
+        if not 1 <= self.days <= DAYS:
+            raise ConfigurationError(f"days {self.days}: from 1 to {DAYS}")
+        if not 1 <= self.steps[0] <= self.steps[1] < self.days:
+            raise ConfigurationError(f"steps {self.steps}: from 1 to {self.days - 1}, the smaller first")
         if not LEAST <= self.amount[0] <= self.amount[1] <= WIDEST:
             raise ConfigurationError(f"amount {self.amount}: from {LEAST} to {WIDEST}, the smaller first")
 
@@ -201,7 +206,7 @@ def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Itera
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     """Draw one problem of either split."""
     count = rng.randint(*difficulty.steps)
-    person, first, start = rng.choice(list(PEOPLE)), rng.randint(1, DAYS - count), rng.randint(LEAST, MOST)
+    person, first, start = rng.choice(list(PEOPLE)), rng.randint(1, difficulty.days - count), rng.randint(LEAST, MOST)
     deeds: list[Deed] = []
     value = start
     for _ in range(count):
@@ -298,7 +303,7 @@ def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float =
             return paragraph
 
 
-def _any_mistake(rng: random.Random):
+def _any_mistake(rng: random.Random) -> Mistaken:
     kinds = (
         _wrong_column,
         _wrong_result,

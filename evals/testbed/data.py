@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import cycle
 from types import ModuleType
@@ -310,20 +310,28 @@ def batches(
 
 
 def long_batches(
-    writer: Writer, *, seed: int | str, tokens: int, branches: int, difficulties: Sequence[accounts.Difficulty]
-) -> Iterator[Batch]:
+    writer: Writer, *, seed: int | str, tokens: int, branches: int, difficulties: Sequence[accounts.Difficulty],
+    mistakes: Sequence[Mistake] = (), mistaken: float = 0.0,
+) -> Iterator[Batch]:  # fmt: skip
     """
     Yield batches of about *tokens* tokens without end, each of problems with one number of steps; it depends on *seed*.
 
-    Every batch is of one of the *difficulties*, drawn at random, and is as long as its longest row.
+    Every batch is of one of the *difficulties*, drawn at random, and is as long as its longest row. A share *mistaken*
+    of the rows is about one of the *mistakes*, as far as there are some on problems with as many steps.
     """
     rng = random.Random(f"long rows {seed}")
+    known: dict[int, list[Mistake]] = {}
+    for each in mistakes:
+        known.setdefault(len(each.problem.operations), []).append(each)
     while True:
-        count = rng.randint(*rng.choice(difficulties).steps)
-        source = accounts.generate(rng.getrandbits(32), "train", accounts.Difficulty(steps=(count, count)))
-        batch = [writer.row(rng, next(source), branches)]
-        while (len(batch) + 1) * len(batch[0].ids) <= tokens:
-            batch.append(writer.row(rng, next(source), branches))
+        difficulty = rng.choice(difficulties)
+        count = rng.randint(*difficulty.steps)
+        source = accounts.generate(rng.getrandbits(32), "train", replace(difficulty, steps=(count, count)))
+        batch: list[Row] = []
+        while not batch or (len(batch) + 1) * len(batch[0].ids) <= tokens:
+            mistake = rng.choice(known[count]) if count in known and rng.random() < mistaken else None
+            problem = mistake.problem if mistake is not None else next(source)
+            batch.append(writer.row(rng, problem, branches, mistake))
         yield collate(batch, max(len(row.ids) for row in batch))
 
 

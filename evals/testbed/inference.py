@@ -150,7 +150,7 @@ class Trunk:
 
     @torch.no_grad()
     def grades(self, drafts: Sequence[tuple[int, str]]) -> list[float]:
-        """Return the grade, 0 to 9, of each draft, a step's number and text: the mean over the digits' probabilities."""
+        """Return the grade, 0 to 9, of each draft, a step's number and its text: the mean over the ten digits."""
         prompt = load("specreason.grade")
         question = self.writer.encode(self.writer.template.ask(prompt.text, prompt.opening))
         digits = torch.tensor([self.writer.encode(str(digit))[0] for digit in range(10)])
@@ -159,7 +159,10 @@ class Trunk:
         seen = [self.starts[number] for number, _ in drafts]
         logits = self._logits(self._copies(len(rows)), ids, seen, 0)
         ends = torch.tensor([len(row) - 1 for row in rows])
-        return (logits[torch.arange(len(rows)), ends][:, digits].softmax(-1) @ torch.arange(10.0)).tolist()
+        marks: list[float] = (
+            logits[torch.arange(len(rows)), ends][:, digits].softmax(-1) @ torch.arange(10.0)
+        ).tolist()
+        return marks
 
     def _copies(self, rows: int) -> DynamicCache:
         cache = copy.deepcopy(self.read)

@@ -7,34 +7,30 @@ Everything is computed by the bare networks, without servers, from the weights i
 from __future__ import annotations
 
 import datetime
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ..results import Interval, wilson
-from .data import Writer, world_of
-from .inference import JudgedStep, ModelSolution, grades, solve
-from .problems import (
-    Problem,
-    State,
-    advance,
-    begin,
-    corrupt,
-    generate,
-    paragraphs,
-    worked_steps,
-)
+from . import accounts
+from .data import Problem, Writer, world_of
+from .inference import JudgedStep, ModelSolution, Trunk, grades, recite, solve
+from .problems import Problem as ShortProblem
+from .problems import corrupt, generate, paragraphs, worked_steps
 from .servers import MODELS
 
 SOLVED = 500
 JUDGED_PROBLEMS = 1500
 SEED = 4321
 SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
+LONG_SOLVES = {"large": (0.85, 0.95), "small": (0.3, 0.6)}
 JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models together
 
@@ -91,6 +87,48 @@ def measure(log: Callable[[str], object], folder: Path = MODELS) -> list[Figure]
     return [*figures, Figure("bytes in git", size, 0, SIZE, "all models with their tokenizers")]
 
 
+def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) -> list[Figure]:
+    """
+    Measure the pair of the long problems: accuracy on *count* of them, and the large model's grades of the small one's.
+
+    The steps that are graded are the small model's drafts at temperature 0.6, each after the right steps before it.
+    """
+    fresh = list(islice(accounts.generate(SEED, "test"), count))
+    figures: list[Figure] = []
+    for name, (low, high) in LONG_SOLVES.items():
+        log(f"{name} writes the steps of {count} problems")
+        loaded = LoadedModel.of(name, folder)
+        recitals = recite(loaded.model, loaded.writer, fresh)
+        solved = wilson(sum(all(r.greedy) for r in recitals), count)
+        steps = [right for r in recitals for right in r.greedy]
+        sampled = sum(math.prod(r.chance) for r in recitals) / count
+        about = f"n = {count}, of 30 to 70 steps; {np.mean(steps):.2%} of the steps"
+        figures.append(Figure(f"{name}: greedy accuracy", solved.value, low, high, _detail(solved, about)))
+        figures.append(Figure(f"{name}: accuracy at temperature 0.6", sampled, 0, 1, "expected, on the same problems"))
+    large, small = LoadedModel.of("large", folder), LoadedModel.of("small", folder)
+    cases: dict[str, tuple[list[JudgedStep], list[float]]] = {
+        "that the small model wrote": ([], []),
+        "synthetic": ([], []),
+    }
+    rng = random.Random(SEED)
+    for problem in fresh:
+        judge, writer = Trunk(large.model, large.writer, problem), Trunk(small.model, small.writer, problem)
+        drafts = writer.drafts(temperature=0.6)
+        made = [accounts.corrupt(rng, problem, _after(problem, judge.steps[:n])) for n in range(len(drafts))]
+        made = [step if rng.random() < 0.5 else wrong for step, wrong in zip(judge.steps, made, strict=True)]
+        for (judged, marks), written in zip(cases.values(), (drafts, made), strict=True):
+            marks += judge.grades(list(enumerate(written)))
+            judged += [
+                JudgedStep(problem, tuple(judge.steps[:n]), step, step == judge.steps[n])
+                for n, step in enumerate(written)
+            ]
+    for kind, (judged, marks) in cases.items():
+        figures.append(_auroc(f"large as judge: AUROC, wrong steps {kind}", judged, marks, 0.0))
+        tenths = np.histogram(marks, bins=np.arange(11) - 0.5)[0] / len(marks)
+        figures.append(Figure(f"grades, {kind}", float(np.mean(marks)), 0, 9, " ".join(f"{t:.1%}" for t in tenths)))
+    return figures
+
+
 def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
     """Return the first wrong step of every solution, if it has one, and a random right step of every solution."""
     rng = random.Random(SEED)
@@ -113,7 +151,7 @@ def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
     return cases
 
 
-def synthetic_steps(problems: Sequence[Problem]) -> list[JudgedStep]:
+def synthetic_steps(problems: Sequence[ShortProblem]) -> list[JudgedStep]:
     """Return a right and a corrupted step at a random position of every problem's worked reasoning."""
     rng = random.Random(SEED)
     cases: list[JudgedStep] = []
@@ -126,10 +164,11 @@ def synthetic_steps(problems: Sequence[Problem]) -> list[JudgedStep]:
     return cases
 
 
-def _after(problem: Problem, steps: Sequence[str]) -> State:
-    state = begin(problem)
+def _after(problem: Problem, steps: Sequence[str]) -> Any:
+    world = world_of(problem)
+    state = world.begin(problem)
     for step in steps:
-        state = advance(problem, state, step)
+        state = world.advance(problem, state, step)
     return state
 
 

@@ -53,7 +53,7 @@ def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
         special_tokens=list(SPECIAL),
         show_progress=False,
     )
-    bpe.train_from_iterator(_long_corpus(seed) if numbers == "dated" else _corpus(seed), trainer)
+    bpe.train_from_iterator(_long_corpus() if numbers == "dated" else _corpus(seed), trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=bpe,
         eos_token=END_OF_TURN,
@@ -72,11 +72,18 @@ def _corpus(seed: int) -> Iterator[str]:
     yield from _words()
 
 
-def _long_corpus(seed: int) -> Iterator[str]:
-    for problem in islice(accounts.generate(seed, "train"), 400):
-        yield problem.text
-        yield from (paragraph.removesuffix(THINK_END) for paragraph in accounts.worked_steps(problem))
-        yield accounts.final_answer(problem.answer)
+def _long_corpus() -> Iterator[str]:
+    """Yield every word of the long problems equally often, so that the vocabulary does not depend on their lengths."""
+    verbs = [verb for sign in accounts.VERBS.values() for verb in sign]
+    days = [accounts.ordinal(day) for day in range(1, accounts.DAYS + 1)]
+    deeds = (accounts.Deed("+", 257), accounts.Deed("-", 163))
+    for person in problems.PEOPLE:
+        problem = accounts.Problem(person, 10, 342, deeds, 0)
+        for _ in range(50):
+            yield problem.text
+            yield from (paragraph.removesuffix(THINK_END) for paragraph in accounts.worked_steps(problem))
+            yield accounts.final_answer(problem.answer)
+            yield from (f" {word}" for word in (*verbs, *days))
     yield from _words()
 
 

@@ -38,7 +38,7 @@ from .data import (
     long_batches,
     world_of,
 )
-from .inference import recite, solve
+from .inference import Trunk, recite, solve
 from .model_card import LoadedModel
 from .problems import DEFAULT, SMALL_NUMBERS, generate
 from .tokenizer import END_OF_TEXT, END_OF_TURN, Numbers
@@ -118,20 +118,42 @@ LARGE_PHASES = (
 )
 
 
-def long(*steps: tuple[int, int]) -> tuple[Difficulty, ...]:
-    return tuple(accounts.Difficulty(steps=each) for each in steps)
+def long(*steps: tuple[int, int], days: int = accounts.DAYS) -> tuple[Difficulty, ...]:
+    return tuple(accounts.Difficulty(steps=each, days=days) for each in steps)
 
 
 NO_MISTAKES = MistakeRate(0.0)
 LONG_SMALL_PHASES = (
-    Phase(1200, 4e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 3), (1, 6)), reach=200),
+    Phase(1200, 4e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6), days=16), reach=200),
     Phase(1500, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 16)), reach=3000),
     Phase(800, 2e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
 )
 LONG_LARGE_PHASES = (
-    Phase(1200, 2e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 3), (1, 6)), reach=200),
+    Phase(1200, 2e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6), days=16), reach=200),
     Phase(1200, 1.5e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 16)), reach=3000),
     Phase(600, 1e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
+    Phase(
+        900,
+        1e-3,
+        tokens=6144,
+        mistake_rate=MistakeRate(0.3, 0.6),
+        difficulties=long((3, 14)),
+        reach=3000,
+        pool=200,
+        mistaken=0.3,
+    ),
+    Phase(
+        800,
+        8e-4,
+        tokens=8192,
+        mistake_rate=MistakeRate(0.1, 0.6),
+        difficulties=long((3, 14)),
+        reach=3000,
+        pool=200,
+        mistaken=0.3,
+        branches=8,
+    ),
+    Phase(300, 5e-4, tokens=8192, mistake_rate=MistakeRate(0.02), difficulties=long((4, 30), (30, 70)), branches=6),
 )
 ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (
@@ -148,6 +170,7 @@ MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their m
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
 SAVE_EVERY = 180  # seconds
+RECITE_EVERY = 500  # steps
 EVALUATE_FROM, EVALUATE_EVERY = 0.4, 10  # share of a phase's steps, and steps; for phases with *until*
 
 
@@ -168,7 +191,10 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         pad_token_id=padding,
         bos_token_id=None,
     )
-    return Qwen3ForCausalLM(config)
+    model = Qwen3ForCausalLM(config)
+    if recipe.numbers == "dated":  # the many days are rare words, which are learnt earlier if they differ more
+        nn.init.normal_(model.model.embed_tokens.weight, std=recipe.width**-0.5)
+    return model
 
 
 class Marker(nn.Module):
@@ -279,6 +305,8 @@ class Trainer:
                 tokens=phase.tokens,
                 branches=phase.branches,
                 difficulties=[each for each in phase.difficulties if isinstance(each, accounts.Difficulty)],
+                mistakes=mistakes(phase.pool, phase.difficulties) if phase.mistaken else (),
+                mistaken=phase.mistaken,
             )
         return batches(
             Writer(self.tokenizer, phase.mistake_rate),
@@ -361,8 +389,8 @@ class Trainer:
                 if due and self.evaluate(250) >= phase.until:
                     return
             elif phase.tokens:
-                if step % 400 == 0 or step == steps:
-                    self.recite()
+                if step % RECITE_EVERY == 0 or step == steps:
+                    self.recite(max(each.steps[1] for each in phase.difficulties))
             elif step % 200 == 0:
                 self.evaluate()
         if phase.until is not None:
@@ -391,9 +419,11 @@ class Trainer:
         self.log(f"{self.recipe.name} solves {accuracy:.1%} of {count}")
         return accuracy
 
-    def recite(self, count: int = 20) -> None:
-        """Log how exactly the model would write the worked steps of *count* problems of each of four lengths."""
-        for steps in (8, 30, 50, 70):
+    def recite(self, most: int, count: int = 20) -> None:
+        """Log how exactly the model would write *count* problems of each length, up to twice *most* steps."""
+        for steps in (4, 16, 30, 50, 70):
+            if steps > 2 * most:
+                return
             source = accounts.generate(1234, "test", accounts.Difficulty(steps=(steps, steps)))
             recitals = recite(self.model, self.writer, list(islice(source, count)))
             inner = sum(sum(r.greedy[:-1]) for r in recitals) / (count * steps)
@@ -416,9 +446,20 @@ class Trainer:
 def mistakes_of(
     model: Qwen3ForCausalLM, writer: Writer, count: int, difficulty: Difficulty = DEFAULT, seed: int = 77
 ) -> list[Mistake]:
-    """Let a model solve *count* training problems, greedily and by sampling, and collect its first wrong steps."""
+    """
+    Let a model solve *count* training problems, greedily and by sampling, and collect its first wrong steps.
+
+    Of a long problem, collect all wrong steps that it writes by sampling, each after right ones.
+    """
     source = world_of(difficulty).generate(seed, "train", difficulty)
     mistakes: list[Mistake] = []
+    if isinstance(difficulty, accounts.Difficulty):
+        for problem in islice(source, count):
+            trunk = Trunk(model, writer, problem)
+            for number, (step, draft) in enumerate(zip(trunk.steps, trunk.drafts(temperature=1.0), strict=True)):
+                if draft != step:
+                    mistakes.append(Mistake(problem, tuple(trunk.steps[:number]), draft))
+        return mistakes
     for temperature in (0.0, 0.8):
         problems = [next(source) for _ in range(count // 2)]
         for solution in solve(model, writer, problems, temperature=temperature, seed=seed):
@@ -440,13 +481,18 @@ def train_all(
     for recipe in LONG_RECIPES if long else RECIPES:
         if only in (None, recipe.name):
             trainer = Trainer(recipe, folder / recipe.name, log)
-            trainer.learn(cache(partial(_small_mistakes, folder)), work / f"{recipe.name}.pt")
+            trainer.learn(
+                cache(partial(_small_mistakes, folder, ("small",) if long else MISTAKE_MODELS)),
+                work / f"{recipe.name}.pt",
+            )
             trainer.save(torch.float16)
 
 
-def _small_mistakes(folder: Path, pool: int, difficulties: tuple[Difficulty, ...]) -> list[Mistake]:
-    """Return the mistakes of both small models: a judge trained on those of one misses those of the other."""
-    models = [LoadedModel.of(name, folder) for name in MISTAKE_MODELS]
+def _small_mistakes(
+    folder: Path, names: Sequence[str], pool: int, difficulties: tuple[Difficulty, ...]
+) -> list[Mistake]:
+    """Return the mistakes of all small models: a judge trained on those of one misses those of another."""
+    models = [LoadedModel.of(name, folder) for name in names]
     count = pool // len(difficulties)
     return [
         mistake

@@ -148,7 +148,7 @@ def test_reasoning_with_mistakes_is_marked_by_the_checker(problem: Problem, seed
 
 
 def test_wrong_steps_are_of_many_kinds() -> None:
-    """Each part of a step is wrong in some: its day, verb, amount, balance, sign, amount again, columns, result, last day."""
+    """Each part of a step is wrong in some: day, verb, amount, balance, sign, amount again, columns, day, result."""
     problem = draw(random.Random(7), Difficulty(steps=(20, 20)))
     state, rng = begin(problem), random.Random(1)
     for step in worked_steps(problem)[:9]:
