@@ -13,6 +13,7 @@ from stepspec.evals.testbed import accounts
 from stepspec.evals.testbed.accounts import Difficulty, advance, begin, corrupt, grade, worked_steps
 from stepspec.evals.testbed.data import IGNORED, TRUNK, Mistake, MistakeRate, Writer, long_batches, world_of
 from stepspec.evals.testbed.inference import JudgedStep, Trunk, grades, recite
+from stepspec.evals.testbed.problems import CORRECTION
 from stepspec.evals.testbed.train import LONG_RECIPES, Trainer
 
 SHORT = Difficulty(steps=(3, 3))
@@ -68,7 +69,7 @@ def test_batches_hold_problems_of_one_length_and_the_mistakes_on_them(trainer: T
     assert all(batch.ids.size <= 2300 for batch in batches)
     texts = [str(writer.tokenizer.decode(ids)) for batch in batches for ids in batch.ids]
     assert all(text.count("Balance on the") - 2 in (3, 4) for text in texts)  # the mistake has one more
-    assert 0.2 < sum(wrong + accounts.CORRECTION in text for text in texts) / len(texts) < 0.8
+    assert 0.2 < sum(wrong + CORRECTION in text for text in texts) / len(texts) < 0.8
 
 
 def test_drafts_and_grades_from_one_reading_are_those_of_the_plain_network(trainer: Trainer) -> None:
