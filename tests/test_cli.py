@@ -75,6 +75,11 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["up", "pair.toml", "--tiny"],
             "--tiny is only for --testbed: in pair.toml, describe a pair within, [small.sm",
         ),
+        (
+            ["up", "pair.toml", "--world", "long"],
+            "--world is only for --testbed: in pair.toml, set `model` and `flags.",
+        ),
+        (["up", "--testbed", "--world", "wide"], "there is no world 'wide' of miniature models"),
         (["up", "pair.toml", "--small-other"], "--small-other is only for --testbed: in pair.toml, set `model` of"),
         (["up", "--testbed", "--speculation", "eagle3"], "no speculation method 'eagle3'"),
         (["profile"], "name a file of problems, or pass --testbed"),

@@ -4,6 +4,7 @@ Measure every method on the miniature pair: the figures of the README, compared 
 ``python -m stepspec.evals.experiments.bench`` solves the same problems with every arm, interleaved, at the default
 sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in the small one's place.
 With ``--stacked`` it measures vLLM's token-level speculation under the large model alone and under SpecReason instead.
+With ``--world long`` the problems have 30 to 70 steps, and models of their own; there is no tiny one among them.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..command_line import progress_bars, script
 from ..results import Result, summarise
 from ..sample import Arm, Sample, Task
 from ..store import SampleStore
-from ..testbed.servers import SPECULATIONS, weights_digest
+from ..testbed.servers import PAIR, SHORT, SPECULATIONS, TINY, weights_digest
 from ..testbed.solving_pair import fresh_tasks, pair_solver, solvers
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
 from .tables import markdown, small_print, table
@@ -73,15 +74,17 @@ def server_settings() -> dict[str, object]:
 
 
 async def measure_stacked(
-    problems: int, profile: str, seed: int, samples: SampleStore, console: Console
+    problems: int, profile: str, seed: int, samples: SampleStore, console: Console, world: str = SHORT
 ) -> list[Result]:
     """Measure every method's arms on the same fresh problems; *samples* that exist are not measured again."""
-    tasks, chosen = fresh_tasks(problems, seed), {method: arms(method) for method in SPECULATIONS}
+    tasks, chosen = fresh_tasks(problems, seed, world=world), {method: arms(method) for method in SPECULATIONS}
     with samples:
         for method, over in chosen.items():
             if left := missing(over, tasks, samples):
                 speculation = SPECULATIONS[method]
-                pair = pair_solver(profile, console, over, seed + 1, problems=WARM_UP, speculation=speculation)
+                pair = pair_solver(
+                    profile, console, over, seed + 1, problems=WARM_UP, speculation=speculation, world=world
+                )
                 async with pair as solver:
                     with progress_bars(console) as progress:
                         advance = partial(progress.advance, progress.add_task(method, total=left))
@@ -139,6 +142,8 @@ Examples:
   python -m stepspec.evals.experiments.bench --stacked --problems 50
 
   python -m stepspec.evals.experiments.bench --profile slow --output build/slow.json
+
+  python -m stepspec.evals.experiments.bench --world long --baselines --problems 20 --output build/long.json
 """
 
 
@@ -191,16 +196,19 @@ def heading(sampling: str) -> str:
 
 
 async def bench(
-    arms: Sequence[Arm], samplings: Sequence[str], problems: int, profile: str, samples: SampleStore, console: Console
-) -> Mapping[str, list[Result]]:
+    arms: Sequence[Arm], samplings: Sequence[str], problems: int, profile: str, samples: SampleStore, console: Console,
+    world: str = SHORT,
+) -> Mapping[str, list[Result]]:  # fmt: skip
     """
     Run the *arms* on the same fresh problems at each of the *samplings*, one at a time, all of them interleaved.
 
-    What *samples* have is not run again. Return the results by sampling; the arms have their own names in them.
+    The problems and the models are those of *world*. What *samples* have is not run again. Return the results by
+    sampling; the arms have their own names in them.
     """
-    tasks, nested = fresh_tasks(problems, SEED), {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
+    tasks = fresh_tasks(problems, SEED, world=world)
+    nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
-    solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested)
+    solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested, world=world)
     async with solving as (solver, others):
         by_arm = {
             named(arm, sampling): others[arm.name] for sampling in samplings for arm in arms if arm.name in others
@@ -231,6 +239,7 @@ def main(
         list[str] | None,
         typer.Option(help="Measure this arm and the baselines; by default all arms."),
     ] = None,
+    world: Annotated[str, typer.Option(help="Kind of problems, with their models: short, long.")] = SHORT,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
     stacked: Annotated[
         bool,
@@ -258,19 +267,19 @@ def main(
     if sampling not in ("both", *SAMPLINGS):
         raise ConfigurationError(f"no such sampling: {sampling!r}; there are 'both', 'default', 'greedy'")
     samplings = tuple(SAMPLINGS) if sampling == "both" else (sampling,)
-    arms = chosen(arm, baselines=baselines)
+    arms = chosen(arm, baselines=baselines, world=world)
     output = output or (FIGURES.with_stem(f"{FIGURES.stem}-stacked") if stacked else FIGURES)
-    explanation = note(arms, profile, stacked=stacked)
-    about = _about(profile, stacked=stacked)
+    explanation = note(arms, profile, stacked=stacked, world=world)
+    about = _about(profile, stacked=stacked, world=world)
     samples = SampleStore(output.with_suffix(".samples.jsonl"), about, fresh=fresh_start)
     progress, console = Console(stderr=True), Console(width=180 if stacked else 150)
     results: Mapping[str, list[Result]]
     if stacked:
-        results = {"greedy": asyncio.run(measure_stacked(problems, profile, SEED, samples, progress))}
+        results = {"greedy": asyncio.run(measure_stacked(problems, profile, SEED, samples, progress, world))}
     else:
-        results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress))
+        results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress, world))
     output.parent.mkdir(parents=True, exist_ok=True)
-    rows = [row for name, summary in results.items() for row in report(summary, profile, explanation, name)]
+    rows = [row for name, summary in results.items() for row in report(summary, profile, explanation, name, world)]
     output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
     for name, summary in results.items():
         console.print(heading(name), style="bold")
@@ -302,34 +311,47 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
         sys.exit(1)
 
 
-def chosen(names: Sequence[str] | None, *, baselines: bool) -> tuple[Arm, ...]:
-    """The baselines and the arms called *names*; None: all arms, or with *baselines* none but the baselines."""
-    known = {arm.name: arm for arm in OTHERS}
+def chosen(names: Sequence[str] | None, *, baselines: bool, world: str = SHORT) -> tuple[Arm, ...]:
+    """The baselines and the arms called *names*; None: all of *world*, or with *baselines* none but the baselines."""
+    known = {arm.name: arm for arm in OTHERS if world == SHORT or arm.name not in NESTED}
     wrong = [name for name in names or () if name not in known]
     if wrong:
         listed, there = (", ".join(map(repr, names)) for names in (wrong, known))
         raise ConfigurationError(f"no such arm: {listed}; there are {there}")
-    others = () if baselines else OTHERS if names is None else tuple(known[name] for name in dict.fromkeys(names))
+    others = (
+        ()
+        if baselines
+        else tuple(known.values())
+        if names is None
+        else tuple(known[name] for name in dict.fromkeys(names))
+    )
     return *BASELINES, *others
 
 
-def note(arms: Sequence[Arm], profile: str, *, stacked: bool) -> str:
-    """The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile*."""
+def note(arms: Sequence[Arm], profile: str, *, stacked: bool, world: str = SHORT) -> str:
+    """The explanation that goes with the figures. Raise `ConfigurationError` for an unknown *profile* or *world*."""
+    pair = small_print(profile, world=world)
     if stacked:
-        return f"{small_print(profile)} {STACKED_SMALL_PRINT}"
-    return f"{small_print(profile, 'tiny')} {NESTED_SMALL_PRINT}" if THREE in arms else small_print(profile)
+        return f"{pair} {STACKED_SMALL_PRINT}"
+    return f"{small_print(profile, TINY, world=world)} {NESTED_SMALL_PRINT}" if THREE in arms else pair
 
 
-def _about(profile: str, *, stacked: bool) -> dict[str, Any]:
+def _about(profile: str, *, stacked: bool, world: str) -> dict[str, Any]:
     """The values that have to agree for samples to belong to one run; the arms may differ."""
-    about = {"profile": profile, "seed": SEED, "models": weights_digest("large", "small", "tiny")}
+    roles = (*PAIR, TINY) if world == SHORT else PAIR
+    about = {"profile": profile, "seed": SEED, "models": weights_digest(*roles, world=world)}
+    if world != SHORT:  # samples from before there were worlds are of the short one
+        about["world"] = world
     return {**about, "stacked": server_settings()} if stacked else about
 
 
-def report(results: Sequence[Result], profile: str, note: str, sampling: str = "greedy") -> list[dict[str, Any]]:
+def report(
+    results: Sequence[Result], profile: str, note: str, sampling: str = "greedy", world: str = SHORT
+) -> list[dict[str, Any]]:
     """One entry per arm with its figures, and the conditions under which they were measured."""
     how = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
-    about = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED, "note": note, "sampling": how}
+    about = {"date": str(datetime.date.today()), "profile": profile, "world": world, "seed": SEED}
+    about |= {"note": note, "sampling": how}
     return [{**dataclasses.asdict(result), **about} for result in results]
 
 

@@ -9,7 +9,7 @@ from rich.table import Table
 from stepspec.orchestrator.chain import Role
 
 from ..results import Result
-from ..testbed.servers import describe_pace
+from ..testbed.servers import SHORT, describe_pace, find_world
 
 ROLES: tuple[Role, ...] = ("large", "small")
 COLUMNS = ("", "n", "accuracy", "seconds", "vs large", "vs floor", "by large", "accepted", "waste", "judging")
@@ -61,11 +61,12 @@ def _row(r: Result, speculating: Sequence[Role], *, intervals: bool = True) -> t
     )
 
 
-def small_print(profile: str, *more: str) -> str:
-    """The explanation of the table: models, *profile* and columns; *more* names further models."""
+def small_print(profile: str, *more: str, world: str = SHORT) -> str:
+    """The explanation of the table: models of *world*, *profile* and columns; *more* names further models."""
+    sizes, pace = find_world(world).sizes, describe_pace(profile, "large", "small", *more)
     return (
-        "The miniature pair: two models of 0.1 and 1.3 million parameters, trained on arithmetic, served by real vLLM "
-        f"on this CPU; {describe_pace(profile, 'large', 'small', *more)}. Seconds are the mean of one problem. "
+        f"The miniature pair: two models of {sizes} parameters, trained on arithmetic, served by real vLLM on this "
+        f"CPU; {pace}. Seconds are the mean of one problem. "
         "Vs large: wall time divided by that of the large model alone. Vs floor: divided by the time to write every "
         "kept token on the model that wrote it. Brackets are 95% intervals. By large: the large model's share of the "
         "kept tokens. Accepted: share of the judged drafts. Waste: share of the written tokens that were not kept. "

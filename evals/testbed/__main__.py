@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -11,24 +12,39 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from . import accounts
 from .problems import DEFAULT, Difficulty, final_answer, generate, worked_steps
-from .servers import MODELS
+from .servers import LONG, SHORT, find_world
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
 console = Console()
+World = Annotated[str, typer.Option(help="Kind of problems, with their models: short, long.")]
 
 
 @app.command()
 def problems(
     count: Annotated[int, typer.Option(min=1)] = 3,
     seed: int = 0,
-    least: Annotated[int, typer.Option(help="Least number of operations.", min=1, max=7)] = DEFAULT.steps[0],
-    most: Annotated[int, typer.Option(help="Largest number of operations.", min=1, max=7)] = DEFAULT.steps[1],
+    least: Annotated[
+        int, typer.Option(help="Least number of operations, of short ones.", min=1, max=7)
+    ] = DEFAULT.steps[0],
+    most: Annotated[int, typer.Option(help="Largest number of operations, likewise.", min=1, max=7)] = DEFAULT.steps[1],
+    world: World = SHORT,
 ) -> None:
     """Print problems of the test split with their worked reasoning."""
+    find_world(world)
+    if world == LONG:
+        for long in islice(accounts.generate(seed, "test"), count):
+            show(long.text, accounts.worked_steps(long), long.answer)
+        return
     for problem in islice(generate(seed, "test", Difficulty(steps=(least, most))), count):
-        reasoning = "".join(worked_steps(problem)) + final_answer(problem.answer)
-        console.print(f"{problem.text}\n\n{reasoning}\n", markup=False, highlight=False)
+        show(problem.text, worked_steps(problem), problem.answer)
+
+
+def show(text: str, steps: Sequence[str], answer: int) -> None:
+    """Print one problem."""
+    reasoning = "".join(steps) + final_answer(answer)
+    console.print(f"{text}\n\n{reasoning}\n", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -36,20 +52,20 @@ def report(
     folder: Annotated[
         Path | None, typer.Option(help="The folder with the models; default: the shipped models.")
     ] = None,
-    long: Annotated[bool, typer.Option(help="Measure the models of the long problems; writes nothing.")] = False,
+    world: World = SHORT,
     write: Annotated[bool, typer.Option(help="Also write the model card, README.md in the folder.")] = True,
 ) -> None:
     """Measure the models; exit with status 1 if a figure misses its bar."""
     from . import model_card
 
-    folder = folder or MODELS
-    log = Console(stderr=True).log
-    figures = model_card.measure_long(log, folder) if long else model_card.measure(log, folder)
+    folder, log = folder or find_world(world).models, Console(stderr=True).log
+    figures = model_card.measure_long(log, folder) if world == LONG else model_card.measure(log, folder)
     for figure in figures:
         mark = "ok    " if figure.met else "MISSED"
         console.print(f"{mark} {figure.name}: {figure.value:,.3f} ({figure.detail})", highlight=False, soft_wrap=True)
-    if write and not long:
-        (folder / "README.md").write_text(model_card.card(figures), encoding="utf-8")
+    if write:
+        describe = model_card.long_card if world == LONG else model_card.card
+        (folder / "README.md").write_text(describe(figures), encoding="utf-8")
     if not all(figure.met for figure in figures):
         sys.exit(1)
 
@@ -62,11 +78,11 @@ def train(
     only: Annotated[str | None, typer.Option(help="Train only this model (large needs small and small-other).")] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     work: Annotated[Path, typer.Option(help="The folder for the results of finished phases.")] = Path("build/training"),
-    long: Annotated[bool, typer.Option(help="Train the models of the long problems instead.")] = False,
+    world: World = SHORT,
     fresh: Annotated[bool, typer.Option(help="Delete the results of an earlier training.")] = False,
 ) -> None:
     """
-    Train all four models, in at most two hours on two cores; the losses are logged every 50 steps.
+    Train all models of a world, in at most two hours on two cores; the losses are logged every 50 steps.
 
     After an interruption, the same command continues after the last finished phase; --fresh starts again.
     """
@@ -74,7 +90,8 @@ def train(
 
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
-    training.train_all(folder or MODELS, work, console.log, only=only, threads=threads, long=long)
+    folder = folder or find_world(world).models
+    training.train_all(folder, work / world, console.log, only=only, threads=threads, long=world == LONG)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from stepspec.orchestrator.launcher.up import as_json, as_text, until_signalled
 from ..experiments.arms import LARGE, SHIPPED, SMALL, measure
 from ..results import Result, summarise
 from ..sample import Sample, Task
-from .servers import MODELS, NO_SPECULATION, PAIR, SCORERS, running
+from .servers import NO_SPECULATION, PAIR, SCORERS, SHORT, running
 from .solving_pair import fresh_tasks, pair_solver
 
 
@@ -26,20 +26,24 @@ async def up(
     roles: Sequence[str] = PAIR,
     *,
     json_output: bool = False,
-    models: Path = MODELS,
+    world: str = SHORT,
+    models: Path | None = None,
     log_dir: Path | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> None:
     """
     Start the servers of *roles*, print their URLs when all are ready, and return when a signal has stopped them.
 
-    *speculation* is by role. Progress goes to standard error. With *json_output*, standard output is one line: a JSON
-    object by role. Raise ServerError if a server does not start or ends by itself.
+    *speculation* is by role; the models are by default those of *world*. Progress goes to standard error. With
+    *json_output*, standard output is one line: a JSON object by role. Raise ServerError if a server does not start or
+    ends by itself.
     """
     console = Console(stderr=True)
 
     async def serve() -> None:
-        starting = running(profile, roles, console=console, models=models, log_dir=log_dir, speculation=speculation)
+        starting = running(
+            profile, roles, console=console, world=world, models=models, log_dir=log_dir, speculation=speculation
+        )
         async with starting as served:
             pairs = {name: _describe(server, speculation.get(name)) for name, server in served.items()}
             print(as_json(pairs) if json_output else as_text(pairs), flush=True)

@@ -26,14 +26,14 @@ from stepspec.prompts import load
 from . import accounts, problems
 from . import tokenizer as vocabulary
 
-World: TypeAlias = ModuleType
+Kind: TypeAlias = ModuleType
 """A module with problems, their worked reasoning and its corruptions: `problems` or `accounts`."""
 Problem: TypeAlias = problems.Problem | accounts.Problem
 State: TypeAlias = problems.State | accounts.State
 Difficulty: TypeAlias = problems.Difficulty | accounts.Difficulty
 
 
-def world_of(thing: Problem | Difficulty) -> World:
+def world_of(thing: Problem | Difficulty) -> Kind:
     """Return the module to which a problem or a difficulty belongs."""
     return accounts if isinstance(thing, accounts.Problem | accounts.Difficulty) else problems
 
@@ -327,12 +327,13 @@ def long_batches(
         difficulty = rng.choice(difficulties)
         count = rng.randint(*difficulty.steps)
         source = accounts.generate(rng.getrandbits(32), "train", replace(difficulty, steps=(count, count)))
-        batch: list[Row] = []
-        while not batch or (len(batch) + 1) * len(batch[0].ids) <= tokens:
+        batch, longest = list[Row](), 0
+        while (len(batch) + 1) * longest <= tokens:
             mistake = rng.choice(known[count]) if count in known and rng.random() < mistaken else None
             problem = mistake.problem if mistake is not None else next(source)
             batch.append(writer.row(rng, problem, branches, mistake))
-        yield collate(batch, max(len(row.ids) for row in batch))
+            longest = max(longest, len(batch[-1].ids))
+        yield collate(batch, longest)
 
 
 def first_mistake(problem: Problem, reasoning: str) -> Mistake | None:

@@ -1,7 +1,8 @@
 """
 The servers of the miniature models: their flags, their pace by profile, their token-level speculation, their start.
 
-A profile of ``profiles.toml`` sets the duration of a forward pass of each model, so that latency on a CPU has the shape
+A world is a kind of problems with the models that were trained on them, and with the length of their contexts. A
+profile of ``profiles.toml`` sets the duration of a forward pass of each model, so that latency on a CPU has the shape
 of a GPU's; ``paced_qwen3`` implements the pace inside vLLM.
 """
 
@@ -33,9 +34,9 @@ ARCHITECTURE = "PacedQwen3ForCausalLM"
 PAIR = ("large", "small")
 TINY = "tiny"  # drafts for the small model in a nested pair
 SCORERS = frozenset({"large"})  # roles whose servers open /inference/v1/generate, which suffix scoring needs
-CONTEXT = 2048  # tokens, the longest context of the models
 DRAFTER = "small"  # drafts tokens for the large model where `draft_model` speculation is on
 NO_SPECULATION: Mapping[str, TokenSpeculation] = {}
+SEQUENCES = 16  # at once on one server
 
 FLAGS: Mapping[str, Any] = {
     "dtype": "float32",
@@ -44,10 +45,10 @@ FLAGS: Mapping[str, Any] = {
     "distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
     "kv-cache-memory-bytes": 256 * 2**20,
     "block-size": 32,  # tokens, of the prefix cache; vLLM's default is 128 on a CPU, 16 on a GPU
-    "max-num-seqs": 16,
-    # The tokens of 16 prompts of the longest context, so that no prompt is read in parts: on a CPU, vLLM 0.32 crashes
-    # ("CPU Generator does not use offset") when it reads a part of a prompt whose request samples with a seed.
-    "max-num-batched-tokens": 16 * CONTEXT,
+    "max-num-seqs": SEQUENCES,
+    # The tokens of as many prompts of the longest context, so that no prompt is read in parts: on a CPU, vLLM 0.32
+    # crashes ("CPU Generator does not use offset") when it reads a part of a prompt whose request samples with a seed.
+    "max-num-batched-tokens": SEQUENCES * 2048,
     "generation-config": "vllm",  # sampling defaults are vLLM's, not the model's
     "enable-prompt-tokens-details": True,  # responses report how many prompt tokens were cached
     "disable-uvicorn-access-log": True,
@@ -73,6 +74,42 @@ SPECULATIONS: Mapping[str, Mapping[str, TokenSpeculation]] = {
     "ngram": {role: TokenSpeculation(method="ngram") for role in PAIR},
     "draft_model": {"large": TokenSpeculation(method="draft_model")},
 }
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """
+    One kind of problems: the folder of its *models*, and *sizes*, the parameters of the small and the large one.
+
+    *context* is their longest one in tokens, and *cache* the size in MiB of a server's key-value cache for it.
+    """
+
+    models: Path
+    sizes: str
+    context: int
+    cache: int
+
+    def flags(self, context: int) -> dict[str, Any]:
+        """Return those of `FLAGS` that depend on the *context*, the longest one of a server."""
+        return {
+            "max-model-len": context,
+            "kv-cache-memory-bytes": self.cache * 2**20,
+            "max-num-batched-tokens": SEQUENCES * max(context, self.context),
+        }
+
+
+SHORT, LONG = "short", "long"
+WORLDS: Mapping[str, World] = {
+    SHORT: World(MODELS, "0.1 and 1.3 million", context=2048, cache=256),
+    LONG: World(MODELS / "long", "0.4 and 1.3 million", context=8192, cache=512),
+}
+
+
+def find_world(name: str) -> World:
+    """Return the world called *name*. Raise ConfigurationError for an unknown name."""
+    if name not in WORLDS:
+        raise ConfigurationError(f"there is no world {name!r} of miniature models; there are: {', '.join(WORLDS)}")
+    return WORLDS[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +168,15 @@ def paced_drafter(model: Path, pace: Pace | None) -> Generator[Path]:
         yield folder
 
 
-def weights_digest(*names: str, models: Path = MODELS) -> str:
-    """Return a digest of the weights of the models *names*, which tells figures of different weights apart."""
-    digest = blake2b(digest_size=8)
+def weights_digest(*names: str, world: str = SHORT) -> str:
+    """
+    Return a digest of the weights of the models *names*, which tells figures of different weights apart.
+
+    Raise ConfigurationError for an unknown world and for a missing model.
+    """
+    digest, models = blake2b(digest_size=8), find_world(world).models
     for name in names:
-        digest.update((models / name / "model.safetensors").read_bytes())
+        digest.update((_trained(models / name, world) / "model.safetensors").read_bytes())
     return digest.hexdigest()
 
 
@@ -156,26 +197,38 @@ def miniature_servers(
     profile: str = "paced",
     roles: Sequence[str] = PAIR,
     *,
-    models: Path = MODELS,
-    context: int = CONTEXT,
+    world: str = SHORT,
+    models: Path | None = None,
+    context: int | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     drafter: Path | None = None,
 ) -> tuple[Server, ...]:
     """
     Describe the servers of *roles*: "large", "small", "small-other", "tiny"; each serves ``testbed-<role>``.
 
-    *context* is in tokens. *speculation* is by role. *drafter* is the model of ``draft_model``; None: the small model.
-    Raise ConfigurationError for an unknown profile and for a missing model.
+    *models* and *context*, in tokens, are by default those of the *world*. *speculation* is by role. *drafter* is the
+    model of ``draft_model``; None: the small model. Raise ConfigurationError for an unknown profile or world, and for a
+    missing model.
     """
-    drafting = {role: method.configuration(str(drafter or models / DRAFTER)) for role, method in speculation.items()}
-    return tuple(_server(profile, role, models / role, context, drafting.get(role)) for role in roles)
+    known = find_world(world)
+    folder, flags = models or known.models, known.flags(context or known.context)
+    drafting = {role: method.configuration(str(drafter or folder / DRAFTER)) for role, method in speculation.items()}
+    trained = {role: _trained(folder / role, world) for role in roles}
+    return tuple(_server(profile, role, model, flags, drafting.get(role)) for role, model in trained.items())
 
 
-def _server(profile: str, role: str, model: Path, context: int, speculation: Mapping[str, Any] | None) -> Server:
+def _trained(model: Path, world: str) -> Path:
     if not (model / "config.json").is_file():
-        raise ConfigurationError(f"no miniature model at {model}; python -m stepspec.evals.testbed train makes it")
+        maker = f"python -m stepspec.evals.testbed train{'' if world == SHORT else f' --world {world}'}"
+        raise ConfigurationError(f"no miniature model at {model}; {maker} makes it")
+    return model
+
+
+def _server(
+    profile: str, role: str, model: Path, own: Mapping[str, Any], speculation: Mapping[str, Any] | None
+) -> Server:
     pace = read_pace(profile, role)
-    flags: dict[str, Any] = {**FLAGS, "max-model-len": context, "enable-scale-out": role in SCORERS}
+    flags: dict[str, Any] = {**FLAGS, **own, "enable-scale-out": role in SCORERS}
     if speculation:
         flags["speculative-config"] = speculation
     if pace:
@@ -207,15 +260,19 @@ async def running(
     roles: Sequence[str] = PAIR,
     *,
     console: Console,
-    models: Path = MODELS,
+    world: str = SHORT,
+    models: Path | None = None,
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left."""
     async with AsyncExitStack() as stack:
-        drafter = stack.enter_context(paced_drafter(models / DRAFTER, read_pace(profile, DRAFTER)))
-        servers = miniature_servers(profile, roles, models=models, speculation=speculation, drafter=drafter)
+        folder = models or find_world(world).models
+        drafter = stack.enter_context(paced_drafter(folder / DRAFTER, read_pace(profile, DRAFTER)))
+        servers = miniature_servers(
+            profile, roles, world=world, models=models, speculation=speculation, drafter=drafter
+        )
         with show_progress(console) as on_progress:
             launching = launch(
                 servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=on_progress, prepare=_warm_up

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from typing import Any
@@ -15,13 +15,22 @@ from stepspec.orchestrator.launcher import TokenSpeculation
 
 from ..experiments.arms import measure
 from ..sample import Arm, Task
-from .problems import DEFAULT, Difficulty, generate
-from .servers import NO_SPECULATION, PAIR, TINY, endpoint, running
+from . import accounts
+from .problems import DEFAULT, Difficulty, Problem, generate
+from .servers import LONG, NO_SPECULATION, PAIR, SHORT, TINY, endpoint, find_world, running
 
 
-def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT) -> list[Task]:
-    """Return *count* problems of the test split, on which no model was trained."""
-    return [Task(problem.text, str(problem.answer)) for problem in islice(generate(seed, "test", difficulty), count)]
+def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT, *, world: str = SHORT) -> list[Task]:
+    """
+    Return *count* problems of the test split of *world*, on which no model was trained.
+
+    *difficulty* is of the short world. Raise `ConfigurationError` for an unknown world.
+    """
+    find_world(world)
+    source: Iterator[Problem | accounts.Problem] = (
+        accounts.generate(seed, "test") if world == LONG else generate(seed, "test", difficulty)
+    )
+    return [Task(problem.text, str(problem.answer)) for problem in islice(source, count)]
 
 
 NO_NESTING: Mapping[str, Mapping[str, Any]] = {}
@@ -35,13 +44,15 @@ async def pair_solver(
     seed: int,
     problems: int,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
+    *,
+    world: str = SHORT,
 ) -> AsyncGenerator[Solver]:
     """
     Start the pair and yield a greedy solver that uses it, after a warm-up: each arm solves *problems* tasks of *seed*.
 
-    *speculation* is by role.
+    *speculation* is by role. The tasks and the models are those of *world*.
     """
-    async with solvers(profile, console, warm_up, seed, problems, speculation) as (solver, _):
+    async with solvers(profile, console, warm_up, seed, problems, speculation, world=world) as (solver, _):
         yield solver
 
 
@@ -54,6 +65,8 @@ async def solvers(
     problems: int,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     nested: Mapping[str, Mapping[str, Any]] = NO_NESTING,
+    *,
+    world: str = SHORT,
 ) -> AsyncGenerator[tuple[Solver, Mapping[str, Solver]]]:
     """
     Start the pair and yield a solver as `pair_solver` does, and solvers with a nested pair by the name of their arm.
@@ -63,7 +76,7 @@ async def solvers(
     """
     roles = (*PAIR, TINY) if nested else PAIR
     async with AsyncExitStack() as stack:
-        starting = running(profile, roles, console=console, speculation=speculation)
+        starting = running(profile, roles, console=console, world=world, speculation=speculation)
         served = await stack.enter_async_context(starting)
         large = endpoint(served["large"], "large")
         plain = await stack.enter_async_context(Solver(endpoint(served["small"], "small"), large, sampling=GREEDY))
@@ -71,5 +84,5 @@ async def solvers(
         for name, settings in nested.items():
             pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
             nested_solvers[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
-        await measure(plain, warm_up, fresh_tasks(problems, seed), solvers=nested_solvers)
+        await measure(plain, warm_up, fresh_tasks(problems, seed, world=world), solvers=nested_solvers)
         yield plain, nested_solvers

@@ -2,7 +2,8 @@
 Train the tokenizers of the miniature models: byte-level BPE, from the problems and the project's own prompts.
 
 There are three vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits; "dated", of the
-long problems, splits it into digits too, and has one token for each day ("18th").
+long problems, splits it into digits too, and has one token for each day ("18th", "18th:") and for each verb with the
+sign after it ("pays $"): a deed is looked up by its day, which is learnt much sooner if little is between them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ REFLECTION = "reflective.reflect"
 DIGITS: dict[Numbers, str] = {
     "plain": r" ?\p{N}",
     "grouped": r" ?\p{N}{1,2}",
-    "dated": r" ?\p{N}{1,2}(?:st|nd|rd|th)| ?\p{N}",
+    "dated": r" ?\p{N}{1,2}(?:st|nd|rd|th):?| ?\p{L}+ \$| ?\p{N}",
 }
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 800}
@@ -74,8 +75,8 @@ def _corpus(seed: int) -> Iterator[str]:
 
 def _long_corpus() -> Iterator[str]:
     """Yield every word of the long problems equally often, so that the vocabulary does not depend on their lengths."""
-    verbs = [verb for sign in accounts.VERBS.values() for verb in sign]
-    days = [accounts.ordinal(day) for day in range(1, accounts.DAYS + 1)]
+    verbs = [f" {verb} $" for sign in accounts.VERBS.values() for verb in sign]
+    days = [f" {accounts.ordinal(day)}{end}" for day in range(1, accounts.DAYS + 1) for end in (":", "")]
     deeds = (accounts.Deed("+", 257), accounts.Deed("-", 163))
     for person in problems.PEOPLE:
         problem = accounts.Problem(person, 10, 342, deeds, 0)
@@ -83,7 +84,7 @@ def _long_corpus() -> Iterator[str]:
             yield problem.text
             yield from (paragraph.removesuffix(THINK_END) for paragraph in accounts.worked_steps(problem))
             yield accounts.final_answer(problem.answer)
-            yield from (f" {word}" for word in (*verbs, *days))
+            yield from (*verbs, *days)
     yield from _words()
 
 

@@ -124,36 +124,26 @@ def long(*steps: tuple[int, int], days: int = accounts.DAYS) -> tuple[Difficulty
 
 NO_MISTAKES = MistakeRate(0.0)
 LONG_SMALL_PHASES = (
-    Phase(1200, 4e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6), days=16), reach=200),
-    Phase(1500, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 16)), reach=3000),
-    Phase(800, 2e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
+    Phase(700, 3e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6)), reach=400),
+    Phase(700, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000),
+    Phase(300, 2e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
 )
 LONG_LARGE_PHASES = (
-    Phase(1200, 2e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6), days=16), reach=200),
-    Phase(1200, 1.5e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 16)), reach=3000),
-    Phase(600, 1e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
+    Phase(700, 2e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6)), reach=400),
+    Phase(600, 1.5e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000),
+    Phase(150, 1e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
     Phase(
-        900,
+        500,
         1e-3,
-        tokens=6144,
-        mistake_rate=MistakeRate(0.3, 0.6),
-        difficulties=long((3, 14)),
-        reach=3000,
-        pool=200,
-        mistaken=0.3,
-    ),
-    Phase(
-        800,
-        8e-4,
         tokens=8192,
-        mistake_rate=MistakeRate(0.1, 0.6),
+        mistake_rate=MistakeRate(0.2, 0.5),
         difficulties=long((3, 14)),
         reach=3000,
         pool=200,
         mistaken=0.3,
         branches=8,
     ),
-    Phase(300, 5e-4, tokens=8192, mistake_rate=MistakeRate(0.02), difficulties=long((4, 30), (30, 70)), branches=6),
+    Phase(150, 6e-4, tokens=8192, mistake_rate=MistakeRate(0.02), difficulties=long((4, 30), (30, 70)), branches=8),
 )
 ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (
@@ -163,14 +153,14 @@ RECIPES = (
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
 LONG_RECIPES = (
-    Recipe("small", "dated", width=64, layers=3, heads=4, phases=LONG_SMALL_PHASES, theta=1e6),
-    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e6),
+    Recipe("small", "dated", width=96, layers=3, heads=4, phases=LONG_SMALL_PHASES, theta=1e9),
+    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e9),
 )
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
 WARMUP = 100
 SAVE_EVERY = 180  # seconds
-RECITE_EVERY = 500  # steps
+RECITE_EVERY = 200  # steps
 EVALUATE_FROM, EVALUATE_EVERY = 0.4, 10  # share of a phase's steps, and steps; for phases with *until*
 
 

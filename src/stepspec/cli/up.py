@@ -10,7 +10,7 @@ import typer
 
 from stepspec.evals.experiments.tables import small_print, table
 from stepspec.evals.testbed import commands as testbed
-from stepspec.evals.testbed.servers import miniature_servers, speculations
+from stepspec.evals.testbed.servers import SHORT, miniature_servers, speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
 from stepspec.orchestrator.launcher.commands import shell_line
@@ -42,6 +42,7 @@ Examples:
 
 TESTBED_OPTIONS = {
     "profile": "`flags.hf-overrides` of a model sets its pace, if it is a miniature one",
+    "world": "set `model` and `flags.max-model-len` of each model",
     "speculation": "set `speculation` of each model that is to have any",
     "other": "set `model` of [small]",
     "tiny": "describe a pair within, [small.small] and [small.large]",
@@ -54,6 +55,9 @@ def up(
     pair: Annotated[Path | None, typer.Argument(help="A pair of models as a TOML file; see recipes/.")] = None,
     use_testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")] = False,
     profile: Profile = "paced",
+    world: Annotated[
+        str, typer.Option(help="Problems for which the miniature pair was trained: short, or long, of 30 to 70 steps.")
+    ] = SHORT,
     speculation: Annotated[
         str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")
     ] = "none",
@@ -88,10 +92,10 @@ def up(
     roles = ("large", "small", *(("small-other",) if other else ()), *(("tiny",) if tiny else ()))
     chosen = speculations(speculation)
     if dry_run:
-        commands = map(shell_line, miniature_servers(profile, roles, speculation=chosen))
+        commands = map(shell_line, miniature_servers(profile, roles, world=world, speculation=chosen))
         stdout.print("\n".join(commands), markup=False, highlight=False, soft_wrap=True)
         return
-    wait(testbed.up(profile, roles, json_output=json, log_dir=log_dir, speculation=chosen))
+    wait(testbed.up(profile, roles, world=world, json_output=json, log_dir=log_dir, speculation=chosen))
 
 
 def _refuse_testbed_options(context: typer.Context, pair: Path) -> None:

@@ -51,7 +51,7 @@ class Pairs:
 
     @asynccontextmanager
     async def solver(
-        self, profile: str, console: Console, warm_up: Any, seed: int, problems: int, speculation: Any
+        self, profile: str, console: Console, warm_up: Any, seed: int, problems: int, speculation: Any, **_: Any
     ) -> AsyncGenerator[Any]:
         self.started.append((speculation, tuple(arm.name for arm in warm_up)))
         made: Any = ScriptedSolver(self.solve)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def test_batches_hold_problems_of_one_length_and_the_mistakes_on_them(trainer: T
     )
     batches = list(islice(source, 6))
     assert all(batch.ids.size <= 2300 for batch in batches)
-    texts = [str(writer.tokenizer.decode(ids)) for batch in batches for ids in batch.ids]
+    tokenizer: Any = writer.tokenizer
+    texts = [str(tokenizer.decode(ids)) for batch in batches for ids in batch.ids]
     assert all(text.count("Balance on the") - 2 in (3, 4) for text in texts)  # the mistake has one more
     assert 0.2 < sum(wrong + CORRECTION in text for text in texts) / len(texts) < 0.8
 
@@ -86,7 +88,8 @@ def test_drafts_and_grades_from_one_reading_are_those_of_the_plain_network(train
         for _ in range(9):
             with torch.no_grad():
                 ids.append(int(model(input_ids=torch.tensor([ids])).logits[0, -1].argmax()))
-        assert str(writer.tokenizer.decode(ids[start:])).startswith(draft)
+        tokenizer: Any = writer.tokenizer
+        assert str(tokenizer.decode(ids[start:])).startswith(draft)
 
 
 def test_a_recital_says_which_steps_the_model_would_write_and_how_likely(trainer: Trainer) -> None:

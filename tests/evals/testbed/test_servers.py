@@ -1,21 +1,26 @@
 from __future__ import annotations
 
 import json
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from stepspec.evals.experiments.tables import small_print
+from stepspec.evals.testbed import accounts
 from stepspec.evals.testbed.servers import (
     Pace,
     endpoint,
+    find_world,
     miniature_servers,
     paced_drafter,
     read_pace,
     speculations,
 )
+from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher import Served
+from stepspec.orchestrator.launcher import Served, Server
 
 ROLES = ("large", "small", "small-other")
 OPEN = "--enable-scale-out"
@@ -90,9 +95,44 @@ def test_without_a_pace_it_is_vllms_own_architecture(models: Path) -> None:
         assert server.env["VLLM_PLUGINS"] == ""
 
 
+def flag(server: Server, name: str) -> str:
+    return server.args[server.args.index(f"--{name}") + 1]
+
+
+def test_the_long_world_has_models_of_its_own_and_room_for_their_chains(models: Path) -> None:
+    short, long = (miniature_servers("off", world=world, models=models) for world in ("short", "long"))
+    assert short == miniature_servers("off", models=models)
+    for server in long:
+        assert flag(server, "max-model-len") == "8192"
+        assert int(flag(server, "max-num-batched-tokens")) == int(flag(server, "max-num-seqs")) * 8192
+        assert int(flag(server, "kv-cache-memory-bytes")) > int(flag(short[0], "kv-cache-memory-bytes"))
+    assert {flag(server, "max-model-len") for server in short} == {"2048"}
+    assert find_world("long").models == find_world("short").models / "long"
+
+
+def test_an_unknown_world_is_refused_with_those_there_are() -> None:
+    for ask in (partial(miniature_servers, world="wide"), partial(fresh_tasks, 1, 1, world="wide")):
+        with pytest.raises(ConfigurationError, match="no world 'wide' of miniature models; there are: short, long"):
+            ask()
+
+
+def test_fresh_tasks_are_of_the_world() -> None:
+    short, long = fresh_tasks(3, 5), fresh_tasks(3, 5, world="long")
+    assert short == fresh_tasks(3, 5, world="short")
+    assert [task.problem for task in long] == [p.text for p in islice(accounts.generate(5, "test"), 3)]
+    assert all(int(task.answer) >= 2 * accounts.LEAST for task in long)
+
+
+def test_the_small_print_has_the_sizes_of_the_worlds_models() -> None:
+    assert "0.1 and 1.3 million parameters" in small_print("paced")
+    assert "0.4 and 1.3 million parameters" in small_print("paced", world="long")
+
+
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=str(tmp_path / "large")):
+    with pytest.raises(ConfigurationError, match=f"{tmp_path / 'large'}; .*testbed train makes it"):
         miniature_servers(models=tmp_path)
+    with pytest.raises(ConfigurationError, match="testbed train --world long makes it"):
+        miniature_servers(world="long", models=tmp_path)
 
 
 def test_the_small_model_drafts_for_the_large_one_and_ngram_serves_both(models: Path) -> None:
