@@ -358,3 +358,50 @@ def _option(name: str, x: float, y: float, distance: float, degrees: float) -> L
     label_x, label_y = x + right * (distance + width), y - up * (distance + height)
     box = Box(label_x - width, label_y - height, label_x + width, label_y + height)
     return Label(x, y, label_x, label_y, distance, box)
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """An arm under several loads: problems a second, seconds to solve one, and the name of each load."""
+
+    name: str
+    dots: Sequence[tuple[float, float, str]]
+
+
+CURVE_COLOURS = ("#1f5fbf", "#7a8794", "#c2410c", "#15803d", "#7e22ce", "#a16207")
+CURVE_STYLE = (
+    "svg{background:#fff;font-family:system-ui,sans-serif}.label{font-size:12px;font-weight:600}"
+    ".axis{font-size:11px;fill:#555}.gridline{stroke:#ddd}.load-curve{fill:none;stroke-width:2}"
+)
+
+
+def load_curves(curves: Sequence[Curve], width: float) -> Markup:
+    """Draw seconds against problems a second, a curve for each arm through its loads; down and right is better."""
+    height = 0.62 * width
+    dots = [dot for curve in curves for dot in curve.dots]
+    x = Scale(0.0, 1.15 * max(rate for rate, _, _ in dots), LEFT, width - RIGHT)
+    y = Scale(0.0, 1.1 * max(seconds for _, seconds, _ in dots), height - BOTTOM, TOP)
+    ends = [max(curve.dots) for curve in curves]
+    area = Box(LEFT + 2, 0.0, width - 2, height - BOTTOM - 2)
+    labels = place_labels([curve.name for curve in curves], [(x(rate), y(seconds)) for rate, seconds, _ in ends], area)
+    drawn = [
+        *(line(LEFT, y(tick), width - RIGHT, y(tick), "gridline") for tick in y.ticks(8)),
+        *(text(LEFT - 8, y(tick) + 4, f"{tick:g}", "axis", "end") for tick in y.ticks(8)),
+        *(text(x(tick), height - BOTTOM + 18, f"{tick:g}", "axis", "middle") for tick in x.ticks(int(width / 80))),
+        text(width - RIGHT, height - 4, "problems a second", "axis", "end"),
+        text(0.0, 14.0, "median seconds from a problem's arrival to its answer", "axis"),
+    ]
+    for number, (curve, label) in enumerate(zip(curves, labels, strict=True)):
+        colour = CURVE_COLOURS[number % len(CURVE_COLOURS)]
+        path = "M" + "L".join(f"{x(rate):.1f} {y(seconds):.1f}" for rate, seconds, _ in curve.dots)
+        drawn.append(element("path", d=path, class_="load-curve", stroke=colour))
+        for rate, seconds, load in curve.dots:
+            title = element("title", f"{curve.name}, {load}: {rate:.3g} problems a second, {seconds:.2f} s")
+            drawn.append(element("circle", title, cx=x(rate), cy=y(seconds), r=MARK - 1, fill=colour))
+        drawn.append(text(label.label_x, label.label_y + 4, curve.name, "label", "middle", fill=colour))
+    described = "; ".join(
+        f"{curve.name}, {load}: {rate:.3g} a second, {seconds:.2f} s"
+        for curve in curves
+        for rate, seconds, load in curve.dots
+    )
+    return svg(width, height, f"Latency against throughput. {described}", *drawn)

@@ -78,6 +78,12 @@ def svg(width: float, height: float, label: str, *children: Markup) -> Markup:
     return element("svg", *children, viewBox=box, width=width, height=height, role="img", aria_label=label)
 
 
+def standalone(drawing: Markup, style: str) -> str:
+    """Return *drawing* as a file of its own, with the rules of *style* in it."""
+    opening, _, rest = drawing.partition(">")
+    return f'{opening} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
+
+
 def both(draw: Drawing) -> Markup:
     """Draw twice, for wide screens and for phones; the style sheet shows one of them."""
     return join(

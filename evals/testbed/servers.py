@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -90,12 +90,13 @@ class World:
     context: int
     cache: int
 
-    def flags(self, context: int) -> dict[str, Any]:
-        """Return those of `FLAGS` that depend on the *context*, the longest one of a server."""
+    def flags(self, context: int, sequences: int) -> dict[str, Any]:
+        """Return those of `FLAGS` that depend on a server's longest *context*, and on its *sequences* at once."""
         return {
             "max-model-len": context,
+            "max-num-seqs": sequences,
             "kv-cache-memory-bytes": self.cache * 2**20,
-            "max-num-batched-tokens": SEQUENCES * max(context, self.context),
+            "max-num-batched-tokens": sequences * max(context, self.context),
         }
 
 
@@ -203,19 +204,26 @@ def miniature_servers(
     context: int | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     drafter: Path | None = None,
+    sequences: int = SEQUENCES,
 ) -> tuple[Server, ...]:
     """
     Describe the servers of *roles*: "large", "small", "small-other", "tiny"; each serves ``testbed-<role>``.
 
-    *models* and *context*, in tokens, are by default those of the *world*. *speculation* is by role. *drafter* is the
-    model of ``draft_model``; None: the small model. Raise ConfigurationError for an unknown profile or world, and for a
-    missing model.
+    A role that is there twice gets two servers; the second is called ``<role>-2``. *models* and *context*, in tokens,
+    are by default those of the *world*. *speculation* is by role. *drafter* is the model of ``draft_model``; None: the
+    small model. A server takes that many *sequences* at once. Raise ConfigurationError for an unknown profile or
+    world, and for a missing model.
     """
     known = find_world(world)
-    folder, flags = models or known.models, known.flags(context or known.context)
+    folder, flags = models or known.models, known.flags(context or known.context, sequences)
     drafting = {role: method.configuration(str(drafter or folder / DRAFTER)) for role, method in speculation.items()}
-    trained = {role: _trained(folder / role, world) for role in roles}
-    return tuple(_server(profile, role, model, flags, drafting.get(role)) for role, model in trained.items())
+    trained = [(role, _trained(folder / role, world)) for role in roles]
+    servers = [_server(profile, role, model, flags, drafting.get(role)) for role, model in trained]
+    counts = [list(roles[: place + 1]).count(role) for place, role in enumerate(roles)]
+    return tuple(
+        replace(server, name=f"{server.name}-{count}") if count > 1 else server
+        for server, count in zip(servers, counts, strict=True)
+    )
 
 
 def _trained(model: Path, world: str) -> Path:
@@ -266,13 +274,14 @@ async def running(
     log_dir: Path | None = None,
     ready_timeout: float = 300.0,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
+    sequences: int = SEQUENCES,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left."""
     async with AsyncExitStack() as stack:
         folder = models or find_world(world).models
         drafter = stack.enter_context(paced_drafter(folder / DRAFTER, read_pace(profile, DRAFTER)))
         servers = miniature_servers(
-            profile, roles, world=world, models=models, speculation=speculation, drafter=drafter
+            profile, roles, world=world, models=models, speculation=speculation, drafter=drafter, sequences=sequences
         )
         with show_progress(console) as on_progress:
             launching = launch(

@@ -42,6 +42,12 @@ def test_the_pair_is_large_and_small(models: Path) -> None:
     ]
 
 
+def test_a_role_that_is_there_twice_gets_two_servers_of_one_model(models: Path) -> None:
+    servers = miniature_servers("off", ("large", "small", "large"), models=models)
+    assert [server.name for server in servers] == ["large", "small", "large-2"]
+    assert (servers[0].served_name, servers[0].args) == (servers[2].served_name, servers[2].args)
+
+
 def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
     (server,) = miniature_servers("off", ["small"], models=models, context=1024)
     command = list(server.command(8001))
@@ -54,7 +60,8 @@ def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
 
 def test_no_prompt_is_read_in_parts(models: Path) -> None:
     """A part of a prompt whose request samples by a seed is the end of vLLM 0.32 on a CPU."""
-    for server in miniature_servers("off", ROLES, models=models):
+    servers = (*miniature_servers("off", ROLES, models=models), *miniature_servers("off", models=models, sequences=64))
+    for server in servers:
         limits = [
             int(server.args[server.args.index(f"--max-{name}") + 1])
             for name in ("num-batched-tokens", "num-seqs", "model-len")
