@@ -15,6 +15,8 @@ from .stats import Acceptance
 
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]
+Choice: TypeAlias = Literal["method", "large"]
+"""Who writes the next steps of a run that decides: its method, or the large model alone."""
 Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer", "watch", "shadow"]
 """The purpose of a request; "" outside of a run. "watch" is a stop rule's, "shadow" that of a check of the judge."""
 
@@ -184,6 +186,26 @@ class Adapted:
 
 
 @dataclass(frozen=True, slots=True)
+class Decided:
+    """
+    The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large model alone.
+
+    *seconds* are the expected seconds of a committed step for every candidate that was compared, and *reason* says in
+    words why. A *probe* is written only to measure what is not in use. At the large model's server, as last polled,
+    *running* requests were served and *waiting* ones were queued.
+    """
+
+    index: int
+    choice: Choice
+    ahead: int
+    seconds: tuple[tuple[str, float], ...] = ()
+    reason: str = ""
+    probe: bool = False
+    running: int = 0
+    waiting: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Speculated:
     """
     The tokens that the server at *url* drafted and accepted itself, from second *since* of a run to second *until*.
@@ -226,6 +248,7 @@ Event: TypeAlias = (
     | Degraded
     | Moved
     | Adapted
+    | Decided
     | Speculated
     | Finished
 )

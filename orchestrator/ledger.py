@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 
 from .chain import Accept, Party, Step
@@ -12,6 +13,7 @@ from .events import (
     Called,
     Chosen,
     Committed,
+    Decided,
     Event,
     Judged,
     JudgedWithin,
@@ -211,14 +213,32 @@ def _charge(account: Account, call: Called) -> Account:
     return replace(account, judging=judging, judged=account.judged + call.seconds)
 
 
+def _alone(events: tuple[Event, ...]) -> Callable[[int], bool]:
+    """Return whether a step, by its index, belongs to a stretch that the large model was to write alone."""
+    decided = {event.index: event.choice == "large" for event in events if isinstance(event, Decided)}
+    indices = sorted(decided)
+
+    def alone(index: int) -> bool:
+        place = bisect_right(indices, index)
+        return place > 0 and decided[indices[place - 1]]
+
+    return alone
+
+
 def _decided(events: tuple[Event, ...]) -> tuple[int, int]:
     """
     Return the number of drafts that were committed whole, and the number that were repaired.
 
-    Lost bets and drafts that were replaced by a rival count for neither.
+    Lost bets, drafts that were replaced by a rival, and steps that a run let the large model write alone count for
+    neither.
     """
-    approved = {(e.index, e.draft.text) for e in events if isinstance(e, Judged) and isinstance(e.verdict, Accept)}
-    repaired = {e.index for e in events if isinstance(e, Repaired)}
+    alone = _alone(events)
+    approved = {
+        (e.index, e.draft.text)
+        for e in events
+        if isinstance(e, Judged) and isinstance(e.verdict, Accept) and not alone(e.index)
+    }
+    repaired = {e.index for e in events if isinstance(e, Repaired) and not alone(e.index)}
     replaced = repaired | {e.index for e in events if isinstance(e, Chosen)}
     committed = [e for e in events if isinstance(e, Committed) and e.index not in replaced]
     return sum((e.index, e.step.text) in approved for e in committed), len(repaired)

@@ -19,6 +19,7 @@ from .chain import Accept, Chain, Rollback, Step, Verdict
 from .concurrency import to_the_end
 from .errors import ConfigurationError, EndpointUnavailable
 from .events import Drafted, Event, Judged, Lost, Observer, Purpose
+from .feedback.auto import AutoRun
 from .feedback.load import Load
 from .interfaces import (
     KEPT_OPEN,
@@ -43,13 +44,15 @@ class LookaheadControl:
     one draft, then its verdict; but what a policy can `prepare` for a verdict always starts together with the draft.
     A hedge is a repair that starts before the verdict. A draft is hedged if its `confidence` is at most *hedge* (0:
     none, 1: every draft). Both shrink with *load*, that of the large model's server; None ignores the load. With
-    *sure_bets* no draft is made beyond one that is not sure enough; None bets on every draft.
+    *sure_bets* no draft is made beyond one that is not sure enough; None bets on every draft. With *auto* the depth is
+    what it decided, and the load is ignored.
     """
 
     ahead: int = 0
     hedge: float = 0.0
     load: Load | None = None
     sure_bets: SureBets | None = None
+    auto: AutoRun | None = None
 
     @classmethod
     def of(cls, ahead: int | LookaheadControl) -> LookaheadControl:
@@ -58,12 +61,15 @@ class LookaheadControl:
 
     def depth(self) -> int:
         """How many drafts may be made ahead at the moment."""
+        if self.auto is not None:
+            return self.auto.ahead
         return self.ahead if self.load is None else self.load.depth(self.ahead)
 
     def hedges(self, draft: Step) -> bool:
         """Whether the repair of *draft* starts before its verdict."""
         unsure = self.hedge > 0 and draft.author == "small" and bool(draft.tokens) and confidence(draft) <= self.hedge
-        return unsure and (self.load is None or self.load.calm)
+        restraint = self.auto or self.load
+        return unsure and (restraint is None or restraint.calm)
 
     def bets_on(self, draft: Step) -> bool:
         """Whether a next draft may be made before the verdict on *draft*."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from .chain import Chain, Rollback, Step
+from .chain import Accept, Chain, Rollback, Step
 from .early_stopping import StopRule, running_stop_rule
 from .events import Chosen, Committed, Event, Observer, Repaired
 from .interfaces import Policy
@@ -54,12 +54,21 @@ async def reason(
         chain = chain.extend(step)
         stop_check.start(chain)
 
+    def writer() -> Policy:
+        """The policy of the next steps, decided about now if it is not."""
+        if control.auto is None:
+            return policy
+        if (decided := control.auto.decide(len(chain.steps))) is not None:
+            observe(decided)
+        return control.auto.policy(policy)
+
     control = LookaheadControl.of(ahead)
     timeout = asyncio.timeout_at(deadline)
     try:
         async with timeout, running_stop_rule(stop_rule) as stop_check:
             while not (over(chain) or spent(chain)):
-                drafts = run_ahead(policy, chain, control=control, spent=spent, observe=observe, over=over)
+                current = writer()
+                drafts = run_ahead(current, chain, control=control, spent=spent, observe=observe, over=over)
                 async with drafts as lookahead:
                     while True:
                         draft, verdict = await lookahead.next()
@@ -70,6 +79,10 @@ async def reason(
                         commit(draft, verdict.score)
                         if over(chain) or spent(chain):
                             return chain, "finished" if over(chain) else "budget"
+                        if control.auto is not None and control.auto.due(len(chain.steps)) and writer() is not current:
+                            break
+                    if isinstance(verdict, Accept):  # another policy goes on; the bets are lost
+                        continue
                     if chosen := verdict.chosen:  # another draft of the same step was accepted in its place
                         observe(Chosen(len(chain.steps), chosen.step))
                         commit(chosen.step, chosen.score)

@@ -156,6 +156,7 @@ class _Run:
 
     def remove(self, role: Role) -> None:
         """Continue without the model in *role*."""
+        self.control = replace(self.control, auto=None)  # nothing is left to choose from
         if self.answerer is not None and self.answerer.role == role:
             self.answerer = None
 

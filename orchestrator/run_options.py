@@ -154,10 +154,19 @@ class RunOptions(BaseModel):
         Share,
         RunOption("Repair drafts of at most this confidence while they are judged; 1: all.", calibrated=False),
     ] = 0.0
+    auto: Annotated[
+        bool | None,
+        RunOption(
+            "Choose the depth up to ahead, or the large model alone where the method does not pay; "
+            "by default only for the service's model auto.",
+            commands=("solve", "serve"),
+            calibrated=False,  # the large model alone is at least as strict
+        ),
+    ] = None
     load: Annotated[
         LoadMode,
         RunOption(
-            "adapt: work less ahead while the large model is busy; ignore: do not.",
+            "adapt: work less ahead while the large model is busy; ignore: do not. With auto it has no effect.",
             arms=False,  # an arm must not be slowed down by another one
             calibrated=False,
         ),
@@ -266,6 +275,7 @@ class RunOverrides(TypedDict, total=False):
     options: Mapping[str, Any] | None
     ahead: int | None
     hedge: float | None
+    auto: bool | None
     load: LoadMode | None
     lead: int | None
     ending: EndedBy | None

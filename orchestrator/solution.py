@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from .chain import Rival, Role, Rollback
-from .events import Committed, Degraded, Judged, Lost, Started
+from .events import Choice, Committed, Decided, Degraded, Event, Judged, Lost, Started
 from .ledger import Ledger
 from .run import FinishReason, Outcome
 from .trace import Moment
@@ -35,6 +35,20 @@ class SolvedStep:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """
+    Consecutive *steps* of a run with `auto`, and why they were written as they were.
+
+    With the *choice* "method" the method wrote them, *ahead* drafts ahead; with "large" the large model alone.
+    """
+
+    choice: Choice
+    ahead: int
+    steps: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     r"""
     The solution of a problem.
@@ -44,7 +58,8 @@ class Solution:
     those of the answer if the method wrote it. *finish_reason* is "stop", or what cut the run short: "length" (tokens
     or steps), "time", "repetition", "context". *degraded* names the models that failed, those in a nested pair by their
     path. *seconds* is wall time. *seed* is that of the sampling, chosen at random if none was set: the same seed
-    repeats the run. None if the models wrote greedily.
+    repeats the run. None if the models wrote greedily. *stretches* says what a run with `auto` chose; without it there
+    are none.
     """
 
     answer: str
@@ -56,6 +71,13 @@ class Solution:
     seconds: float
     degraded: tuple[str, ...] = ()
     seed: int | None = None
+    stretches: tuple[Stretch, ...] = ()
+
+    @property
+    def share_alone(self) -> float:
+        """The share of the steps that `auto` let the large model write alone."""
+        steps = sum(stretch.steps for stretch in self.stretches)
+        return sum(each.steps for each in self.stretches if each.choice == "large") / steps if steps else 0.0
 
     @classmethod
     def of(cls, outcome: Outcome, moments: Sequence[Moment]) -> Solution:
@@ -71,7 +93,24 @@ class Solution:
             seconds=moments[-1].at,
             degraded=tuple(event.path or event.role for event in events if isinstance(event, Degraded)),
             seed=next((event.seed for event in events if isinstance(event, Started)), None),
+            stretches=tuple(stretches(events)),
         )
+
+
+def stretches(events: Iterable[Event]) -> Iterator[Stretch]:
+    """The stretches that were decided in a run; decisions that change nothing but their reason are one stretch."""
+    current: Stretch | None = None
+    for event in events:
+        if isinstance(event, Decided):
+            if current is not None and (current.choice, current.ahead) == (event.choice, event.ahead):
+                continue
+            if current is not None and current.steps:
+                yield current
+            current = Stretch(event.choice, event.ahead, 0, event.reason)
+        elif isinstance(event, Committed) and current is not None:
+            current = replace(current, steps=current.steps + 1)
+    if current is not None and current.steps:
+        yield current
 
 
 def solved_steps(moment: Moment) -> tuple[SolvedStep, ...]:

@@ -52,7 +52,7 @@ class RunStats:
     @classmethod
     def of(cls, moments: Iterable[Moment]) -> RunStats:
         """Read the trace of a run, complete or not."""
-        reading = _Reading()
+        reading = Reading()
         for moment in moments:
             reading.read(round(moment.at, 6), moment)  # as in a trace on disk, so that both give the same result
         return cls(
@@ -66,9 +66,9 @@ class RunStats:
 
 
 @dataclass(eq=False)
-class _Reading:
+class Reading:
     """
-    The state while a trace is read.
+    What was read of a run so far, and the state of reading on.
 
     *free* is the time since which the small model could draft; None while it drafts. With *anew* the next commit lets
     it start again. Steps that the large model leads with are not drafts.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ..events import Adapted, Called, Event
+from ..events import Adapted, Called, Decided, Event
 from ..feedback.drift import Drift
 from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
@@ -79,6 +79,7 @@ class Metrics:
         self._failed = counter("upstream_errors", "Failed requests to a model.", "role", "verb")
         self._depth = gauge("adapted_ahead", "Lookahead depth that adaptation has chosen.", "model")
         self._value = gauge("adapted_value", "Option value that adaptation has chosen.", "model", "option")
+        self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
         self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
         self._moved = gauge("grade_drift", "Share of grades in other bins than in the calibration.", "model")
@@ -150,6 +151,8 @@ class Metrics:
                 self._depth.labels(request.model).set(ahead)
                 if value is not None:
                     self._value.labels(request.model, option).set(value)
+            case Decided(choice=choice):
+                self._decisions.labels(request.model, choice).inc()
             case _:
                 pass
 

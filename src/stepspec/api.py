@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
@@ -31,6 +31,7 @@ from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, Acceptanc
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
 from stepspec.orchestrator.events import Event, Observer, Started
+from stepspec.orchestrator.feedback.auto import Auto, AutoRun
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.feedback.learning import Learning, Learnings
 from stepspec.orchestrator.feedback.load import Load
@@ -162,7 +163,7 @@ class Solver:
         check_policies(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
         self.critic = RewardModelEndpoint(settings.critic) if settings.critic else None
-        self.large_load = Load()
+        self.large_load, self.auto = Load(), Auto()
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
         self.shadows = Shadows(settings.shadow)
         self.sure_bets = SureBets()
@@ -199,8 +200,8 @@ class Solver:
             stack.push_async_callback(self.shadows.close)
             if self.promise:
                 self.promise.warn_of_differences(self.conditions(self.settings.run))
-            if self.settings.load == "adapt":
-                await stack.enter_async_context(poll_queue(self.large, self.large_load.queue))
+            if self.settings.load == "adapt" or self.settings.auto:
+                await stack.enter_async_context(poll_queue(self.large, self._queue))
             await stack.enter_async_context(self.acceptance.polling())
             self._exit = stack.pop_all()
         return self
@@ -212,6 +213,10 @@ class Solver:
         """Let every server do what it does only once, such as compiling, so that no run waits for it."""
         endpoints = [server for model in (self.small, self.large) for _, server in servers(model)]
         await at_once(endpoint.warm_up() for endpoint in endpoints)
+
+    def _queue(self, running: int, waiting: int) -> None:
+        self.large_load.queue(running, waiting)
+        self.auto.queue(running, waiting)
 
     def policy(
         self,
@@ -294,12 +299,17 @@ class Solver:
         seeded = run.sampling.seeded()
         recorder = trace.Recorder(clock := trace.Stopwatch())
         windows = AcceptanceWindows(self.acceptance, clock)
+        adapted = learning.begin() if learning is not None else None
+        if learning is not None and adapted is not None:
+            adapted = replace(adapted, ahead=run.ahead) if run.auto else adapted
+            run = run.model_copy(update={"options": learning.options(adapted), "ahead": adapted.ahead})
         observers: list[Observer] = [
             recorder,
             Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.large_load),
             self.large_load.observe,
             *([self.sure_bets.observe] if run.sure_bets else []),
             *([promise] if promise else []),
+            lambda event: auto.read(recorder.moments[-1]),
             observe,
         ]
 
@@ -309,11 +319,10 @@ class Solver:
                     observer(each)
 
         models = self._models(limits, seeded, watch, clock, format)
+        auto = self._auto(models, run)
         names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
         watch(Started(chain.messages, run.policy, names, known))
-        if learning is not None:
-            adapted = learning.begin()
-            run = run.model_copy(update={"options": learning.options(adapted), "ahead": adapted.ahead})
+        if adapted is not None:
             watch(adapted)
         try:
             windows.begin()
@@ -322,7 +331,7 @@ class Solver:
                     self._policy(models, run),
                     chain,
                     budget=limits,
-                    ahead=self._ahead(run),
+                    ahead=self._ahead(run, auto),
                     observe=watch,
                     fallback=models.policy("large", {}) if run.policy != "small" else None,
                     thinks=self.thinks,
@@ -365,9 +374,16 @@ class Solver:
     def _policy(self, models: Models, options: RunOptions) -> Policy:
         return models.policy(options.policy, options.options, lead=options.lead, ending=options.ending)
 
-    def _ahead(self, options: RunOptions) -> LookaheadControl:
+    def _auto(self, models: Models, options: RunOptions) -> AutoRun:
+        """What reads the events of one run; it decides about the run if that is wanted, and there is a choice."""
+        choosing = options.auto and options.policy not in policies.BASELINES
+        aside = models.policy("large", {}) if choosing else None
+        return self.auto.run(options.policy, options.options, options.ahead, aside)
+
+    def _ahead(self, options: RunOptions, auto: AutoRun | None = None) -> LookaheadControl:
         load = self.large_load if options.load == "adapt" else None
-        return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
+        bets = self.sure_bets if options.sure_bets else None
+        return LookaheadControl(options.ahead, options.hedge, load, bets, auto if auto and auto.aside else None)
 
     def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
         return TrialAnswer(models.large) if options.early_exit and self.thinks else None
