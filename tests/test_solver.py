@@ -19,10 +19,12 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Accept, Token
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
-from stepspec.orchestrator.events import Called, Event, Judged, Moved
+from stepspec.orchestrator.events import Called, Decided, Event, Judged, Moved
+from stepspec.orchestrator.feedback import auto
 from stepspec.orchestrator.feedback.drift import LEAST
 from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
+from stepspec.orchestrator.solution import Stretch
 from stepspec.policies import SpecReason
 from stepspec.settings import load
 
@@ -123,6 +125,31 @@ async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
     async with serving() as servers, servers.solver(**chosen if where == "the solver" else RunOverrides()) as solver:
         solution = await solver.solve(PROBLEM, **chosen if where == "the run" else RunOverrides())
     assert [step.author for step in solution.steps if step.fate == "kept"] == authors
+
+
+async def test_a_run_with_auto_says_who_wrote_its_steps_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving() as servers, servers.solver(auto=True) as solver:
+        begun = await solver.solve(PROBLEM)
+        monkeypatch.setattr(auto, "decide", lambda estimate, now, most: (auto.ASIDE, {}, "it is quicker"))
+        before = len(servers.small.requests)
+        alone = await solver.solve(PROBLEM)
+        assert [path for path, _ in servers.small.requests[before:] if path == "/v1/completions"] == []
+        others = [await solver.solve(PROBLEM, auto=False), await solver.solve(PROBLEM, policy="large")]
+    assert [(each.choice, each.ahead, each.steps) for each in begun.stretches] == [("method", 2, 3)]
+    assert "not known yet" in begun.stretches[0].reason
+    assert (begun.share_alone, alone.share_alone) == (0.0, 1.0)
+    assert alone.stretches == (Stretch("large", 1, 3, "it is quicker"),)
+    assert (alone.thinking, alone.answer, alone.ledger.accept_rate) == (begun.thinking, begun.answer, None)
+    assert [each.stretches for each in others] == [(), ()]
+
+
+async def test_nothing_is_decided_once_the_small_model_is_gone() -> None:
+    events: list[Event] = []
+    async with serving() as servers, servers.solver(auto=True) as solver:
+        servers.small.faults.extend([Refuse(500, "dead")] * 99)
+        solution = await solver.solve(PROBLEM, observe=events.append)
+    assert (solution.degraded, solution.answer) == (("small",), "2")
+    assert sum(isinstance(event, Decided) for event in events) == 1
 
 
 UNSURE = Step("So.", "small", tokens=(Token("So.", -1.0),))

@@ -17,7 +17,7 @@ from .middleware import service_request
 from .observers import ServiceRequest
 from .payloads import json_response
 from .replies import ChatReply, LiveReply, ReplyFormat, ResponsesReply, reply
-from .run_requests import Resolver, RunRequest, ServedModel, parse_json, parse_request
+from .run_requests import AUTO, Resolver, RunRequest, ServedModel, parse_json, parse_request
 from .runs import Runs, deadline
 from .schemas import ChatRequest, LiveRequest, ResponsesRequest
 from .streaming import ClientConnection
@@ -114,7 +114,7 @@ def page_router(context: ServiceContext) -> APIRouter:
         method = context.models.find(body.model)
         if isinstance(method, ServedModel):
             raise bad_request(f"{body.model!r} is a served model, and only the runs of methods have events", "model")
-        call = ModelCall(context, request, b"", {}, method)
+        call = ModelCall(context, request, b"", {"model": body.model}, method)
         return call.reply(call.runs(call.resolver(method).live(body)), LiveReply(), stream=True)
 
     return router
@@ -182,7 +182,7 @@ class ModelCall:
         return cls(context, request, body, content, context.models.find(name))
 
     def resolver(self, method: str) -> Resolver:
-        return Resolver(method, self.context.offer, self.context.settings)
+        return Resolver(method, self.context.offer, self.context.settings, self.content.get("model") == AUTO)
 
     def runs(self, *run_requests: RunRequest) -> Runs:
         return Runs(self.context, self.request, run_requests)

@@ -163,11 +163,17 @@ def parse_request(schema: type[P], content: Mapping[str, Any]) -> P:
 
 @dataclass(frozen=True, slots=True)
 class Resolver:
-    """Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises `ApiError`."""
+    """
+    Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises `ApiError`.
+
+    With *auto*, as for the model of this name, the run may leave the method where it does not pay, unless the request
+    or the settings decide otherwise.
+    """
 
     method: str
     offer: Offer
     settings: ServiceSettings
+    auto: bool = False
 
     def chat(self, request: ChatRequest) -> tuple[RunRequest, ...]:
         """Return one run for each of the ``n`` choices, each with its own seed."""
@@ -218,6 +224,8 @@ class Resolver:
         options = self._options(overrides.options or {})
         values = {"policy": self.method, "options": options, "sampling": sampling, "budget": Limits.of(budget)}
         run = self.offer.defaults.model_copy(update=choices | values)
+        if run.auto is None and self.auto:
+            run = run.model_copy(update={"auto": True})
         return RunRequest(conversation, run, stop, format)
 
     def _conversation(self, conversation: tuple[Message, ...], param: str) -> tuple[Message, ...]:

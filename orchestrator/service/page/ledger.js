@@ -17,8 +17,9 @@ export function ledgerOf(view) {
     ["small", "large", "critic"].map((role) => [role, account(view, role, (call) => call.role === role)]),
   );
   const isAccepted = (one) => (one.fate === "kept" && one.verdict?.kind === "accept") || one.repair?.chosen;
-  const accepted = view.drafts.filter(isAccepted).length;
-  const drafts = accepted + view.drafts.filter((one) => one.repair && !one.repair.chosen).length;
+  const judged = view.drafts.filter((one) => !one.alone); // nobody judges what the large model writes alone
+  const accepted = judged.filter(isAccepted).length;
+  const drafts = accepted + judged.filter((one) => one.repair && !one.repair.chosen).length;
   const { small, large } = accounts;
   const kept = small.kept + large.kept;
   const discarded = small.discarded + large.discarded;

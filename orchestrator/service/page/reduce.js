@@ -15,6 +15,7 @@ export const EMPTY = Object.freeze({
   calls: [],
   speculation: [], // windows of what servers counted of the tokens that they draft themselves
   notices: [],
+  decided: null, // the last decision about who writes on: the method or the large model alone
   restarts: [], // when drafting began anew, after a repair or the choice of a rival
   committed: 0, // steps
   kept: { small: 0, large: 0 }, // tokens in the chain and the answer, by author; of a pair also by its models
@@ -45,7 +46,8 @@ const isPending = (draft) => ["drafted", "accepted", "rejected"].includes(draft.
 
 function draftAs(view, index, step, at) {
   const draft = { number: view.drafts.length, index, period: view.restarts.length, ...written(step), at };
-  return { ...draft, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, rejectedWithin: [] };
+  const alone = view.decided?.choice === "large";
+  return { ...draft, alone, fate: "drafted", verdict: null, kept: null, repair: null, judged: 0, rejectedWithin: [] };
 }
 
 const answerText = (text) => text.replaceAll(THINK_END, "").trim();
@@ -106,6 +108,14 @@ const REDUCERS = {
     const kept = withKept(view.kept, step);
     const text = view.answer?.text || answerText(step.text);
     return { ...view, kept, answer: { ...written(step), text, at, index: view.committed } };
+  },
+
+  Decided(view, { choice, ahead, reason, at }) {
+    const decided = { choice, ahead };
+    if (view.decided?.choice === choice) return { ...view, decided };
+    if (!view.decided && choice === "method") return { ...view, decided };
+    const text = choice === "large" ? "The large model goes on alone." : "The method goes on.";
+    return noticed({ ...view, decided }, at, text, reason);
   },
 
   Speculated: (view, window) => ({ ...view, speculation: [...view.speculation, window] }),

@@ -101,9 +101,10 @@ def summary(solution: Solution) -> Text:
     ledger = solution.ledger
     rate = "" if ledger.accept_rate is None else f"{ledger.accept_rate:.0%} of {ledger.drafts} drafts accepted, "
     wasted = ledger.small.discarded + ledger.large.discarded
+    alone = f"{solution.share_alone:.0%} of the steps by the large model alone, " if solution.stretches else ""
     return Text(
         f"{solution.seconds:.2f} s, {rate}{ledger.share_large:.0%} of the kept tokens by the large model, "
-        f"{wasted} tokens discarded, finish reason: {solution.finish_reason}"
+        f"{alone}{wasted} tokens discarded, finish reason: {solution.finish_reason}"
         f"{'' if solution.seed is None else f', seed: {solution.seed}'}",
         style="dim",
     )

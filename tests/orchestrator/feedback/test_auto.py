@@ -1,18 +1,17 @@
-"""A run steps aside where the method does not pay, and comes back: scripted models at set paces, on the virtual clock."""
+"""A run steps aside where the method does not pay, and comes back: scripted models on the virtual clock."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import pytest
 
 from stepspec.orchestrator import Budget, Chain, Ledger, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.events import Committed, Decided, Drafted, Lost, Started
-from stepspec.orchestrator.feedback.auto import ASIDE, Auto, Estimate, Mode, decide
 from stepspec.orchestrator.feedback.adaptation import Costs
+from stepspec.orchestrator.feedback.auto import ASIDE, Auto, Estimate, Mode, decide
 from stepspec.orchestrator.feedback.drift import GradeWatch, Histogram
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.solution import stretches
@@ -86,13 +85,174 @@ class World:
 
 
 PROBLEMS = range(40)
-WORLDS = {
-    "a good pair": World(),
-    "a judge that accepts half": World(good=0.5),
-    "a slow judge": World(verdict=6.0),
-    "a very slow judge": World(verdict=20.0),
-    "bad drafts": World(good=0.1),
-    "a queue": World(queue=4.0, good=0.7),
-    "a small model as slow as the large": World(small=0.5),
-    "near": World(good=0.5, verdict=1.5),
-}
+GOOD = World()
+
+
+def events(traces: Sequence[Sequence[Moment]]) -> list[object]:
+    return [moment.event for trace in traces for moment in trace]
+
+
+def decisions(traces: Sequence[Sequence[Moment]]) -> list[Decided]:
+    return [event for event in events(traces) if isinstance(event, Decided)]
+
+
+def share_alone(traces: Sequence[Sequence[Moment]]) -> float:
+    """The share of the steps that the large model wrote alone."""
+    found = [each for trace in traces for each in stretches([moment.event for moment in trace])]
+    return sum(each.steps for each in found if each.choice == "large") / sum(each.steps for each in found)
+
+
+@pytest.mark.parametrize(
+    ("world", "aside"),
+    [
+        (GOOD, False),
+        (replace(GOOD, good=0.5), False),
+        (replace(GOOD, verdict=6.0), True),
+        (replace(GOOD, verdict=20.0), True),
+        (replace(GOOD, good=0.1), True),
+        (replace(GOOD, queue=4.0, good=0.7), True),
+        (replace(GOOD, small=0.5), True),
+        (replace(GOOD, good=0.5, verdict=1.5), True),
+    ],
+    ids=["good pair", "half accepted", "slow judge", "slower judge", "bad drafts", "waiting", "slow drafts", "even"],
+)
+def test_it_takes_at_most_a_twentieth_longer_than_the_better_of_both(world: World, aside: bool) -> None:
+    large, method = (world.seconds(arm, PROBLEMS) for arm in ("large", "method"))
+    auto = Auto()
+    traces = [world.solve(problem, "auto", auto) for problem in PROBLEMS]
+    taken = sum(trace[-1].at for trace in traces)
+    assert taken <= 1.05 * min(large, method)
+    assert (share_alone(traces) > 0.5) == aside
+    assert sum(event.probe for event in decisions(traces)) * 4 <= 0.02 * len(PROBLEMS) * world.steps
+
+
+@pytest.mark.parametrize(
+    "worlds",
+    [
+        (GOOD, replace(GOOD, verdict=8.0), GOOD),
+        (replace(GOOD, good=0.05), replace(GOOD, good=0.95), replace(GOOD, good=0.05)),
+        (replace(GOOD, large=0.05, small=0.04), GOOD, replace(GOOD, large=0.05, small=0.04)),
+    ],
+    ids=["the judge slows down", "drafts get better", "the large model slows down"],
+)
+def test_it_follows_what_changes_and_comes_back(worlds: Sequence[World]) -> None:
+    auto, better = Auto(), list[str]()
+    for place, world in enumerate(worlds):
+        problems = range(80 * place, 80 * place + 80)
+        traces = [world.solve(problem, "auto", auto) for problem in problems]
+        large, method = (8 * world.seconds(arm, problems[::8]) for arm in ("large", "method"))
+        assert sum(trace[-1].at for trace in traces) <= 1.06 * min(large, method)
+        better.append("large" if large < method else "method")
+        assert {event.choice for event in decisions(traces[-20:]) if not event.probe} == {better[-1]}
+    assert better[0] == better[2] != better[1]
+
+
+def test_the_same_traces_give_the_same_decisions() -> None:
+    """Also from disk, and with a queue, whose length the decision holds."""
+    auto, worlds = Auto(), (GOOD, replace(GOOD, verdict=8.0), replace(GOOD, good=0.3))
+    traces = list[list[Moment]]()
+    for problem in range(30):
+        auto.queue(8, 5 if problem % 7 == 3 else 0)
+        traces.append(worlds[problem // 10].solve(problem, "auto", auto))
+    again, compared = Auto(), 0
+    for trace in traces:
+        reading = again.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1]))
+        for moment in (parse(dump(each)) for each in trace):
+            if isinstance(moment.event, Decided):
+                again.queue(moment.event.running, moment.event.waiting)
+                assert reading.decide(moment.event.index) == moment.event
+                compared += 1
+            reading.read(moment)
+    assert compared > 100
+    assert len({(event.choice, event.ahead) for event in decisions(traces)}) > 2
+
+
+def test_the_chain_stands_in_the_trace_and_steps_written_alone_are_no_accepted_drafts() -> None:
+    auto, world = Auto(), replace(GOOD, verdict=20.0)
+    traces = [world.solve(problem, "auto", auto) for problem in range(3)]
+    alone = traces[-1]
+    assert share_alone([alone]) == 1.0
+    ledger = Ledger.of(moment.event for moment in alone)
+    assert (ledger.drafts, ledger.accept_rate, ledger.share_large) == (0, None, 1.0)
+    mixed = Ledger.of(moment.event for moment in traces[0])
+    small = [event for event in events(traces[:1]) if isinstance(event, Committed) and event.step.author == "small"]
+    assert 0 < len(small) == mixed.accepted < world.steps
+    for trace in traces:
+        chain = replay(moment.event for moment in trace)
+        assert chain.finished
+        assert len(chain.steps) == world.steps
+    watch = GradeWatch(Histogram((8.0,), (90, 10)))
+    for event in events([alone]):
+        watch(event)  # type: ignore[arg-type]
+    assert watch.drift.live.n == 0
+
+
+def test_stepping_aside_costs_no_further_request_and_no_draft_of_the_small_model() -> None:
+    auto, world = Auto(), replace(GOOD, verdict=20.0)
+    world.solve(0, "auto", auto)
+    small, large = world.models(1)
+    deciding = auto.run("specreason", {}, AHEAD, Solo(large))
+    run(reason(SpecReason(small, large), PROBLEM, ahead=LookaheadControl(AHEAD, auto=deciding)))
+    opened = [line for line in small.log if not line.endswith(("done", "cancelled")) and "goes on" not in line]
+    assert opened == ["large write 0"]
+
+
+def test_a_draft_that_the_change_loses_is_counted_as_lost_and_nothing_is_left_open() -> None:
+    """Verdicts take long all at once: the bets that were made are lost when the large model goes on alone."""
+    auto = Auto()
+    for problem in range(4):
+        GOOD.solve(problem, "auto", auto)
+    found = [replace(GOOD, verdict=15.0, good=1.0).solve(problem, "auto", auto) for problem in range(4, 8)]
+    lost = [event for event in events(found) if isinstance(event, Lost)]
+    drafted = sum(isinstance(event, Drafted) for event in events(found))
+    committed = sum(isinstance(event, Committed) for event in events(found))
+    assert lost
+    assert drafted == committed + len(lost)
+
+
+def test_the_budget_is_kept_to_the_token_whoever_writes() -> None:
+    auto, world = Auto(), replace(GOOD, verdict=20.0)
+    for problem in range(3):
+        chain = replay(moment.event for moment in world.solve(problem, "auto", auto, Budget(50, answer=10)))
+        assert chain.tokens == 40
+
+
+KNOWN = Estimate(Costs(1.0, 1.0, 4.0, toll=0.0), 0.5, 4.0)
+
+
+def test_a_mode_stays_unless_another_saves_more_than_the_margin() -> None:
+    assert decide(KNOWN, None, 2)[0] == Mode("method", 1)
+    near = replace(KNOWN, large=3.45)  # the method takes 3.5 s one draft ahead
+    assert KNOWN.method(1) == 3.5
+    assert decide(near, Mode("method", 1), 2)[0] == Mode("method", 1)
+    assert decide(near, ASIDE, 2)[0] == decide(near, None, 2)[0] == ASIDE
+    assert decide(replace(near, large=3.3), Mode("method", 1), 2)[0] == ASIDE
+    assert decide(replace(near, large=3.55), ASIDE, 2)[0] == ASIDE
+    assert decide(replace(near, large=3.7), ASIDE, 2)[0] == Mode("method", 1)
+
+
+def test_no_bets_are_made_while_the_large_model_has_a_queue() -> None:
+    mode, seconds, reason = decide(replace(KNOWN, busy=True), Mode("method", 2), 2)
+    assert mode == Mode("method", 0)
+    assert list(seconds) == ["method 0 ahead", "large alone"]
+    assert reason == "method 0 ahead: 4 s a step, large alone: 4 s; 50% of drafts accepted, the large model has a queue"
+
+
+@pytest.mark.parametrize("known", [Estimate(), Estimate(large=0.1), replace(KNOWN, large=None)])
+def test_without_evidence_the_method_is_used_as_configured(known: Estimate) -> None:
+    assert decide(known, None, 3)[0] == Mode("method", 3)
+    assert decide(known, Mode("method", 1), 3)[0] == Mode("method", 1)
+    assert "not known yet" in decide(known, None, 3)[2]
+
+
+def test_a_run_that_may_not_decide_only_teaches() -> None:
+    auto = Auto()
+    taught = auto.run("specreason", {}, AHEAD)
+    for moment in GOOD.solve(0, "method"):
+        taught.read(moment)
+    assert (taught.decide(0), taught.policy(Solo(GOOD.models(0)[0])).answerer.role) == (None, "small")
+    assert auto.steps == GOOD.steps
+    assert auto.large.entries
+    first = auto.run("specreason", {}, AHEAD, Solo(GOOD.models(0)[1])).decide(0)
+    assert first is not None
+    assert [name for name, _ in first.seconds] == [*(f"method {ahead} ahead" for ahead in range(3)), "large alone"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -223,6 +224,20 @@ def test_missing_fields_have_the_configured_values() -> None:
     request = parse_request(ChatRequest, {"model": "large", "messages": [TURN]})
     (large,) = Resolver("large", OFFER, SETTINGS).chat(request)
     assert (large.run.policy, large.run.options, large.run.priority) == ("large", {}, 3)
+
+
+@pytest.mark.parametrize(
+    ("configured", "requested", "named", "otherwise"),
+    [(None, None, True, None), (False, None, False, False), (True, None, True, True), (None, False, False, False)],
+)
+def test_only_the_model_auto_steps_aside_by_itself(
+    configured: bool | None, requested: bool | None, named: bool, otherwise: bool | None
+) -> None:
+    offer = replace(OFFER, defaults=OFFER.defaults.model_copy(update={"auto": configured}))
+    request = parse_request(ChatRequest, {"model": "auto", "messages": [TURN], "stepspec": {"auto": requested}})
+    for auto, expected in ((True, named), (False, otherwise)):
+        (order,) = Resolver("specreason", offer, SETTINGS, auto).chat(request)
+        assert order.run.auto is expected
 
 
 def test_deadlines_only_shorten() -> None:

@@ -97,6 +97,15 @@ async def test_adapted_values_are_in_the_metrics() -> None:
     assert sum(name.startswith("stepspec_adapted") for name, _ in samples) == 2
 
 
+async def test_decisions_are_counted_for_the_model_auto_and_for_no_method() -> None:
+    async with serving() as served:
+        for method in ("auto", "specreason", "large"):
+            assert (await served.chat(method=method)).status == 200
+        samples = await metrics(served)
+    assert found(samples, "decisions_total", model="specreason", choice="method") == 1
+    assert sum(name == "stepspec_decisions_total" for name, _ in samples) == 1
+
+
 async def test_a_run_without_verdicts_has_no_accept_ratio() -> None:
     async with serving() as served:
         for method in ("large", "small"):

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from stepspec.orchestrator import Rollback, Step
+from stepspec.orchestrator import Accept, Rollback, Step
 from stepspec.orchestrator.events import (
     Committed,
+    Decided,
     Degraded,
     Drafted,
     Event,
@@ -149,6 +150,32 @@ def test_failures_are_noticed_where_they_happened() -> None:
         (0, 1, "it was cut"),
         (1, 3, "it is gone"),
     ]
+
+
+def test_a_line_says_who_goes_on_and_steps_written_alone_are_no_accepted_drafts() -> None:
+    step, draft = Step("So.\n\n", "large"), Step("Then.\n\n", "small")
+    happened: list[Event] = [
+        Started((), "specreason"),
+        Decided(0, "method", 2, reason="nothing is known"),
+        Decided(0, "large", 1, reason="it is quicker"),
+        Drafted(0, step),
+        Judged(0, step, Accept()),
+        Committed(0, step),
+        Decided(1, "large", 1, reason="it still is"),
+        Decided(1, "method", 1, reason="no longer"),
+        Drafted(1, draft),
+        Judged(1, draft, Accept(9.0)),
+        Committed(1, draft),
+    ]
+    trace = b"".join(dump(Moment(at, event)) for at, event in enumerate(happened))
+    notices = [(one["at"], one["text"], one["cause"]) for one in view(trace)["notices"]]
+    assert notices == [
+        (2, "The large model goes on alone.", "it is quicker"),
+        (7, "The method goes on.", "no longer"),
+    ]
+    sums = script("return ledger.ledgerOf(seen(given))", trace.decode())
+    assert (sums["drafts"], sums["accepted"]) == (1, 1)
+    assert (Ledger.of(happened).drafts, Ledger.of(happened).accepted) == (1, 1)
 
 
 def test_the_answer_grows_and_is_not_taken_back() -> None:
