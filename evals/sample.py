@@ -128,11 +128,11 @@ class Arm:
         """
         Return the options of a run of this arm by a solver whose runs have the options *defaults*.
 
-        No run may change with the runs before it, nor be slowed down by those of another arm.
+        No run may change with the runs before it, but for an arm with `auto`, nor be slowed down by those of another arm.
         """
         values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
         known = {name: value for name, value in values.items() if value is not None}
-        return defaults.model_copy(update=known | {"adapt": 0.0, "load": "ignore"})
+        return defaults.model_copy(update=known | {"adapt": 0.0, "load": "ignore", "auto": self.run.auto})
 
 
 @dataclass(frozen=True, slots=True)

@@ -304,8 +304,6 @@ class _Request:
             await self.arrive(self._model.latency(self._chain))
         if self._model.pace:
             await asyncio.sleep(self._model.pace)
-        if not self.written:
-            self._first = asyncio.get_running_loop().time() - self._started
         token = self.write(self.text, top)
         self.text += token.text if token else ""
         return token

@@ -331,7 +331,7 @@ class Solver:
                     self._policy(models, run),
                     chain,
                     budget=limits,
-                    ahead=self._ahead(run, auto),
+                    ahead=replace(self._ahead(run), auto=auto if auto.aside else None),
                     observe=watch,
                     fallback=models.policy("large", {}) if run.policy != "small" else None,
                     thinks=self.thinks,
@@ -380,10 +380,9 @@ class Solver:
         aside = models.policy("large", {}) if choosing else None
         return self.auto.run(options.policy, options.options, options.ahead, aside)
 
-    def _ahead(self, options: RunOptions, auto: AutoRun | None = None) -> LookaheadControl:
+    def _ahead(self, options: RunOptions) -> LookaheadControl:
         load = self.large_load if options.load == "adapt" else None
-        bets = self.sure_bets if options.sure_bets else None
-        return LookaheadControl(options.ahead, options.hedge, load, bets, auto if auto and auto.aside else None)
+        return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
 
     def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
         return TrialAnswer(models.large) if options.early_exit and self.thinks else None

@@ -9,7 +9,7 @@ import pytest
 
 from stepspec.orchestrator import Budget, Chain, Ledger, reason
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.events import Committed, Decided, Drafted, Lost, Started
+from stepspec.orchestrator.events import Called, Committed, Decided, Drafted, Lost, Started
 from stepspec.orchestrator.feedback.adaptation import Costs
 from stepspec.orchestrator.feedback.auto import ASIDE, Auto, Estimate, Mode, decide
 from stepspec.orchestrator.feedback.drift import GradeWatch, Histogram
@@ -65,6 +65,8 @@ class World:
             deciding = auto.run("specreason", {}, AHEAD, aside) if auto is not None else None
 
             def observe(event: object) -> None:
+                if isinstance(event, Called) and event.first is not None:  # that of a scripted model has no token yet
+                    event = replace(event, first=event.first + (self.large if event.role == "large" else self.small))
                 recorder(event)  # type: ignore[arg-type]
                 if deciding is not None:
                     deciding.read(recorder.moments[-1])
