@@ -128,7 +128,7 @@ class Arm:
         """
         Return the options of a run of this arm by a solver whose runs have the options *defaults*.
 
-        No run may change with the runs before it, but for an arm with `auto`, nor be slowed down by those of another arm.
+        No run may change with the runs before it, unless its arm has `auto`, nor be slowed down by those of another.
         """
         values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
         known = {name: value for name, value in values.items() if value is not None}

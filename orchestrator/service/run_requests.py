@@ -167,7 +167,7 @@ class Resolver:
     Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises `ApiError`.
 
     With *auto*, as for the model of this name, the run may leave the method where it does not pay, unless the request
-    or the settings decide otherwise.
+    or the settings decide otherwise, or the request has a seed: who writes then must not depend on the time.
     """
 
     method: str
@@ -191,7 +191,7 @@ class Resolver:
         budget = self._budget(request.overrides, name, tokens, request.reasoning_effort)
         conversation = self._conversation(request.problem_messages, "messages")
         stop, format = _stops(request.stop), _answer_format(request.response_format)
-        run = self._run(request.overrides, conversation, sampling, budget, stop, format)
+        run = self._run(request, conversation, sampling, budget, stop, format)
         return tuple([run.with_seed_offset(choice) if choice else run for choice in range(choices)])
 
     def response(self, request: ResponsesRequest) -> RunRequest:
@@ -200,7 +200,7 @@ class Resolver:
         conversation = self._conversation(request.problem_messages, "input")
         budget = self._budget(request.overrides, "max_output_tokens", request.max_output_tokens, effort)
         format = _answer_format(request.text.format if request.text else None)
-        return self._run(request.overrides, conversation, self._sampling(request), budget, (), format)
+        return self._run(request, conversation, self._sampling(request), budget, (), format)
 
     def live(self, request: LiveRequest) -> RunRequest:
         """Return the run of a request of the page."""
@@ -208,11 +208,11 @@ class Resolver:
             raise bad_request("send either messages or problem", "messages", "invalid_value")
         budget = self._budget(request.overrides, "max_tokens", None, None)
         conversation = self._conversation(request.problem_messages, "messages")
-        return self._run(request.overrides, conversation, self._sampling(request), budget)
+        return self._run(request, conversation, self._sampling(request), budget)
 
     def _run(
         self,
-        overrides: StepspecOptions,
+        request: ChatRequest | ResponsesRequest | LiveRequest,
         conversation: tuple[Message, ...],
         sampling: Sampling,
         budget: Budget,
@@ -220,11 +220,12 @@ class Resolver:
         format: Format | None = None,
     ) -> RunRequest:
         """Return the run with all its options; the schema has validated them, but for those of the method."""
+        overrides = request.overrides
         choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
         options = self._options(overrides.options or {})
         values = {"policy": self.method, "options": options, "sampling": sampling, "budget": Limits.of(budget)}
         run = self.offer.defaults.model_copy(update=choices | values)
-        if run.auto is None and self.auto:
+        if run.auto is None and self.auto and getattr(request, "seed", None) is None:  # a seed repeats a run
             run = run.model_copy(update={"auto": True})
         return RunRequest(conversation, run, stop, format)
 

@@ -238,6 +238,8 @@ def test_only_the_model_auto_steps_aside_by_itself(
     for auto, expected in ((True, named), (False, otherwise)):
         (order,) = Resolver("specreason", offer, SETTINGS, auto).chat(request)
         assert order.run.auto is expected
+        (repeated,) = Resolver("specreason", offer, SETTINGS, auto).chat(request.model_copy(update={"seed": 4}))
+        assert repeated.run.auto is otherwise
 
 
 def test_deadlines_only_shorten() -> None:
