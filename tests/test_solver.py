@@ -128,9 +128,12 @@ async def test_the_large_model_leads_if_wanted_but_never_a_baseline(
 
 
 async def test_a_run_with_auto_says_who_wrote_its_steps_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def aside(estimate: auto.Estimate, now: auto.Mode | None, most: int) -> tuple[auto.Mode, dict[str, float], str]:
+        return auto.ASIDE, {}, "it is quicker"
+
     async with serving() as servers, servers.solver(auto=True) as solver:
         begun = await solver.solve(PROBLEM)
-        monkeypatch.setattr(auto, "decide", lambda estimate, now, most: (auto.ASIDE, {}, "it is quicker"))
+        monkeypatch.setattr(auto, "decide", aside)
         before = len(servers.small.requests)
         alone = await solver.solve(PROBLEM)
         assert [path for path, _ in servers.small.requests[before:] if path == "/v1/completions"] == []
