@@ -44,6 +44,8 @@ TRUNK = 0
 # steps that are mostly right.
 WRONG_DRAFTS = 0.25
 PADDING = -1
+# Tokens of a step of a long problem: "The 18th: spends $375:" at its beginning, and " 18th: $463." at its end.
+DEED, BALANCE = 7, 6
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -120,7 +122,9 @@ class Writer:
     Encodes problems as rows of token ids, in the layout of the endpoints' prompts.
 
     The positions of a reasoning begin up to *reach* after its problem, as if it were longer: so that short rows teach
-    what long ones need. Without *marked*, the trunk has no marks of wrong tokens; without
+    what long ones need. Of long problems, a share *whole* of the steps is whole; of another step, only the deed and the
+    new balance are there, at the positions that they would have: to look up deeds is the hardest part, and so a row
+    teaches it for a third of the tokens. Without *marked*, the trunk has no marks of wrong tokens; without
     *varied*, nothing stands before the problem.
     """
 
@@ -130,6 +134,7 @@ class Writer:
         mistake_rate: MistakeRate = DEFAULT_MISTAKES,
         *,
         reach: int = 0,
+        whole: float = 1.0,
         marked: bool = True,
         varied: bool = True,
     ) -> None:
@@ -138,7 +143,7 @@ class Writer:
             return str(tokenizer.apply_chat_template(turns, add_generation_prompt=generate, tokenize=False))
 
         self.tokenizer, self.mistake_rate = tokenizer, mistake_rate
-        self.reach, self.marked, self.varied = reach, marked, varied
+        self.reach, self.whole, self.marked, self.varied = reach, whole, marked, varied
         self.render = render
         self.template: Template = learn(render)
         self.encode = lru_cache(maxsize=200_000)(self._encode)
@@ -185,7 +190,14 @@ class Writer:
             if not state.wrong:
                 forks.append((state, len(row.ids), last))
             marks = self.marks(problem, state, step) if self.marked else None
-            row.add(self.encode(step), branch=TRUNK, leaves=0, learn=fine, wrong=marks, gap=gap)
+            ids = self.encode(step)
+            if fine and self._abridged(rng, problem, state):
+                head, tail = slice(DEED), slice(-BALANCE, None)
+                row.add(ids[head], branch=TRUNK, leaves=0, learn=True, wrong=marks and marks[head], gap=gap)
+                left_out = len(ids) - DEED - BALANCE
+                row.add(ids[tail], branch=TRUNK, leaves=0, learn=False, wrong=marks and marks[tail], gap=left_out)
+            else:
+                row.add(ids, branch=TRUNK, leaves=0, learn=fine, wrong=marks, gap=gap)
             gap = 0
             state, last = world_of(problem).advance(problem, state, step), step
         answer = (*self.encode(world_of(problem).final_answer(problem.answer)), self.encode(vocabulary.END_OF_TURN)[0])
@@ -196,6 +208,12 @@ class Writer:
             else:
                 self.fork(rng, row, problem, rng.choice(forks), number, None)
         return row
+
+    def _abridged(self, rng: random.Random, problem: Problem, state: State) -> bool:
+        """Whether to leave out the middle of the right step after *state*; the last one and corrections are whole."""
+        if self.whole == 1 or isinstance(problem, problems.Problem):
+            return False
+        return not state.wrong and state.index < len(problem.operations) and rng.random() >= self.whole
 
     def trunk(
         self, rng: random.Random, problem: Problem, mistake: Mistake | None, *, mend: bool

@@ -58,7 +58,7 @@ class Phase:
     at the first greedy accuracy of at least *until* on problems of the test split, measured every few steps.
 
     With *tokens*, for the long problems, a batch has about that many tokens, *rows* and *length* do not matter, and
-    the reasoning's positions begin up to *reach* after the problem.
+    the reasoning's positions begin up to *reach* after the problem, and a share *whole* of the steps is whole.
     """
 
     steps: int
@@ -73,6 +73,7 @@ class Phase:
     difficulties: tuple[Difficulty, ...] = (DEFAULT,)
     tokens: int = 0
     reach: int = 0
+    whole: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,24 +127,33 @@ NO_MISTAKES = MistakeRate(0.0)
 LONG_SMALL_PHASES = (
     Phase(700, 3e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6)), reach=400),
     Phase(700, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000),
-    Phase(300, 2e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
+    Phase(800, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70)), whole=0.1),
+    Phase(60, 5e-4, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
 )
 LONG_LARGE_PHASES = (
     Phase(700, 2e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6)), reach=400),
-    Phase(600, 1.5e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000),
-    Phase(150, 1e-3, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
+    Phase(300, 2e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000),
+    Phase(900, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70)), whole=0.1),
     Phase(
-        500,
+        600,
         1e-3,
         tokens=8192,
-        mistake_rate=MistakeRate(0.2, 0.5),
-        difficulties=long((3, 14)),
-        reach=3000,
-        pool=200,
+        mistake_rate=MistakeRate(0.1, 0.5),
+        difficulties=long((3, 14), (14, 40)),
+        whole=0.1,
+        pool=100,
         mistaken=0.3,
         branches=8,
     ),
-    Phase(150, 6e-4, tokens=8192, mistake_rate=MistakeRate(0.02), difficulties=long((4, 30), (30, 70)), branches=8),
+    Phase(
+        150,
+        6e-4,
+        tokens=8192,
+        mistake_rate=MistakeRate(0.02),
+        difficulties=long((4, 30), (30, 70)),
+        whole=0.5,
+        branches=8,
+    ),
 )
 ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (
@@ -290,7 +300,13 @@ class Trainer:
         seed = self.recipe.seed + number
         if phase.tokens:
             return long_batches(
-                Writer(self.tokenizer, phase.mistake_rate, reach=phase.reach, marked=self.recipe.judges),
+                Writer(
+                    self.tokenizer,
+                    phase.mistake_rate,
+                    reach=phase.reach,
+                    whole=phase.whole,
+                    marked=self.recipe.judges,
+                ),
                 seed=seed,
                 tokens=phase.tokens,
                 branches=phase.branches,

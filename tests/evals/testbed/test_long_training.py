@@ -58,6 +58,28 @@ def test_the_reasoning_begins_up_to_a_reach_after_its_problem(trainer: Trainer) 
     assert len(gaps) > 5
 
 
+def test_a_shortened_step_keeps_its_deed_and_its_balance_where_they_would_be(trainer: Trainer) -> None:
+    long = next(accounts.generate(3, "train", Difficulty(steps=(30, 30))))
+    writers = (
+        Writer(trainer.tokenizer, MistakeRate(0.0), whole=whole, varied=False, marked=False) for whole in (1.0, 0.2)
+    )
+    whole, shortened = (writer.row(random.Random(1), long, 0) for writer in writers)
+    places = dict(zip(whole.positions, zip(whole.ids, whole.targets, strict=True), strict=True))
+    for place, id, target in zip(shortened.positions, shortened.ids, shortened.targets, strict=True):
+        assert places[place][0] == id
+        assert target in (places[place][1], IGNORED)
+    assert len(shortened.ids) < 0.6 * len(whole.ids)
+    words: Any = trainer.tokenizer
+    kept = [id for id, before in zip(shortened.ids[1:], shortened.targets, strict=False) if before != IGNORED]
+    learnt = str(words.decode(kept))
+    for index, step in enumerate(worked_steps(long)[:-1]):
+        deed, _, work = step.partition(": $")
+        assert f"{deed}:" in learnt
+        assert f"{long.day(index)}: ${long.values[index + 1]}." in str(words.decode(shortened.ids))
+        assert (work.partition(" Balance")[0] in learnt) == (step in str(words.decode(shortened.ids)))
+    assert worked_steps(long)[-1] in learnt
+
+
 def test_batches_hold_problems_of_one_length_and_the_mistakes_on_them(trainer: Trainer) -> None:
     writer = Writer(trainer.tokenizer, MistakeRate(0.0))
     problem = problems(1)[0]
