@@ -78,7 +78,12 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """The architecture of one model and its training phases."""
+    """
+    The architecture of one model and its training phases.
+
+    The norms of queries and keys learn *focus* times as fast as the rest: they bound how sharply a head can attend to
+    one of a hundred deeds, and have to grow a lot for that.
+    """
 
     name: str
     numbers: Numbers
@@ -88,6 +93,7 @@ class Recipe:
     phases: tuple[Phase, ...]
     seed: int = 0
     theta: float = 10_000.0
+    focus: float = 1.0
 
     @property
     def judges(self) -> bool:
@@ -163,8 +169,8 @@ RECIPES = (
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
 LONG_RECIPES = (
-    Recipe("small", "dated", width=96, layers=3, heads=4, phases=LONG_SMALL_PHASES, theta=1e9),
-    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e9),
+    Recipe("small", "dated", width=96, layers=3, heads=4, phases=LONG_SMALL_PHASES, theta=1e9, focus=5),
+    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e9, focus=5),
 )
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
@@ -348,7 +354,8 @@ class Trainer:
         """Train one *phase* on the batches of *source*; the file *part* has its state if it was interrupted."""
         steps, rate = phase.steps, phase.rate
         parameters = [*self.model.parameters(), *self.marker.parameters()]
-        optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+        groups = self.groups(rate)
+        optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimiser,
             lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
@@ -403,6 +410,15 @@ class Trainer:
             raise RuntimeError(
                 f"{self.recipe.name} did not reach {phase.until:.0%} in {steps} steps: its phase needs more steps"
             )
+
+    def groups(self, rate: float) -> list[dict[str, Any]]:
+        """Return all parameters, those of the norms of queries and keys apart if they have a rate of their own."""
+        named = [*self.model.named_parameters(), *self.marker.named_parameters()]
+        if self.recipe.focus == 1:
+            return [{"params": [parameter for _, parameter in named]}]
+        norms = [parameter for name, parameter in named if "q_norm" in name or "k_norm" in name]
+        others = [parameter for name, parameter in named if "q_norm" not in name and "k_norm" not in name]
+        return [{"params": others}, {"params": norms, "lr": self.recipe.focus * rate, "weight_decay": 0.0}]
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)

@@ -31,6 +31,18 @@ def problems(count: int) -> list[accounts.Problem]:
     return list(islice(accounts.generate(3, "train", SHORT), count))
 
 
+def test_the_norms_of_queries_and_keys_learn_faster_and_every_parameter_learns_once(trainer: Trainer) -> None:
+    others, norms = trainer.groups(0.1)
+    layers = trainer.model.config.num_hidden_layers
+    assert norms["lr"] == pytest.approx(0.1 * trainer.recipe.focus)
+    assert [len(weights) for weights in norms["params"]] == [trainer.model.config.head_dim] * 2 * layers
+    everything = {id(p) for p in (*trainer.model.parameters(), *trainer.marker.parameters())}
+    held = [id(p) for p in (*others["params"], *norms["params"])]
+    assert len(held) == len(everything)
+    assert set(held) == everything
+    assert "lr" not in others
+
+
 def test_only_the_reasoning_and_the_answer_are_learnt(trainer: Trainer) -> None:
     writer = Writer(trainer.tokenizer, MistakeRate(0.0), varied=False)
     for problem in problems(5):
