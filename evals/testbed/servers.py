@@ -103,7 +103,7 @@ class World:
 SHORT, LONG = "short", "long"
 WORLDS: Mapping[str, World] = {
     SHORT: World(MODELS, "0.1 and 1.3 million", context=2048, cache=256),
-    LONG: World(MODELS / "long", "0.4 and 1.3 million", context=8192, cache=512),
+    LONG: World(MODELS / "long", "0.4 and 1.6 million", context=8192, cache=512),
 }
 
 

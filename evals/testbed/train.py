@@ -81,8 +81,8 @@ class Recipe:
     """
     The architecture of one model and its training phases.
 
-    The norms of queries and keys learn *focus* times as fast as the rest: they bound how sharply a head can attend to
-    one of a hundred deeds, and have to grow a lot for that.
+    The norms of queries and keys learn *focus* times as fast as the rest: they bound how sharply a head of *head*
+    dimensions can attend to one of a hundred deeds, and have to grow a lot for that.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Recipe:
     seed: int = 0
     theta: float = 10_000.0
     focus: float = 1.0
+    head: int = 32
 
     @property
     def judges(self) -> bool:
@@ -137,8 +138,8 @@ LONG_SMALL_PHASES = (
     Phase(60, 5e-4, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
 )
 LONG_LARGE_PHASES = (
-    Phase(700, 2e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6)), reach=400),
-    Phase(300, 2e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000),
+    Phase(700, 2.5e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6)), reach=400),
+    Phase(300, 2e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000, whole=0.5),
     Phase(900, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70)), whole=0.1),
     Phase(
         600,
@@ -170,7 +171,7 @@ RECIPES = (
 )
 LONG_RECIPES = (
     Recipe("small", "dated", width=96, layers=3, heads=4, phases=LONG_SMALL_PHASES, theta=1e9, focus=5),
-    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e9, focus=5),
+    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e12, focus=5, head=64),
 )
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
@@ -189,7 +190,7 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
         num_key_value_heads=max(1, recipe.heads // 2),
-        head_dim=32,
+        head_dim=recipe.head,
         max_position_embeddings=8192 if recipe.numbers == "dated" else 4096,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.theta},
         tie_word_embeddings=True,
