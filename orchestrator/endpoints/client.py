@@ -11,15 +11,17 @@ waits for go before those it may never need. Bodies and replies are in `vllm_pro
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, Self, TypeVar
+from typing import Generic, NoReturn, Protocol, Self, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
-import httpx2
 import orjson
 from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
@@ -43,11 +45,8 @@ from .vllm_protocol import (
     retryable,
 )
 
-if TYPE_CHECKING:
-    from openai import OpenAIError
-
-BROKEN = (httpx2.HTTPError, httpx2.StreamError, aiohttp.ClientError, OSError)
-UNREAD: dict[str, Any] = {"stream": True}  # the response as it is: `Events` reads it in a fraction of the SDK's time
+BROKEN = (aiohttp.ClientError, OSError)
+KEEP_ALIVE = 5.0  # seconds that an idle connection stays open, as long as vLLM's own
 CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
 
 A = TypeVar("A", bound=Address)
@@ -86,23 +85,26 @@ class Connection:
     """
 
     def __init__(self, endpoint: Address) -> None:
-        from openai import AsyncOpenAI, DefaultAioHttpClient  # here, because it takes a third of the time of a start
-
         self.endpoint = endpoint
         self.priorities = endpoint.priorities
-        self._client = AsyncOpenAI(
-            base_url=endpoint.v1,
-            api_key=endpoint.api_key.get_secret_value() if endpoint.api_key else "none",  # None: OPENAI_API_KEY's value
-            max_retries=0,  # Tenacity retries; with the client's own retries the numbers would multiply.
-            timeout=httpx2.Timeout(None, connect=endpoint.deadlines.connect),
-            http_client=DefaultAioHttpClient(),
-        )
+        self._session: aiohttp.ClientSession | None = None
+        self._proxy = _proxy(endpoint.url)
         self._slots = asyncio.Semaphore(endpoint.max_concurrency)
         self._starts = _throttle(endpoint.requests_per_second)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._client.close()
+        if self._session is not None:
+            await self._session.close()
+
+    def _open_session(self) -> aiohttp.ClientSession:
+        # aiohttp alone: through a client of the openai SDK every request costs the time of another ten tokens.
+        key = self.endpoint.api_key.get_secret_value() if self.endpoint.api_key else "none"
+        return aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE, ssl=_ssl_context(self.endpoint.url)),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self.endpoint.deadlines.connect),
+            headers={"Authorization": f"Bearer {key}", "Accept": "application/json"},
+        )
 
     def call(self, verb: str) -> Call:
         """Describe a request, for its errors."""
@@ -179,7 +181,7 @@ class Connection:
         async with _within(call, total, "no answer after {:g} s"):
             return await self._retry(fetch, total, retries)
 
-    async def _send(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
+    async def _send(self, call: Call, path: str, body: Body | None) -> Response:
         """Send one request, with its priority; return the response with its body unread."""
         value = priority(REQUEST.get(), RUN.get()) if self.priorities and path in PRIORITISED else None
         if body is None or value is None:
@@ -192,27 +194,23 @@ class Connection:
             self.priorities = False
             return await self._send_once(call, path, body)
 
-    async def _send_once(self, call: Call, path: str, body: Body | None) -> httpx2.Response:
-        from openai import OpenAIError
-
-        url = f"{self.endpoint.url}{path}"
+    async def _send_once(self, call: Call, path: str, body: Body | None) -> Response:
+        if self._session is None:
+            self._session = self._open_session()
+        url, headers = f"{self.endpoint.url}{path}", CARRIED.get()
         async with self._starts:
             try:
                 if body is None:
-                    response: httpx2.Response = await self._client.get(
-                        url, cast_to=httpx2.Response, options={"headers": {**CARRIED.get()}}, **UNREAD
-                    )
+                    response = await self._session.get(url, headers=headers, proxy=self._proxy)
                 else:
-                    response = await self._client.post(
-                        url,
-                        cast_to=httpx2.Response,
-                        content=orjson.dumps(body),
-                        options={"headers": {"Content-Type": "application/json", **CARRIED.get()}},
-                        **UNREAD,
-                    )
-            except OpenAIError as exc:
-                raise _failure(call, exc) from exc
-        return response
+                    headers = {"Content-Type": "application/json", **headers}
+                    content = orjson.dumps(body)
+                    response = await self._session.post(url, data=content, headers=headers, proxy=self._proxy)
+                if response.status >= 400:
+                    raise _refusal(call, response.status, response.headers.get("retry-after"), await response.read())
+            except BROKEN as exc:
+                raise _no_connection(call, exc) from exc
+        return Response(response)
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
         retrying = AsyncRetrying(
@@ -256,6 +254,33 @@ class ConnectedEndpoint(Generic[A]):
         raise NotImplementedError
 
 
+class ByteStream(Protocol):
+    """The body of a response that is read as it arrives."""
+
+    def aiter_bytes(self) -> AsyncIterator[bytes]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Response:
+    """A response of aiohttp whose body is not read yet."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    def aiter_bytes(self) -> AsyncIterator[bytes]:
+        return aiter(self._response.content.iter_any())
+
+    async def aread(self) -> bytes:
+        """Read the body."""
+        return await self._response.read()
+
+    async def aclose(self) -> None:
+        """Give the connection back if the body is read, else close it."""
+        self._response.release()
+        await self._response.wait_for_close()
+
+
 class Events:
     """
     The server-sent events of one open stream, as bytes.
@@ -265,7 +290,7 @@ class Events:
     would cost as much as reading the event.
     """
 
-    def __init__(self, call: Call, response: httpx2.Response, deadlines: Deadlines, ends: float) -> None:
+    def __init__(self, call: Call, response: ByteStream, deadlines: Deadlines, ends: float) -> None:
         self._call = call
         self._response = response
         self._pieces = response.aiter_bytes()
@@ -350,18 +375,30 @@ class _Retryable(Exception):
         self.error, self.after = error, after
 
 
-def _failure(call: Call, exc: OpenAIError) -> Exception:
-    from openai import APIConnectionError, APIStatusError
+def _refusal(call: Call, status: int, again_after: str | None, body: bytes) -> Exception:
+    error = http_error(call, status, body)
+    return _Retryable(error, retry_after(again_after)) if retryable(status) else error
 
-    if isinstance(exc, APIStatusError):
-        error = http_error(call, exc.status_code, exc.response.content)
-        again = retryable(exc.status_code)
-        return _Retryable(error, retry_after(exc.response.headers.get("retry-after"))) if again else error
-    if isinstance(exc, APIConnectionError):
-        cause = exc.__cause__ or exc
-        message = f"no connection ({str(cause) or type(cause).__name__}); is the server running, and is the URL right?"
-        return _Retryable(call.error(EndpointUnavailable, message))
-    return call.error(EndpointError, str(exc))
+
+def _no_connection(call: Call, cause: Exception) -> _Retryable:
+    message = f"no connection ({str(cause) or type(cause).__name__}); is the server running, and is the URL right?"
+    return _Retryable(call.error(EndpointUnavailable, message))
+
+
+def _proxy(url: str) -> str | None:
+    """Return the proxy for *url* that the environment names; None if there is none."""
+    parts, proxies = urlsplit(url), getproxies()
+    proxy = proxies.get(parts.scheme) or proxies.get("all")
+    return None if not proxy or proxy_bypass(parts.netloc) else proxy
+
+
+def _ssl_context(url: str) -> ssl.SSLContext | bool:
+    """Return the certificates to trust at *url*, which ``SSL_CERT_FILE`` and ``SSL_CERT_DIR`` may name."""
+    if not url.startswith("https:"):
+        return True
+    from httpx2 import create_ssl_context  # here, because nothing else of it is needed
+
+    return create_ssl_context()
 
 
 _backoff = random_exponential(multiplier=0.2, max=10)  # seconds
