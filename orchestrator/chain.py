@@ -119,7 +119,7 @@ class Chain:
 
     @property
     def text(self) -> str:
-        return "".join(step.text for step in self.steps)
+        return "".join([step.text for step in self.steps])
 
     @property
     def finished(self) -> bool:
@@ -133,7 +133,7 @@ class Chain:
     @property
     def closed(self) -> bool:
         """Whether the thinking is over, so that the next step is part of the answer."""
-        return any(step.text.endswith(THINK_END) for step in self.steps)
+        return True in [step.text.endswith(THINK_END) for step in self.steps]
 
     def parts(self) -> tuple[Chain, Chain]:
         """Split into two chains: the thinking, and the steps after it, which are the answer as far as it is written."""
@@ -144,7 +144,7 @@ class Chain:
     @property
     def tokens(self) -> int:
         """Number of tokens in the steps, each counted in its author's vocabulary."""
-        return sum(len(step.tokens) for step in self.steps)
+        return sum([len(step.tokens) for step in self.steps])
 
     def extend(self, step: Step) -> Chain:
         return replace(self, steps=(*self.steps, step))

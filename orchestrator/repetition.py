@@ -180,7 +180,8 @@ def _paragraphs(chain: Chain, step: Step) -> Iterator[_Paragraph | None]:
     yield from reversed(_divide("".join(reversed(parts)), whole=whole))
 
 
-def _divide(text: str, *, whole: bool) -> list[_Paragraph | None]:
+@lru_cache(maxsize=4096)
+def _divide(text: str, *, whole: bool) -> tuple[_Paragraph | None, ...]:
     """Parse the paragraphs of *text*; the last one counts only if the text is *whole*."""
     paragraphs: list[_Paragraph | None] = []
     at, open_end = 0, True
@@ -193,8 +194,8 @@ def _divide(text: str, *, whole: bool) -> list[_Paragraph | None]:
             paragraphs.append(None)
             at, open_end = fenced.end(), True
     if whole and not paragraphs:
-        return [_parse(text)]
-    return paragraphs if whole or not open_end else paragraphs[:-1]
+        return (_parse(text),)
+    return tuple(paragraphs if whole or not open_end else paragraphs[:-1])
 
 
 def _spins(step: Step) -> bool:

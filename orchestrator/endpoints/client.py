@@ -213,6 +213,16 @@ class Connection:
         return Response(response)
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
+        try:
+            return await send()  # Tenacity alone would cost more than sending it.
+        except _Retryable as exc:
+            failed: list[_Retryable] = [exc]
+
+        async def send_again() -> T:
+            if failed:
+                raise failed.pop()
+            return await send()
+
         retrying = AsyncRetrying(
             stop=stop_after_attempt(1 + (self.endpoint.retries if retries is None else retries))
             | stop_before_delay(deadline),
@@ -220,7 +230,7 @@ class Connection:
             retry=retry_if_exception_type(_Retryable),
             retry_error_callback=_give_up,
         )
-        return await retrying(send)
+        return await retrying(send_again)
 
 
 class ConnectedEndpoint(Generic[A]):

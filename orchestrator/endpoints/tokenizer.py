@@ -105,9 +105,18 @@ class ModelTokenizer:
         ids = list(await self.prefix(chain.messages))
         marked = self.template.thinks or opens_block(chain.text)
         for step in chain.steps:
-            ids += await self._step(step, marked=marked)
-            if self.template.handover and step.text.endswith(THINK_END):
-                ids += await self.literally(self.template.handover)
+            ids += await self.step(step, marked=marked)
+        return ids
+
+    async def step(self, step: Step, *, marked: bool = True) -> Sequence[int]:
+        """
+        Encode *step* of a chain, and what the template puts between the end of the thinking and the answer.
+
+        Without *marked*, leave out `THINK_END`, as this model has no thinking block.
+        """
+        ids = await self._step(step, marked=marked)
+        if self.template.handover and step.text.endswith(THINK_END):
+            return [*ids, *await self.literally(self.template.handover)]
         return ids
 
     async def begun(self, step: Step) -> tuple[Token, ...]:
@@ -207,3 +216,49 @@ class ModelTokenizer:
 
     async def _tokenize(self, body: Body) -> tuple[list[int], int]:
         return tokenized(self._call, await self._connection.post(self._call, TOKENIZE, body))
+
+
+class ChainIds:
+    """
+    The token ids of the chain of one run, which grows: the steps that the chain before had too are not encoded again.
+
+    Returned lists are not to be changed.
+    """
+
+    def __init__(self, encoder: ModelTokenizer) -> None:
+        self._encoder = encoder
+        self._messages: tuple[Message, ...] = ()
+        self._steps: tuple[Step, ...] = ()
+        self._ends: list[int] = []  # the number of ids before each step, and of all
+        self._ids: list[int] = []
+
+    async def __call__(self, chain: Chain) -> list[int]:
+        """Return what `ModelTokenizer.chain` returns for *chain*."""
+        if not self._encoder.template.thinks:  # How a step is encoded depends on the rest of the chain then.
+            return await self._encoder.chain(chain)
+        shared = _shared(self._steps, chain.steps) if self._ends and self._messages == chain.messages else -1
+        if shared < 0:
+            ids = list(await self._encoder.prefix(chain.messages))
+            ends, shared = [len(ids)], 0
+        else:
+            ends = self._ends[: shared + 1]
+            ids = self._ids[: ends[-1]]
+        for step in chain.steps[shared:]:
+            ids += await self._encoder.step(step)
+            ends.append(len(ids))
+        self._messages, self._steps, self._ends, self._ids = chain.messages, chain.steps, ends, ids
+        return ids
+
+
+def _shared(one: Sequence[Step], other: Sequence[Step]) -> int:
+    """How many steps *one* and *other* begin with alike; steps that are the same object compare fast."""
+    least, most = 0, min(len(one), len(other))
+    if one[:most] == other[:most]:
+        return most
+    while least < most:
+        middle = (least + most + 1) // 2
+        if one[least:middle] == other[least:middle]:
+            least = middle
+        else:
+            most = middle - 1
+    return least

@@ -41,7 +41,7 @@ from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .sticky_stream import StickyStream
 from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
-from .tokenizer import ModelTokenizer
+from .tokenizer import ChainIds, ModelTokenizer
 from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, Reply
 
 WARM_UP_TOKENS = 8
@@ -183,6 +183,7 @@ class VllmModel:
         self._endpoint, self._sampling = endpoint, sampling
         self._format: vllm_protocol.Format | None = format
         self._observe, self._clock = observe, clock
+        self._chain_ids = ChainIds(endpoint.encoder)
         self._sticky: WeakKeyDictionary[AsyncExitStack, StickyStream] = WeakKeyDictionary()
 
     @property
@@ -285,7 +286,7 @@ class VllmModel:
 
     async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> list[int]:
         """Encode *chain* and the tokens of a step's *opening*."""
-        ids = await self._endpoint.encoder.chain(chain if opening else without_partial_character(chain))
+        ids = await self._chain_ids(chain if opening else without_partial_character(chain))
         return [*ids, *(token.id for token in opening)]
 
     def _stops(self, ends: StepEnds, text: str) -> tuple[str, ...]:
@@ -313,7 +314,7 @@ class VllmModel:
         `ConfigurationError` for too large a *top*, and if the server refuses to score a suffix.
         """
         encoder, top = self._endpoint.encoder, _checked(top)
-        before = await encoder.chain(chain)
+        before = await self._chain_ids(chain)
         encoded = [(span, await encoder.encode(span)) for span in spans]
         prompt = [*before, *(number for _, ids in encoded for number in ids)]
         rows = await self._suffix(prompt, len(before), top) if self._endpoint.settings.suffix_scoring else None
@@ -354,7 +355,7 @@ class VllmModel:
         """
         encoder, endpoint = self._endpoint.encoder, self._endpoint
         numbers = await self._numbers(choices)
-        before = await encoder.chain(chain)
+        before = await self._chain_ids(chain)
         prompt = [*before, *await encoder.literally(encoder.template.ask(question, opening))]
         checkpoint = before if endpoint.checkpoints else ()
         if endpoint.by_id is not False:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stepspec.orchestrator.chain import Chain, Message
+from stepspec.orchestrator.chain import Chain, Message, Step, Token
 from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.endpoints.tokenizer import AsyncCache
+from stepspec.orchestrator.endpoints.tokenizer import AsyncCache, ChainIds
 from stepspec.orchestrator.errors import MalformedReply, MissingCapability
 
 from .conftest import Meet
@@ -95,3 +95,16 @@ async def test_a_memo_drops_the_least_recently_used_entry() -> None:
     memo = AsyncCache(make, 2)
     assert [await memo(key) for key in "abacab"] == list("ABACAB")
     assert made == ["a", "b", "c", "b"]
+
+
+async def test_a_growing_chain_is_encoded_as_a_chain_at_once_also_after_a_rollback_and_for_another_problem() -> None:
+    async with FakeVllm().serve() as settings, VllmEndpoint(settings) as endpoint:
+        growing = ChainIds(endpoint.encoder)
+        known = Step("ab\n\n", "small", tokens=(Token("ab", id=3), Token("\n\n", id=4)), vocabulary=endpoint.vocabulary)
+        other = [Step(text, "large") for text in ("One.\n\n", "Two.\n\n", "Three.", f"\n{THINK_END}")]
+        chains = [Chain.of("Hello").extend(known)]
+        for step in other:
+            chains.append(chains[-1].extend(step))
+        rolled_back = chains[2].extend(known).extend(known)
+        for chain in (*chains, rolled_back, chains[0], chains[4], Chain.of("Bye").extend(known), Chain.of("Bye")):
+            assert await growing(chain) == await endpoint.encoder.chain(chain)
