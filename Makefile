@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check coverage bench random mutate lock clean
+.PHONY: help install browser clients demo test quick check coverage bench bench-overhead random mutate lock clean
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -32,7 +32,7 @@ TIMED := bash -c 'began=$$SECONDS; "$${@:1}" || code=$$?; echo "$$0: $$((SECONDS
 CPU_WHEELS := https://download.pytorch.org/whl/cpu
 
 help: ## show this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP) ## create .venv from the lock, if it is not there yet
 
@@ -68,6 +68,10 @@ coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit te
 bench: $(STAMP) ## the table in the README, measured again
 	$(RUN)/python -m stepspec.evals.experiments.bench
 	$(RUN)/python -m stepspec.evals.experiments.bench --stacked --problems 50
+
+bench-overhead: $(STAMP) ## what stepspec adds to its requests, and the service to stepspec: CPU time, wall time, memory
+	$(RUN)/python -m stepspec.evals.experiments.overhead
+	$(RUN)/python -m stepspec.evals.experiments.service_overhead
 
 random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
 	$(RUN)/python -m stepspec.evals.testbed.random_pair --runs 200 --tokens 48 --at-once 48

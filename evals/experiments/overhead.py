@@ -1,0 +1,382 @@
+"""
+Measure what stepspec adds to the HTTP requests that it sends: CPU time, wall time and memory.
+
+A stand-in server (`testbed.stand_in`) in a process of its own writes tokens at a set pace. The steps of a SpecReason
+run and the same requests without stepspec, by bare aiohttp and by the openai SDK, are timed in turns in one process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import gc
+import platform
+import sys
+import time
+import tracemalloc
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from statistics import median
+from typing import Annotated, Any
+
+import aiohttp
+import orjson
+import typer
+from aiohttp import web
+from openai import AsyncOpenAI, AsyncStream, DefaultAioHttpClient
+from openai.types import Completion
+from rich.console import Console
+from rich.table import Table
+
+from stepspec.api import Solver
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Chain, Step, Token
+from stepspec.orchestrator.endpoints import Endpoint, Sampling
+from stepspec.orchestrator.reason import reason
+from stepspec.orchestrator.trace import Recorder, Stopwatch
+
+from ..command_line import progress_bars, script
+from ..testbed.stand_in import PIECES, StandIn, logprob, stand_in_process
+
+PROBLEM = "What is 6 x 7?"
+STEP_TOKENS, MANY_STEPS, ROOM = 20, 100_000, 40_000
+TOKEN_MS = 20.0
+OF_AIOHTTP, LONGER = 1.5, 1.3
+"""The bars: CPU time over that of bare aiohttp; CPU time of a step of a long chain over that of a short one."""
+OURS, BARE, SDK = CONTENDERS = ("stepspec", "aiohttp", "openai")
+MEMORY_CHAINS, MEMORY_TOKENS = 8, 2000
+
+Sent = tuple[str, dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One setting: a number of *chains* at once, which have *tokens* tokens before the first of their *steps*."""
+
+    chains: int
+    tokens: int
+    steps: int = 4
+
+
+BY_CHAINS = (Cell(1, 2000, 12), Cell(16, 2000), Cell(64, 2000), Cell(256, 2000))
+BY_TOKENS = (Cell(16, 500), Cell(16, 16_000))
+CELLS = (*BY_CHAINS, *BY_TOKENS)
+AT_64, SHORT, LONG = BY_CHAINS[2], BY_CHAINS[1], BY_TOKENS[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One contender's milliseconds per step in one cell and round; *server* is the share of a core that it took."""
+
+    cell: Cell
+    contender: str
+    cpu: float
+    wall: float
+    server: float
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """A median over rounds with its interval, the extremes of the rounds."""
+
+    value: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Typical:
+        return cls(median(values), min(values), max(values))
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+class RecordingStandIn(StandIn):
+    """A stand-in that keeps the completion requests that it receives."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.received: list[Sent] = []
+
+    async def complete(self, request: web.Request) -> web.StreamResponse:
+        self.received.append((request.path, orjson.loads(await request.read())))
+        return await super().complete(request)
+
+
+@asynccontextmanager
+async def solver_at(url: str) -> AsyncGenerator[Solver]:
+    """Yield a solver whose models are both served at *url*."""
+    small, large = (Endpoint(role=role, url=url, max_concurrency=4096) for role in ("small", "large"))
+    async with Solver(small, large, sampling=Sampling(seed=1)) as solver:
+        yield solver
+
+
+def grown(tokens: int, vocabulary: str) -> Chain:
+    """Return a chain of at least *tokens* tokens, as a stand-in writes it."""
+    server, chain = StandIn(steps=MANY_STEPS, step_tokens=STEP_TOKENS), Chain.of(PROBLEM)
+    steps: list[Step] = []
+    for first in range(0, tokens, STEP_TOKENS):
+        ids = [server.token(place) for place in range(first, first + STEP_TOKENS)]
+        written = tuple([Token(PIECES[number].decode(), logprob(number), id=number) for number in ids])
+        text = "".join(token.text for token in written)
+        steps.append(Step(text, "small", "delimiter", written, vocabulary))
+    return Chain(chain.messages, tuple(steps), chain.ends)
+
+
+@dataclass
+class Run:
+    """One run of SpecReason by *solver* that goes on from *chain*, one step after the other, with a recorder."""
+
+    solver: Solver
+    chain: Chain
+
+    def __post_init__(self) -> None:
+        self.recorder = Recorder(Stopwatch())
+        self.policy = self.solver.policy("specreason", budget=Budget(tokens=ROOM), observe=self.recorder)
+
+    async def think(self, steps: int) -> Chain:
+        """Extend the chain by a number of *steps*."""
+        last = len(self.chain.steps) + steps
+        self.chain, _ = await reason(
+            self.policy, self.chain, spent=lambda chain: len(chain.steps) >= last, observe=self.recorder
+        )
+        return self.chain
+
+
+async def recorded(chain: Chain, steps: int) -> list[Sent]:
+    """Return the requests of a run for a number of *steps*, after a first step that extends *chain*."""
+    server = RecordingStandIn(steps=MANY_STEPS, step_tokens=STEP_TOKENS, room=ROOM)
+    async with server.listening() as url, solver_at(url) as solver:
+        run = Run(solver, chain)
+        await run.think(1)
+        server.received.clear()
+        await run.think(steps)
+    return server.received
+
+
+async def replay_bare(http: aiohttp.ClientSession, base: str, requests: Sequence[Sent]) -> str:
+    """Send *requests* one after the other and read the text of the replies, with nothing but aiohttp and orjson."""
+    written: list[str] = []
+    for path, body in requests:
+        async with http.post(base + path, data=orjson.dumps(body)) as reply:
+            if not body.get("stream"):
+                written.append(orjson.loads(await reply.read())["choices"][0]["text"])
+                continue
+            async for line in reply.content:
+                if line.startswith(b"data: {"):
+                    choices = orjson.loads(line[6:])["choices"]
+                    written.extend(choice["text"] for choice in choices)
+    return "".join(written)
+
+
+async def replay_sdk(client: AsyncOpenAI, requests: Sequence[Sent]) -> str:
+    """Send *requests* one after the other and read the text of the replies with the openai SDK."""
+    written: list[str] = []
+    for _, body in requests:
+        named = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "logprobs", "stream"}
+        known: dict[str, Any] = {name: value for name, value in body.items() if name in named}
+        more = {name: value for name, value in body.items() if name not in named}
+        reply: Completion | AsyncStream[Completion] = await client.completions.create(**known, extra_body=more)
+        if isinstance(reply, Completion):
+            written.append(reply.choices[0].text)
+            continue
+        async for event in reply:
+            written.extend(choice.text for choice in event.choices)
+    return "".join(written)
+
+
+async def server_seconds(http: aiohttp.ClientSession, base: str) -> float:
+    """Read the CPU time of the server."""
+    async with http.get(f"{base}/metrics") as reply:
+        line = next(line for line in (await reply.text()).splitlines() if line.startswith("process_cpu_seconds_total"))
+    return float(line.split()[-1])
+
+
+async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Console) -> list[Round]:
+    """Measure every contender in each of the *cells*, *rounds* times, in turns."""
+    measured: list[Round] = []
+    async with AsyncExitStack() as stack:
+        solver = await stack.enter_async_context(solver_at(base))
+        connector = aiohttp.TCPConnector(limit=0)
+        headers = {"Content-Type": "application/json"}
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=connector, headers=headers))
+        sdk = AsyncOpenAI(
+            base_url=f"{base}/v1", api_key="none", max_retries=0, timeout=None, http_client=DefaultAioHttpClient()
+        )
+        await stack.enter_async_context(sdk)
+        chains = {cell: grown(cell.tokens, solver.small.vocabulary) for cell in cells}
+        requests = {cell: await recorded(chains[cell], cell.steps) for cell in cells}
+
+        async def works(name: str, cell: Cell) -> list[Callable[[], Awaitable[object]]]:
+            """The work of each chain. Ours has its first step behind it: only a chain that begins is encoded whole."""
+            if name == BARE:
+                return [partial(replay_bare, http, base, requests[cell])] * cell.chains
+            if name == SDK:
+                return [partial(replay_sdk, sdk, requests[cell])] * cell.chains
+            runs = [Run(solver, chains[cell]) for _ in range(cell.chains)]
+            await asyncio.gather(*(run.think(1) for run in runs))
+            return [partial(run.think, cell.steps) for run in runs]
+
+        with progress_bars(console) as progress:
+            bar = progress.add_task("overhead", total=(rounds + 1) * len(cells) * len(CONTENDERS))
+            for number in range(rounds + 1):  # The first round warms up.
+                order = CONTENDERS[number % 3 :] + CONTENDERS[: number % 3]
+                for cell in cells:
+                    for name in order:
+                        each = await works(name, cell)
+                        before = await server_seconds(http, base)
+                        gc.collect()
+                        cpu, wall = time.process_time(), time.perf_counter()
+                        await asyncio.gather(*(work() for work in each))
+                        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+                        server = (await server_seconds(http, base) - before) / wall
+                        steps = cell.chains * cell.steps
+                        if number:
+                            measured.append(Round(cell, name, 1000 * cpu / steps, 1000 * wall / cell.steps, server))
+                        progress.advance(bar)
+    return measured
+
+
+async def memory(base: str) -> float:
+    """Bytes of memory per chain when `MEMORY_CHAINS` runs at once have written `MEMORY_TOKENS` tokens each."""
+    steps = MEMORY_TOKENS // STEP_TOKENS
+    async with solver_at(base) as solver:
+        await Run(solver, Chain.of(PROBLEM)).think(4)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            runs = [Run(solver, Chain.of(PROBLEM)) for _ in range(MEMORY_CHAINS)]
+            await asyncio.gather(*(run.think(steps) for run in runs))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert all(len(run.chain.steps) == steps for run in runs)
+    return peak / MEMORY_CHAINS
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The figures of one cell: times in milliseconds per step, and ratios of the same rounds."""
+
+    cell: Cell
+    cpu: Mapping[str, float]
+    wall: Mapping[str, float]
+    cpu_of_bare: Typical
+    cpu_of_sdk: Typical
+    wall_of_bare: Typical
+    server: float
+
+
+def rows(measured: Sequence[Round]) -> list[Row]:
+    """Summarise the rounds, cell by cell."""
+    summaries: list[Row] = []
+    for cell in dict.fromkeys(each.cell for each in measured):
+        by_name = {name: [r for r in measured if r.cell == cell and r.contender == name] for name in (OURS, BARE, SDK)}
+
+        def ratio(other: str, figure: str, by_name: Mapping[str, Sequence[Round]] = by_name) -> Typical:
+            pairs = zip(by_name[OURS], by_name[other], strict=True)
+            return Typical.of([getattr(mine, figure) / getattr(floor, figure) for mine, floor in pairs])
+
+        summaries.append(
+            Row(
+                cell,
+                {name: median(r.cpu for r in each) for name, each in by_name.items()},
+                {name: median(r.wall for r in each) for name, each in by_name.items()},
+                ratio(BARE, "cpu"),
+                ratio(SDK, "cpu"),
+                ratio(BARE, "wall"),
+                max(median(r.server for r in each) for each in by_name.values()),
+            )
+        )
+    return summaries
+
+
+def growth(measured: Sequence[Round], contender: str = OURS) -> Typical:
+    """CPU time of a step of a chain of `LONG` tokens over that of one of `SHORT` tokens, in the same rounds."""
+    by_cell = {cell: [r.cpu for r in measured if (r.cell, r.contender) == (cell, contender)] for cell in (SHORT, LONG)}
+    return Typical.of([long / short for long, short in zip(by_cell[LONG], by_cell[SHORT], strict=True)])
+
+
+def verdicts(measured: Sequence[Round]) -> list[tuple[str, float, float]]:
+    """What is compared with a bar: its name, the median, and the bar."""
+    at_64 = next(row for row in rows(measured) if row.cell == AT_64)
+    return [
+        (f"CPU time over bare aiohttp at {AT_64.chains} chains", at_64.cpu_of_bare.value, OF_AIOHTTP),
+        (f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}", growth(measured).value, LONGER),
+    ]
+
+
+EXAMPLES = """
+Examples:
+
+  python -m stepspec.evals.experiments.overhead               # about six minutes
+
+  python -m stepspec.evals.experiments.overhead --rounds 3 --json > overhead.json
+"""
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each, in turns.")] = 7,
+    token_ms: Annotated[float, typer.Option(min=0, help="Milliseconds per token of the server.")] = TOKEN_MS,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """Measure CPU time, wall time and memory that stepspec adds to its HTTP requests, and compare with the bars."""
+    console, errors = Console(width=140), Console(stderr=True)
+    shape = ("--steps", str(MANY_STEPS), "--step-tokens", str(STEP_TOKENS), "--room", str(ROOM), "--block", "0")
+    with stand_in_process(*shape, "--token-ms", str(token_ms)) as base:
+        measured = asyncio.run(measure(base, CELLS, rounds, errors))
+    with stand_in_process(*shape) as base:
+        per_chain = asyncio.run(memory(base))
+    if json:
+        print(orjson.dumps(_report(measured, per_chain)).decode())
+    else:
+        _print(console, measured, per_chain, token_ms)
+    if any(value > bar for _, value, bar in verdicts(measured)):
+        sys.exit(1)
+
+
+def _report(measured: Sequence[Round], per_chain: float) -> dict[str, Any]:
+    return {
+        "date": str(datetime.date.today()),
+        "machine": platform.machine(),
+        "rows": [asdict(row) for row in rows(measured)],
+        "growth": {name: asdict(growth(measured, name)) for name in (OURS, BARE, SDK)},
+        "bytes_per_chain": round(per_chain),
+        "verdicts": [{"name": name, "value": value, "bar": bar} for name, value, bar in verdicts(measured)],
+    }
+
+
+def _print(console: Console, measured: Sequence[Round], per_chain: float, token_ms: float) -> None:
+    summaries = rows(measured)
+    count = len(measured) // (3 * len(summaries))
+    table = Table(
+        title=f"milliseconds per step of {STEP_TOKENS} tokens and one verdict, medians of {count} rounds",
+        caption=f"a stand-in server, {token_ms:g} ms per token; brackets: extremes of the rounds",
+    )
+    headings = (
+        *("chains", "tokens", "cpu", "aiohttp", "openai", "cpu vs aiohttp", "vs openai"),
+        *("wall", "wall vs aiohttp", "server cpu"),
+    )
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in summaries:
+        cpu = [f"{row.cpu[name]:.2f}" for name in (OURS, BARE, SDK)]
+        table.add_row(
+            *(str(row.cell.chains), f"{row.cell.tokens:,}", *cpu, str(row.cpu_of_bare), str(row.cpu_of_sdk)),
+            *(f"{row.wall[OURS]:.0f}", str(row.wall_of_bare), f"{row.server:.0%}"),
+        )
+    console.print(table)
+    grown_by = ", ".join(f"{name} {growth(measured, name)}" for name in (OURS, BARE, SDK))
+    console.print(f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}: {grown_by}")
+    console.print(f"memory per chain of {MEMORY_TOKENS:,} tokens: {per_chain / 1024:.0f} KiB")
+    for name, value, bar in verdicts(measured):
+        console.print(f"{'met' if value <= bar else 'missed'}: {name}: {value:.2f}, bar {bar}")
+    console.print(
+        f"{datetime.date.today()}, {platform.machine()}: python -m stepspec.evals.experiments.overhead", style="dim"
+    )
+
+
+if __name__ == "__main__":
+    script(main, EXAMPLES)
