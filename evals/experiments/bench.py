@@ -15,6 +15,7 @@ import datetime
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from ..store import SampleStore
 from ..testbed.servers import PAIR, SHORT, SPECULATIONS, TINY, weights_digest
 from ..testbed.solving_pair import fresh_tasks, pair_solver, solvers
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
+from .published_specreason import PUBLISHED, PublishedSpecReason
 from .tables import markdown, small_print, table
 
 THREE = Arm.of("three models", "specreason")
@@ -108,6 +110,7 @@ def _keeping(samples: SampleStore, advance: Callable[[], None]) -> Callable[[int
 
 BASELINES = (LARGE, SMALL, SEQUENTIAL, SHIPPED, THINKING_SEQUENTIAL, THINKING)
 OTHERS = (
+    PUBLISHED,
     Arm.of("SpecReason, hedged", "specreason", hedge=0.9),
     Arm.of("SpecReason, greedy", "specreason", {"read": "greedy"}),
     Arm.of("SpecReason, sure bets", "specreason", sure_bets=True),
@@ -209,7 +212,12 @@ async def bench(
     nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
     solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested, world=world)
-    async with solving as (solver, others):
+    async with AsyncExitStack() as stack:
+        solver, others = await stack.enter_async_context(solving)
+        if PUBLISHED in arms:
+            peer = await stack.enter_async_context(PublishedSpecReason(solver.settings))
+            await measure(peer, [PUBLISHED], fresh_tasks(2, SEED + 1, world=world))  # warms up
+            others = {**others, PUBLISHED.name: peer}
         by_arm = {
             named(arm, sampling): others[arm.name] for sampling in samplings for arm in arms if arm.name in others
         }
@@ -304,6 +312,9 @@ def _compare(results: Mapping[str, Sequence[Result]], console: Console) -> None:
             console.print(
                 f"{heading(sampling)}: {arm.name} over sequential {ratio:.2f}, over large alone {of_large:.2f}"
             )
+        if PUBLISHED.name in by_name:
+            ratio = by_name[SHIPPED.name].seconds / by_name[PUBLISHED.name].seconds
+            console.print(f"{heading(sampling)}: {SHIPPED.name} over {PUBLISHED.name} {ratio:.2f}")
     failures = missed(results["greedy"]) if "greedy" in results else []
     for failure in failures:
         console.print(f"missed: {failure}", style="red")

@@ -171,6 +171,8 @@ class FakeVllm:
         sent: dict[str, Any] = orjson.loads(await request.read())
         body = {key: value for key, value in sent.items() if key not in self.lacks}
         self.requests.append((request.path, body))
+        if isinstance(body.get("prompt"), str):
+            body["prompt"] = self.encode(body["prompt"])
         fault = self.faults.popleft() if self.faults else None
         if not self.opens(request):
             fault = Refuse(401, "Unauthorized")
@@ -386,7 +388,7 @@ STEP_END = "." + DELIMITER
 PIECES = (*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in (*SPECIAL, STEP_END, *WORDS)))
 """The text of every token id: the bytes, so that any text can be encoded, and then longer pieces."""
 IDS = {piece: number for number, piece in enumerate(PIECES)}
-THINKING, THOUGHT, ENDED = (IDS[special.encode()] for special in (THINK, THINK_END, IM_END))
+TURN, ENDED, THINKING, THOUGHT = (IDS[special.encode()] for special in SPECIAL)
 FIRST_WORD = IDS[WORDS[0].encode()]
 _PIECE = re.compile("|".join(map(re.escape, (*SPECIAL, STEP_END))) + r"| ?\w+|.", re.DOTALL)
 RIGHT, WRONG = {"9": -0.1, "8": -2.5, "1": -6.0}, {"1": -0.1, "2": -2.5, "9": -6.0}
@@ -524,6 +526,20 @@ class StandIn(FakeVllm):
                 break
         self._seen.append(prompt)
         return min(shared, len(prompt) - 1) // self.block * self.block if self.block else 0
+
+    def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        reply = super().answer(body)
+        if {"prompt_logprobs", "allowed_token_ids"} & set(body):
+            return reply
+        for choice, prompt in zip(reply["choices"], prompts(body), strict=True):
+            if body["max_tokens"] == 1 and prompt.count(TURN) > 3:  # after the question of a judge
+                choice["text"] = max(grades := self.grades(prompt, []), key=lambda key: grades[key])
+                choice["text"] = self.decode([int(choice["text"].removeprefix("token_id:"))])
+                continue
+            written = list(self.pieces(body | {"prompt": prompt}))
+            choice |= written[-1] | {"text": "".join(piece["text"] for piece in written)}
+            reply["usage"]["completion_tokens"] += sum(len(piece["token_ids"] or ("",)) for piece in written) - 1
+        return reply
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         self.running += 1
