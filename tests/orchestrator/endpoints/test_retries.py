@@ -9,6 +9,7 @@ import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
+from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointRejected,
@@ -196,3 +197,19 @@ async def test_another_kind_of_server_is_distinguished_from_vllm(meet: Meet) -> 
     async with meet(server) as met:
         with pytest.raises(MalformedReply, match="as vLLM sends it"):
             await met.model.write(PROBLEM)
+
+
+async def test_the_proxy_of_the_environment_is_used_but_for_the_hosts_that_it_excepts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    async with FakeVllm(SCRIPT).serve() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        async with VllmEndpoint(Endpoint(role="large", url="http://stepspec.invalid:8000")) as endpoint:
+            assert endpoint.name == "fake"
+        monkeypatch.setenv("no_proxy", "stepspec.invalid")
+        connection = Connection(Endpoint(role="large", url="http://stepspec.invalid:8000", retries=0))
+        with pytest.raises(EndpointUnavailable, match="no connection"):
+            await connection.model_names()
+        await connection.close()
