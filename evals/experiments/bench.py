@@ -15,7 +15,6 @@ import datetime
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +34,7 @@ from ..store import SampleStore
 from ..testbed.servers import PAIR, SHORT, SPECULATIONS, TINY, weights_digest
 from ..testbed.solving_pair import fresh_tasks, pair_solver, solvers
 from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
-from .published_specreason import PUBLISHED, PublishedSpecReason
+from .published_specreason import PUBLISHED
 from .tables import markdown, small_print, table
 
 THREE = Arm.of("three models", "specreason")
@@ -110,7 +109,6 @@ def _keeping(samples: SampleStore, advance: Callable[[], None]) -> Callable[[int
 
 BASELINES = (LARGE, SMALL, SEQUENTIAL, SHIPPED, THINKING_SEQUENTIAL, THINKING)
 OTHERS = (
-    PUBLISHED,
     Arm.of("SpecReason, hedged", "specreason", hedge=0.9),
     Arm.of("SpecReason, greedy", "specreason", {"read": "greedy"}),
     Arm.of("SpecReason, sure bets", "specreason", sure_bets=True),
@@ -127,6 +125,7 @@ OTHERS = (
     Arm.of("glimpse", "glimpse"),
     Arm.of("cascade", "cascade"),
     Arm.of("lookahead reasoning", "lookahead-reasoning"),
+    PUBLISHED,
 )
 SAMPLINGS: Mapping[str, Sampling] = {"default": Sampling(), "greedy": GREEDY}  # in the order of the tables
 POINTS_LOST, OF_LARGE, OF_SEQUENTIAL = 0.02, 0.45, 0.8
@@ -212,12 +211,7 @@ async def bench(
     nested = {arm.name: NESTED[arm.name] for arm in arms if arm.name in NESTED}
     all_arms = [arm for sampling in samplings for arm in sampled(arms, sampling)]
     solving = solvers(profile, console, tuple(arms), SEED + 1, problems=2, nested=nested, world=world)
-    async with AsyncExitStack() as stack:
-        solver, others = await stack.enter_async_context(solving)
-        if PUBLISHED in arms:
-            peer = await stack.enter_async_context(PublishedSpecReason(solver.settings))
-            await measure(peer, [PUBLISHED], fresh_tasks(2, SEED + 1, world=world))  # warms up
-            others = {**others, PUBLISHED.name: peer}
+    async with solving as (solver, others):
         by_arm = {
             named(arm, sampling): others[arm.name] for sampling in samplings for arm in arms if arm.name in others
         }

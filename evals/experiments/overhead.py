@@ -19,7 +19,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from statistics import median
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import aiohttp
 import orjson
@@ -174,15 +174,16 @@ async def replay_bare(http: aiohttp.ClientSession, base: str, requests: Sequence
 async def replay_sdk(client: AsyncOpenAI, requests: Sequence[Sent]) -> str:
     """Send *requests* one after the other and read the text of the replies with the openai SDK."""
     written: list[str] = []
+    create = cast("Callable[..., Awaitable[object]]", client.completions.create)
     for _, body in requests:
         named = {"model", "prompt", "max_tokens", "temperature", "top_p", "stop", "logprobs", "stream"}
         known: dict[str, Any] = {name: value for name, value in body.items() if name in named}
         more = {name: value for name, value in body.items() if name not in named}
-        reply: Completion | AsyncStream[Completion] = await client.completions.create(**known, extra_body=more)
-        if isinstance(reply, Completion):
-            written.append(reply.choices[0].text)
+        made = await create(**known, extra_body=more)
+        if isinstance(made, Completion):
+            written.append(made.choices[0].text)
             continue
-        async for event in reply:
+        async for event in cast("AsyncStream[Completion]", made):
             written.extend(choice.text for choice in event.choices)
     return "".join(written)
 

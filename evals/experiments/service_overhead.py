@@ -236,12 +236,37 @@ async def cost(engine: InstantEngine, base: str, concurrent: int, requests: int,
 
 async def _clients(base: str, concurrent: int, requests: int) -> list[float]:
     """Run clients in a process of their own; return the seconds of each stream."""
-    command = (sys.executable, "-m", "stepspec.evals.experiments.load_client", base, str(concurrent), str(requests))
+    program = f"from {run_clients.__module__} import run_clients; run_clients({base!r}, {concurrent}, {requests})"
+    command = (sys.executable, "-c", program.replace("__main__", "stepspec.evals.experiments.service_overhead"))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     printed, _ = await process.communicate()
     if process.returncode:
         raise RuntimeError(f"the clients failed with exit code {process.returncode}")
     seconds: list[float] = orjson.loads(printed)
+    return seconds
+
+
+def run_clients(base: str, concurrent: int, requests: int) -> None:
+    """Print the seconds of *requests* streams, at most *concurrent* at a time, as JSON; for a process of its own."""
+    print(orjson.dumps(asyncio.run(_stream_all(base, concurrent, requests))).decode())
+
+
+async def _stream_all(base: str, concurrent: int, requests: int) -> list[float]:
+    free, seconds = asyncio.Semaphore(concurrent), list[float]()
+    body = orjson.dumps({"model": "auto", "messages": [{"role": "user", "content": PROBLEM}], "stream": True})
+    headers = {"Content-Type": "application/json"}
+    async with aiohttp.ClientSession(base, connector=aiohttp.TCPConnector(limit=0), headers=headers) as http:
+
+        async def one() -> None:
+            async with free:
+                began = time.perf_counter()
+                async with http.post("/v1/chat/completions", data=body) as reply:
+                    text = await reply.read()
+                if reply.status != 200 or not text.endswith(b"data: [DONE]\n\n") or b'"error"' in text:
+                    raise RuntimeError(f"HTTP {reply.status}: {text[-500:]!r}")
+                seconds.append(time.perf_counter() - began)
+
+        await asyncio.gather(*(one() for _ in range(requests)))
     return seconds
 
 

@@ -14,6 +14,7 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.launcher import TokenSpeculation
 
 from ..experiments.arms import measure
+from ..experiments.published_specreason import PUBLISHED, PublishedSpecReason
 from ..sample import Arm, Task
 from . import accounts
 from .problems import DEFAULT, Difficulty, Problem, generate
@@ -72,7 +73,7 @@ async def solvers(
     Start the pair and yield a solver as `pair_solver` does, and solvers with a nested pair by the name of their arm.
 
     Their small model is a pair of the tiny and the small model; *nested* has its settings by arm. The tiny model is
-    started only if *nested* has an arm.
+    started only if *nested* has an arm. The arm `PUBLISHED` has a solver of its own too.
     """
     roles = (*PAIR, TINY) if nested else PAIR
     async with AsyncExitStack() as stack:
@@ -84,5 +85,8 @@ async def solvers(
         for name, settings in nested.items():
             pair = {**settings, "small": endpoint(served[TINY], "small"), "large": endpoint(served["small"], "large")}
             nested_solvers[name] = await stack.enter_async_context(Solver(pair, large, sampling=GREEDY))
+        if PUBLISHED in warm_up:
+            peer = await stack.enter_async_context(PublishedSpecReason(plain.settings))
+            nested_solvers[PUBLISHED.name] = peer
         await measure(plain, warm_up, fresh_tasks(problems, seed, world=world), solvers=nested_solvers)
         yield plain, nested_solvers

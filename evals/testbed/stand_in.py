@@ -341,7 +341,7 @@ class FakeVllm:
     @asynccontextmanager
     async def listening(self, host: str = "127.0.0.1", port: int = 0) -> AsyncGenerator[str]:
         """Listen at *port* (0: at a free one); yield the URL."""
-        runner = web.AppRunner(self.application(), handler_cancellation=True, shutdown_timeout=0.0, access_log=None)
+        runner = web.AppRunner(self.application(), handler_cancellation=True, shutdown_timeout=0.01, access_log=None)
         await runner.setup()
         site = web.TCPSite(runner, host, port)
         await site.start()
