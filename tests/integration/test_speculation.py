@@ -16,7 +16,7 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.endpoints.doctor import diagnose
-from stepspec.orchestrator.endpoints.metrics import ACCEPTANCE_POLL_SECONDS
+from stepspec.orchestrator.endpoints.metrics import ACCEPTANCE_POLL_SECONDS, SpeculatingServer
 from stepspec.orchestrator.launcher import Served
 from stepspec.policies import METHODS
 from stepspec.prompts import load
@@ -87,9 +87,7 @@ async def test_the_ledger_has_the_counters_and_whether_they_are_shared(
         together = await asyncio.gather(*(solver.solve(task.problem, policy="large") for task in tasks))
         alone: list[Solution] = []
         for task in tasks[:3]:
-            await asyncio.sleep(
-                2 * ACCEPTANCE_POLL_SECONDS
-            )  # so that the last look before it knows nothing of whoever was there
+            await polled(solver)  # so that the last look before it knows nothing of whoever was there
             alone.append(await solver.solve(task.problem, policy="large"))
     crowded, quiet = (
         [one for solution in solutions for one in solution.ledger.speculation if one.counted.drafted]
@@ -102,6 +100,18 @@ async def test_the_ledger_has_the_counters_and_whether_they_are_shared(
     assert all(one.counted.rate is not None and 0 <= one.counted.rate <= 1 for one in (*crowded, *quiet))
     assert {one.shared for one in crowded} == {True}
     assert {one.shared for one in quiet} == {False}
+
+
+async def polled(solver: Solver) -> None:
+    """Wait until the counters of all servers have been read once more."""
+    now = asyncio.get_running_loop().time()
+
+    def unread(server: SpeculatingServer) -> bool:
+        return server.reading is None or server.reading.at <= now
+
+    async with asyncio.timeout(60):
+        while any(unread(server) for _, server in solver.acceptance.speculating):  # noqa: ASYNC110  # a poll sets no event
+            await asyncio.sleep(ACCEPTANCE_POLL_SECONDS / 10)
 
 
 @pytest.mark.parametrize("policy", JUDGING)
