@@ -16,8 +16,8 @@ INSTALL := $(PIP) install -qq --no-deps
 CORE := policies/*,orchestrator/*.py,orchestrator/nesting/*
 UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orchestrator/nesting \
   $(addprefix tests/test_,solver.py learning.py nested_pair.py)
-# Three workers for two cores: those whose tests use servers mostly wait for them (tests/conftest.py).
-TESTS := $(RUN)/pytest -n 3 --dist loadgroup
+# Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).
+TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
 SLOW := integration docker fidelity evals/calibration evals/report evals/experiments evals/testbed test_cli.py \
   $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \

@@ -117,6 +117,8 @@ async def exporting(to: str, log: Path) -> AsyncGenerator[Running]:
         large.serve("large") as other,
         serve(one.url, other.url, log, settings=settings) as program,
     ):
+        for server in (small, large):
+            server.heads.clear()  # those of the warm-up, which belongs to no run
         yield Running(program, small, large)
 
 
