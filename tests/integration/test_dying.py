@@ -19,7 +19,6 @@ from stepspec.orchestrator.errors import EndpointUnavailable, ServerDied
 from stepspec.orchestrator.events import Committed, Event
 from stepspec.orchestrator.launcher import Served
 
-from ..orchestrator.launcher.running import members
 from .conftest import Pair, serving
 from .test_solve import until_idle
 
@@ -28,16 +27,15 @@ pytestmark = pytest.mark.servers
 
 
 @contextmanager
-def doomed(role: str) -> Generator[Served]:
+def doomed(role: str, forked: tuple[str, ...]) -> Generator[Served]:
     """Start a server that is going to be killed."""
-    with suppress(ServerDied), serving(miniature_servers("paced", [role])) as served:
+    with suppress(ServerDied), serving(miniature_servers("paced", [role]), forked) as served:
         yield served[role]
 
 
 def kill(served: Served) -> None:
-    """Kill a server's engine and all else of it, but for the guard that reports its death."""
-    for pid in set(members(served.pid)) - {served.pid}:
-        os.kill(pid, signal.SIGKILL)
+    """Kill a forked server's engine; the rest of it notices, and ends."""
+    os.kill(served.pid, signal.SIGUSR1)
 
 
 async def solve(small: Served, large: Served, victim: Served) -> Solution:
@@ -54,8 +52,8 @@ async def solve(small: Served, large: Served, victim: Served) -> Solution:
         return await solver.solve(TASK.problem, observe=watch)
 
 
-def test_a_run_whose_small_model_dies_is_finished_by_the_large_one(paced_pair: Pair) -> None:
-    with doomed("small") as small:
+def test_a_run_whose_small_model_dies_is_finished_by_the_large_one(paced_pair: Pair, forked: tuple[str, ...]) -> None:
+    with doomed("small", forked) as small:
         solution = asyncio.run(solve(small, paced_pair.large, small))
         assert (solution.answer, solution.finish_reason) == (TASK.answer, "stop")
         assert solution.degraded == ("small",)
@@ -64,8 +62,10 @@ def test_a_run_whose_small_model_dies_is_finished_by_the_large_one(paced_pair: P
         assert authors[-1] == "large"
 
 
-def test_the_death_of_the_large_model_ends_the_run_without_open_requests(paced_pair: Pair) -> None:
-    with doomed("large") as large:
+def test_the_death_of_the_large_model_ends_the_run_without_open_requests(
+    paced_pair: Pair, forked: tuple[str, ...]
+) -> None:
+    with doomed("large", forked) as large:
         with pytest.raises(EndpointUnavailable, match=large.base_url.removesuffix("/v1")) as caught:
             asyncio.run(solve(paced_pair.small, large, large))
         assert caught.value.role == "large"

@@ -41,8 +41,10 @@ async def solve(pair: Pair, victim: Served, policy: str) -> tuple[list[Solution]
     return plain, solutions, events
 
 
-def test_runs_on_a_server_that_dies_go_on_at_the_other_one_and_end_the_same(paced_pair: Pair) -> None:
-    with doomed("large") as victim:
+def test_runs_on_a_server_that_dies_go_on_at_the_other_one_and_end_the_same(
+    paced_pair: Pair, forked: tuple[str, ...]
+) -> None:
+    with doomed("large", forked) as victim:
         plain, solutions, events = asyncio.run(solve(paced_pair, victim, "large"))
         assert [solution.thinking for solution in solutions] == [solution.thinking for solution in plain]
         assert [solution.answer for solution in solutions] == [task.answer for task in TASKS]
@@ -56,8 +58,8 @@ def test_runs_on_a_server_that_dies_go_on_at_the_other_one_and_end_the_same(pace
         asyncio.run(until_idle(paced_pair.large))
 
 
-def test_a_judge_that_dies_is_judged_by_its_replica(paced_pair: Pair) -> None:
-    with doomed("large") as victim:
+def test_a_judge_that_dies_is_judged_by_its_replica(paced_pair: Pair, forked: tuple[str, ...]) -> None:
+    with doomed("large", forked) as victim:
         plain, solutions, events = asyncio.run(solve(paced_pair, victim, "specreason"))
         assert [solution.thinking for solution in solutions] == [solution.thinking for solution in plain]
         assert all(not solution.degraded for solution in solutions)

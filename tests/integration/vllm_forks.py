@@ -3,8 +3,8 @@ vLLM servers that are forked from a process which has imported vLLM: a start tak
 
 Most of a start is imports, in each of a server's two processes. `forking` starts the fork server, or joins the one that
 another worker of this test run has started, and returns the program for `Server.program`: it takes the arguments of
-vLLM's own program, has the fork server make that server, and ends when the server ends. Tests of how servers start, die
-and are stopped use vLLM's own program.
+vLLM's own program, has the fork server make that server, and ends when the server ends. Tests of how servers start and
+are stopped use vLLM's own program.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 GRACE = 4.0  # seconds that a server has to end before it is killed
 MAXIMUM = 2**20  # bytes of a request
 STANDARD = (0, 1, 2)  # descriptors
+KILL = b"kill"  # the engine, so that the rest of the server has to notice
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 IMPORTED = (  # what the two processes of a server import as they start
     ENTRY,
@@ -84,10 +85,15 @@ def _connect(address: str) -> socket.socket:
 
 
 def request(address: str, arguments: list[str]) -> int:
-    """Have a server made that takes over this process's output, and return its exit code once it has ended."""
+    """
+    Have a server made that takes over this process's output, and return its exit code once it has ended.
+
+    SIGTERM and SIGINT stop the server, SIGUSR1 kills its engine.
+    """
     with _connect(address) as connection:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda number, frame: connection.shutdown(socket.SHUT_WR))
+        signal.signal(signal.SIGUSR1, lambda number, frame: connection.send(KILL))
         message = json.dumps([arguments, dict(os.environ), os.getcwd()]).encode()
         socket.send_fds(connection, [message], STANDARD)
         return int(connection.recv(MAXIMUM) or 1)
@@ -127,15 +133,31 @@ def watch(connection: socket.socket, descriptors: list[int], *asked: Any) -> Non
         connection.close()
         run(descriptors, *asked)
     ended = os.pidfd_open(child)
-    select.select([connection.fileno(), ended], [], [])
+    ready, _, _ = select.select([connection.fileno(), ended], [], [])
+    killed = connection.fileno() in ready and connection.recv(MAXIMUM) == KILL
     with suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGTERM)
+        if killed:
+            for engine in below(child):
+                os.kill(engine, signal.SIGKILL)
+        else:
+            os.killpg(child, signal.SIGTERM)
         select.select([ended], [], [], GRACE)
         os.killpg(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     with suppress(OSError):
         connection.send(str(os.waitstatus_to_exitcode(status) % 256).encode())
     os._exit(0)
+
+
+def below(leader: int) -> list[int]:
+    """Return the processes of a group, without its leader."""
+    found: list[int] = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            group = int((entry / "stat").read_text().rpartition(")")[2].split()[2])
+            if group == leader != int(entry.name):
+                found.append(int(entry.name))
+    return found
 
 
 def share_groups() -> None:
