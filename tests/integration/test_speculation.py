@@ -88,6 +88,7 @@ async def test_the_ledger_has_the_counters_and_whether_they_are_shared(
         alone: list[Solution] = []
         for task in tasks[:3]:
             await polled(solver)  # so that the last look before it knows nothing of whoever was there
+            await asyncio.sleep(ACCEPTANCE_POLL_SECONDS / 2)  # so that the next one falls into the run
             alone.append(await solver.solve(task.problem, policy="large"))
     crowded, quiet = (
         [one for solution in solutions for one in solution.ledger.speculation if one.counted.drafted]
