@@ -77,14 +77,14 @@ class Problem:
     """
     A person has *start* dollars after day *first*, and one deed changes the balance every day from then on.
 
-    The question is about the balance after deed number *asked*, from 0, and the last one.
+    The question is about the balance after deed number *queried*, from 0, and the last one.
     """
 
     person: str
     first: int
     start: int
     operations: tuple[Deed, ...]
-    asked: int
+    queried: int
 
     @property
     def values(self) -> tuple[int, ...]:
@@ -97,7 +97,7 @@ class Problem:
     @property
     def answer(self) -> int:
         values = self.values
-        return values[self.asked + 1] + values[-1]
+        return values[self.queried + 1] + values[-1]
 
     def day(self, index: int) -> str:
         """Return the day of deed *index* in words."""
@@ -110,7 +110,7 @@ class Problem:
         )
         return (
             f"{self.person} keeps accounts. Balance on the {ordinal(self.first)}: ${self.start}. {deeds} "
-            f"What is the balance on the {self.day(self.asked)} plus the balance at the end?"
+            f"What is the balance on the {self.day(self.queried)} plus the balance at the end?"
         )
 
     @property
@@ -122,8 +122,8 @@ class Problem:
         return _step(self, index, Sum(value, self.operations[index].sign, self.operations[index].amount))
 
     def close(self, early: int, value: int) -> str:
-        """Return the paragraph that adds the balance *early* after the day asked about to the last one, *value*."""
-        return _close(self, self.asked, Sum(early, "+", value))
+        """Return the paragraph that adds the balance *early* after the queried day to the last one, *value*."""
+        return _close(self, self.queried, Sum(early, "+", value))
 
 
 def ordinal(number: int) -> str:
@@ -188,9 +188,9 @@ def _step(problem: Problem, index: int, work: Sum, result: int | None = None, af
     return f"The {day}: {deed.words} ${deed.amount}: {work.work()} Balance on the {end}: ${shown}.\n\n"
 
 
-def _close(problem: Problem, asked: int, work: Sum, result: int | None = None) -> str:
+def _close(problem: Problem, queried: int, work: Sum, result: int | None = None) -> str:
     shown = work.result if result is None else result
-    day = problem.day(asked)
+    day = problem.day(queried)
     return f"Yes, that is all. Balance on the {day}: ${work.left}: {work.work()} The sum: ${shown}.\n{THINK_END}"
 
 
@@ -249,7 +249,7 @@ def expected(problem: Problem, state: State) -> str:
     if state.wrong:
         return CORRECTION + state.wrong
     if state.index == len(problem.operations):
-        return problem.close(problem.values[problem.asked + 1], state.value)
+        return problem.close(problem.values[problem.queried + 1], state.value)
     return problem.step(state.index, state.value)
 
 
@@ -291,7 +291,7 @@ def worked_steps(problem: Problem) -> list[str]:
     """Return the paragraphs of the worked reasoning; the last one ends the thinking."""
     values = problem.values
     steps = [problem.step(index, values[index]) for index in range(len(problem.operations))]
-    return [*steps, problem.close(values[problem.asked + 1], values[-1])]
+    return [*steps, problem.close(values[problem.queried + 1], values[-1])]
 
 
 def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:
@@ -319,14 +319,14 @@ def _any_mistake(rng: random.Random) -> Mistaken:
 
 def _right_sum(problem: Problem, state: State) -> Sum:
     if state.index == len(problem.operations):
-        return Sum(problem.values[problem.asked + 1], "+", state.value)
+        return Sum(problem.values[problem.queried + 1], "+", state.value)
     deed = problem.operations[state.index]
     return Sum(state.value, deed.sign, deed.amount)
 
 
 def _written(problem: Problem, state: State, work: Sum, result: int | None = None) -> str:
     if state.index == len(problem.operations):
-        return _close(problem, problem.asked, work, result)
+        return _close(problem, problem.queried, work, result)
     return _step(problem, state.index, work, result)
 
 
@@ -389,8 +389,8 @@ def _wrong_day(rng: random.Random, problem: Problem, state: State) -> str:
     """Take another deed than the next one, often the one before or after it; or name another day at the end."""
     count = len(problem.operations)
     if state.index == count:
-        asked = rng.randrange(count)
-        return _close(problem, asked, Sum(problem.values[asked + 1], "+", state.value))
+        queried = rng.randrange(count)
+        return _close(problem, queried, Sum(problem.values[queried + 1], "+", state.value))
     near = state.index + rng.choice((-1, 1))
     other = near if 0 <= near < count and rng.random() < 0.7 else rng.randrange(count)
     if rng.random() < 0.3:

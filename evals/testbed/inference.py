@@ -43,15 +43,15 @@ class ModelSolution:
 
 @torch.no_grad()
 def solve(
-    model: Qwen3ForCausalLM, writer: Writer, asked: Sequence[Problem], *, temperature: float = 0.0, seed: int = 0,
+    model: Qwen3ForCausalLM, writer: Writer, tasks: Sequence[Problem], *, temperature: float = 0.0, seed: int = 0,
     rows: int = 250,
 ) -> list[ModelSolution]:  # fmt: skip
-    """Let *model* solve all problems *asked*, *rows* in a batch; greedily at *temperature* 0."""
+    """Let *model* solve all problems *tasks*, *rows* in a batch; greedily at *temperature* 0."""
     model.eval()
     torch.manual_seed(seed)
     solved: list[ModelSolution] = []
-    for start in range(0, len(asked), rows):
-        part = asked[start : start + rows]
+    for start in range(0, len(tasks), rows):
+        part = tasks[start : start + rows]
         texts = _write(model, writer, [list(writer.prompt(p)) for p in part], temperature, _limit(part[0]))
         solved += [ModelSolution(p, text) for p, text in zip(part, texts, strict=True)]
     model.train()
@@ -78,7 +78,7 @@ class Recital:
 
 @torch.no_grad()
 def recite(
-    model: Qwen3ForCausalLM, writer: Writer, asked: Sequence[Problem], *, temperature: float = 0.6
+    model: Qwen3ForCausalLM, writer: Writer, tasks: Sequence[Problem], *, temperature: float = 0.6
 ) -> list[Recital]:
     """
     Predict the worked steps of every problem from the right tokens before each: no token has to be written.
@@ -89,7 +89,7 @@ def recite(
     model.eval()
     plain = Writer(writer.tokenizer, MistakeRate(0.0), marked=False, varied=False)
     recitals: list[Recital] = []
-    for problem in asked:
+    for problem in tasks:
         row = plain.row(random.Random(0), problem, 0)
         steps = [*world_of(problem).worked_steps(problem)]
         ids, targets = torch.tensor([row.ids]), torch.tensor(row.targets)
@@ -127,13 +127,13 @@ class Trunk:
     def drafts(self, temperature: float = 0.0, limit: int = 120) -> list[str]:
         """Let the model write each step, after the right ones before it, of at most *limit* tokens."""
         last = {self.writer.encode(step)[-1] for step in self.steps}
-        seen = [start - 1 for start in self.starts]  # the token before the step is read again
-        written = [[self.ids[place]] for place in seen]
-        unfinished = set(range(len(seen)))
-        cache = self._copies(len(seen))
+        cached = [start - 1 for start in self.starts]  # the token before the step is read again
+        written = [[self.ids[place]] for place in cached]
+        unfinished = set(range(len(cached)))
+        cache = self._copies(len(cached))
         while unfinished and len(written[0]) <= limit:
             ids = torch.tensor([row[-1:] for row in written])
-            logits = self._logits(cache, ids, seen, len(written[0]) - 1)[:, -1]
+            logits = self._logits(cache, ids, cached, len(written[0]) - 1)[:, -1]
             if temperature:
                 new = torch.multinomial((logits / temperature).softmax(-1), 1).flatten()
             else:
@@ -156,8 +156,8 @@ class Trunk:
         digits = torch.tensor([self.writer.encode(str(digit))[0] for digit in range(10)])
         rows = [[*self.writer.encode(text), *question] for _, text in drafts]
         ids = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-        seen = [self.starts[number] for number, _ in drafts]
-        logits = self._logits(self._copies(len(rows)), ids, seen, 0)
+        cached = [self.starts[number] for number, _ in drafts]
+        logits = self._logits(self._copies(len(rows)), ids, cached, 0)
         ends = torch.tensor([len(row) - 1 for row in rows])
         marks: list[float] = (
             logits[torch.arange(len(rows)), ends][:, digits].softmax(-1) @ torch.arange(10.0)
@@ -169,14 +169,14 @@ class Trunk:
         cache.batch_repeat_interleave(rows)
         return cache
 
-    def _logits(self, cache: DynamicCache, ids: Tensor, seen: list[int], before: int) -> Tensor:
-        """Read *ids*, of which *before* were read already, after the first *seen* tokens of the trunk in each row."""
+    def _logits(self, cache: DynamicCache, ids: Tensor, cached: list[int], before: int) -> Tensor:
+        """Read *ids*, of which *before* were read already, after the first *cached* tokens of the trunk in each row."""
         length, trunk = ids.shape[1], len(self.ids)
-        first = torch.tensor(seen)[:, None]
+        first = torch.tensor(cached)[:, None]
         places = torch.arange(trunk)[None] < first
         new = torch.arange(before, before + length)
         later = torch.arange(before + length)[None] <= new[:, None]
-        allowed = torch.cat([places[:, None].expand(-1, length, -1), later[None].expand(len(seen), -1, -1)], -1)
+        allowed = torch.cat([places[:, None].expand(-1, length, -1), later[None].expand(len(cached), -1, -1)], -1)
         mask = torch.zeros(allowed.shape).masked_fill(~allowed, -1e9)[:, None]
         out = self.model.model(
             input_ids=ids,

@@ -361,7 +361,7 @@ class Trainer:
             optimiser,
             lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
         )
-        start, sums, seen, first = time.monotonic(), torch.zeros(3), 0, 0
+        start, sums, tokens_read, first = time.monotonic(), torch.zeros(3), 0, 0
         saved = start
         if part is not None and part.exists():
             phases, first, state, progress = torch.load(part)
@@ -374,7 +374,7 @@ class Trainer:
                 first = 0
         self.model.train()
         for step, batch in zip(range(first + 1, steps + 1), islice(source, first, None), strict=False):
-            seen += batch.ids.size
+            tokens_read += batch.ids.size
             parts = self.loss(batch)
             weights = (1.0, float(phase.branches > 0), MARK_WEIGHT * self.recipe.judges)
             loss = sum(weight * part for weight, part in zip(weights, parts, strict=True) if weight)
@@ -392,7 +392,7 @@ class Trainer:
                 self.log(
                     f"{self.recipe.name} {step}/{steps} language {mean[0]:.4f} verdict {mean[1]:.4f} "
                     f"marks {mean[2]:.4f} {seconds:.0f} s, {seconds / (step - first) * (steps - step):.0f} s left, "
-                    f"{seen / seconds:,.0f} tokens/s"
+                    f"{tokens_read / seconds:,.0f} tokens/s"
                 )
             if part is not None and phase.tokens and time.monotonic() - saved > SAVE_EVERY:
                 saved = time.monotonic()
