@@ -30,6 +30,7 @@ from stepspec.orchestrator.solution import Solution
 
 from .plan import turns
 from .sample import Arm, Task, derive_seed, solve_once
+from .script import Script
 from .store import JsonlStore
 
 TWO_LARGE = Arm.of("large alone, two replicas", "large")
@@ -66,7 +67,8 @@ class Timing:
     One counted problem; times are in seconds since it arrived.
 
     *first_step* is when the first verified step was committed, *first_answer* when the first text of the answer was
-    there; None if that did not happen. *tokens* are the kept ones. *failure* is why there is no solution, or "".
+    there; None if that did not happen. *tokens* are the kept ones. *failure* is why there is no solution, or "". The
+    *script* is what a simulation replays; None without a solution.
     """
 
     latency: float
@@ -75,6 +77,7 @@ class Timing:
     tokens: int = 0
     correct: bool = False
     failure: str = ""
+    script: Script | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,9 +188,10 @@ async def attempt(
 ) -> Timing:
     """Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the result."""
     clock = asyncio.get_running_loop().time
-    began, first = clock(), dict[type, float]()
+    began, first, events = clock(), dict[type, float](), list[Event]()
 
     def observe(event: Event) -> None:
+        events.append(event)
         if isinstance(event, Committed | Answering):
             first.setdefault(type(event), clock() - began)
 
@@ -206,7 +210,8 @@ async def attempt(
     if solution is None:
         return Timing(seconds, failure=failure)
     tokens = solution.ledger.small.kept + solution.ledger.large.kept
-    return Timing(seconds, first.get(Committed), first.get(Answering), tokens, await grade(solution, task))
+    correct, script = await grade(solution, task), Script.of(events)
+    return Timing(seconds, first.get(Committed), first.get(Answering), tokens, correct, script=script)
 
 
 def cpu_seconds(groups: Mapping[str, int]) -> dict[str, float]:

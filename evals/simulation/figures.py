@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..crowd import Load
 from ..sample import Arm
+from ..script import Script
 from .costs import ServerCosts
-from .script import Statistics
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Figures:
 def simulate(
     load: Load,
     arm: Arm,
-    statistics: Statistics,
+    scripts: Sequence[Script],
     small: ServerCosts,
     large: ServerCosts,
     *,
@@ -60,7 +60,7 @@ def simulate(
     """
     Simulate *problems* counted problems of *load*, solved as *arm* does, on servers with these costs.
 
-    The problems are the scripts of *statistics*, in turn; *seed* is that of the arrivals. *replicas* is the number of
+    The problems are those of *scripts*, in turn; *seed* is that of the arrivals. *replicas* is the number of
     servers by role, one by default. On a *shared* card the passes of both models take turns. The same arguments give
     the same figures. Not for use within a running event loop: it runs one of its own, on a virtual clock.
     """
