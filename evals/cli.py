@@ -24,7 +24,7 @@ from stepspec.orchestrator.run_options import RETIRED, arm_options, refuse_retir
 from stepspec.settings import Settings
 
 from . import provenance
-from .benchmarks import Benchmark, find, half, load, overlaps, own
+from .benchmarks import BENCHMARKS, Benchmark, bare, find, half, load, overlaps, own
 from .command_line import changed, finite, only_without_testbed, script
 from .evaluation import Evaluation, evaluate
 from .experiments.arms import LARGE, SMALL
@@ -33,6 +33,7 @@ from .plan import Plan, check_arm, testbed_settings
 from .results import SMALL_PRINT, ArmSummary, table
 from .runner import WorkerGroup
 from .sample import Arm, Task
+from .testbed.servers import miniature
 from .testbed.solving_pair import pair_solver
 
 CONTROL = "random"
@@ -248,11 +249,12 @@ def command(
     async def work() -> list[ArmSummary]:
         async with sharing as team, pair as solver:
             folder = output or Path("runs") / chosen.name
+            put, planned, every = _put(chosen, plan, all_tasks, solver.models)
             evaluation = Evaluation(
-                chosen,
-                plan,
+                put,
+                planned,
                 folder,
-                provenance.digest(all_tasks),
+                provenance.digest(every),
                 half=part,
                 profile=profile if testbed else None,
                 traces=traces,
@@ -321,6 +323,15 @@ def _plan(
         settings.budget, {"tokens": ("--max-tokens", max_tokens), "seconds": ("--max-seconds", max_seconds)}
     )
     return Plan(tasks, competing, benchmark.metric, sampling, limits.budget(), samples, seed, concurrency)
+
+
+def _put(
+    benchmark: Benchmark, plan: Plan, tasks: tuple[Task, ...], models: Mapping[str, str]
+) -> tuple[Benchmark, Plan, tuple[Task, ...]]:
+    """The same problems as the *models* know them: those of a file without a template for the miniature models."""
+    if benchmark.name in BENCHMARKS or not miniature(models.values()):
+        return benchmark, plan, tasks
+    return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
 
 
 def _wait(work: Any) -> list[ArmSummary]:

@@ -30,8 +30,8 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.stats import Z
 
+from .benchmarks import bare, own
 from .benchmarks import load as load_tasks
-from .benchmarks import own
 from .cli import arm as parse_arm
 from .command_line import changed, finite, progress_bars, script, writable
 from .crowd import (
@@ -54,7 +54,7 @@ from .report.plots import CURVE_STYLE, Curve, load_curves
 from .report.svg import WIDE, standalone
 from .results import Interval, bootstrap_ratio, wilson
 from .sample import Arm, Task
-from .testbed.servers import PAIR, SHORT, WORLDS, endpoint, find_world, read_pace, running, weights_digest
+from .testbed.servers import PAIR, SHORT, WORLDS, endpoint, find_world, miniature, read_pace, running, weights_digest
 from .testbed.solving_pair import fresh_tasks
 
 OTHERS = 64  # problems that are not counted; they repeat
@@ -351,6 +351,8 @@ def main(
                 require(benchmark.metric)
                 graders = await stack.enter_async_context(Graders(2, SECONDS))
                 tasks: Sequence[Task] = load_tasks(benchmark, data, seed=seed)
+                if miniature(deployment.pair.models.values()):
+                    tasks = bare(tasks)
                 workload = Workload(tasks, tasks[::-1], problems, blocks, seed)
 
                 async def grade(solution: Solution, task: Task) -> bool:

@@ -14,10 +14,10 @@ from .arithmetic import ARITHMETIC
 from .benchmark import Benchmark, Row
 from .gpqa_diamond import GPQA_DIAMOND
 from .gsm8k import GSM8K
-from .loading import CALIBRATED_ON, half, load, overlaps
+from .loading import CALIBRATED_ON, bare, half, load, overlaps
 from .math500 import MATH500
 
-__all__ = ["BENCHMARKS", "CALIBRATED_ON", "Benchmark", "find", "half", "load", "overlaps", "own"]
+__all__ = ["BENCHMARKS", "CALIBRATED_ON", "Benchmark", "bare", "find", "half", "load", "overlaps", "own"]
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     benchmark.name: benchmark for benchmark in (MATH500, GSM8K, AIME24, AIME25, AMC23, GPQA_DIAMOND, ARITHMETIC)

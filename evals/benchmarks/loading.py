@@ -45,6 +45,11 @@ def _put(benchmark: Benchmark, task: Task) -> Task:
     return replace(task, problem=benchmark.put(task.problem), question=task.question or task.problem)
 
 
+def bare(tasks: Sequence[Task]) -> tuple[Task, ...]:
+    """The *tasks* without a template, as the miniature models were trained on them."""
+    return tuple(replace(task, problem=task.question or task.problem) for task in tasks)
+
+
 def _task(benchmark: Benchmark, row: Raw, seed: int, where: str) -> Task:
     missing = [column for column in benchmark.columns if row.get(column) is None]
     if missing:

@@ -17,13 +17,13 @@ from rich.progress import TaskID
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..benchmarks import CALIBRATED_ON, Benchmark, find, half, load, own
+from ..benchmarks import CALIBRATED_ON, Benchmark, bare, find, half, load, own
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..grading.graders import Graders, require
 from ..plan import check_arm, testbed_settings
 from ..provenance import digests
 from ..sample import Task
-from ..testbed.servers import weights_digest
+from ..testbed.servers import miniature, weights_digest
 from ..testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # modules that need scipy are imported inside functions: `stepspec` has to start without it
@@ -126,9 +126,10 @@ def calibrate(
     async def main() -> CalibrationSettings:
         async with solving as solver, Graders() as graders:
             store = RunStore(path, {**about, "models": dict(solver.models)}, fresh=fresh)
-            solve = solve_on_servers(solver, tasks, chosen, policy, threshold, graders, seed)
+            put = bare(tasks) if file and miniature(solver.models.values()) else tasks
+            solve = solve_on_servers(solver, put, chosen, policy, threshold, graders, seed)
             with store:
-                store.start_attempt(digests(tasks))
+                store.start_attempt(digests(put))
                 end = AttemptEnd(len(tasks), max_loss, level, threshold.values)
                 test = LossTest(max_loss, level, again=store.attempt_number(end) > 1)
                 least = test.needed()

@@ -11,12 +11,12 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from ..experiments.arms import LARGE
 from ..sample import Sample
+from ..testbed.servers import miniature
 from .figures import ArmFigures, ServerCounters, compute_figures, samples_by_number, server_counters
 from .judging import JudgeReport, assess_judge, known_verdicts
 from .prices import Cost, Prices, compute_costs
 from .run_folder import Run
 
-MINIATURE = "testbed-"  # the prefix of the names of the miniature pair's models
 SHOWN = 5  # cases that are slowest or most disputed
 SHOWN_APART = 12  # cases that only one of the method and the large model got right
 
@@ -82,7 +82,7 @@ class Section:
 
     @property
     def miniature(self) -> bool:
-        return all(name.startswith(MINIATURE) for name in self.models.values())
+        return miniature(self.models.values())
 
     @property
     def stamp(self) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -33,6 +33,7 @@ PROFILES = Path(__file__).with_name("profiles.toml")
 ARCHITECTURE = "PacedQwen3ForCausalLM"
 PAIR = ("large", "small")
 TINY = "tiny"  # drafts for the small model in a nested pair
+SERVED = "testbed-"  # the prefix of the names under which the models are served
 SCORERS = frozenset({"large"})  # roles whose servers open /inference/v1/generate, which suffix scoring needs
 DRAFTER = "small"  # drafts tokens for the large model where `draft_model` speculation is on
 NO_SPECULATION: Mapping[str, TokenSpeculation] = {}
@@ -105,6 +106,11 @@ WORLDS: Mapping[str, World] = {
     SHORT: World(MODELS, "0.1 and 1.3 million", context=2048, cache=256),
     LONG: World(MODELS / "long", "0.4 and 1.6 million", context=8192, cache=512),
 }
+
+
+def miniature(names: Iterable[str]) -> bool:
+    """Whether all of the models called *names* are miniature models."""
+    return all(name.startswith(SERVED) for name in names)
 
 
 def find_world(name: str) -> World:
@@ -247,7 +253,7 @@ def _server(
     return Server(
         name=role,
         model=model,
-        served_name=f"testbed-{role}",
+        served_name=f"{SERVED}{role}",
         args=tuple(arguments(flags)),
         env={**ENVIRONMENT, **plugins, **zeros},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from math import inf, nan
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 from stepspec import Budget, cli
 from stepspec.evals import cli as eval_cli
-from stepspec.evals.benchmarks import find, load
+from stepspec.evals.benchmarks import find, load, own
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms
@@ -135,6 +136,23 @@ def test_a_file_is_a_benchmark_of_its_own_and_a_name_may_have_its_data_elsewhere
     benchmark, path = chosen("mine.jsonl", None)
     assert (benchmark.name, benchmark.metric, path) == ("mine", "math", Path("mine.jsonl"))
     assert chosen("gsm8k", Path("x.parquet")) == (find("gsm8k"), Path("x.parquet"))
+
+
+def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp_path: Path) -> None:
+    put = eval_cli._put  # pyright: ignore[reportPrivateUsage]
+    path = tmp_path / "mine.jsonl"
+    path.write_bytes(b"".join(orjson.dumps({"problem": task.problem, "answer": task.answer}) + b"\n" for task in TASKS))
+    tasks = tuple(load(own(path), path))
+    assert all("boxed" in task.problem for task in tasks)
+    whole = replace(plan(), tasks=tasks[:3])
+    theirs = {"small": "Qwen/Qwen3-1.7B", "large": "testbed-large"}
+    assert put(own(path), whole, tasks, theirs) == (own(path), whole, tasks)
+    benchmark, planned, every = put(own(path), whole, tasks, {"small": "testbed-small", "large": "testbed-judge-75"})
+    assert benchmark.prompt is None
+    assert [task.problem for task in every] == [task.problem for task in TASKS]
+    assert planned.tasks == every[:3]
+    known = find("gsm8k")
+    assert put(known, whole, tasks, {"small": "testbed-small"}) == (known, whole, tasks)
 
 
 def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:

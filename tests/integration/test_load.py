@@ -37,6 +37,7 @@ def test_two_problems_at_once_and_at_random_by_every_arm(pair: Pair, tmp_path: P
         for name in ("large alone", "large alone, two replicas", "specreason")
     ]
     assert {(cell["n"], cell["failed"], cell["judge"]) for cell in cells} == {(2, 0, pair.large.served_name)}
+    assert {cell["accuracy"]["value"] for cell in cells if cell["name"] == "large alone"} == {1.0}
     assert all(cell["first_step"] < cell["first_answer"] < cell["latencies"]["p50"]["high"] for cell in cells)
     assert asyncio.run(_open_requests(pair)) == 0
 
