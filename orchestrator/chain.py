@@ -161,10 +161,15 @@ class Rival:
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """The draft is accepted as it is; its *rivals*, if it had any, are rejected."""
+    """
+    The draft is accepted as it is; its *rivals*, if it had any, are rejected.
+
+    With *skipped*, nobody judged it, because the policy judges only some drafts.
+    """
 
     score: float | None = None
     rivals: tuple[Rival, ...] = ()
+    skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,11 +187,15 @@ def defaults(name: str) -> Mapping[str, Any]:
     return {key: option.default for key, option in options(name).items()}
 
 
-def adaptable(name: str) -> Adaptable | None:
-    """What `adapt` may change of the policy called *name*; None for a baseline, which judges nothing."""
+def adaptable(name: str, chosen: Mapping[str, Any]) -> Adaptable | None:
+    """
+    What `adapt` may change of the policy called *name* with its *chosen* options; None for a baseline.
+
+    The grades of some drafts say nothing about those that `skip` leaves unjudged: then only the depth is adapted.
+    """
     if name in BASELINES:
         return None
-    threshold = THRESHOLDS.get(name)
+    threshold = None if chosen.get("skip") else THRESHOLDS.get(name)
     return Adaptable(threshold, defaults(name)[threshold.option]) if threshold else Adaptable()
 
 

@@ -1,8 +1,9 @@
 """
 Grades of steps, from the probabilities that a judge gives to digits.
 
-One question grades one step, as in SpecReason. Or, where every verdict is expensive, one question judges several steps
-at once: the answer is the number of the first wrong step, a single token. That is ours; no paper has it.
+One question grades one step, as in SpecReason. What is ours, and in no paper, makes verdicts cheaper: one question that
+judges several steps at once, whose answer is the number of the first wrong step; shorter questions; and steps that are
+not judged at all.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import reduce
-from itertools import accumulate
+from itertools import accumulate, takewhile
+from typing import Literal, TypeAlias
 
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
@@ -19,9 +21,13 @@ from stepspec.prompts import load
 from .option_types import Grade
 
 DIGITS = "0123456789"
+QUESTION, SHORT = load("specreason.grade"), load("specreason.grade-short")
+INSTRUCTION = load("specreason.grade-before")
 FIRST_WRONG = load("specreason.first-wrong")
 BEST = 9  # the highest grade
 MOST = 9  # paragraphs that a digit can name
+Placement: TypeAlias = Literal["after", "before", "short"]
+"""Where a judge reads what a grade means: after every draft, once before the reasoning, or nowhere."""
 
 
 def likeliest(grades: Mapping[str, float]) -> float:
@@ -32,6 +38,38 @@ def likeliest(grades: Mapping[str, float]) -> float:
 def expected(grades: Mapping[str, float]) -> float:
     """The mean digit under the judge's probabilities, 0 to 9."""
     return sum(int(digit) * p for digit, p in grades.items()) / sum(grades.values())
+
+
+async def ask_grade(judge: Model, chain: Chain, question: Placement) -> Mapping[str, float]:
+    """Ask *judge* for the grade of the last step of *chain*; return the probability of every digit."""
+    prompt = QUESTION if question == "after" else SHORT
+    return await judge.ask(instructed(chain, question), prompt.text, DIGITS, opening=prompt.opening)
+
+
+def instructed(chain: Chain, question: Placement) -> Chain:
+    """
+    Return *chain* as a judge reads it: with *question* "before", what a grade means stands after the problem.
+
+    It is part of the last message, because some chat templates have no system message.
+    """
+    if question != "before":
+        return chain
+    *earlier, problem = chain.messages
+    content = f"{problem.content}\n\n{INSTRUCTION.text}"
+    return replace(chain, messages=(*earlier, replace(problem, content=content)))
+
+
+def skips(chain: Chain, draft: Step, skip: int, after: int) -> bool:
+    """
+    Whether *draft* is accepted without a verdict: *skip* drafts between two verdicts, once *after* were accepted.
+
+    That depends on the authors of the chain's steps alone. Grades would not do: a lookahead judges drafts whose
+    predecessors have no grades yet, and the chain has to be the same at any lookahead.
+    """
+    if not skip or draft.stop != "delimiter" or chain.closed:
+        return False
+    accepted = sum(1 for _ in takewhile(lambda step: step.author == "small", reversed(chain.steps)))
+    return accepted >= after and (accepted - after) % (skip + 1) < skip
 
 
 async def draft_several(model: Model, chain: Chain, count: int) -> Step:

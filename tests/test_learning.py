@@ -158,7 +158,7 @@ def test_only_thresholds_of_scores_are_adapted() -> None:
     assert start_learning("specreason", {}, 2, 0.1, SPECREASON).option == "threshold"
     assert start_learning("reward", {"threshold": 0.75}, 2, 0.1, REWARD).adaptation.choice.threshold == 0.75
     for policy in ("bild", "cascade", "reflective"):
-        found = start_learning(policy, {}, 2, 0.1, adaptable(policy) or Adaptable())
+        found = start_learning(policy, {}, 2, 0.1, adaptable(policy, {}) or Adaptable())
         assert (found.option, found.adaptation.thresholds) == ("", ())
 
 

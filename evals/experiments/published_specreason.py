@@ -41,8 +41,7 @@ from stepspec.orchestrator.events import (
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
-from stepspec.policies.grading import DIGITS
-from stepspec.policies.specreason import QUESTION
+from stepspec.policies.grading import DIGITS, QUESTION
 
 from ..sample import Arm
 

@@ -72,12 +72,15 @@ class Learnings:
     """
     What a solver learns, for every policy with its options, depth and limit apart.
 
-    *defaults* are the options of runs that override none. *adaptable* returns what may be adapted of a policy, None
-    for nothing. *calibration* is the one in force, if any.
+    *defaults* are the options of runs that override none. *adaptable* returns what may be adapted of a policy with
+    its options, None for nothing. *calibration* is the one in force, if any.
     """
 
     def __init__(
-        self, defaults: RunOptions, adaptable: Callable[[str], Adaptable | None], calibration: Calibration | None = None
+        self,
+        defaults: RunOptions,
+        adaptable: Callable[[str, Mapping[str, Any]], Adaptable | None],
+        calibration: Calibration | None = None,
     ) -> None:
         self._defaults, self._adaptable, self._calibration = defaults, adaptable, calibration
         self._known: dict[str, Learning] = {}
@@ -89,7 +92,7 @@ class Learnings:
         A run with its own value for the option that would move, and is not *limited* on its own, keeps its value.
         """
         policy, options = run.policy, run.options
-        adaptable = self._adaptable(policy)
+        adaptable = self._adaptable(policy, options)
         if not run.adapt or adaptable is None:
             return None
         own = self._defaults.options if policy == self._defaults.policy else {}

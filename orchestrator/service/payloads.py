@@ -184,9 +184,10 @@ def ledger(ledgers: Iterable[Ledger]) -> dict[str, Any]:
     """Return the sum of the *ledgers* of some runs."""
     runs = tuple(ledgers)
     small, large, critic = (_sum([getattr(run, role) for run in runs]) for role in ("small", "large", "critic"))
-    drafts, accepted, chosen = (sum(getattr(run, count) for run in runs) for count in ("drafts", "accepted", "chosen"))
+    counts = {name: sum(getattr(run, name) for run in runs) for name in ("drafts", "accepted", "chosen", "skipped")}
     nested = _by_path([account for run in runs for account in run.nested])
-    total = Ledger(small, large, drafts, accepted, critic, chosen, nested, _nested_drafts(runs), _longest(runs))
+    sums = Ledger(small, large, critic=critic, nested=nested, sifted=_nested_drafts(runs), speculation=_longest(runs))
+    total = replace(sums, **counts)
     return dataclasses.asdict(total) | {
         "accept_rate": total.accept_rate,
         "share_large": total.share_large,

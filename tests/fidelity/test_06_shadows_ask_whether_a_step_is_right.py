@@ -75,7 +75,7 @@ class Pair:
 
 def adapted(pair: Pair, runs: int = RUNS) -> tuple[list[float], Learning, ShadowRecord]:
     """The threshold after every run of a solver with `adapt` and `shadow`, what it learnt, and what shadows found."""
-    learnt = start_learning("specreason", {}, 2, LIMIT, adaptable("specreason") or Adaptable())
+    learnt = start_learning("specreason", {}, 2, LIMIT, adaptable("specreason", {}) or Adaptable())
     shadows = Shadows(1.0, most=1000)
     check = ShadowJudge(cast("ModelEndpoint", pair), *SHADOW_QUESTIONS, Sampling(), shadows.observe, nullcontext)
 

@@ -75,6 +75,7 @@ def test_the_events_determine_the_chain_and_the_fate_of_every_draft_and_token(
     assert fates[Judged] <= fates[Drafted] == ledger.drafts + fates[Lost]
     assert fates[Repaired] == ledger.drafts - ledger.accepted
     assert (ledger.drafts, ledger.accepted) == (expected.drafts, expected.accepted)
+    assert ledger.skipped == expected.skipped
     for account in (ledger.small, ledger.large):
         calls = [event for event in betting.events if isinstance(event, Called) and event.role == account.role]
         assert account.kept == sum(len(step.tokens) for step in chain.steps if step.author == account.role)

@@ -17,7 +17,8 @@ export function ledgerOf(view) {
     ["small", "large", "critic"].map((role) => [role, account(view, role, (call) => call.role === role)]),
   );
   const isAccepted = (one) => (one.fate === "kept" && one.verdict?.kind === "accept") || one.repair?.chosen;
-  const judged = view.drafts.filter((one) => !one.alone); // nobody judges what the large model writes alone
+  const byMethod = view.drafts.filter((one) => !one.alone); // nobody judges what the large model writes alone
+  const judged = byMethod.filter((one) => !one.verdict?.skipped);
   const accepted = judged.filter(isAccepted).length;
   const drafts = accepted + judged.filter((one) => one.repair && !one.repair.chosen).length;
   const { small, large } = accounts;
@@ -30,6 +31,7 @@ export function ledgerOf(view) {
     speculation: speculation(view.speculation),
     accepted,
     drafts,
+    skipped: byMethod.filter((one) => one.verdict?.skipped && isAccepted(one)).length,
     acceptRate: drafts ? accepted / drafts : null,
     shareLarge: kept ? large.kept / kept : 0,
     waste: kept + discarded ? discarded / (kept + discarded) : 0,
@@ -46,7 +48,7 @@ export const cheapestFirst = (paths) => [...new Set(paths)].sort().reverse();
 function sifted(verdicts) {
   const paths = [...new Set(verdicts.map((one) => one.path))].sort();
   return paths.map((path) => {
-    const judged = verdicts.filter((one) => one.path === path);
+    const judged = verdicts.filter((one) => one.path === path && !one.skipped);
     return { path, drafts: judged.length, accepted: judged.filter((one) => one.acceptedText !== null).length };
   });
 }
