@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import selectors
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from functools import cache, wraps
@@ -15,6 +14,7 @@ from zlib import crc32
 
 import pytest
 
+from stepspec.evals.virtual_clock import run as run
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Role, Step, Stop, Token
 from stepspec.orchestrator.events import Called, Event, Fate, Verb
 from stepspec.orchestrator.interfaces import KEPT_OPEN, REQUEST
@@ -25,43 +25,6 @@ Previous = tuple[str, ...]
 Until = Callable[[Step], bool]
 
 _TOKEN = re.compile(r"</think>|[.!?]?\n\n| ?\w+| ?[^\w\s]|\s")
-
-
-class _Skipping(selectors.SelectSelector):
-    """Waits for nothing: what it was to wait has passed."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None:
-            raise RuntimeError("deadlock: every task waits, and no timer will wake one")
-        self.now += max(timeout, 0.0)
-        return super().select(0)
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when every task waits. For tasks that touch no network."""
-
-    def __init__(self) -> None:
-        self._skipping = _Skipping()
-        super().__init__(self._skipping)
-
-    def time(self) -> float:
-        return self._skipping.now
-
-
-def run(main: Coroutine[object, object, T]) -> tuple[T, float]:
-    """Run *main* on a clock that jumps; return its result and the seconds it took there. It must leave no task."""
-
-    async def alone() -> T:
-        try:
-            return await main
-        finally:
-            left = asyncio.all_tasks() - {asyncio.current_task()}
-            assert not left, f"left behind: {left}"
-
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        return runner.run(alone()), runner.get_loop().time()
 
 
 @cache

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from statistics import fmean
 
-from ..crowd import Load
-from ..sample import Arm
+from stepspec.api import Solver
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Role
+from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.solution import Solution
+from stepspec.settings import Settings
+
+from ..crowd import Block, Crowd, Load, attempt
+from ..sample import Arm, Task
 from ..script import Script
+from ..virtual_clock import run
 from .costs import ServerCosts
+from .models import SimulatedEndpoint
+from .server import Card, SimulatedServer
+
+DEADLINE = 1e7  # seconds of a simulated problem
+QUANTILES: Mapping[str, float] = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+BUDGET = Budget(tokens=10**6, answer=10**4)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerWork:
     """
-    What the servers of one role did: the share of the time that they were *busy*, and per second of it, in all servers.
+    What the servers of one role did, each: the share of the time that one was *busy*, and per second of that time.
 
-    *written* and *read* are tokens that a second of the simulation wrote, and read uncached; *running* is the mean
-    number of sequences in a pass.
+    *written* and *read* are tokens that were written, and read without the prefix cache; *running* is the mean number
+    of sequences that write in a pass.
     """
 
     busy: float
@@ -45,6 +63,60 @@ class Figures:
     servers: Mapping[str, ServerWork]
 
 
+class SimulatedSolver(Solver):
+    """A solver whose models answer from scripts."""
+
+    def __init__(self, small: SimulatedEndpoint, large: SimulatedEndpoint) -> None:
+        super().__init__(Settings(small=small.settings, large=large.settings, sampling=GREEDY))
+        self.small, self.large = small, large
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Simulated servers by role: how many there are, what their passes take, and whether they share a card."""
+
+    small: ServerCosts
+    large: ServerCosts
+    replicas: Mapping[Role, int] | None = None
+    shared: bool = False
+
+    def start(self) -> dict[Role, list[SimulatedServer]]:
+        """Make the servers, of which none has done anything."""
+        card = Card() if self.shared else None
+        count = {"small": 1, "large": 1, **(self.replicas or {})}
+        costs: dict[Role, ServerCosts] = {"small": self.small, "large": self.large}
+        return {role: [SimulatedServer(costs[role], card) for _ in range(count[role])] for role in costs}
+
+
+async def simulate_block(
+    load: Load,
+    arm: Arm,
+    counted: Sequence[Script],
+    others: Sequence[Script],
+    servers: Mapping[Role, Sequence[SimulatedServer]],
+    *,
+    seed: int = 0,
+    block: int = 0,
+) -> Block:
+    """Run one block of *load* as `Crowd` does, on *servers*, on the clock of the running event loop."""
+    scripts = {
+        f"{kind} {number}": each
+        for kind, some in (("counted", counted), ("other", others))
+        for number, each in enumerate(some)
+    }
+    tasks = {name: Task(name, "") for name in scripts}
+    small, large = (SimulatedEndpoint(role, servers[role], scripts) for role in servers)
+    async with SimulatedSolver(small, large) as solver:
+        solving = partial(attempt, solver, arm, _right, DEADLINE, None, BUDGET)
+        own = [tasks[name] for name in tasks if name.startswith("counted")]
+        more = [tasks[name] for name in tasks if name.startswith("other")]
+        return await Crowd(load, own, more, solving, seed, block).run()
+
+
+async def _right(solution: Solution, task: Task) -> bool:
+    return True
+
+
 def simulate(
     load: Load,
     arm: Arm,
@@ -54,14 +126,59 @@ def simulate(
     *,
     problems: int = 48,
     seed: int = 0,
-    replicas: Mapping[str, int] | None = None,
+    replicas: Mapping[Role, int] | None = None,
     shared: bool = False,
 ) -> Figures:
     """
     Simulate *problems* counted problems of *load*, solved as *arm* does, on servers with these costs.
 
-    The problems are those of *scripts*, in turn; *seed* is that of the arrivals. *replicas* is the number of
-    servers by role, one by default. On a *shared* card the passes of both models take turns. The same arguments give
-    the same figures. Not for use within a running event loop: it runs one of its own, on a virtual clock.
+    The problems are those of *scripts*, in turn; *seed* is that of the arrivals. *replicas* is the number of servers by
+    role, one by default. On a *shared* card the passes of all servers take turns. The same arguments give the same
+    figures. Not for use within a running event loop: it runs one of its own, on a virtual clock. Raise
+    `ConfigurationError` if there is no script, and for a problem that no server can hold.
     """
-    raise NotImplementedError
+    if not scripts:
+        raise ConfigurationError("a simulation needs the script of at least one problem")
+    counted = [scripts[number % len(scripts)] for number in range(problems)]
+    servers: dict[Role, list[SimulatedServer]] = {}
+
+    async def work() -> Block:
+        servers.update(Servers(small, large, replicas, shared).start())
+        return await simulate_block(load, arm, counted, scripts[::-1], servers, seed=seed)
+
+    block, elapsed = run(work())
+    solved = [timing for timing in block.timings if not timing.failure]
+    latencies = sorted(timing.latency for timing in solved)
+    mean, tokens = fmean(latencies), fmean(timing.tokens for timing in solved)
+    rate = block.ended / block.seconds if load.concurrency is None else load.concurrency / mean
+    return Figures(
+        n=len(solved),
+        seconds={name: rank(latencies, share) for name, share in QUANTILES.items()},
+        mean=mean,
+        first_step=_median([timing.first_step for timing in solved]),
+        first_answer=_median([timing.first_answer for timing in solved]),
+        problems_per_second=rate,
+        tokens_per_second=rate * tokens,
+        servers={role: _work(some, elapsed) for role, some in servers.items()},
+    )
+
+
+def rank(ordered: Sequence[float], share: float) -> float:
+    """The *share* quantile of *ordered* values, by nearest rank."""
+    return ordered[max(0, ceil(len(ordered) * share - 1e-9) - 1)]
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = sorted(value for value in values if value is not None)
+    return rank(known, 0.5) if known else None
+
+
+def _work(servers: Sequence[SimulatedServer], seconds: float) -> ServerWork:
+    count = len(servers) * seconds
+    written, passes = sum(server.sequences for server in servers), sum(server.passes for server in servers)
+    return ServerWork(
+        sum(server.busy for server in servers) / count,
+        written / count,
+        sum(server.read for server in servers) / count,
+        written / passes if passes else 0.0,
+    )

@@ -28,5 +28,6 @@ def test_a_pass_takes_the_sum_of_its_costs() -> None:
     ],
 )
 def test_costs_that_cannot_be_are_refused(wrong: dict[str, Any], why: str) -> None:
+    costs: dict[str, Any] = {"per_pass": 0.03, **wrong}
     with pytest.raises(ConfigurationError, match=why):
-        ServerCosts(**{"per_pass": 0.03, **wrong})
+        ServerCosts(**costs)

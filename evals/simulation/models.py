@@ -1,0 +1,328 @@
+"""Models that answer from scripts, at the pace of simulated servers: `Model` and `ModelEndpoint` of a simulation."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from types import TracebackType
+from typing import Self
+from weakref import WeakKeyDictionary
+
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Message, Role, Step, Stop, Token
+from stepspec.orchestrator.endpoints import GREEDY, Endpoint, Sampling
+from stepspec.orchestrator.endpoints.chat_template import Template
+from stepspec.orchestrator.endpoints.client import RUN, priority
+from stepspec.orchestrator.endpoints.metrics import QueueGauges
+from stepspec.orchestrator.endpoints.probe import Capabilities
+from stepspec.orchestrator.endpoints.token_stream import or_now
+from stepspec.orchestrator.endpoints.vllm_protocol import Format
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Called, Fate, Observer, Verb
+from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext
+from stepspec.orchestrator.stats import Acceptance
+
+from ..script import Script, Turn
+from .server import Request, SimulatedServer
+
+ROOM = 10**9  # tokens of context: no chain is too long
+WORD, MENDED = "w", "v"  # a token of a draft; one of a step that replaces a draft
+CERTAIN, UNSURE, WRONG = -0.01, -9.0, -20.0  # nats
+NUMBER = re.compile(r"(\d+)\s*(?:</think>)?\Z")  # the last token of a step has the number of its turn
+PIECE = re.compile(rf"[{WORD}{MENDED}]|[^{WORD}{MENDED}]+")
+
+
+@cache
+def words(letter: str, count: int) -> tuple[Token, ...]:
+    return (Token(letter, CERTAIN, 1, 1),) * count
+
+
+def turn_number(chain: Chain) -> int:
+    """The number of the turn that comes next. A step that is blank has no number, nor has a draft that was cut."""
+    blank = 0
+    for step in reversed(chain.steps):
+        if not step.text.strip():
+            blank += 1
+        elif found := NUMBER.search(step.text):
+            return int(found[1]) + 1 + blank
+    return blank
+
+
+def begins(steps: Sequence[Step], seen: Sequence[Step]) -> int:
+    """How many tokens at the beginning of *steps* those *seen* have too."""
+    tokens = 0
+    for step, other in zip(steps, seen, strict=False):
+        if not other.text.startswith(step.text):
+            break
+        tokens += len(step.tokens)
+    return tokens
+
+
+@dataclass(eq=False)
+class _Open:
+    """
+    An open request of *model*, about what *context* says, since second *started* of its run.
+
+    One that is *kept* open goes on for another step; *taken* tokens of it were, and *expected* are the steps of the
+    chain that the next write has to continue. It is *idle* between two writes.
+    """
+
+    model: SimulatedModel
+    verb: Verb
+    request: Request
+    context: RequestContext
+    started: float
+    last_step: int
+    kept: bool = False
+    taken: int = 0
+    expected: tuple[Step, ...] = ()
+    began: float = field(default_factory=lambda: _now())
+    idle: bool = False
+    over: bool = False
+
+    def continues(self, chain: Chain) -> bool:
+        return self.idle and not self.over and chain.steps == self.expected
+
+    def end(self, fate: Fate) -> None:
+        """Close the request, and emit its event, once."""
+        if not self.over:
+            self.over = True
+            self.model.finish(self, fate)
+
+    async def close(self) -> None:
+        self.end("done" if self.idle else "cancelled")
+
+
+class SimulatedModel:
+    """The `Model` of one run on one *server*: it writes what the problem's script has, and judges as it says."""
+
+    def __init__(
+        self,
+        endpoint: SimulatedEndpoint,
+        server: SimulatedServer,
+        observe: Observer,
+        clock: Callable[[], float],
+        *,
+        sticky: bool,
+    ) -> None:
+        self._endpoint, self._server, self._observe, self._clock, self._sticky = (
+            endpoint,
+            server,
+            observe,
+            clock,
+            sticky,
+        )
+        self._streams: WeakKeyDictionary[AsyncExitStack, _Open] = WeakKeyDictionary()
+        self._seen: tuple[Step, ...] = ()  # the chain that the server read or wrote last
+
+    @property
+    def role(self) -> Role:
+        return self._endpoint.role
+
+    # The verbs
+
+    async def write(
+        self,
+        chain: Chain,
+        *,
+        stop: Sequence[str] | None = None,
+        limit: int = DEFAULT_LIMIT,
+        until: Callable[[Step], bool] | None = None,
+        opening: str = "",
+        top: int = 0,
+    ) -> Step:
+        """Write what the script has in this place. *until* sees the first token and the whole step."""
+        step = self._next(chain, stop, limit)
+        stack = KEPT_OPEN.get() if self._sticky else None
+        stream = self._streams.get(stack) if stack else None
+        if stream is None or not stream.continues(chain):
+            if stream is not None and stream.idle:
+                stream.end("done")
+            kept = stack is not None and (stream is None or stream.over)
+            stream = await self._open("write", chain, 0, len(step.tokens))
+            if stack is not None and kept:
+                stream.kept, self._streams[stack] = True, stream
+                stack.push_async_callback(stream.close)
+        stream.idle, stream.last_step = False, REQUEST.get().step
+        with _ending(stream):
+            return await self._take(stream, chain, step, until)
+
+    async def _take(self, stream: _Open, chain: Chain, step: Step, until: Callable[[Step], bool] | None) -> Step:
+        """Wait until *stream* has written *step*."""
+        request, end, grown = stream.request, stream.taken + len(step.tokens), chain.extend(step)
+        goes_on = stream.kept and step.stop != "end"
+        if goes_on and not request.ended:
+            self._server.extend(request, end + len(self._next(grown, None, DEFAULT_LIMIT).tokens))
+        if until is not None:
+            await self._server.reach(request, stream.taken + 1)
+            until(Step(step.tokens[0].text, self.role, "until", step.tokens[:1]))
+        await self._server.reach(request, end)
+        stream.taken, stream.expected, stream.idle, self._seen = end, grown.steps, True, grown.steps
+        if not goes_on or (request.ended and end >= request.written):
+            stream.end("done")
+        if until is not None and step.stop == "length" and until(step):
+            return replace(step, stop="until")
+        return step
+
+    async def branch(
+        self, chain: Chain, begun: Sequence[Step], *, stop: Sequence[str] | None = None, limit: int = DEFAULT_LIMIT
+    ) -> tuple[Step, ...]:
+        raise ConfigurationError("a simulation has no method that branches")
+
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        """Agree with the tokens of a draft that its turn keeps."""
+        script, turn = self._turn(chain)
+        await self._read("score", chain, turn.draft + script.question, 0, again=script.uncached)
+        rows: list[tuple[Token, ...]] = []
+        for span in spans:
+            pieces = PIECE.findall(span)
+            rows.append(tuple(_scored(piece, at < turn.kept) for at, piece in enumerate(pieces)))
+        if len(spans) == 2:  # BiLD's unsure token stands alone, after those of the first span
+            rows[1] = tuple(_scored(token.text, turn.kept == turn.draft) for token in rows[1])
+        return rows
+
+    async def ask(
+        self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
+    ) -> Mapping[str, float]:
+        """Give the grade of the chain's last step, or "Yes" if it was accepted."""
+        script = self._endpoint.script(chain)
+        turn = script.turns[min(turn_number(chain), len(script.turns)) - 1]
+        await self._read("ask", chain, script.question, 1, again=script.uncached)
+        if "9" not in choices:
+            yes = turn.kept == turn.draft
+            return {choice: float((choice == "Yes") == yes) for choice in choices}
+        grade = min(9.0, max(0.0, turn.grade if turn.grade is not None else 9.0 * (turn.kept == turn.draft)))
+        low = min(8, int(grade))
+        shares = {str(low): 1 - (grade - low), str(low + 1): grade - low}
+        return {choice: shares.get(choice, 0.0) for choice in choices}
+
+    # The script
+
+    def _turn(self, chain: Chain) -> tuple[Script, Turn]:
+        """The turn that comes after *chain*; the last one again where the script is over."""
+        script = self._endpoint.script(chain)
+        return script, script.turns[min(turn_number(chain), len(script.turns) - 1)]
+
+    def _next(self, chain: Chain, stop: Sequence[str] | None, limit: int) -> Step:
+        """The step that this model writes after *chain*, with at most *limit* tokens: its turn is over all the same."""
+        _, turn = self._turn(chain)
+        number, letter, count, ends = turn_number(chain), WORD, turn.draft, turn.stop in ("end", "open")
+        if self.role == "small" and turn.author == "large" and not chain.closed:
+            return Step(THINK_END, "small", "end", (Token(THINK_END, CERTAIN, 1, 1),))
+        if self.role == "large":
+            rejected = turn.kept < turn.draft
+            letter, count, ends = MENDED if rejected else WORD, turn.repair or turn.draft, turn.ends
+        count = min(count, limit)
+        ending = "" if chain.closed else THINK_END
+        ending = ending if ends else " " if stop is not None else DELIMITER
+        last = DELIMITER if turn.blank else f"{number}{ending}"
+        unsure = self.role == "small" and turn.stop == "until"
+        tokens = (*words(letter, count - 1), Token(last, UNSURE if unsure else CERTAIN, 1, 1))
+        reason: Stop = "end" if ends else "length" if stop is not None or unsure else "delimiter"
+        return Step(letter * (count - 1) + last, self.role, reason, tokens)
+
+    # Requests
+
+    async def _read(self, verb: Verb, chain: Chain, more: int, written: int, *, again: bool) -> None:
+        """Let the server read *chain* and *more* tokens, all of them *again* if nothing of it may be cached."""
+        call = await self._open(verb, chain, more, 1, again=again)
+        with _ending(call):
+            await self._server.reach(call.request, 1)
+        self._seen = chain.steps
+        call.end("done")
+
+    async def _open(self, verb: Verb, chain: Chain, more: int, most: int, *, again: bool = False) -> _Open:
+        prompt = self._endpoint.script(chain).prompt
+        shared = 0 if again else prompt + begins(chain.steps, self._seen)
+        request = Request(self, prompt + chain.tokens + more, most, shared, priority(REQUEST.get(), RUN.get()) or 0)
+        call = _Open(self, verb, request, REQUEST.get(), self._clock(), REQUEST.get().step)
+        with _ending(call):
+            await asyncio.sleep(self._server.costs.per_request)
+            self._server.submit(request)
+        return call
+
+    def finish(self, call: _Open, fate: Fate) -> None:
+        """Close the request of *call*, and tell the observer."""
+        request = call.request
+        self._server.close(request)
+        seconds = (request.closed if request.closed is not None else _now()) - call.began
+        first = None if request.first is None else request.first - call.began
+        self._observe(
+            Called(
+                *(self.role, call.verb, fate, call.started, seconds, first),
+                *(request.prompt, request.cached, request.written),
+                purpose=call.context.purpose,
+                step=call.context.step,
+                last_step=call.last_step,
+            )
+        )
+
+
+@contextmanager
+def _ending(call: _Open) -> Generator[None]:
+    """End *call* if the block fails or is cancelled."""
+    try:
+        yield
+    except BaseException as exc:
+        call.end("failed" if isinstance(exc, Exception) else "cancelled")
+        raise
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _scored(piece: str, agreed: bool) -> Token:
+    best = Token(piece if agreed else "?", CERTAIN, 1, 1 if agreed else 2)
+    return Token(piece, CERTAIN if agreed else WRONG, 1 if agreed else 2, 1, (best,))
+
+
+class SimulatedEndpoint:
+    """The model of *role* on simulated *servers*, with the *scripts* of the problems by their texts."""
+
+    name, vocabulary, room = "simulated", "simulated", ROOM
+    template = Template(turn="", answer="", thinks=True)
+
+    def __init__(self, role: Role, servers: Sequence[SimulatedServer], scripts: Mapping[str, Script]) -> None:
+        self.role, self.servers, self._scripts = role, servers, scripts
+        self.settings = Endpoint(role=role, url="http://simulated")
+
+    def script(self, chain: Chain) -> Script:
+        return self._scripts[chain.messages[-1].content]
+
+    def model(
+        self,
+        sampling: Sampling = GREEDY,
+        *,
+        observe: Observer = lambda event: None,
+        clock: Callable[[], float] | None = None,
+        format: Format | None = None,
+    ) -> SimulatedModel:
+        """Make the model of one run, on the server with the fewest requests."""
+        server = min(self.servers, key=lambda server: server.running + server.waiting)
+        return SimulatedModel(self, server, observe, or_now(clock), sticky=not sampling.repeats)
+
+    async def count(self, messages: tuple[Message, ...]) -> int:
+        return self._scripts[messages[-1].content].prompt
+
+    async def queue(self) -> QueueGauges:
+        return QueueGauges(
+            *(sum(counts) for counts in zip(*((s.running, s.waiting) for s in self.servers), strict=True))
+        )
+
+    async def acceptance(self) -> Acceptance | None:
+        return None
+
+    async def capabilities(self) -> Capabilities:
+        raise ConfigurationError("a simulated server has nothing to find out")
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass

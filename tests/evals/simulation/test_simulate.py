@@ -1,0 +1,146 @@
+"""Whole runs in a simulation: the real loop, with times that are arithmetic, and nothing left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from stepspec.evals.crowd import Load, Timing
+from stepspec.evals.sample import Arm
+from stepspec.evals.script import Script, Turn
+from stepspec.evals.simulation import ServerCosts, simulate
+from stepspec.evals.simulation.figures import Servers, simulate_block
+from stepspec.orchestrator.errors import ConfigurationError
+
+from ...fakes import run
+
+ENDS = Turn(5, 5, author="large", stop="end", ends=True)
+GOOD = Turn(5, 5, grade=9.0)
+LAST = replace(GOOD, stop="end", ends=True)
+BAD = Turn(5, 0, 7, grade=2.0)
+SECOND = ServerCosts(1.0)  # every pass takes a second, whatever it has
+
+LARGE = Arm.of("large alone", "large")
+SEQUENTIAL = Arm.of("sequential", "specreason", ahead=0, ending="small", answer="large")
+AHEAD = Arm.of("ahead", "specreason", ahead=1, ending="small", answer="large")
+METHODS = (
+    Arm.of("SpecReason", "specreason"),
+    Arm.of("BiLD", "bild"),
+    Arm.of("BiLD by steps", "bild", {"scale": "step"}),
+    Arm.of("Reflective", "reflective"),
+    Arm.of("Lookahead Reasoning", "lookahead-reasoning"),
+    Arm.of("auto", "specreason", auto=True),
+    LARGE,
+)
+
+
+def script(*turns: Turn) -> Script:
+    return Script(30, (*turns, ENDS), question=20)
+
+
+def seconds(arm: Arm, *turns: Turn) -> float:
+    return simulate(Load(concurrency=1), arm, [script(*turns)], SECOND, SECOND, problems=2).mean
+
+
+def test_a_token_takes_a_pass_and_so_does_a_verdict() -> None:
+    """Four drafts of 5 tokens, each followed by a verdict; the answer has 5."""
+    assert seconds(SEQUENTIAL, GOOD, GOOD, GOOD, LAST) == 4 * (5 + 1) + 5
+
+
+def test_verdicts_overlap_with_the_drafts_that_follow() -> None:
+    """The small model writes 20 tokens without a pause; the answer begins with the last verdict under way."""
+    assert seconds(AHEAD, GOOD, GOOD, GOOD, LAST) == 20 + 5
+
+
+def test_a_rejected_draft_costs_its_repair() -> None:
+    assert seconds(SEQUENTIAL, GOOD, BAD, GOOD, LAST) == 4 * (5 + 1) + 7 + 5
+
+
+def test_the_large_model_alone_writes_all_tokens_in_one_request() -> None:
+    large = [replace(turn, author="large") for turn in (GOOD, GOOD, LAST)]
+    assert seconds(LARGE, *large) == 15 + 5
+
+
+def test_the_method_answers_too_and_a_draft_does_not_end_the_thinking() -> None:
+    """SpecReason as it is: the end is cut off the draft, which is judged; the large model writes the end."""
+    opened, end = replace(GOOD, stop="open"), Turn(1, 1, author="large", stop="end", ends=True)
+    blank, answer = Turn(1, 1, blank=True), replace(GOOD, stop="end", ends=True)
+    whole = Script(30, (GOOD, opened, end, blank, answer), question=20)
+    for ahead in (0, 2):
+        arm = Arm.of("SpecReason", "specreason", ahead=ahead)
+        timings = timings_of(arm, whole)
+        assert [timing.script for timing in timings] == [whole] * len(timings)
+
+
+def timings_of(arm: Arm, *scripts: Script, load: Load = Load(concurrency=2)) -> tuple[Timing, ...]:  # noqa: B008
+    servers = Servers(SECOND, SECOND).start()
+    block, _ = run(simulate_block(load, arm, scripts, scripts[:1], servers))
+    for server in (*servers["small"], *servers["large"]):
+        assert (server.running, server.waiting) == (0, 0)
+        assert not any(resident.requests for resident in server.resident.values())
+    assert not any(timing.failure for timing in block.timings)
+    return block.timings
+
+
+MIXED = script(GOOD, BAD, GOOD, replace(BAD, draft=9, kept=4), GOOD, BAD, LAST)
+
+
+@pytest.mark.parametrize("arm", METHODS, ids=lambda arm: arm.name)
+@pytest.mark.parametrize("load", [Load(concurrency=1), Load(concurrency=6), Load(rate=0.1)], ids=lambda load: load.name)
+def test_every_request_ends_and_nothing_is_left(arm: Arm, load: Load) -> None:
+    assert len(timings_of(arm, *[MIXED] * 6, load=load)) == 6
+
+
+@pytest.mark.parametrize(
+    ("arm", "turns"),
+    [
+        (AHEAD, (GOOD, BAD, GOOD, LAST)),
+        (Arm.of("BiLD by steps", "bild", {"scale": "step"}, answer="large"), (
+            replace(GOOD, stop="until"), Turn(6, 5, 4, stop="until"), replace(GOOD), LAST)),
+        (Arm.of("BiLD", "bild", answer="large"), (Turn(10, 10, stop="length"), Turn(6, 5, 1, stop="until"), LAST)),
+        (Arm.of("Reflective", "reflective", answer="large"), (GOOD, Turn(6, 3, 4), GOOD, LAST)),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)  # fmt: skip
+def test_the_recorded_turns_are_those_of_the_script(arm: Arm, turns: tuple[Turn, ...]) -> None:
+    """Lengths, what is kept, what is repaired; what a verdict of these scores is not replayed."""
+    (timing,) = timings_of(arm, script(*turns))
+    assert timing.script is not None
+    assert [replace(turn, grade=None) for turn in timing.script.turns[:-1]] == [
+        replace(turn, grade=None) for turn in turns
+    ]
+    assert timing.tokens == sum(turn.kept + (turn.repair if turn.kept < turn.draft else 0) for turn in (*turns, ENDS))
+
+
+def test_the_same_arguments_give_the_same_figures_and_a_seed_moves_the_arrivals() -> None:
+    costs = ServerCosts(0.03, 0.001, 0.0001, 0.000001)
+    first, again, other = (
+        simulate(Load(rate=0.5), METHODS[0], [MIXED], costs, costs, problems=12, seed=seed) for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first.seconds["p50"] != other.seconds["p50"]
+
+
+def test_more_servers_and_a_card_of_its_own_save_time() -> None:
+    costs, load = ServerCosts(0.03, 0.01, sequences=4), Load(concurrency=8)
+    mean = {
+        name: simulate(load, AHEAD, [MIXED], costs, costs, problems=16, **options).mean
+        for name, options in (("one", {}), ("two", {"replicas": {"large": 2}}), ("shared", {"shared": True}))
+    }
+    assert mean["two"] < mean["one"] < mean["shared"]
+
+
+def test_the_work_of_the_servers_adds_up() -> None:
+    """One problem after the other: 15 tokens of the small model, 3 verdicts and 5 tokens of the large one."""
+    figures = simulate(Load(concurrency=1), SEQUENTIAL, [script(GOOD, GOOD, LAST)], SECOND, SECOND, problems=4)
+    assert figures.mean == 23.0
+    assert figures.problems_per_second == pytest.approx(1 / 23)
+    assert figures.tokens_per_second == pytest.approx(20 / 23)
+    assert figures.servers["small"].busy == pytest.approx(15 / 23, rel=0.05)
+    assert figures.servers["large"].busy == pytest.approx(8 / 23, rel=0.05)
+
+
+def test_a_simulation_without_problems_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="at least one problem"):
+        simulate(Load(concurrency=1), LARGE, [], SECOND, SECOND)
