@@ -16,18 +16,21 @@ from typing import Literal, TypeAlias
 
 from stepspec.orchestrator import Accept, Chain, Model, Rollback, Step, Verdict
 from stepspec.orchestrator.chain import THINK_END
-from stepspec.prompts import load
+from stepspec.prompts import Prompt, load
 
 from .option_types import Grade
 
 DIGITS = "0123456789"
-QUESTION, SHORT = load("specreason.grade"), load("specreason.grade-short")
-INSTRUCTION = load("specreason.grade-before")
-FIRST_WRONG = load("specreason.first-wrong")
+INSTRUCTION, FIRST_WRONG = load("specreason.grade-before"), load("specreason.first-wrong")
 BEST = 9  # the highest grade
 MOST = 9  # paragraphs that a digit can name
 Placement: TypeAlias = Literal["after", "before", "short"]
 """Where a judge reads what a grade means: after every draft, once before the reasoning, or nowhere."""
+QUESTIONS: Mapping[Placement, Prompt] = {
+    "after": load("specreason.grade"),
+    "before": load("specreason.grade-known"),
+    "short": load("specreason.grade-short"),
+}
 
 
 def likeliest(grades: Mapping[str, float]) -> float:
@@ -42,7 +45,7 @@ def expected(grades: Mapping[str, float]) -> float:
 
 async def ask_grade(judge: Model, chain: Chain, question: Placement) -> Mapping[str, float]:
     """Ask *judge* for the grade of the last step of *chain*; return the probability of every digit."""
-    prompt = QUESTION if question == "after" else SHORT
+    prompt = QUESTIONS[question]
     return await judge.ask(instructed(chain, question), prompt.text, DIGITS, opening=prompt.opening)
 
 

@@ -41,7 +41,7 @@ from stepspec.orchestrator.events import (
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
-from stepspec.policies.grading import DIGITS, QUESTION
+from stepspec.policies.grading import DIGITS, QUESTIONS
 
 from ..sample import Arm
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from openai.types import CompletionUsage
 
 PUBLISHED = Arm.of("SpecReason as published", "specreason", {"read": "greedy"}, ahead=0)
+QUESTION = QUESTIONS["after"]
 THRESHOLD = 7  # of 9
 STEP_TOKENS, BUDGET, ANSWER_TOKENS = 512, 8192, 512
 TOP_LOGPROBS = 10

@@ -25,7 +25,7 @@ from stepspec.settings import Settings, conditions
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import PROBLEM, taste
 
-GRADE, SHORT, BEFORE = (load(f"specreason.grade{name}") for name in ("", "-short", "-before"))
+GRADE, SHORT, KNOWN, BEFORE = (load(f"specreason.grade{name}") for name in ("", "-short", "-known", "-before"))
 INSTRUCTED = Chain.of(f"{PROBLEM.messages[0].content}\n\n{BEFORE.text}")
 
 
@@ -62,7 +62,7 @@ def skipped(events: list[Event]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("question", "before", "asked"),
-    [("after", PROBLEM, GRADE), ("before", INSTRUCTED, SHORT), ("short", PROBLEM, SHORT)],
+    [("after", PROBLEM, GRADE), ("before", INSTRUCTED, KNOWN), ("short", PROBLEM, SHORT)],
 )
 def test_the_instruction_stands_after_the_draft_or_before_the_reasoning_or_nowhere(
     question: str, before: Chain, asked: Any
@@ -109,9 +109,9 @@ def test_the_instruction_follows_the_last_message_of_a_conversation() -> None:
     assert asked[0].messages == (*turns[:3], Message("user", f"And?\n\n{BEFORE.text}"))
 
 
-def test_the_short_question_is_shorter_and_opens_the_same_reply() -> None:
-    assert 3 * len(SHORT.text) < len(GRADE.text)
-    assert SHORT.opening == GRADE.opening
+def test_the_shorter_questions_are_shorter_and_open_the_same_reply() -> None:
+    assert len(KNOWN.text) < len(SHORT.text) < len(GRADE.text) / 3
+    assert KNOWN.opening == SHORT.opening == GRADE.opening
 
 
 @pytest.mark.parametrize("question", ["before", "short"])
