@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from typing import Literal, TypeAlias
 
-from .step_ends import BLANK_LINE, BLANK_LINES, StepEnds
+from .step_ends import BLANK_LINE, BLANK_LINES, NO_BLOCKS, Blocks, StepEnds
 
 Role: TypeAlias = Literal["small", "large"]
 Party: TypeAlias = Literal["small", "large", "critic"]  # a model that may be called; a critic writes nothing
@@ -100,7 +101,70 @@ def beginning(steps: Iterable[Step], keep: int) -> tuple[Step, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Totals:
+    """
+    What the first *count* steps of a chain add up to, so that a longer chain adds only its new steps.
+
+    *hashed* has hashed the text. *blocks* are those of the text, up to its last line. *thinking* are the totals where
+    the thinking ended; None while it goes on.
+    """
+
+    count: int = 0
+    text: str = ""
+    tokens: int = 0
+    blocks: Blocks = NO_BLOCKS
+    hashed: blake2b = field(default_factory=lambda: blake2b(digest_size=16))
+    thinking: Totals | None = None
+
+    def plus(self, steps: Sequence[Step]) -> Totals:
+        """Add the next *steps*."""
+        if self.thinking is not None:
+            return self._plus(steps)
+        end = next((place for place, step in enumerate(steps, 1) if step.text.endswith(THINK_END)), 0)
+        if not end:
+            return self._plus(steps)
+        thinking = self._plus(steps[:end])
+        return replace(thinking, thinking=thinking)._plus(steps[end:])
+
+    def _plus(self, steps: Sequence[Step]) -> Totals:
+        added = "".join([step.text for step in steps])
+        text, hashed = self.text + added, self.hashed.copy()
+        hashed.update(added.encode("utf-8", "surrogatepass"))
+        tokens = self.tokens + sum([len(step.tokens) for step in steps])
+        return Totals(self.count + len(steps), text, tokens, self.blocks.advance(text), hashed, self.thinking)
+
+
+NO_STEPS = Totals()
+
+
+class _Totalled:
+    """Keeps the totals of a chain. They follow from its fields, and so take no part in comparing or copying it."""
+
+    __slots__ = ("_totals",)
+
+    steps: tuple[Step, ...]
+
+    @property
+    def totals(self) -> Totals:
+        totals = self._known
+        if totals.count < len(self.steps):
+            totals = totals.plus(self.steps[totals.count :])
+            self._begin_with(totals)
+        return totals
+
+    @property
+    def _known(self) -> Totals:
+        """The totals as far as they are known, of the first steps."""
+        known: Totals = getattr(self, "_totals", NO_STEPS)
+        return known
+
+    def _begin_with(self, totals: Totals) -> None:
+        """Take over *totals* of the first steps."""
+        object.__setattr__(self, "_totals", totals)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain(_Totalled):
     """
     A problem and the steps committed so far. Extending it returns a new chain.
 
@@ -119,7 +183,7 @@ class Chain:
 
     @property
     def text(self) -> str:
-        return "".join([step.text for step in self.steps])
+        return self.totals.text
 
     @property
     def finished(self) -> bool:
@@ -128,26 +192,31 @@ class Chain:
     @property
     def whole(self) -> bool:
         """Whether the text ends where a step ends, so that the next step does not complete one that was cut."""
-        return self.ends.at_end(self.text)
+        return self.ends.at_end(self.text, self.totals.blocks)
 
     @property
     def closed(self) -> bool:
         """Whether the thinking is over, so that the next step is part of the answer."""
-        return True in [step.text.endswith(THINK_END) for step in self.steps]
+        return self.totals.thinking is not None
 
     def parts(self) -> tuple[Chain, Chain]:
         """Split into two chains: the thinking, and the steps after it, which are the answer as far as it is written."""
-        ends = (place for place, step in enumerate(self.steps, 1) if step.text.endswith(THINK_END))
-        end = next(ends, len(self.steps))
-        return replace(self, steps=self.steps[:end]), replace(self, steps=self.steps[end:])
+        totals = self.totals.thinking
+        if totals is None:
+            return self, Chain(self.messages, (), self.ends)
+        thinking = Chain(self.messages, self.steps[: totals.count], self.ends)
+        thinking._begin_with(totals)
+        return thinking, Chain(self.messages, self.steps[totals.count :], self.ends)
 
     @property
     def tokens(self) -> int:
         """Number of tokens in the steps, each counted in its author's vocabulary."""
-        return sum([len(step.tokens) for step in self.steps])
+        return self.totals.tokens
 
     def extend(self, step: Step) -> Chain:
-        return replace(self, steps=(*self.steps, step))
+        longer = Chain(self.messages, (*self.steps, step), self.ends)
+        longer._begin_with(self._known)
+        return longer
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,6 +44,35 @@ _ROWS = 64  # lines of a table that are looked through for its rule
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """
+    The blocks that are *opened* before character *at* of a text, where a line begins, and not closed yet.
+
+    Each has its mark and its place; the outermost comes first. A longer text is searched from there on only.
+    """
+
+    at: int = 0
+    opened: tuple[tuple[str, int], ...] = ()
+
+    def advance(self, text: str) -> Blocks:
+        """Return those that are open where the last line of *text* begins, which continues the text so far."""
+        line = text.rfind("\n", self.at) + 1
+        return Blocks(line, _search(text[self.at : line], self)[1]) if line > self.at else self
+
+    def spans(self, text: str) -> list[Span]:
+        """The spans of the blocks of *text* that do not end before `at`; one that is open at its end ends after it."""
+        spans, opened = _search(text[self.at :], self)
+        for _, start in opened:
+            if len(text) - start <= MOST:
+                return [*spans, (start, len(text) + 1)]
+            spans.append((start, start + MOST + 1))
+        return spans
+
+
+NO_BLOCKS = Blocks()
+
+
+@dataclass(frozen=True, slots=True)
 class StepEnds:
     """
     What ends a step: one of the *texts*, or a complete line that matches one of the *patterns*.
@@ -76,11 +105,12 @@ class StepEnds:
         """A text that ends a step; a blank line if only patterns do."""
         return self.texts[0] if self.texts else BLANK_LINE
 
-    def search(self, before: str, text: str, start: int = 0) -> tuple[int, int]:
+    def search(self, before: str, text: str, start: int = 0, blocks: Blocks = NO_BLOCKS) -> tuple[int, int]:
         """
         Find the end of the first step of *text*, which follows *before*; search from *start* on.
 
-        Return the position after the delimiter, or -1, and the position to search from when there is more text.
+        *blocks* are those of *before*, as far as they are known. Return the position after the delimiter, or -1, and
+        the position to search from when there is more text.
         """
         spans: list[Span] | None = None
         at = start
@@ -88,13 +118,13 @@ class StepEnds:
             begin, end = hit
             if not self.blocks:
                 return end, begin
-            if _says_nothing(before, text[:end]):
+            if _says_nothing(text[:end], begins_line=not before or before.endswith("\n")):
                 at = begin + 1
                 continue
-            spans = _blocks(before + text) if spans is None else spans
+            spans = blocks.spans(before + text) if spans is None else spans
             if _inside(spans, len(before) + end):
                 at = begin + 1
-            elif _is_row(before + text[:end]):
+            elif _is_row(before, text[:end]):
                 rest = text[end:].lstrip()
                 if not rest:
                     return -1, begin
@@ -113,28 +143,29 @@ class StepEnds:
 
     def places(self, before: str, text: str) -> Iterator[int]:
         """Where steps of *text*, which follows *before*, end; a last step without a delimiter is left out."""
-        spans = _blocks(before + text) if self.blocks else []
+        spans = NO_BLOCKS.spans(before + text) if self.blocks else []
         at = began = 0
         while (hit := self._next(before, text, at)) is not None:
             begin, end = hit
-            rows = self.blocks and text[end:].lstrip().startswith("|") and _is_row(before + text[:end])
-            nothing = self.blocks and _says_nothing(before + text[:began], text[began:end])
+            rows = self.blocks and text[end:].lstrip().startswith("|") and _is_row(before, text[:end])
+            fresh = (text[began - 1] if began else before[-1:]) in ("", "\n")
+            nothing = self.blocks and _says_nothing(text[began:end], begins_line=fresh)
             if rows or nothing or _inside(spans, len(before) + end):
                 at = begin + 1
             else:
                 yield end
                 at = began = end
 
-    def at_end(self, text: str) -> bool:
-        """Whether *text* ends in a delimiter."""
+    def at_end(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
+        """Whether *text*, whose *blocks* are known so far, ends in a delimiter."""
         ends = text.endswith(self.texts) if self.texts else False
         if not ends and text.endswith("\n"):
             ends = self._matches(text[text.rfind("\n", 0, -1) + 1 : -1])
-        return ends and not (self.blocks and self.in_block(text))
+        return ends and not (self.blocks and self.in_block(text, blocks))
 
-    def in_block(self, text: str) -> bool:
-        """Whether the end of *text* is in a block."""
-        return _inside(_blocks(text), len(text))
+    def in_block(self, text: str, blocks: Blocks = NO_BLOCKS) -> bool:
+        """Whether the end of *text*, whose *blocks* are known so far, is in a block."""
+        return _inside(blocks.spans(text), len(text))
 
     def _next(self, before: str, text: str, start: int) -> Span | None:
         """The span of the first delimiter in *text* that begins at *start* or later, in a block or not."""
@@ -171,31 +202,31 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-def _says_nothing(before: str, text: str) -> bool:
+def _says_nothing(text: str, *, begins_line: bool) -> bool:
     """
     Whether *text*, which ends with a delimiter, is only an empty line.
 
     A blank line is not: a model that repeats it has to be noticed.
     """
-    return not text.strip() and BLANK_LINE not in text and (not before or before.endswith("\n"))
+    return begins_line and not text.strip() and BLANK_LINE not in text
 
 
 def _inside(spans: Sequence[Span], place: int) -> bool:
     return any(start < place < end for start, end in spans)
 
 
-def _blocks(text: str) -> list[Span]:
+def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[tuple[str, int], ...]]:
     """
-    The spans of the blocks of *text*; a block that is open at the end of *text* ends after it.
+    Search *text*, which begins at a line after the open *blocks*: return the spans that end in it, and what is open.
 
     Text after a position never changes whether it is in a block: hence a fence counts from the end of its line.
     """
     places = [text.find(opening) for opening in _OPENINGS if opening[0] in text]  # One character is found much faster.
     first = min((place for place in places if place >= 0), default=-1)
-    if first < 0:
-        return []
+    if first < 0 and not blocks.opened:
+        return [], ()
     spans: list[Span] = []
-    opened: list[tuple[str, int]] = []
+    opened = list(blocks.opened)
 
     def end_long_blocks(at: int) -> None:
         while opened and at - opened[0][1] > MOST:
@@ -210,28 +241,28 @@ def _blocks(text: str) -> list[Span]:
                 del opened[place:]
                 return
 
-    for match in _MARKS.finditer(text, text.rfind("\n", 0, first) + 1):
-        end_long_blocks(match.start())
+    for match in _MARKS.finditer(text, 0 if opened else text.rfind("\n", 0, first) + 1):
+        start, end = blocks.at + match.start(), blocks.at + match.end()
+        end_long_blocks(start)
         mark, fence = match[0], _fence(text, match)
         if mark == "</think>":
-            spans += [(start, match.start() + 1) for _, start in opened[:1]]
+            spans += [(outer, start + 1) for _, outer in opened[:1]]
             opened.clear()
         elif opened and opened[-1][0][0] in "`~":
             if fence.startswith(opened[-1][0]) and fence == mark.strip():
-                close(opened[-1][0], match.end())
+                close(opened[-1][0], end)
         elif mark[0] in "`~":
             if fence and "`" not in mark[len(fence) :]:
-                opened.append((fence, match.end() - 1))
-        elif match["bracket"] and match.end() - match.start() == 3:
+                opened.append((fence, end - 1))
+        elif match["bracket"] and end - start == 3:
             continue  # a line break of LaTeX, with its height
         else:
             name = _name(match)
             if _closes(match) or (name == "$$" and any(each == "$$" for each, _ in opened)):
-                close(name, match.end())
+                close(name, end)
             else:
-                opened.append((name, match.start()))
-    end_long_blocks(len(text))
-    return [*spans, *[(start, len(text) + 1) for _, start in opened[:1]]]
+                opened.append((name, start))
+    return spans, tuple(opened)
 
 
 def _name(match: re.Match[str]) -> str:
@@ -252,9 +283,12 @@ def _fence(text: str, match: re.Match[str]) -> str:
     return fence[0] if fence and not text[begins : match.start()].strip() else ""
 
 
-def _is_row(text: str) -> bool:
-    """Whether *text* ends with a row of a Markdown table that has a rule, and white space."""
-    lines = text[-_ROWS * 256 :].rstrip().splitlines()[-_ROWS:]
+def _is_row(before: str, text: str) -> bool:
+    """Whether *text*, which follows *before*, ends with a row of a Markdown table that has a rule, and white space."""
+    if not (text.rstrip() or before.rstrip()).endswith("|"):
+        return False
+    most = _ROWS * 256
+    lines = (before[-most:] + text)[-most:].rstrip().splitlines()[-_ROWS:]
     if not lines or not (lines[-1].lstrip().startswith("|") and lines[-1].rstrip().endswith("|")):
         return False
     for line in reversed(lines):

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import log
 from typing import ClassVar, Literal
 
@@ -122,15 +123,15 @@ def forks(chain: Chain, step: Step, least: float, places: int) -> list[Step]:
     another one or of *step*, token by token, so that the steps that continue them all differ.
     """
     beginnings: list[Step] = []
-    before, text, start = chain.text, "", 0
+    search, text, start = partial(chain.ends.search, chain.text, blocks=chain.totals.blocks), "", 0
     for place, token in enumerate(step.tokens[:places]):
         complete = place == 0 or bool(step.tokens[place - 1].text)  # not within a character
         for other in _alternatives(token, text) if complete else ():
-            if other.logprob >= least and chain.ends.search(before, text + other.text, start)[0] < 0:
+            if other.logprob >= least and search(text + other.text, start)[0] < 0:
                 tokens = *(replace(earlier, top=()) for earlier in step.tokens[:place]), other
                 beginnings.append(Step(text + other.text, step.author, "until", tokens, step.vocabulary))
         text += token.text
-        start = chain.ends.search(before, text, start)[1]
+        start = search(text, start)[1]
     return sorted(beginnings, key=_last_logprob, reverse=True)
 
 

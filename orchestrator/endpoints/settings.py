@@ -226,7 +226,8 @@ class Sampling(BaseModel):
         if self.seed is None:
             return None
         turns = [(message.role, message.content) for message in chain.messages]
-        return _digest(self.seed, role, verb, turns, len(chain.steps), chain.tokens, chain.text, opening)
+        totals = chain.totals
+        return _digest(self.seed, role, verb, turns, totals.count, totals.tokens, totals.hashed.digest(), opening)
 
 
 def _digest(*key: object) -> int:

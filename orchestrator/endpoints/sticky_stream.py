@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..chain import THINK_END, Chain, Step, Stop, Token
 from ..events import Called
 from ..interfaces import REQUEST
-from ..step_ends import StepEnds
+from ..step_ends import NO_BLOCKS, StepEnds
 from .token_stream import StepBuilder, TokenStream, ends_in, grow
 
 
@@ -46,6 +46,7 @@ class StickyStream:
         self._expected: Chain | None = None  # where the last write ended; None if nothing can follow
         self._queue: deque[Token | Stop | Exception] = deque()
         self._before = self._ahead = ""  # the text up to the end of the last write, and the text in the queue
+        self._blocks = NO_BLOCKS  # those of `_before`
         self._searched, self._step_ahead = 0, False  # how far `_ahead` is searched, and whether a step ends in it
         self._stopped = self._aborting = False  # no more tokens will be queued; the request is being closed
         self.writing = True
@@ -71,7 +72,8 @@ class StickyStream:
             await self.close()
             return step
         self._expected = chain.extend(step)
-        self._before, self._ahead, self._searched, self._step_ahead = self._expected.text, "", 0, False
+        self._before, self._blocks = self._expected.text, self._expected.totals.blocks
+        self._ahead, self._searched, self._step_ahead = "", 0, False
         for item in self._queue:
             if isinstance(item, Token):
                 self._search(item)
@@ -111,7 +113,7 @@ class StickyStream:
         """Look for the end of a step in the queued text, to which *token* is new."""
         start = max(0, len(self._ahead) - len(self._closing) + 1)
         self._ahead += token.text
-        end, self._searched = self._ends.search(self._before, self._ahead, self._searched)
+        end, self._searched = self._ends.search(self._before, self._ahead, self._searched, self._blocks)
         self._step_ahead = self._step_ahead or end >= 0 or ends_in(self._ahead, (self._closing,), start) >= 0
 
     async def _take(self) -> Token | Stop:

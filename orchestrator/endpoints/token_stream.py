@@ -19,7 +19,7 @@ from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
 from ..errors import EndpointUnavailable, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
-from ..step_ends import StepEnds
+from ..step_ends import NO_BLOCKS, Blocks, StepEnds
 from .client import Connection, Events
 from .vllm_protocol import Body, Call, Chunk, parse_chunk
 
@@ -45,6 +45,8 @@ class StepBuilder:
     """
     Takes tokens until the step ends, at one of *ends* in the text after *before*, or at *limit* tokens.
 
+    *blocks* are those of *before*, as far as they are known.
+
     A token that reaches beyond the end is cut there: its id becomes -1, and the rest of its text is left out, with the
     tokens that were only needed to recognise the end. The part of a delimiter that *opening* ends in does not count:
     the model has to write all of it. Each token keeps the *top* likeliest tokens of its position. An opening longer
@@ -59,6 +61,7 @@ class StepBuilder:
         ends: StepEnds,
         limit: int,
         before: str = "",
+        blocks: Blocks = NO_BLOCKS,
         opening: Sequence[Token] = (),
         top: int = 0,
         closing: str = THINK_END,
@@ -66,7 +69,7 @@ class StepBuilder:
         self._author: Role = author
         self._vocabulary = vocabulary
         self._closing = closing
-        self._ends, self._before = ends, before
+        self._ends, self._before, self._blocks = ends, before, blocks
         self._top = top
         self._tokens = list(opening[:limit])
         self._text = "".join(token.text for token in self._tokens)
@@ -83,7 +86,7 @@ class StepBuilder:
         before = len(self._text)
         text = self._text + token.text
         closed = ends_in(text, (self._closing,), max(self._written_from, before - len(self._closing) + 1))
-        end, self._look = self._ends.search(self._before, text, self._look)
+        end, self._look = self._ends.search(self._before, text, self._look, self._blocks)
         self._room -= 1
         self._text = text
         self._tokens.append(token)

@@ -222,7 +222,7 @@ class VllmModel:
             return growing.end("length")
         prompt = await self._prompt(chain, begun)
         if stack is None or (sticky and sticky.writing):
-            stops = self._stops(ends, chain.text + opening)
+            stops = self._stops(ends, chain, opening)
             async with self._generate(chain, prompt, sampling, stops, limit - len(begun), opening) as arrivals:
                 step = await grow(growing, arrivals.take, until)
             return step or await self._finish(chain, growing, sampling, until)
@@ -256,7 +256,7 @@ class VllmModel:
         written = await at_once(
             self._grow(
                 [prompts[place] for place in places],
-                self._stops(ends, chain.text),
+                self._stops(ends, chain),
                 limit - min(len(openings[place]) for place in places),
                 [growing[place] for place in places],
                 self._sampling.seed_for(self.role, "write", chain, growing[places[0]].so_far().text),
@@ -278,6 +278,7 @@ class VllmModel:
             encoder.vocabulary,
             ends=ends,
             before=chain.text,
+            blocks=chain.totals.blocks,
             limit=limit,
             opening=opening,
             top=top,
@@ -289,9 +290,10 @@ class VllmModel:
         ids = await self._chain_ids(chain if opening else without_partial_character(chain))
         return [*ids, *(token.id for token in opening)]
 
-    def _stops(self, ends: StepEnds, text: str) -> tuple[str, ...]:
-        """The stop strings for the server after *text*: in a block no delimiters, as most of them end no step there."""
-        delimiters = () if ends.blocks and ends.in_block(text) else ends.texts
+    def _stops(self, ends: StepEnds, chain: Chain, opening: str = "") -> tuple[str, ...]:
+        """The stop strings for the server: in a block no delimiters, as most of them end no step there."""
+        in_block = ends.blocks and ends.in_block(chain.text + opening, chain.totals.blocks)
+        delimiters = () if in_block else ends.texts
         return (self._endpoint.encoder.template.closing, *delimiters)
 
     async def _finish(

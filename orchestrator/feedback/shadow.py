@@ -87,8 +87,9 @@ class Shadows:
 
     def consider(self, chain: Chain, step: Step, check: Check, *, calm: bool = True) -> None:
         """Start to *check* that *step* is correct after *chain*, if it is chosen and the server is *calm*."""
-        complete = step.stop in ("delimiter", "end") and (not chain.text or chain.whole)
-        if not complete or _random(chain, step) >= self._share:
+        if not self._share or step.stop not in ("delimiter", "end") or (chain.text and not chain.whole):
+            return
+        if _random(chain, step) >= self._share:
             return
         if not calm or len(self._open) >= self._most:
             self.record = replace(self.record, skipped=self.record.skipped + 1)
@@ -216,5 +217,5 @@ class ShadowJudge:
 
 def _random(chain: Chain, step: Step) -> float:
     """Return a uniform random number, 0 or above and below 1, determined by *chain* and *step*."""
-    text = "\0".join([*[message.content for message in chain.messages], chain.text, step.text])
-    return int.from_bytes(blake2b(text.encode(), digest_size=6, person=b"shadow").digest()) / 2**48
+    key = [message.content for message in chain.messages], chain.totals.hashed.digest(), step.text
+    return int.from_bytes(blake2b(repr(key).encode(), digest_size=6, person=b"shadow").digest()) / 2**48

@@ -253,6 +253,7 @@ class Nested:
                 "",
                 ends=step_ends(chain, options.get("stop")),
                 before=chain.text,
+                blocks=chain.totals.blocks,
                 limit=limit,
                 opening=begun,
                 top=inner.top,
