@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
 
 from .chain import Chain, Role, Rollback, Step, Token, Verdict
 from .events import Purpose
@@ -137,7 +137,6 @@ class Policy(Protocol):
         ...
 
 
-@runtime_checkable
 class Preparing(Policy, Protocol):
     """A policy that compares every draft with a step of its own, which depends only on the chain before the draft."""
 
@@ -156,14 +155,14 @@ class Preparing(Policy, Protocol):
 
 def prepare(policy: Policy, chain: Chain) -> Coroutine[Any, Any, Step] | None:
     """The step that *policy* prepares while the next draft is written; None if it prepares none."""
-    return policy.prepare(chain) if isinstance(policy, Preparing) else None
+    return cast("Preparing", policy).prepare(chain) if hasattr(policy, "prepare") else None
 
 
 async def verify(policy: Policy, chain: Chain, draft: Step, prepared: Awaitable[Step] | None) -> Verdict:
     """Return the verdict of *policy* on *draft*, which it compares with the *prepared* step if there is one."""
-    if prepared is None or not isinstance(policy, Preparing):
+    if prepared is None or not hasattr(policy, "prepare"):
         return await policy.verify(chain, draft)
-    return await policy.verify(chain, draft, prepared)
+    return await cast("Preparing", policy).verify(chain, draft, prepared)
 
 
 def foreseeable(policy: Policy) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
 from typing import Generic, TypeVar
 
 from ..chain import THINK_END, Chain, Message, Step, Token
-from ..errors import MalformedReply, MissingCapability
+from ..errors import ConfigurationError, MalformedReply, MissingCapability
 from ..markers import opens_block
 from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
 from .client import Connection
@@ -32,7 +32,7 @@ from .vllm_protocol import (
 K = TypeVar("K")
 V = TypeVar("V")
 
-TEXTS, CONVERSATIONS_KEPT = 8192, 256  # entries of the caches
+TEXTS, CONVERSATIONS_KEPT, CHOICES_KEPT = 8192, 256, 64  # entries of the caches
 FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
 MARK = "\0"  # a token of its own wherever any byte is one
 
@@ -80,6 +80,7 @@ class ModelTokenizer:
         self.literally = AsyncCache(self._encode, TEXTS)
         self.spelt = AsyncCache(self._spell, TEXTS)
         self.prefix = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
+        self.choices = AsyncCache(self._choices, CHOICES_KEPT)
         self._pieces: dict[int, str] = {}
 
     async def learn(self) -> None:
@@ -186,6 +187,15 @@ class ModelTokenizer:
         pieces = await self.pieces(ids)
         spelt = spell(text, ids, [pieces[number] for number in ids]) if ids else ()
         return tuple([Token(part, id=number) for part, number in spelt])
+
+    async def _choices(self, choices: tuple[str, ...]) -> Mapping[str, int]:
+        """The token id of each of *choices*. Raise `ConfigurationError` if one is not a single token."""
+        encoded = {choice: await self.literally(choice) for choice in choices}
+        wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
+        if wrong or not encoded:
+            names = ", ".join(map(repr, wrong)) or "there are none"
+            raise ConfigurationError(f"choices have to be single tokens of the {self._call.role} model: {names}")
+        return {choice: ids[0] for choice, ids in encoded.items()}
 
     async def _prefix(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
         ids = await self._render([asdict(message) for message in messages], True)

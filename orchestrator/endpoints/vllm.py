@@ -356,7 +356,7 @@ class VllmModel:
         second prompt, so that the next question reads only the steps since then, not the whole chain.
         """
         encoder, endpoint = self._endpoint.encoder, self._endpoint
-        numbers = await self._numbers(choices)
+        numbers = await encoder.choices(tuple(choices))
         before = await self._chain_ids(chain)
         prompt = [*before, *await encoder.literally(encoder.template.ask(question, opening))]
         checkpoint = before if endpoint.checkpoints else ()
@@ -412,14 +412,6 @@ class VllmModel:
             _, cached, _ = vllm_protocol.usage(reply)
             tally.add(len(prompts), sum(map(len, prompts)), len(prompts) * cached)
         return reply
-
-    async def _numbers(self, choices: Sequence[str]) -> dict[str, int]:
-        encoded = {choice: await self._endpoint.encoder.literally(choice) for choice in choices}
-        wrong = [choice for choice, ids in encoded.items() if len(ids) != 1]
-        if wrong or not encoded:
-            names = ", ".join(map(repr, wrong)) or "there are none"
-            raise ConfigurationError(f"choices have to be single tokens of the {self.role} model: {names}")
-        return {choice: ids[0] for choice, ids in encoded.items()}
 
     def _generate(
         self,

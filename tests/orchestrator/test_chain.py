@@ -1,5 +1,6 @@
 """Chains are values: growing one makes another, and cutting a step keeps its tokens true."""
 
+import pickle
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
@@ -55,6 +56,28 @@ def test_a_chain_is_finished_when_its_last_step_ended_the_thinking(stop: str, fi
     last = Step("So.", "large", stop)  # type: ignore[arg-type]
     assert Chain.of("Why?").extend(last).finished is finished
     assert not Chain.of("Why?").extend(last).extend(step("And", ".\n\n")).finished
+
+
+@given(st.lists(st.sampled_from(["So.\n\n", "$$x", "$$\n\n", "</think>", "\ud800"]), max_size=8), st.integers(0, 8))
+@BOUNDED
+def test_totals_are_those_of_the_steps_however_the_chain_was_made(texts: list[str], asked: int) -> None:
+    steps = tuple(step(text) for text in texts)
+    chain = Chain.of("Why?")
+    for count, each in enumerate(steps):
+        if count == asked:
+            assert chain.text == "".join(texts[:count])
+        chain = chain.extend(each)
+    whole, copied = Chain(chain.messages, steps), pickle.loads(pickle.dumps(chain))
+    end = next((place for place, text in enumerate(texts, 1) if text.endswith("</think>")), len(texts))
+    for grown in (chain, whole, copied, replace(chain)):
+        assert grown == chain
+        assert (grown.text, grown.tokens, grown.closed) == ("".join(texts), len(texts), "</think>" in texts)
+        assert grown.totals.hashed.digest() == whole.totals.hashed.digest()
+        assert grown.totals.blocks == whole.totals.blocks
+        thinking, answer = grown.parts()
+        assert (thinking.steps, answer.steps) == (steps[:end], steps[end:])
+        assert (thinking.text, answer.text) == ("".join(texts[:end]), "".join(texts[end:]))
+    assert replace(chain, steps=steps[:2]).text == "".join(texts[:2])
 
 
 def test_cutting_at_the_border_of_a_token_keeps_whole_tokens_with_their_ids() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepspec.orchestrator.step_ends import BLANK_LINES, MOST, StepEnds
+from stepspec.orchestrator.step_ends import BLANK_LINES, MOST, NO_BLOCKS, StepEnds
 
 from .arms import BOUNDED
 
@@ -120,6 +120,20 @@ def test_the_pieces_in_which_a_text_arrives_do_not_matter(
         end, look = ends.search(before, text[:at], look)
         turn += 1
     assert end == full
+
+
+@given(st.lists(TEXTS, max_size=4), TEXTS, ENDS, st.booleans())
+@BOUNDED
+def test_blocks_that_are_known_need_not_be_searched_for_again(
+    parts: list[str], text: str, ends: StepEnds, long: bool
+) -> None:
+    before, blocks = "", NO_BLOCKS
+    for part in parts:
+        before += part + "x" * (MOST if long else 0)
+        blocks = blocks.advance(before)
+    assert ends.search(before, text, 0, blocks) == ends.search(before, text)
+    assert ends.at_end(before, blocks) == ends.at_end(before)
+    assert ends.in_block(before + text, blocks) == ends.in_block(before + text)
 
 
 @given(TEXTS, ENDS)
