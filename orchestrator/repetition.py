@@ -237,13 +237,7 @@ def _shortest(text: str, rounds: int, *, beyond: int) -> int:
 
 def _tail(chain: Chain, step: Step) -> str:
     """The last `TAIL` characters of the chain with *step*."""
-    parts, length = [step.text], len(step.text)
-    for before in reversed(chain.steps):
-        if length >= TAIL:
-            break
-        parts.append(before.text)
-        length += len(before.text)
-    return "".join(reversed(parts))[-TAIL:]
+    return (chain.text[-TAIL:] + step.text)[-TAIL:]
 
 
 def _again(text: str, period: int) -> int:

@@ -133,8 +133,7 @@ class StepEnds:
                 at = begin + 1
             else:
                 return end, begin
-        longest = max(map(len, self.texts), default=1)
-        return -1, max(at, len(text) - longest + 1)
+        return -1, max(at, len(text) - _longest(self.texts) + 1)
 
     def last(self, text: str) -> str:
         """The last step of *text*, complete or not."""
@@ -172,7 +171,7 @@ class StepEnds:
         hits = [(at, at + len(each)) for each in self.texts if (at := text.find(each, start)) >= 0]
         if self.patterns:
             hits += next(self._lines(before, text, start), ())
-        return min(hits, key=lambda hit: hit[1], default=None)
+        return min(hits, key=lambda hit: hit[1]) if hits else None
 
     def _lines(self, before: str, text: str, start: int) -> Iterator[tuple[Span]]:
         """The spans of the line breaks in *text*, from *start* on, after lines that match a pattern."""
@@ -188,6 +187,11 @@ class StepEnds:
 
 
 BLANK_LINES = StepEnds()
+
+
+@cache
+def _longest(texts: Sequence[str]) -> int:
+    return max(map(len, texts), default=1)
 
 
 def _check(pattern: str) -> None:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from types import MappingProxyType, TracebackType
-from typing import Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -145,8 +145,10 @@ class Connection:
             async def begin() -> Events:
                 return await self._begin(call, body, ends)
 
-            async with _within(call, min(deadlines.first, deadlines.total), "no token in the first {:g} s"):
-                events = await self._retry(begin, deadlines.first)
+            beginning = self._retry(begin, deadlines.first)
+            events = await _within(
+                call, min(deadlines.first, deadlines.total), "no token in the first {:g} s", beginning
+            )
             try:
                 yield events
             finally:
@@ -178,8 +180,7 @@ class Connection:
                 await response.aclose()
 
         total = self.endpoint.deadlines.total
-        async with _within(call, total, "no answer after {:g} s"):
-            return await self._retry(fetch, total, retries)
+        return await _within(call, total, "no answer after {:g} s", self._retry(fetch, total, retries))
 
     async def _send(self, call: Call, path: str, body: Body | None) -> Response:
         """Send one request, with its priority; return the response with its body unread."""
@@ -354,14 +355,12 @@ class Events:
         self._arrived = self._loop.time()
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:"):
-                self._take(line[5:].strip())
-
-    def _take(self, event: bytes) -> None:
-        if event == b"[DONE]":
-            self._done = True
-        else:
-            self._ready.append(event)
+            if not line.startswith(b"data:"):
+                continue
+            if (event := line[5:].strip()) == b"[DONE]":
+                self._done = True
+            else:
+                self._ready.append(event)
 
     def _watch(self) -> None:
         due = min(self._arrived + self._deadlines.between, self._ends)
@@ -434,11 +433,11 @@ def _throttle(rate: float | None) -> AbstractAsyncContextManager[object]:
     return Throttler(burst, burst / rate)
 
 
-@asynccontextmanager
-async def _within(call: Call, seconds: float, message: str) -> AsyncGenerator[None]:
+async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any, Any, T]) -> T:
+    """Wait for *work*. Raise `EndpointUnavailable` with the *message* after that many *seconds*."""
     try:
         async with asyncio.timeout(seconds):
-            yield
+            return await work
     except TimeoutError:
         raise call.error(EndpointUnavailable, message.format(seconds)) from None
 

@@ -257,7 +257,7 @@ class _Probe:
         start, last = len(prompt) - 1, str(prompt[-1])
         for _ in range(TRIES):
             reply = await self._post(vllm_protocol.suffix_scoring_body(self._model, prompt, 0), GENERATE)
-            rows = vllm_protocol.computed_rows(reply, prompt, start)
+            rows = vllm_protocol.computed_rows(reply, prompt[start:], start)
             if rows is not None:
                 whole = await self._post(vllm_protocol.scoring_body(self._model, prompt, 0))
                 expected = vllm_protocol.prompt_rows(self._call, whole, start)

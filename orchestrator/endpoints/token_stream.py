@@ -83,9 +83,9 @@ class StepBuilder:
             token = replace(token, top=token.top[: self._top])
         if self._closing != THINK_END and any(rival.text == self._closing for rival in token.top):
             token = replace(token, top=tuple([self._neutral(rival) for rival in token.top]))
-        before = len(self._text)
         text = self._text + token.text
-        closed = ends_in(text, (self._closing,), max(self._written_from, before - len(self._closing) + 1))
+        at = text.find(self._closing, max(self._written_from, len(self._text) - len(self._closing) + 1))
+        closed = at if at < 0 else at + len(self._closing)
         end, self._look = self._ends.search(self._before, text, self._look, self._blocks)
         self._room -= 1
         self._text = text

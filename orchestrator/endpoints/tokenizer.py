@@ -21,6 +21,7 @@ from .vllm_protocol import (
     GREEDY,
     TOKENIZE,
     Body,
+    EncodedPrompt,
     completion_body,
     detokenize_body,
     spell,
@@ -229,35 +230,27 @@ class ModelTokenizer:
 
 
 class ChainIds:
-    """
-    The token ids of the chain of one run, which grows: the steps that the chain before had too are not encoded again.
-
-    Returned lists are not to be changed.
-    """
+    """The ids of the chain of one run, which grows: the steps that the chain before had too are not encoded again."""
 
     def __init__(self, encoder: ModelTokenizer) -> None:
         self._encoder = encoder
         self._messages: tuple[Message, ...] = ()
         self._steps: tuple[Step, ...] = ()
-        self._ends: list[int] = []  # the number of ids before each step, and of all
-        self._ids: list[int] = []
+        self._parts: list[EncodedPrompt] = []  # the messages, then each step
 
-    async def __call__(self, chain: Chain) -> list[int]:
-        """Return what `ModelTokenizer.chain` returns for *chain*."""
+    async def __call__(self, chain: Chain) -> EncodedPrompt:
+        """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
         if not self._encoder.template.thinks:  # How a step is encoded depends on the rest of the chain then.
-            return await self._encoder.chain(chain)
-        shared = _shared(self._steps, chain.steps) if self._ends and self._messages == chain.messages else -1
-        if shared < 0:
-            ids = list(await self._encoder.prefix(chain.messages))
-            ends, shared = [len(ids)], 0
+            return EncodedPrompt.of(await self._encoder.chain(chain))
+        if self._parts and self._messages == chain.messages:
+            shared = _shared(self._steps, chain.steps)
+            parts = self._parts[: shared + 1]
         else:
-            ends = self._ends[: shared + 1]
-            ids = self._ids[: ends[-1]]
+            shared, parts = 0, [EncodedPrompt.of(await self._encoder.prefix(chain.messages))]
         for step in chain.steps[shared:]:
-            ids += await self._encoder.step(step)
-            ends.append(len(ids))
-        self._messages, self._steps, self._ends, self._ids = chain.messages, chain.steps, ends, ids
-        return ids
+            parts.append(EncodedPrompt.of(await self._encoder.step(step)))
+        self._messages, self._steps, self._parts = chain.messages, chain.steps, parts
+        return EncodedPrompt.joined(parts)
 
 
 def _shared(one: Sequence[Step], other: Sequence[Step]) -> int:

@@ -42,7 +42,7 @@ from .settings import Endpoint, Sampling
 from .sticky_stream import StickyStream
 from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
 from .tokenizer import ChainIds, ModelTokenizer
-from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, Reply
+from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, EncodedPrompt, Reply
 
 WARM_UP_TOKENS = 8
 WARM_UP_BATCHES = (1, 4)  # requests at the same time: compilers make a version of their own for a size of 1
@@ -285,10 +285,10 @@ class VllmModel:
             closing=encoder.template.closing,
         )
 
-    async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> list[int]:
+    async def _prompt(self, chain: Chain, opening: Sequence[Token]) -> EncodedPrompt:
         """Encode *chain* and the tokens of a step's *opening*."""
-        ids = await self._chain_ids(chain if opening else without_partial_character(chain))
-        return [*ids, *(token.id for token in opening)]
+        prompt = await self._chain_ids(chain if opening else without_partial_character(chain))
+        return prompt.plus([token.id for token in opening])
 
     def _stops(self, ends: StepEnds, chain: Chain, opening: str = "") -> tuple[str, ...]:
         """The stop strings for the server: in a block no delimiters, as most of them end no step there."""
@@ -302,7 +302,8 @@ class VllmModel:
         """Write the rest of a step where the server stopped in a block, at a delimiter that is no end of the step."""
         growing.resume()
         begun = growing.so_far()
-        prompt = await self._endpoint.encoder.chain(without_partial_character(chain.extend(begun)))
+        ids = await self._endpoint.encoder.chain(without_partial_character(chain.extend(begun)))
+        prompt = EncodedPrompt.of(ids)
         stops = (self._endpoint.encoder.template.closing,)
         async with self._generate(chain, prompt, sampling, stops, growing.room, begun.text) as arrivals:
             step = await grow(growing, arrivals.take, until)
@@ -318,17 +319,20 @@ class VllmModel:
         encoder, top = self._endpoint.encoder, _checked(top)
         before = await self._chain_ids(chain)
         encoded = [(span, await encoder.encode(span)) for span in spans]
-        prompt = [*before, *(number for _, ids in encoded for number in ids)]
-        rows = await self._suffix(prompt, len(before), top) if self._endpoint.settings.suffix_scoring else None
-        pieces = None if rows is None else await encoder.pieces(set(prompt[len(before) :]))
+        read = [number for _, ids in encoded for number in ids]
+        rows = await self._suffix(before, read, top) if self._endpoint.settings.suffix_scoring else None
+        pieces = None if rows is None else await encoder.pieces(set(read))
         if rows is None:
-            reply = await self._post("score", prompt, vllm_protocol.scoring_body(self._endpoint.name, prompt, top))
+            prompt = before.plus(read)
+            body = vllm_protocol.scoring_body(self._endpoint.name, prompt.fragment, top)
+            reply = await self._post("score", prompt, body)
             rows = vllm_protocol.prompt_rows(self._call("score"), reply, len(before))
         return vllm_protocol.scored_spans(self._call("score"), rows, encoded, top, pieces)
 
-    async def _suffix(self, prompt: Sequence[int], start: int, top: int) -> Sequence[vllm_protocol.Row] | None:
-        """Score *prompt* from token *start* on; None if the server did not compute all of it, or did not say so."""
-        body = vllm_protocol.suffix_scoring_body(self._endpoint.name, prompt, top)
+    async def _suffix(self, before: EncodedPrompt, ids: Sequence[int], top: int) -> Sequence[vllm_protocol.Row] | None:
+        """Score *ids* after *before*; None if the server did not compute all of them, or did not say so."""
+        prompt = before.plus(ids)
+        body = vllm_protocol.suffix_scoring_body(self._endpoint.name, prompt.fragment, top)
         try:
             reply = await self._post("score", prompt, body, path=GENERATE, retries=0)
         except EndpointRejected as exc:
@@ -341,7 +345,7 @@ class VllmModel:
             ) from exc
         except EndpointUnavailable:
             return None  # The request for the whole prompt will show whether the server is gone.
-        return vllm_protocol.computed_rows(reply, prompt, start)
+        return vllm_protocol.computed_rows(reply, ids, len(before))
 
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
@@ -358,8 +362,8 @@ class VllmModel:
         encoder, endpoint = self._endpoint.encoder, self._endpoint
         numbers = await encoder.choices(tuple(choices))
         before = await self._chain_ids(chain)
-        prompt = [*before, *await encoder.literally(encoder.template.ask(question, opening))]
-        checkpoint = before if endpoint.checkpoints else ()
+        prompt = before.plus(await encoder.literally(encoder.template.ask(question, opening)))
+        checkpoint = before if endpoint.checkpoints else EncodedPrompt()
         if endpoint.by_id is not False:
             probabilities = await self._ask_by_id(prompt, checkpoint, numbers)
             if probabilities is not None:
@@ -368,14 +372,14 @@ class VllmModel:
         return dict.fromkeys(choices, 0.0) | vllm_protocol.choice_probabilities(self._call("ask"), reply, numbers)
 
     async def _ask_by_id(
-        self, prompt: Sequence[int], checkpoint: Sequence[int], numbers: Mapping[str, int]
+        self, prompt: EncodedPrompt, checkpoint: EncodedPrompt, numbers: Mapping[str, int]
     ) -> dict[str, float] | None:
         """Ask for the log-probabilities of the choices' token ids; None if the server cannot, which is remembered."""
         endpoint = self._endpoint
         known = endpoint.by_id is True  # A server that fails at the first question by ids is not asked by ids again.
         try:
             reply = await self._ask(
-                prompt, checkpoint if known else (), numbers, by_id=True, retries=None if known else 0
+                prompt, checkpoint if known else EncodedPrompt(), numbers, by_id=True, retries=None if known else 0
             )
         except EndpointUnavailable as exc:
             if known:
@@ -389,8 +393,8 @@ class VllmModel:
 
     async def _ask(
         self,
-        prompt: Sequence[int],
-        checkpoint: Sequence[int],
+        prompt: EncodedPrompt,
+        checkpoint: EncodedPrompt,
         numbers: Mapping[str, int],
         *,
         by_id: bool,
@@ -405,7 +409,10 @@ class VllmModel:
         call, prompts = self._call("ask"), [prompt, checkpoint] if checkpoint else [prompt]
         self._room(call, prompt)
         body = vllm_protocol.choice_body(
-            self._endpoint.name, prompts if checkpoint else prompt, list(numbers.values()), by_id=by_id
+            self._endpoint.name,
+            [each.fragment for each in prompts] if checkpoint else prompt.fragment,
+            list(numbers.values()),
+            by_id=by_id,
         )
         with self._tally("ask", sum(map(len, prompts))) as tally:
             reply = await self._endpoint.connection.post(call, COMPLETIONS, body, retries=retries)
@@ -416,7 +423,7 @@ class VllmModel:
     def _generate(
         self,
         chain: Chain,
-        prompt: Sequence[int],
+        prompt: EncodedPrompt,
         sampling: Sampling,
         stop: Sequence[str],
         limit: int,
@@ -427,13 +434,13 @@ class VllmModel:
         limit = min(limit, self._room(call, prompt))
         seed = sampling.seed_for(self.role, "write", chain, opening)
         body = vllm_protocol.stream_body(
-            endpoint.name, prompt, sampling, seed=seed, limit=limit, stop=stop, format=self._format
+            endpoint.name, prompt.fragment, sampling, seed=seed, limit=limit, stop=stop, format=self._format
         )
         return generate(endpoint.connection, call, body, self._tally("write", len(prompt), observe))
 
     async def _grow(
         self,
-        prompts: list[list[int]],
+        prompts: Sequence[EncodedPrompt],
         stop: Sequence[str],
         limit: int,
         growing: Sequence[StepBuilder],
@@ -441,15 +448,16 @@ class VllmModel:
     ) -> tuple[Step | None, ...]:
         endpoint, call = self._endpoint, self._call("write")
         limit = min(limit, *(self._room(call, prompt) for prompt in prompts))
+        fragments = [prompt.fragment for prompt in prompts]
         body = vllm_protocol.stream_body(
-            endpoint.name, prompts, self._sampling, seed=seed, limit=limit, stop=stop, format=self._format
+            endpoint.name, fragments, self._sampling, seed=seed, limit=limit, stop=stop, format=self._format
         )
         return await grow_each(endpoint.connection, call, body, self._tally("write", sum(map(len, prompts))), growing)
 
     async def _post(
         self,
         verb: Verb,
-        prompt: Sequence[int],
+        prompt: EncodedPrompt,
         body: Body,
         *,
         path: str = COMPLETIONS,
@@ -463,7 +471,7 @@ class VllmModel:
             tally.add(written, read, cached)
             return reply
 
-    def _room(self, call: Call, prompt: Sequence[int]) -> int:
+    def _room(self, call: Call, prompt: EncodedPrompt) -> int:
         """Count the tokens that may follow *prompt*. Raise `ContextTooLong` if there is room for none."""
         room = self._endpoint.encoder.room
         if len(prompt) >= room:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import orjson
 
@@ -19,8 +19,8 @@ from .settings import Sampling
 
 Body: TypeAlias = dict[str, Any]
 Reply: TypeAlias = Mapping[str, Any]
-Prompt: TypeAlias = Sequence[int]
-Prompts: TypeAlias = Prompt | Sequence[Prompt]  # token ids of one prompt, or of several prompts in one request
+Prompt: TypeAlias = Sequence[int] | orjson.Fragment  # token ids, or their JSON
+Prompts: TypeAlias = Prompt | Sequence[Prompt]  # one prompt, or several in one request
 Row: TypeAlias = Mapping[str, Mapping[str, Any]]  # one position of the prompt: log-probability and rank by token id
 Format: TypeAlias = Literal["json"] | Mapping[str, Any]  # any JSON object, or the values that a JSON schema describes
 E = TypeVar("E", bound=EndpointError)
@@ -111,6 +111,44 @@ def parse_object(call: Call, body: bytes) -> Reply:
     return cast("Reply", reply)
 
 
+# Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """
+    The JSON of a prompt's token ids, without its brackets, and their *count*.
+
+    A long prompt that grows is put together from the JSON of its parts: to write that of all its ids for every request
+    would take more time than the rest of the request.
+    """
+
+    count: int = 0
+    json: bytes = b""
+
+    @classmethod
+    def of(cls, ids: Sequence[int]) -> EncodedPrompt:
+        """Encode *ids*."""
+        return cls(len(ids), orjson.dumps(ids)[1:-1])
+
+    @classmethod
+    def joined(cls, parts: Sequence[EncodedPrompt]) -> EncodedPrompt:
+        """Put *parts* together."""
+        return cls(sum([part.count for part in parts]), b",".join([part.json for part in parts if part.count]))
+
+    def plus(self, ids: Sequence[int]) -> EncodedPrompt:
+        """Append *ids*."""
+        return EncodedPrompt.joined((self, EncodedPrompt.of(ids))) if ids else self
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def fragment(self) -> orjson.Fragment:
+        """The prompt in the body of a request."""
+        return orjson.Fragment(b"[%b]" % self.json)
+
+
 # The server and its tokenizer
 
 
@@ -166,8 +204,7 @@ def detokenize_body(model: str, ids: Sequence[int]) -> Body:
 # Writing
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """
     One event of a stream: its tokens and, with the last ones, how the text ended.
 
@@ -275,6 +312,10 @@ def _tokens(choice: Reply, logprobs: int | None, *, matched: bool) -> tuple[Toke
         return tuple([Token(part, id=number) for part, number in spell(text, ids, pieces, cut=matched)])
     values, tops = known["token_logprobs"], known["top_logprobs"]
     spelt = spell(text, ids, known["tokens"], cut=matched)
+    if not logprobs:
+        return tuple(
+            [Token(part, finite(value), 0, number) for (part, number), value in zip(spelt, values, strict=True)]
+        )
     return tuple(
         [
             Token(part, finite(value), _rank(value, top, logprobs), number, _top(top, logprobs))
@@ -287,13 +328,13 @@ def _rank(value: float | None, top: Mapping[str, float] | None, known: int) -> i
     """Return the token's rank among the *known* most probable ones; 0 if it is none of them."""
     if value is None or not top:
         return 0
-    above = sum(other > value for other in top.values()) if known else 0
+    above = sum(other > value for other in top.values())
     return above + 1 if above < known else 0
 
 
 def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
     """Sort the *known* most probable tokens; vLLM adds the written token if it is none of them."""
-    if not top or not known:
+    if not top:
         return ()
     best = sorted(top.items(), key=lambda item: item[1], reverse=True)[:known]
     return tuple([Token(text, finite(value), rank) for rank, (text, value) in enumerate(best, 1)])
@@ -350,7 +391,9 @@ def _last_shared(text: str, pieces: Sequence[str], first: int) -> int:
 
 def usage(reply: Reply) -> tuple[int, int, int]:
     """Read the numbers of prompt, cached and written tokens; 0 where the server does not report one."""
-    counts: Reply = reply.get("usage") or {}
+    counts: Reply | None = reply.get("usage")
+    if not counts:
+        return 0, 0, 0
     details: Reply = counts.get("prompt_tokens_details") or {}
     return counts.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, counts.get("completion_tokens") or 0
 
@@ -412,9 +455,11 @@ def prompt_rows(call: Call, reply: Reply, start: int) -> Sequence[Row]:
         raise _malformed_rows(call) from exc
 
 
-def computed_rows(reply: Reply, prompt: Prompt, start: int) -> Sequence[Row] | None:
+def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row] | None:
     """
-    Take the rows of *prompt* from token *start* on out of a reply to `suffix_scoring_body`; None if one is missing.
+    Take the rows of the tokens *ids*, which are the prompt's from token *start* on; None if one is missing.
+
+    *reply* is one to `suffix_scoring_body`.
 
     The token after a cached prefix is predicted by the last one of that prefix: its row was not computed either. vLLM's
     V1 runner returns such rows, filled with uninitialised memory, so that a reply without the number of cached tokens
@@ -424,11 +469,10 @@ def computed_rows(reply: Reply, prompt: Prompt, start: int) -> Sequence[Row] | N
     details: Reply = counts.get("prompt_tokens_details") or {}
     cached: int | None = details.get("cached_tokens")
     rows: Sequence[Row] = reply.get("prompt_logprobs") or ()
-    wanted = len(prompt) - start
-    if cached is None or cached >= start or len(rows) <= wanted:  # the first row, of the first token, is always empty
+    if cached is None or cached >= start or len(rows) <= len(ids):  # the first row, of the first token, is always empty
         return None
-    last = rows[len(rows) - wanted :]
-    return last if all(str(number) in row for number, row in zip(prompt[start:], last, strict=True)) else None
+    last = rows[len(rows) - len(ids) :]
+    return last if all(str(number) in row for number, row in zip(ids, last, strict=True)) else None
 
 
 def scored_spans(

@@ -129,15 +129,15 @@ def reply(cached: int | None, rows: int, *, garbage: int = 0) -> dict[str, objec
     ],
 )
 def test_rows_of_a_cached_prefix_are_not_believed(cached: int | None, rows: int, start: int, found: int | None) -> None:
-    taken = vllm_protocol.computed_rows(reply(cached, rows), range(10), start)
+    taken = vllm_protocol.computed_rows(reply(cached, rows), range(start, 10), start)
     assert (None if taken is None else len(taken)) == found
     if taken:
         assert list(taken[0]) == [str(start)]
 
 
 def test_rows_that_are_not_about_the_prompt_are_not_believed() -> None:
-    assert vllm_protocol.computed_rows(reply(0, 9, garbage=7), range(10), 6) is None
-    assert vllm_protocol.computed_rows({}, range(10), 6) is None
+    assert vllm_protocol.computed_rows(reply(0, 9, garbage=7), range(6, 10), 6) is None
+    assert vllm_protocol.computed_rows({}, range(6, 10), 6) is None
 
 
 @pytest.mark.parametrize("broken", [{}, {"choices": []}, {"choices": [{"prompt_logprobs": None}]}])

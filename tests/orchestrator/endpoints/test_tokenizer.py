@@ -10,6 +10,7 @@ from aiohttp import web
 from stepspec.orchestrator.chain import Chain, Message, Step, Token
 from stepspec.orchestrator.endpoints import VllmEndpoint
 from stepspec.orchestrator.endpoints.tokenizer import AsyncCache, ChainIds
+from stepspec.orchestrator.endpoints.vllm_protocol import EncodedPrompt
 from stepspec.orchestrator.errors import MalformedReply, MissingCapability
 
 from .conftest import Meet
@@ -107,4 +108,4 @@ async def test_a_growing_chain_is_encoded_as_a_chain_at_once_also_after_a_rollba
             chains.append(chains[-1].extend(step))
         rolled_back = chains[2].extend(known).extend(known)
         for chain in (*chains, rolled_back, chains[0], chains[4], Chain.of("Bye").extend(known), Chain.of("Bye")):
-            assert await growing(chain) == await endpoint.encoder.chain(chain)
+            assert await growing(chain) == EncodedPrompt.of(await endpoint.encoder.chain(chain))
