@@ -46,6 +46,8 @@ from .crowd import (
     attempt,
     grade_equal,
     measure,
+    unlimited,
+    unlimited_endpoint,
 )
 from .experiments.arms import LARGE
 from .grading.graders import SECONDS, Graders, require
@@ -322,8 +324,8 @@ def main(
 
     The same command goes on where an interrupted run stopped.
     """
-    loads = [Load(concurrency=number) for number in _numbers("--concurrency", concurrency, int)]
-    loads += [Load(rate=number) for number in _numbers("--rate", rate, float)]
+    loads = [Load(concurrency=number) for number in numbers("--concurrency", concurrency, int)]
+    loads += [Load(rate=number) for number in numbers("--rate", rate, float)]
     if not loads:
         raise ConfigurationError("no load: name one with --concurrency or --rate")
     if blocks > problems:
@@ -359,7 +361,7 @@ def main(
                     return await graders.grade(solution.text, task.answer, benchmark.metric) == "right"
             else:
                 deployment = await stack.enter_async_context(
-                    _miniature(profile, world, two=TWO_LARGE in arms, console=stderr)
+                    miniature(profile, world, two=TWO_LARGE in arms, console=stderr)
                 )
                 grade, made = grade_equal, fresh_tasks(len(loads) * problems, seed, world=world)
                 workload = Workload(made, fresh_tasks(OTHERS, seed + 1, world=world), problems, blocks, seed)
@@ -426,7 +428,7 @@ def main(
     console.print(note, style="dim")
 
 
-def _numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
+def numbers(flag: str, text: str, kind: Callable[[str], Any]) -> list[Any]:
     """Read the positive numbers of *text*, each once; none if it is empty. Raise `ConfigurationError`."""
     try:
         numbers = [kind(part) for part in text.split(",")] if text.strip() else []
@@ -444,14 +446,14 @@ def _pace(profile: str) -> str:
 
 
 @asynccontextmanager
-async def _miniature(profile: str, world: str, *, two: bool, console: Console) -> AsyncGenerator[Deployment]:
+async def miniature(profile: str, world: str, *, two: bool, console: Console) -> AsyncGenerator[Deployment]:
     """Start the miniature pair, with *two* large servers if asked for."""
     roles = ("large", "small", *(("large",) if two else ()))
     async with AsyncExitStack() as stack:
         starting = running(profile, roles, console=console, world=world, sequences=SEQUENCES)
         served = await stack.enter_async_context(starting)
         groups = {name: server.pid for name, server in served.items()}
-        ends = {name: _unlimited(endpoint(served[name], cast("Any", name))) for name in ("small", "large")}
+        ends = {name: unlimited_endpoint(endpoint(served[name], cast("Any", name))) for name in ("small", "large")}
         pair = await stack.enter_async_context(Solver(ends["small"], ends["large"], sampling=GREEDY))
         if not two:
             yield Deployment(pair, groups=groups)
@@ -463,25 +465,17 @@ async def _miniature(profile: str, world: str, *, two: bool, console: Console) -
 @asynccontextmanager
 async def _connected(small: str | None, large: str | None, second: str | None) -> AsyncGenerator[Deployment]:
     """Connect to the user's own servers."""
-    settings = Solver.load(small, large).settings
-    assert settings.large is not None
-    wide = _unlimited(settings.large)
-    ends: dict[str, Any] = {"large": wide}
-    if isinstance(settings.small, Endpoint):
-        ends["small"] = _unlimited(settings.small)
+    settings = unlimited(Solver.load(small, large).settings)
+    wide = settings.large
+    assert wide is not None
     async with AsyncExitStack() as stack:
-        pair = await stack.enter_async_context(Solver(settings.model_copy(update=ends)))
+        pair = await stack.enter_async_context(Solver(settings))
         if second is None:
             yield Deployment(pair)
             return
         replicas = (*wide.replicas, Endpoint(role="large", url=second).url)
-        both = settings.model_copy(update={**ends, "large": wide.model_copy(update={"replicas": replicas})})
+        both = settings.model_copy(update={"large": wide.model_copy(update={"replicas": replicas})})
         yield Deployment(pair, await stack.enter_async_context(Solver(both)))
-
-
-def _unlimited(settings: Endpoint) -> Endpoint:
-    """Return *settings* with which no request waits in this program: the queue is to be the server's."""
-    return settings.model_copy(update={"max_concurrency": 4096})
 
 
 if __name__ == "__main__":

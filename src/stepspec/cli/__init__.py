@@ -10,6 +10,7 @@ import typer
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.calibration import command as calibration
 from stepspec.evals.command_line import run
+from stepspec.evals.estimate import command as estimate
 from stepspec.evals.report import command as report
 
 from . import inspect, serve, solve, tune, up
@@ -62,6 +63,7 @@ app.command(epilog=serve.EXAMPLES)(serve.serve)
 app.command("trace", epilog=inspect.TRACE_EXAMPLES)(inspect.show_trace)
 app.command("policies", epilog=inspect.POLICIES_EXAMPLES)(inspect.list_policies)
 app.command(epilog=inspect.DOCTOR_EXAMPLES)(inspect.doctor)
+app.command("estimate", epilog=estimate.EXAMPLES)(estimate.command)
 app.command("profile", epilog=tune.PROFILE_EXAMPLES)(tune.profile_pair)
 app.command(epilog=tune.ADAPT_EXAMPLES)(tune.adapt)
 app.command("eval", epilog=eval_cli.EXAMPLES)(eval_cli.command)

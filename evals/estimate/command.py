@@ -1,0 +1,178 @@
+"""The command ``estimate``: what methods are expected to gain on a user's own servers."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import Progress
+
+from stepspec.api import Solver
+from stepspec.orchestrator.endpoints import Endpoint
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.settings import Settings
+
+from ..calibration.cue_profile import load_problems
+from ..cli import arm as parse_arm
+from ..command_line import changed, finite, only_without_testbed, progress_bars, script, writable
+from ..crowd import unlimited
+from ..experiments.arms import LARGE
+from ..load import numbers
+from ..plan import check_arm, testbed_settings
+from ..testbed.servers import SHORT, find_world
+from ..testbed.solving_pair import fresh_tasks, pair_solver
+from .measurements import Measurements
+from .measuring import measure
+from .prediction import Estimate, Predictor
+from .problems import PROBLEMS
+from .report import SMALL_PRINT, headline, methods_table, notes, record, servers_table, settings_file
+
+POLICIES = ("specreason", "bild", "reflective")
+EXAMPLES = """
+Examples:
+
+  stepspec estimate --small http://localhost:8001/v1 --large http://localhost:8002/v1
+
+  stepspec estimate --problems problems.txt -n 40 --minutes 10 --concurrency 8,32 --small ... --large ...
+
+  stepspec estimate -p specreason:threshold=8 -p bild --output settings.toml --small ... --large ...
+
+  stepspec estimate --testbed --json | jq .methods      # the miniature pair; no GPU
+"""
+stdout, stderr = Console(), Console(stderr=True)
+
+
+def command(
+    small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
+    large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
+    testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair and estimate that.")] = False,
+    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
+    world: Annotated[str, typer.Option(help="Problems of the miniature models: short, long.")] = SHORT,
+    problems: Annotated[
+        Path | None,
+        typer.Option(help="A file of problems, one a line: text, or JSON with its problem; by default built-in ones."),
+    ] = None,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of problems.")] = len(PROBLEMS),
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            "-p",
+            help="A method with its options, or a policy file; default: specreason, bild, reflective.",
+            metavar="NAME[:OPTION=VALUE,...]",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(help="Numbers of problems at once to estimate for as well; empty: none.", metavar="N,...")
+    ] = "4,16",
+    minutes: Annotated[float, typer.Option(min=0.1, help="Deadline of the measurements.")] = 5.0,
+    seed: Annotated[int, typer.Option(help="Seed of the samples, and of generated problems.")] = 0,
+    temperature: Annotated[float | None, typer.Option(help="0 is greedy; by default as in the settings.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+) -> None:
+    """
+    Measure both servers for some minutes, and print what each method is expected to gain, alone and under load.
+
+    Measured are seconds for a token, alone and with several streams, seconds to read a prompt, the cost of a verdict,
+    and how many drafts are accepted on a few problems, whose answers are not needed. Nobody else should use the servers
+    meanwhile. The exit code is 0 if a method is expected to pay, 1 if none is or the servers cannot be measured, and 2
+    for wrong options.
+    """
+    arms = [parse_arm(spec) for spec in policy or POLICIES]
+    if len({arm.name for arm in (LARGE, *arms)}) <= len(arms):
+        raise ConfigurationError("a method is there twice")
+    if any(arm.policy in ("large", "small") for arm in arms):
+        raise ConfigurationError("--policy: large and small are no methods; the large model alone is always measured")
+    loads = numbers("--concurrency", concurrency, int)
+    finite("--minutes", minutes)
+    find_world(world)
+    if output is not None:
+        writable("--output", output)
+    if testbed:
+        only_without_testbed(small=small, large=large, problems=str(problems) if problems else None)
+        texts = [task.problem for task in fresh_tasks(count, seed, world=world)]
+    else:
+        texts = load_problems(problems, count) if problems else list(PROBLEMS[:count])
+    settings = testbed_settings() if testbed else Solver(small, large).settings
+    if not testbed:
+        _check_pair(settings)
+    sampling = changed(settings.sampling, {"temperature": ("--temperature", temperature)})
+    settings = settings.model_copy(update={"sampling": sampling})
+    for arm in arms:
+        check_arm(arm, settings)
+    own_solver = None if testbed else Solver(unlimited(settings))
+    solving = own_solver or pair_solver(profile, stderr, (), seed, problems=0, world=world)
+
+    async def work(progress: Progress) -> tuple[Measurements, Settings]:
+        async with solving as solver:
+            used = solver.settings if testbed else settings
+            return await measure(solver, arms, texts, loads, minutes, seed, parts(progress)), used
+
+    with progress_bars(stderr) as progress:
+        try:
+            measured, settings = asyncio.run(work(progress))
+        except KeyboardInterrupt:
+            stderr.print("interrupted", style="yellow")
+            raise typer.Exit(130) from None
+        step = parts(progress)("predicting", len(measured.arms) - 1)
+        estimate = Predictor(measured, on_method=step).estimate(loads)
+    toml = settings_file(estimate, measured, settings, str(datetime.date.today()))
+    if json:
+        print(orjson.dumps(record(estimate, measured, toml)).decode())
+    else:
+        show(stdout, measured, estimate, toml)
+    if output is not None:
+        output.write_text(toml, encoding="utf-8")
+        stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
+    if estimate.best is None:
+        raise typer.Exit(1)
+
+
+def _check_pair(settings: Settings) -> None:
+    small, large = settings.small, settings.large
+    if not isinstance(small, Endpoint):
+        raise ConfigurationError("a nested pair cannot be estimated: name one server with --small")
+    if large is not None and set(small.urls) & set(large.urls) and small.model == large.model:
+        raise ConfigurationError(
+            f"--small and --large are the same server, {small.url}: name the server of a smaller model with --small"
+        )
+
+
+def parts(progress: Progress) -> Callable[[str, int], Callable[[], object]]:
+    """Show a bar for each part of a measurement."""
+
+    def part(name: str, total: int) -> Callable[[], object]:
+        bar = progress.add_task(name, total=total)
+        return lambda: progress.advance(bar)
+
+    return part
+
+
+def show(console: Console, measured: Measurements, estimate: Estimate, toml: str) -> None:
+    """Print an estimate: the verdict first."""
+    plain: dict[str, Any] = {"highlight": False, "markup": False}
+    console.print(headline(estimate), style="bold", **plain)
+    console.print()
+    console.print(methods_table(estimate))
+    console.print()
+    console.print(servers_table(measured))
+    for note in notes(measured, estimate):
+        console.print(f"- {note}", **plain)
+    console.print("\nThe settings to use:\n", **plain)
+    console.print(toml, soft_wrap=True, **plain)
+    runs = sum(map(len, measured.runs.values()))
+    text = SMALL_PRINT.format(runs=runs, limit=measured.limit, problems=estimate.problems)
+    console.print(text, style="dim", **plain)
+
+
+if __name__ == "__main__":
+    script(command, EXAMPLES)
