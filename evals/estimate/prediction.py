@@ -235,14 +235,14 @@ def with_accept_rate(scripts: Sequence[Script], share: float) -> list[Script]:
     ranked = sorted(range(len(candidates)), key=lambda number: number * GOLDEN % 1)
     changing = {candidates[number] for number in ranked[: abs(change)]}
     kept = median(turn.kept / turn.draft for turn in rejected) if rejected else 0.0
-    repair = median((turn.repair or turn.draft) / turn.draft for turn in rejected) if rejected else 1.0
+    repair = median_low(turn.repair or turn.draft for turn in rejected) if rejected else 0
     good, bad = _grade(accepted, BEST), _grade(rejected, 0.0)
 
     def changed(turn: Turn) -> Turn:
         if change > 0:
             return replace(turn, kept=turn.draft, repair=0, grade=good)
         keeps = min(turn.draft - 1, round(kept * turn.draft))
-        return replace(turn, kept=keeps, repair=max(1, round(repair * turn.draft)), grade=bad)
+        return replace(turn, kept=keeps, repair=repair, grade=bad)
 
     places = itertools.count()
 

@@ -122,12 +122,12 @@ def test_an_accept_rate_is_changed_by_few_turns_spread_over_all_scripts() -> Non
     none = with_accept_rate(scripts, 0.0)
     assert count_drafts(none) == (0, 20)
     assert none[1].turns[-1] == own
-    # A rejected draft keeps what the rejected ones keep in the middle: 0 or 4 of 10, and 10 or 3 tokens of repair.
-    assert {(turn.kept, turn.repair, turn.grade) for turn in none[0].turns[:8]} == {(2, 6, 1.0)}
+    # A rejected draft keeps what the rejected ones keep in the middle: 0 or 4 of 10, and 3 or 10 tokens of repair.
+    assert {(turn.kept, turn.repair, turn.grade) for turn in none[0].turns[:8]} == {(2, 3, 1.0)}
     half = with_accept_rate([script(8, 0), script(8, 0)], 0.5)
     assert [count_drafts([each])[0] for each in half] == [4, 4]
     assert {(turn.kept, turn.repair, turn.grade) for each in half for turn in each.turns if turn.grade != 9.0} == {
-        (0, 10, 0.0)
+        (0, 0, 0.0)
     }
 
 
