@@ -361,7 +361,7 @@ def main(
                     return await graders.grade(solution.text, task.answer, benchmark.metric) == "right"
             else:
                 deployment = await stack.enter_async_context(
-                    miniature(profile, world, two=TWO_LARGE in arms, console=stderr)
+                    miniature_deployment(profile, world, two=TWO_LARGE in arms, console=stderr)
                 )
                 grade, made = grade_equal, fresh_tasks(len(loads) * problems, seed, world=world)
                 workload = Workload(made, fresh_tasks(OTHERS, seed + 1, world=world), problems, blocks, seed)
@@ -446,7 +446,7 @@ def _pace(profile: str) -> str:
 
 
 @asynccontextmanager
-async def miniature(profile: str, world: str, *, two: bool, console: Console) -> AsyncGenerator[Deployment]:
+async def miniature_deployment(profile: str, world: str, *, two: bool, console: Console) -> AsyncGenerator[Deployment]:
     """Start the miniature pair, with *two* large servers if asked for."""
     roles = ("large", "small", *(("large",) if two else ()))
     async with AsyncExitStack() as stack:

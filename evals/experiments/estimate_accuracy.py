@@ -32,7 +32,7 @@ from ..crowd import measure as measure_crowd
 from ..estimate.command import POLICIES, parts
 from ..estimate.measuring import measure
 from ..estimate.prediction import Estimate, Predictor, at_depth
-from ..load import OTHERS, miniature, numbers, summarise
+from ..load import OTHERS, miniature_deployment, numbers, summarise
 from ..results import Interval
 from ..sample import Arm
 from ..testbed.servers import SHORT, describe_pace, find_world
@@ -126,7 +126,7 @@ async def run(
 ) -> list[Comparison]:  # fmt: skip
     """Start the pair, estimate, and measure on the same servers."""
     part = parts(progress)
-    async with miniature(profile, world, two=False, console=stderr) as deployment:
+    async with miniature_deployment(profile, world, two=False, console=stderr) as deployment:
         solver = deployment.pair
         texts = [task.problem for task in fresh_tasks(problems, SEED, world=world)]
         found = await measure(solver, arms, texts, loads, minutes, SEED, part)

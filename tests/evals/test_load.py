@@ -311,7 +311,7 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> PacedSolver:
     async def miniature(profile: str, world: str, *, two: bool, console: Console) -> AsyncGenerator[Deployment]:
         yield Deployment(solver.solver, solver.solver if two else None)
 
-    monkeypatch.setattr(module, "miniature", miniature)
+    monkeypatch.setattr(module, "miniature_deployment", miniature)
     return solver
 
 

@@ -33,15 +33,15 @@ def simulate(
 
     Tokens of the large model, and its verdicts, take the longer the more problems there are at once.
     """
-    assert load.concurrency is not None
+    at_once = load.concurrency or 0
     assert 1 <= problems <= 64
-    slow, fast = large.seconds(load.concurrency), small.seconds(1)
+    slow, fast = large.seconds(at_once), small.seconds(1)
 
     def seconds(turn: Turn) -> float:
         if arm.name == LARGE.name or turn.author == "large":
             return turn.draft * slow
         hidden = arm.run.ahead > 0 and turn.kept == turn.draft
-        verdict = 0.0 if hidden else slow * load.concurrency
+        verdict = 0.0 if hidden else slow * at_once
         return turn.draft * fast + verdict + turn.repair * slow
 
     mean = fmean(sum(map(seconds, each.turns)) for each in scripts)

@@ -13,16 +13,16 @@ from .arithmetic import LARGE_SERVER
 
 
 def test_a_line_goes_through_the_times_and_never_falls() -> None:
-    assert fit_line({1: 0.03}) == (pytest.approx(0.03), 0.0)
-    assert fit_line({1: 0.031, 4: 0.034, 16: 0.046}) == (pytest.approx(0.03), pytest.approx(0.001))
-    assert fit_line({1: 0.03, 16: 0.02}) == (pytest.approx(0.0231, abs=1e-4), 0.0)
-    assert fit_line({1: 0.01, 16: 0.32}) == (0.0, pytest.approx(0.012))
+    assert fit_line({1: 0.03}) == pytest.approx((0.03, 0.0))
+    assert fit_line({1: 0.031, 4: 0.034, 16: 0.046}) == pytest.approx((0.03, 0.001))
+    assert fit_line({1: 0.03, 16: 0.02}) == pytest.approx((0.0231, 0.0), abs=1e-4)
+    assert fit_line({1: 0.01, 16: 0.32}) == pytest.approx((0.0, 0.012))
 
 
 def test_what_a_request_takes_is_its_first_token_without_the_pass_and_what_it_reads() -> None:
     server = replace(LARGE_SERVER, between={1: (0.031,), 16: (0.046,)}, prompt_token=(0.001,), cached=(0.1,))
     costs = server.costs()
-    assert (costs.per_pass, costs.per_sequence) == (pytest.approx(0.03), pytest.approx(0.001))
+    assert (costs.per_pass, costs.per_sequence) == pytest.approx((0.03, 0.001))
     # A cached prompt ends in the middle of a block of 16: eight tokens are read again.
     assert costs.per_request == pytest.approx(0.1 - 0.031 - 0.008)
     assert costs.seconds(1, 100) == pytest.approx(0.031 + 0.1)
@@ -50,23 +50,23 @@ def test_the_time_between_tokens_is_that_of_all_streams_together() -> None:
         return [(begin + place * between, place + 1) for place in range(count)]
 
     assert pace([]) is None
-    assert pace([stream(0.0, 0.1, 11)]) == (pytest.approx(0.1), 1)
+    assert pace([stream(0.0, 0.1, 11)]) == pytest.approx((0.1, 1))
     # While the second one reads its prompt, the first one is faster: that time does not count.
     first = [(0.0, 1), (0.05, 2), (0.1, 3), *((0.2 + 0.2 * place, 4 + place) for place in range(8))]
-    assert pace([first, stream(0.2, 0.2, 8)]) == (pytest.approx(0.2), 2)
+    assert pace([first, stream(0.2, 0.2, 8)]) == pytest.approx((0.2, 2))
 
 
 def test_tokens_that_come_in_one_piece_count_together() -> None:
     pieces = [
         (at + 1e-6 * place, 4 * number + place + 1) for number, at in enumerate((0.0, 0.4, 0.8)) for place in range(4)
     ]
-    assert pace([pieces]) == (pytest.approx(0.1, rel=1e-4), 1)
-    assert pace([pieces[:4]]) == (pytest.approx(1e-6), 1)
+    assert pace([pieces]) == pytest.approx((0.1, 1), rel=1e-4)
+    assert pace([pieces[:4]]) == pytest.approx((1e-6, 1))
 
 
 def test_a_server_that_is_full_serves_the_others_afterwards() -> None:
     streams = [[(begin, 1), (begin + 1.0, 11)] for begin in (0.0, 0.0, 1.5, 1.5)]
-    assert pace(streams) == (pytest.approx(0.1), 2)
+    assert pace(streams) == pytest.approx((0.1, 2))
 
 
 def test_a_repeated_prompt_shows_a_prefix_cache_if_reading_takes_long_enough() -> None:
