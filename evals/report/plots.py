@@ -375,8 +375,17 @@ CURVE_STYLE = (
 )
 
 
-def load_curves(curves: Sequence[Curve], width: float) -> Markup:
-    """Draw seconds against problems a second, a curve for each arm through its loads; down and right is better."""
+THROUGHPUT, LATENCY = "problems a second", "median seconds from a problem's arrival to its answer"
+
+
+def load_curves(
+    curves: Sequence[Curve], width: float, across: str = THROUGHPUT, up: str = LATENCY, what: str = ""
+) -> Markup:
+    """
+    Draw seconds against problems a second, a curve for each arm through its loads; down and right is better.
+
+    *across* and *up* are the captions of the axes, for other quantities, and *what* describes them in words.
+    """
     height = 0.62 * width
     dots = [dot for curve in curves for dot in curve.dots]
     x = Scale(0.0, 1.15 * max(rate for rate, _, _ in dots), LEFT, width - RIGHT)
@@ -388,20 +397,19 @@ def load_curves(curves: Sequence[Curve], width: float) -> Markup:
         *(line(LEFT, y(tick), width - RIGHT, y(tick), "gridline") for tick in y.ticks(8)),
         *(text(LEFT - 8, y(tick) + 4, f"{tick:g}", "axis", "end") for tick in y.ticks(8)),
         *(text(x(tick), height - BOTTOM + 18, f"{tick:g}", "axis", "middle") for tick in x.ticks(int(width / 80))),
-        text(width - RIGHT, height - 4, "problems a second", "axis", "end"),
-        text(0.0, 14.0, "median seconds from a problem's arrival to its answer", "axis"),
+        text(width - RIGHT, height - 4, across, "axis", "end"),
+        text(0.0, 14.0, up, "axis"),
     ]
     for number, (curve, label) in enumerate(zip(curves, labels, strict=True)):
         colour = CURVE_COLOURS[number % len(CURVE_COLOURS)]
         path = "M" + "L".join(f"{x(rate):.1f} {y(seconds):.1f}" for rate, seconds, _ in curve.dots)
         drawn.append(element("path", d=path, class_="load-curve", stroke=colour))
         for rate, seconds, load in curve.dots:
-            title = element("title", f"{curve.name}, {load}: {rate:.3g} problems a second, {seconds:.2f} s")
+            title = element("title", f"{curve.name}, {load}: {rate:.3g} {across}, {seconds:.2f} ({up})")
             drawn.append(element("circle", title, cx=x(rate), cy=y(seconds), r=MARK - 1, fill=colour))
         drawn.append(text(label.label_x, label.label_y + 4, curve.name, "label", "middle", fill=colour))
     described = "; ".join(
-        f"{curve.name}, {load}: {rate:.3g} a second, {seconds:.2f} s"
-        for curve in curves
-        for rate, seconds, load in curve.dots
+        f"{curve.name}, {load}: {rate:.3g}, {seconds:.2f}" for curve in curves for rate, seconds, load in curve.dots
     )
-    return svg(width, height, f"Latency against throughput. {described}", *drawn)
+    heading = what or f"Latency against throughput: {across}, {up}"
+    return svg(width, height, f"{heading}. {described}", *drawn)

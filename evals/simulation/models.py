@@ -287,7 +287,8 @@ class SimulatedEndpoint:
     template = Template(turn="", answer="", thinks=True)
 
     def __init__(self, role: Role, servers: Sequence[SimulatedServer], scripts: Mapping[str, Script]) -> None:
-        self.role, self.servers, self._scripts = role, servers, scripts
+        self.role: Role = role
+        self.servers, self._scripts = servers, scripts
         self.settings = Endpoint(role=role, url="http://simulated")
 
     def script(self, chain: Chain) -> Script:

@@ -124,11 +124,11 @@ def test_the_same_arguments_give_the_same_figures_and_a_seed_moves_the_arrivals(
 
 def test_more_servers_and_a_card_of_its_own_save_time() -> None:
     costs, load = ServerCosts(0.03, 0.01, sequences=4), Load(concurrency=8)
-    mean = {
-        name: simulate(load, AHEAD, [MIXED], costs, costs, problems=16, **options).mean
-        for name, options in (("one", {}), ("two", {"replicas": {"large": 2}}), ("shared", {"shared": True}))
-    }
-    assert mean["two"] < mean["one"] < mean["shared"]
+    one, two, shared = (
+        simulate(load, AHEAD, [MIXED], costs, costs, problems=16, replicas={"large": servers}, shared=shared).mean
+        for servers, shared in ((1, False), (2, False), (1, True))
+    )
+    assert two < one < shared
 
 
 def test_the_work_of_the_servers_adds_up() -> None:
