@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
@@ -19,6 +20,7 @@ from .measurements import Measurements, ServerMeasurement
 from .prediction import Estimate, Expected, MethodEstimate
 
 FEW_DRAFTS = 50
+WIDTH = 100  # columns of a comment
 UNDERSTOOD = 0.5
 NO_FASTER = 0.7  # of the large model's seconds a token, above which a small one hardly helps
 FAR = 1.15  # a correction beyond which something else is going on
@@ -197,7 +199,7 @@ def settings_file(estimate: Estimate, measured: Measurements, settings: Settings
     if any(isinstance(end, Endpoint) and end.api_key for end in (settings.small, settings.large)):
         lines.append("API keys are not in this file: set STEPSPEC_SMALL__API_KEY and STEPSPEC_LARGE__API_KEY.")
     tables: dict[str, Mapping[str, Any]] = {"options": best.arm.options} if best and best.arm.options else {}
-    comments = "".join(f"# {line}\n" for line in lines)
+    comments = "".join(f"{textwrap.fill(line, WIDTH, initial_indent='# ', subsequent_indent='# ')}\n" for line in lines)
     return f"{comments}{document({**values, **endpoints, **tables})}"
 
 
