@@ -65,7 +65,8 @@ coverage: $(STAMP) ## what of policies/ and the core of orchestrator/ no unit te
 	$(RUN)/pytest -m "not servers" $(UNITS) --cov --cov-report=
 	$(RUN)/coverage report --include="$(CORE)" --show-missing --skip-covered --precision=1 --fail-under=95
 
-bench: $(STAMP) ## the table in the README, measured again
+bench: $(STAMP) ## the tables of worlds, judges and loads, in 90 minutes; then the table in the README, measured again
+	$(RUN)/python -m stepspec.evals.experiments.matrix --minutes 90
 	$(RUN)/python -m stepspec.evals.experiments.bench
 	$(RUN)/python -m stepspec.evals.experiments.bench --stacked --problems 50
 

@@ -30,10 +30,12 @@ from stepspec.orchestrator.solution import Solution
 from stepspec.settings import Settings
 
 from .plan import turns
-from .sample import Arm, Task, derive_seed, solve_once
+from .sample import Arm, Sample, Task, derive_seed, solve_once
 from .script import Script
 from .store import JsonlStore
 
+Drafts: TypeAlias = tuple[tuple[float, bool], ...]
+"""The grade of every draft, and whether it was right."""
 TWO_LARGE = Arm.of("large alone, two replicas", "large")
 WARM_UP_ARRIVALS = 8  # problems of an open loop before the counted ones
 
@@ -69,7 +71,8 @@ class Timing:
 
     *first_step* is when the first verified step was committed, *first_answer* when the first text of the answer was
     there; None if that did not happen. *tokens* are the kept ones. *failure* is why there is no solution, or "". The
-    *script* is what a simulation replays; None without a solution.
+    *script* is what a simulation replays, and the *sample* what other evaluations keep; None without a solution.
+    *drafts* are those of which is known whether they are right.
     """
 
     latency: float
@@ -79,6 +82,8 @@ class Timing:
     correct: bool = False
     failure: str = ""
     script: Script | None = None
+    sample: Sample | None = None
+    drafts: Drafts = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +93,7 @@ class Block:
 
     After the start of the first counted problem until the end of the last, *seconds* later, *ended* problems were
     solved, counted or not, with *tokens* kept tokens. *cpu* is the share of a core that each program used meanwhile.
+    Together with the problems before the counted ones, the block took *took* seconds.
     """
 
     timings: tuple[Timing, ...]
@@ -95,6 +101,7 @@ class Block:
     ended: int
     tokens: int
     cpu: Mapping[str, float] = field(default_factory=dict[str, float])
+    took: float = 0.0
 
 
 Attempt: TypeAlias = Callable[[Task, int], Awaitable[Timing]]
@@ -105,16 +112,24 @@ class Crowd:
     """
     The problems of one block under a *load*: a warm-up, the *counted* tasks, and *others* until the counted have ended.
 
-    *arrivals* are those of an open loop.
+    *warm_up* is the number of problems before the counted ones; None: that of the load.
     """
 
     def __init__(
-        self, load: Load, counted: Sequence[Task], others: Sequence[Task], attempt: Attempt, seed: int, block: int
+        self,
+        load: Load,
+        counted: Sequence[Task],
+        others: Sequence[Task],
+        attempt: Attempt,
+        seed: int,
+        block: int,
+        *,
+        warm_up: int | None = None,
     ) -> None:
         self._load, self._count, self._attempt, self._seed, self._block = load, len(counted), attempt, seed, block
         more = ((None, task) for task in itertools.cycle(others))
         self._entries: Iterator[tuple[int | None, Task]] = itertools.chain(
-            itertools.islice(more, load.warm_up), enumerate(counted), more
+            itertools.islice(more, load.warm_up if warm_up is None else warm_up), enumerate(counted), more
         )
         self._timings: dict[int, Timing] = {}
         self._ends: list[tuple[float, int]] = []  # when each problem was solved, and its tokens
@@ -125,7 +140,7 @@ class Crowd:
 
     async def run(self, cpu: Callable[[], Mapping[str, float]] = dict[str, float]) -> Block:
         """Run until all counted problems have ended; then cancel the others. *cpu* reads CPU seconds by program."""
-        self._cpu = cpu
+        self._cpu, start = cpu, self._now()
         busy = (self._keep_busy() for _ in range(self._load.concurrency or 0))
         async with background(*busy if self._load.rate is None else (self._arrive(),)):
             await self._over.wait()
@@ -135,7 +150,7 @@ class Crowd:
         shares = {name: (value - self._used.get(name, 0.0)) / max(seconds, 1e-9) for name, value in used.items()}
         timings = tuple([self._timings[place] for place in range(self._count)])
         tokens = [tokens for at, tokens in self._ends if at > self._began]
-        return Block(timings, seconds, len(tokens), sum(tokens), shares)
+        return Block(timings, seconds, len(tokens), sum(tokens), shares, self._now() - start)
 
     async def _keep_busy(self) -> None:
         for place, task in self._entries:
@@ -186,8 +201,13 @@ async def attempt(
     budget: Budget | None,
     task: Task,
     seed: int,
+    judged: Callable[[Solution, Task], Drafts] = lambda solution, task: (),
 ) -> Timing:
-    """Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the result."""
+    """
+    Solve *task* as *arm* does, within *deadline* seconds. A failure of an endpoint is in the result.
+
+    *judged* finds the drafts of which is known whether they are right.
+    """
     clock = asyncio.get_running_loop().time
     began, first, events = clock(), dict[type, float](), list[Event]()
 
@@ -196,7 +216,7 @@ async def attempt(
         if isinstance(event, Committed | Answering):
             first.setdefault(type(event), clock() - began)
 
-    failure, solution = "the problem is too long", None
+    failure, solved, solution = "the problem is too long", None, None
     try:
         async with asyncio.timeout(deadline):
             solved = await solve_once(
@@ -208,11 +228,13 @@ async def attempt(
     except EndpointError as exc:
         failure = str(exc)
     seconds = clock() - began
-    if solution is None:
+    if solved is None or solution is None:
         return Timing(seconds, failure=failure)
     tokens = solution.ledger.small.kept + solution.ledger.large.kept
     correct, script = await grade(solution, task), Script.of(events)
-    return Timing(seconds, first.get(Committed), first.get(Answering), tokens, correct, script=script)
+    sample, drafts = solved.sample(arm, correct=correct, seed=seed), judged(solution, task)
+    begun = first.get(Committed), first.get(Answering)
+    return Timing(seconds, *begun, tokens, correct, script=script, sample=sample, drafts=drafts)
 
 
 def cpu_seconds(groups: Mapping[str, int]) -> dict[str, float]:
@@ -343,8 +365,13 @@ async def measure(
                 continue
             counted = workload.counted(number, block)
             crowd = Crowd(load, counted, workload.others, attempts(arm), workload.seed, block)
-            measured = await crowd.run(partial(cpu_seconds, deployment.groups))
-            if all(timing.failure for timing in measured.timings):
-                raise StepspecError(f"{arm.name!r}, {load.name}: no problem was solved: {measured.timings[0].failure}")
-            store.add(place, measured)
+            store.add(place, await run_block(crowd, f"{arm.name!r}, {load.name}", deployment))
             on_block()
+
+
+async def run_block(crowd: Crowd, name: str, deployment: Deployment) -> Block:
+    """Run the *crowd*. Raise `StepspecError`, with the *name* of the block, if all of its problems fail."""
+    measured = await crowd.run(partial(cpu_seconds, deployment.groups))
+    if all(timing.failure for timing in measured.timings):
+        raise StepspecError(f"{name}: no problem was solved: {measured.timings[0].failure}")
+    return measured

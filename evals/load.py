@@ -56,7 +56,17 @@ from .report.plots import CURVE_STYLE, Curve, load_curves
 from .report.svg import WIDE, standalone
 from .results import Interval, bootstrap_ratio, wilson
 from .sample import Arm, Task
-from .testbed.servers import PAIR, SHORT, WORLDS, endpoint, find_world, miniature, read_pace, running, weights_digest
+from .testbed.servers import (
+    JUDGE,
+    SHORT,
+    WORLDS,
+    check_judge,
+    endpoint,
+    miniature,
+    read_pace,
+    running,
+    weights_digest,
+)
 from .testbed.solving_pair import fresh_tasks
 
 OTHERS = 64  # problems that are not counted; they repeat
@@ -139,8 +149,8 @@ def _cell(load: Load, name: str, measured: Sequence[Block], others: Mapping[str,
         first_step=_median([timing.first_step for timing in solved]),
         first_answer=_median([timing.first_answer for timing in solved]),
         accuracy=wilson(sum(timing.correct for timing in timings), len(timings)),
-        to_large=_ratio(measured, large),
-        to_two_large=_ratio(measured, others.get(TWO_LARGE.name)),
+        to_large=latency_ratio(measured, large),
+        to_two_large=latency_ratio(measured, others.get(TWO_LARGE.name)),
         throughput_to_large=None if large is None else rate.value / _throughput(load, large)[0].value,
         cpu={
             program: sum(block.cpu[program] * block.seconds for block in measured) / sum(seconds)
@@ -171,7 +181,8 @@ def _median(values: Sequence[float | None]) -> float | None:
     return None if middle is None else middle.value
 
 
-def _ratio(measured: Sequence[Block], large: Sequence[Block] | None) -> Interval | None:
+def latency_ratio(measured: Sequence[Block], large: Sequence[Block] | None) -> Interval | None:
+    """The summed latency over that of *large*, problem by problem; None without a problem that both solved."""
     if large is None:
         return None
     pairs = [
@@ -303,6 +314,9 @@ def main(
     world: Annotated[
         str, typer.Option(help=f"Problems and models of the miniature pair: {', '.join(WORLDS)}.")
     ] = SHORT,
+    judge: Annotated[
+        str, typer.Option(help="Weights of the large miniature model, which is the judge: a name of the world's.")
+    ] = JUDGE,
     profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "slow",
     equal_hardware: Annotated[
         bool, typer.Option(help="Start a second large server, for the large model alone on two.")
@@ -330,7 +344,7 @@ def main(
         raise ConfigurationError("no load: name one with --concurrency or --rate")
     if blocks > problems:
         raise ConfigurationError(f"--blocks {blocks}: every block needs a problem, and there are {problems}")
-    find_world(world)
+    check_judge(judge, world)
     own_servers = small is not None or large is not None
     if own_servers and data is None:
         raise ConfigurationError("name the problems for your servers: --data FILE")
@@ -361,7 +375,7 @@ def main(
                     return await graders.grade(solution.text, task.answer, benchmark.metric) == "right"
             else:
                 deployment = await stack.enter_async_context(
-                    miniature_deployment(profile, world, two=TWO_LARGE in arms, console=stderr)
+                    miniature_deployment(profile, world, judge, two=TWO_LARGE in arms, console=stderr)
                 )
                 grade, made = grade_equal, fresh_tasks(len(loads) * problems, seed, world=world)
                 workload = Workload(made, fresh_tasks(OTHERS, seed + 1, world=world), problems, blocks, seed)
@@ -375,7 +389,7 @@ def main(
                 "judge": solver.large.name,
                 "small": solver.models["small"],
                 "profile": None if own_servers else profile,
-                "weights": None if own_servers else weights_digest(*PAIR, world=world),
+                "weights": None if own_servers else weights_digest(judge, "small", world=world),
                 "problems": problems,
                 "blocks": blocks,
                 "seed": seed,
@@ -401,7 +415,7 @@ def main(
             return summarise(loads, arms, blocks, store.done), solver.large.name
 
     try:
-        cells, judge = asyncio.run(work())
+        cells, judged_by = asyncio.run(work())
     except KeyboardInterrupt:
         stderr.print("interrupted: the same command goes on from here", style="yellow")
         raise typer.Exit(130) from None
@@ -409,7 +423,7 @@ def main(
     about = {
         "date": str(datetime.date.today()),
         "world": str(data) if data else world,
-        "judge": judge,
+        "judge": judged_by,
         "profile": None if own_servers else profile,
         "seed": seed,
         "note": note,
@@ -446,11 +460,13 @@ def _pace(profile: str) -> str:
 
 
 @asynccontextmanager
-async def miniature_deployment(profile: str, world: str, *, two: bool, console: Console) -> AsyncGenerator[Deployment]:
-    """Start the miniature pair, with *two* large servers if asked for."""
+async def miniature_deployment(
+    profile: str, world: str, judge: str = JUDGE, *, two: bool, console: Console
+) -> AsyncGenerator[Deployment]:
+    """Start the miniature pair with the large weights of *judge*, with *two* large servers if asked for."""
     roles = ("large", "small", *(("large",) if two else ()))
     async with AsyncExitStack() as stack:
-        starting = running(profile, roles, console=console, world=world, sequences=SEQUENCES)
+        starting = running(profile, roles, console=console, world=world, sequences=SEQUENCES, judge=judge)
         served = await stack.enter_async_context(starting)
         groups = {name: server.pid for name, server in served.items()}
         ends = {name: unlimited_endpoint(endpoint(served[name], cast("Any", name))) for name in ("small", "large")}

@@ -15,6 +15,10 @@ LARGE = Arm.of("large alone", "large")
 SMALL = Arm.of("small alone", "small")
 SEQUENTIAL = Arm.of("SpecReason, sequential", "specreason", ahead=0)
 SHIPPED = Arm.of("SpecReason", "specreason")
+BILD = Arm.of("BiLD, steps", "bild", {"scale": "step"})
+REFLECTIVE = Arm.of("reflective", "reflective")
+AUTO = Arm.of("auto", "bild", {"scale": "step"}, auto=True)
+"""`auto` over the method that was the fastest on the short world: it chooses who writes, and not between methods."""
 THINKING = Arm.of("SpecReason, thinking only", "specreason", ending="small", answer="large")
 """The part for which the miniature judge was trained, without answers and without steps that lack their ends."""
 THINKING_SEQUENTIAL = replace(

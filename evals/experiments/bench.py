@@ -20,7 +20,6 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import orjson
 import typer
 from rich.console import Console
 
@@ -31,9 +30,10 @@ from ..command_line import progress_bars, script
 from ..results import Result, summarise
 from ..sample import Arm, Sample, Task
 from ..store import SampleStore
-from ..testbed.servers import PAIR, SHORT, SPECULATIONS, TINY, weights_digest
+from ..testbed.servers import JUDGE, PAIR, SHORT, SPECULATIONS, TINY, weights_digest
 from ..testbed.solving_pair import fresh_tasks, pair_solver, solvers
-from .arms import LARGE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
+from .arms import BILD, LARGE, REFLECTIVE, SEQUENTIAL, SHIPPED, SMALL, THINKING, THINKING_SEQUENTIAL, measure
+from .figures_file import METHODS, write_rows
 from .published_specreason import PUBLISHED
 from .tables import markdown, small_print, table
 
@@ -119,8 +119,8 @@ OTHERS = (
     Arm.of("random, p = 0.9", "random", {"p": 0.9}),
     Arm.of("speculative thinking", "speculative-thinking"),
     Arm.of("BiLD, tokens", "bild"),
-    Arm.of("BiLD, steps", "bild", {"scale": "step"}),
-    Arm.of("reflective", "reflective"),
+    BILD,
+    REFLECTIVE,
     Arm.of("relay", "relay"),
     Arm.of("glimpse", "glimpse"),
     Arm.of("cascade", "cascade"),
@@ -280,9 +280,8 @@ def main(
         results = {"greedy": asyncio.run(measure_stacked(problems, profile, SEED, samples, progress, world))}
     else:
         results = asyncio.run(bench(arms, samplings, problems, profile, samples, progress, world))
-    output.parent.mkdir(parents=True, exist_ok=True)
     rows = [row for name, summary in results.items() for row in report(summary, profile, explanation, name, world)]
-    output.write_bytes(orjson.dumps(rows, option=orjson.OPT_INDENT_2))
+    write_rows(output, METHODS, rows)
     for name, summary in results.items():
         console.print(heading(name), style="bold")
         console.print(table(summary))
@@ -355,7 +354,8 @@ def report(
 ) -> list[dict[str, Any]]:
     """One entry per arm with its figures, and the conditions under which they were measured."""
     how = SAMPLINGS[sampling].model_dump(include={"temperature", "top_p"})
-    about = {"date": str(datetime.date.today()), "profile": profile, "world": world, "seed": SEED}
+    about: dict[str, Any] = {"date": str(datetime.date.today()), "profile": profile, "seed": SEED}
+    about |= {"world": world, "concurrency": 1, "judge": JUDGE}
     about |= {"note": note, "sampling": how}
     return [{**dataclasses.asdict(result), **about} for result in results]
 

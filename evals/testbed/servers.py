@@ -31,6 +31,7 @@ from stepspec.orchestrator.launcher.up import show_progress
 MODELS = Path(__file__).parent / "models"
 PROFILES = Path(__file__).with_name("profiles.toml")
 ARCHITECTURE = "PacedQwen3ForCausalLM"
+JUDGE = "large"  # the weights of the large model, which judges, where no other ones are named
 PAIR = ("large", "small")
 TINY = "tiny"  # drafts for the small model in a nested pair
 SERVED = "testbed-"  # the prefix of the names under which the models are served
@@ -83,13 +84,16 @@ class World:
     """
     One kind of problems: the folder of its *models*, and *sizes*, the parameters of the small and the large one.
 
-    *context* is their longest one in tokens, and *cache* the size in MiB of a server's key-value cache for it.
+    *context* is their longest one in tokens, and *cache* the size in MiB of a server's key-value cache for it. *judges*
+    are the large models to choose from, by the folders of their weights, with the AUROC that their verdicts are near:
+    the large model is the judge, so that another judge also writes other steps.
     """
 
     models: Path
     sizes: str
     context: int
     cache: int
+    judges: Mapping[str, float]
 
     def flags(self, context: int, sequences: int) -> dict[str, Any]:
         """Return those of `FLAGS` that depend on a server's longest *context*, and on its *sequences* at once."""
@@ -103,8 +107,14 @@ class World:
 
 SHORT, LONG = "short", "long"
 WORLDS: Mapping[str, World] = {
-    SHORT: World(MODELS, "0.1 and 1.3 million", context=2048, cache=256),
-    LONG: World(MODELS / "long", "0.4 and 1.6 million", context=8192, cache=512),
+    SHORT: World(MODELS, "0.1 and 1.3 million", context=2048, cache=256, judges={JUDGE: 0.998}),
+    LONG: World(
+        MODELS / "long",
+        "0.4 and 1.6 million",
+        context=8192,
+        cache=768,
+        judges={JUDGE: 0.99, "judge-90": 0.9, "judge-75": 0.75},
+    ),
 }
 
 
@@ -118,6 +128,13 @@ def find_world(name: str) -> World:
     if name not in WORLDS:
         raise ConfigurationError(f"there is no world {name!r} of miniature models; there are: {', '.join(WORLDS)}")
     return WORLDS[name]
+
+
+def check_judge(name: str, world: str) -> None:
+    """Raise ConfigurationError if *world* has no judge called *name*, or if there is no such world."""
+    judges = find_world(world).judges
+    if name not in judges:
+        raise ConfigurationError(f"the world {world!r} has no judge {name!r}; it has: {', '.join(judges)}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,19 +228,21 @@ def miniature_servers(
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     drafter: Path | None = None,
     sequences: int = SEQUENCES,
+    judge: str = JUDGE,
 ) -> tuple[Server, ...]:
     """
     Describe the servers of *roles*: "large", "small", "small-other", "tiny"; each serves ``testbed-<role>``.
 
     A role that is there twice gets two servers; the second is called ``<role>-2``. *models* and *context*, in tokens,
     are by default those of the *world*. *speculation* is by role. *drafter* is the model of ``draft_model``; None: the
-    small model. A server takes that many *sequences* at once. Raise ConfigurationError for an unknown profile or
-    world, and for a missing model.
+    small model. A server takes that many *sequences* at once. The large role has the weights of *judge*, and serves
+    ``testbed-<judge>``. Raise ConfigurationError for an unknown profile, world or judge, and for a missing model.
     """
     known = find_world(world)
+    check_judge(judge, world)
     folder, flags = models or known.models, known.flags(context or known.context, sequences)
     drafting = {role: method.configuration(str(drafter or folder / DRAFTER)) for role, method in speculation.items()}
-    trained = [(role, _trained(folder / role, world)) for role in roles]
+    trained = [(role, _trained(folder / (judge if role == "large" else role), world)) for role in roles]
     servers = [_server(profile, role, model, flags, drafting.get(role)) for role, model in trained]
     counts = [list(roles[: place + 1]).count(role) for place, role in enumerate(roles)]
     return tuple(
@@ -253,7 +272,7 @@ def _server(
     return Server(
         name=role,
         model=model,
-        served_name=f"{SERVED}{role}",
+        served_name=f"{SERVED}{model.name}",
         args=tuple(arguments(flags)),
         env={**ENVIRONMENT, **plugins, **zeros},
     )
@@ -281,13 +300,25 @@ async def running(
     ready_timeout: float = 300.0,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     sequences: int = SEQUENCES,
+    judge: str = JUDGE,
 ) -> AsyncGenerator[Mapping[str, Served]]:
-    """Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left."""
+    """
+    Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left.
+
+    The arguments are those of `miniature_servers`.
+    """
     async with AsyncExitStack() as stack:
         folder = models or find_world(world).models
         drafter = stack.enter_context(paced_drafter(folder / DRAFTER, read_pace(profile, DRAFTER)))
         servers = miniature_servers(
-            profile, roles, world=world, models=models, speculation=speculation, drafter=drafter, sequences=sequences
+            profile,
+            roles,
+            world=world,
+            models=models,
+            speculation=speculation,
+            drafter=drafter,
+            sequences=sequences,
+            judge=judge,
         )
         with show_progress(console) as on_progress:
             launching = launch(

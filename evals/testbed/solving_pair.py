@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ from ..experiments.arms import measure
 from ..experiments.published_specreason import PUBLISHED, PublishedSpecReason
 from ..sample import Arm, Task
 from . import accounts
-from .problems import DEFAULT, Difficulty, Problem, generate
+from .problems import DEFAULT, Difficulty, generate
 from .servers import LONG, NO_SPECULATION, PAIR, SHORT, TINY, endpoint, find_world, running
 
 
@@ -28,10 +28,21 @@ def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT, *, worl
     *difficulty* is of the short world. Raise `ConfigurationError` for an unknown world.
     """
     find_world(world)
-    source: Iterator[Problem | accounts.Problem] = (
-        accounts.generate(seed, "test") if world == LONG else generate(seed, "test", difficulty)
-    )
-    return [Task(problem.text, str(problem.answer)) for problem in islice(source, count)]
+    if world == LONG:
+        return long_tasks(count, seed)
+    return [Task(problem.text, str(problem.answer)) for problem in islice(generate(seed, "test", difficulty), count)]
+
+
+def long_tasks(count: int, seed: int, difficulty: accounts.Difficulty = accounts.DEFAULT) -> list[Task]:
+    """
+    Return *count* problems of the test split of the long world.
+
+    Their reference is the worked reasoning, in which every step is the only right one.
+    """
+    return [
+        Task(problem.text, str(problem.answer), reference="".join(accounts.worked_steps(problem)))
+        for problem in islice(accounts.generate(seed, "test", difficulty), count)
+    ]
 
 
 NO_NESTING: Mapping[str, Mapping[str, Any]] = {}

@@ -308,7 +308,9 @@ def deployed(monkeypatch: pytest.MonkeyPatch) -> PacedSolver:
     solver = PacedSolver(lambda policy, problem: 0.0)
 
     @asynccontextmanager
-    async def miniature(profile: str, world: str, *, two: bool, console: Console) -> AsyncGenerator[Deployment]:
+    async def miniature(
+        profile: str, world: str, judge: str, *, two: bool, console: Console
+    ) -> AsyncGenerator[Deployment]:
         yield Deployment(solver.solver, solver.solver if two else None)
 
     monkeypatch.setattr(module, "miniature_deployment", miniature)
@@ -346,6 +348,7 @@ def test_the_command_writes_figures_with_their_conditions_and_resumes(
         ({"concurrency": ""}, "no load"),
         ({"problems": 2}, "--blocks 3"),
         ({"world": "round"}, "no world 'round'"),
+        ({"judge": "judge-7"}, "the world 'short' has no judge 'judge-7'; it has: large"),
         ({"small": "http://a", "large": "http://b"}, "--data FILE"),
         ({"data": Path("x.jsonl")}, "for your own servers"),
         ({"second_large": "http://c"}, "for your own servers"),
