@@ -155,6 +155,14 @@ def test_other_problems_keep_up_the_load_until_the_last_counted_one_has_ended() 
     assert solver.solved == ["other 0", "other 1", "problem 1", "other 2", "other 3", "other 0", "problem 0"]
 
 
+def test_without_a_warm_up_the_counted_problems_begin_at_once_beside_others() -> None:
+    solver = PacedSolver()
+    crowd = Crowd(Load(concurrency=3), TASKS[:2], OTHERS, attempts(solver)(SHIPPED), 3, 0, warm_up=0)
+    block, _ = run(crowd.run())
+    assert (block.seconds, block.took, solver.most) == (2.0, 2.0, 3)
+    assert block_of(PacedSolver(), Load(concurrency=3)).took == 6.0  # two before the counted ones
+
+
 def test_an_open_loop_starts_problems_as_they_arrive() -> None:
     solver, load = PacedSolver(), Load(rate=2.0)
     block = block_of(solver, load)

@@ -48,6 +48,25 @@ def test_a_role_that_is_there_twice_gets_two_servers_of_one_model(models: Path) 
     assert (servers[0].served_name, servers[0].args) == (servers[2].served_name, servers[2].args)
 
 
+def test_another_judge_is_other_weights_of_the_large_role(models: Path) -> None:
+    (models / "judge-75").mkdir()
+    (models / "judge-75" / "config.json").write_text("{}")
+    large, small, second = miniature_servers(
+        "paced", ("large", "small", "large"), world="long", models=models, judge="judge-75"
+    )
+    usual = miniature_servers("paced", ("large",), world="long", models=models)[0]
+    assert [(each.name, each.model) for each in (large, small, second)] == [
+        ("large", models / "judge-75"),
+        ("small", models / "small"),
+        ("large-2", models / "judge-75"),
+    ]
+    assert (large.served_name, usual.served_name) == ("testbed-judge-75", "testbed-large")
+    assert large.args == usual.args
+    for ask in (partial(miniature_servers, models=models), partial(miniature_servers, world="long", models=models)):
+        with pytest.raises(ConfigurationError, match="has no judge 'judge-7'; it has: large"):
+            ask(judge="judge-7")
+
+
 def test_a_command_line_names_model_address_and_flags(models: Path) -> None:
     (server,) = miniature_servers("off", ["small"], models=models, context=1024)
     command = list(server.command(8001))
