@@ -8,18 +8,24 @@ run and the same requests without stepspec, by bare aiohttp and by the openai SD
 from __future__ import annotations
 
 import asyncio
+import cProfile
 import datetime
 import gc
 import platform
 import sys
 import time
 import tracemalloc
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, cast
+from types import CodeType
+from typing import Annotated, Any, Literal, cast
 
 import aiohttp
 import orjson
@@ -47,6 +53,7 @@ OF_AIOHTTP, LONGER = 1.5, 1.3
 """The bars: CPU time over that of bare aiohttp; CPU time of a step of a long chain over that of a short one."""
 OURS, BARE, SDK = CONTENDERS = ("stepspec", "aiohttp", "openai")
 MEMORY_CHAINS, MEMORY_TOKENS = 8, 2000
+LARGEST = 10  # parts of the program that are listed
 
 Sent = tuple[str, dict[str, Any]]
 
@@ -57,10 +64,10 @@ class Cell:
 
     chains: int
     tokens: int
-    steps: int = 4
+    steps: int = 3
 
 
-BY_CHAINS = (Cell(1, 2000, 12), Cell(16, 2000), Cell(64, 2000), Cell(256, 2000))
+BY_CHAINS = (Cell(1, 2000, 6), Cell(16, 2000), Cell(64, 2000), Cell(256, 2000, 1))
 BY_TOKENS = (Cell(16, 500), Cell(16, 16_000))
 CELLS = (*BY_CHAINS, *BY_TOKENS)
 AT_64, SHORT, LONG = BY_CHAINS[2], BY_CHAINS[1], BY_TOKENS[1]
@@ -70,6 +77,7 @@ AT_64, SHORT, LONG = BY_CHAINS[2], BY_CHAINS[1], BY_TOKENS[1]
 class Round:
     """One contender's milliseconds per step in one cell and round; *server* is the share of a core that it took."""
 
+    number: int
     cell: Cell
     contender: str
     cpu: float
@@ -196,7 +204,11 @@ async def server_seconds(http: aiohttp.ClientSession, base: str) -> float:
 
 
 async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Console) -> list[Round]:
-    """Measure every contender in each of the *cells*, *rounds* times, in turns."""
+    """
+    Measure every contender in each of the *cells*, *rounds* times, in turns; the SDK, which is slow, in every other.
+
+    If that is interrupted, return the complete rounds.
+    """
     measured: list[Round] = []
     async with AsyncExitStack() as stack:
         solver = await stack.enter_async_context(solver_at(base))
@@ -220,24 +232,61 @@ async def measure(base: str, cells: Sequence[Cell], rounds: int, console: Consol
             await asyncio.gather(*(run.think(1) for run in runs))
             return [partial(run.think, cell.steps) for run in runs]
 
-        with progress_bars(console) as progress:
-            bar = progress.add_task("overhead", total=(rounds + 1) * len(cells) * len(CONTENDERS))
-            for number in range(rounds + 1):  # The first round warms up.
-                order = CONTENDERS[number % 3 :] + CONTENDERS[: number % 3]
-                for cell in cells:
-                    for name in order:
-                        each = await works(name, cell)
-                        before = await server_seconds(http, base)
-                        gc.collect()
-                        cpu, wall = time.process_time(), time.perf_counter()
-                        await asyncio.gather(*(work() for work in each))
-                        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-                        server = (await server_seconds(http, base) - before) / wall
-                        steps = cell.chains * cell.steps
-                        if number:
-                            measured.append(Round(cell, name, 1000 * cpu / steps, 1000 * wall / cell.steps, server))
-                        progress.advance(bar)
+        async def once(number: int, name: str, cell: Cell) -> Round:
+            each = await works(name, cell)
+            before = await server_seconds(http, base)
+            gc.collect()
+            cpu, wall = time.process_time(), time.perf_counter()
+            await asyncio.gather(*(work() for work in each))
+            cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+            server = (await server_seconds(http, base) - before) / wall
+            return Round(number, cell, name, 1000 * cpu / (cell.chains * cell.steps), 1000 * wall / cell.steps, server)
+
+        turns = [(number, name, cell) for number in range(rounds + 1) for cell in cells for name in in_turn(number)]
+        with progress_bars(console) as progress, suppress(asyncio.CancelledError):
+            bar = progress.add_task("overhead", total=len(turns))
+            for _, group in groupby(turns, key=itemgetter(0)):
+                complete: list[Round] = []
+                for number, name, cell in group:
+                    complete.append(await once(number, name, cell))
+                    progress.advance(bar)
+                if complete[0].number:  # The first round warms up.
+                    measured += complete
+                    for name, value, _ in verdicts(complete):
+                        progress.console.print(f"round {complete[0].number}: {name}: {value:.2f}")
     return measured
+
+
+def in_turn(number: int) -> tuple[str, ...]:
+    """The contenders of a round, in their order: each goes first in some rounds."""
+    names = CONTENDERS if number % 2 else (OURS, BARE)
+    first = number // 2 % len(names)
+    return names[first:] + names[:first]
+
+
+async def profile(base: str) -> dict[str, float]:
+    """The share of each part in the CPU time of our steps at 64 chains. A profiler overstates small functions."""
+    async with solver_at(base) as solver:
+        chain = grown(AT_64.tokens, solver.small.vocabulary)
+        runs = [Run(solver, chain) for _ in range(AT_64.chains)]
+        await asyncio.gather(*(run.think(1) for run in runs))
+        with cProfile.Profile(time.process_time) as profiler:
+            await asyncio.gather(*(run.think(AT_64.steps) for run in runs))
+    spent: defaultdict[str, float] = defaultdict(float)
+    for entry in profiler.getstats():
+        if isinstance(entry.code, CodeType):
+            builtins = [call.inlinetime for call in entry.calls or () if isinstance(call.code, str)]
+            spent[part_of(entry.code.co_filename)] += entry.inlinetime + sum(builtins)
+    largest_first = sorted(spent.items(), key=itemgetter(1), reverse=True)
+    return {part: seconds / sum(spent.values()) for part, seconds in largest_first}
+
+
+def part_of(file: str) -> str:
+    """Name the part of the program that a *file* of Python belongs to."""
+    path = Path(file)
+    if "stepspec" in path.parts:
+        return f"stepspec {path.parent.name}/{path.name}"
+    return next((name for name in ("aiohttp", "asyncio") if name in path.parts), "other")
 
 
 async def memory(base: str) -> float:
@@ -274,52 +323,60 @@ def rows(measured: Sequence[Round]) -> list[Row]:
     """Summarise the rounds, cell by cell."""
     summaries: list[Row] = []
     for cell in dict.fromkeys(each.cell for each in measured):
-        by_name = {name: [r for r in measured if r.cell == cell and r.contender == name] for name in (OURS, BARE, SDK)}
-
-        def ratio(other: str, figure: str, by_name: Mapping[str, Sequence[Round]] = by_name) -> Typical:
-            pairs = zip(by_name[OURS], by_name[other], strict=True)
-            return Typical.of([getattr(mine, figure) / getattr(floor, figure) for mine, floor in pairs])
-
+        by_name = {name: [r for r in measured if (r.cell, r.contender) == (cell, name)] for name in CONTENDERS}
         summaries.append(
             Row(
                 cell,
                 {name: median(r.cpu for r in each) for name, each in by_name.items()},
                 {name: median(r.wall for r in each) for name, each in by_name.items()},
-                ratio(BARE, "cpu"),
-                ratio(SDK, "cpu"),
-                ratio(BARE, "wall"),
+                ratio(measured, (cell, OURS), (cell, BARE)),
+                ratio(measured, (cell, OURS), (cell, SDK)),
+                ratio(measured, (cell, OURS), (cell, BARE), "wall"),
                 max(median(r.server for r in each) for each in by_name.values()),
             )
         )
     return summaries
 
 
+def ratio(
+    measured: Sequence[Round], one: tuple[Cell, str], other: tuple[Cell, str], figure: Literal["cpu", "wall"] = "cpu"
+) -> Typical:
+    """The time of *one* cell and contender over that of the *other*, in the rounds that have both."""
+    ours, floor = (
+        {r.number: r.cpu if figure == "cpu" else r.wall for r in measured if (r.cell, r.contender) == key}
+        for key in (one, other)
+    )
+    return Typical.of([ours[number] / floor[number] for number in ours if number in floor])
+
+
 def growth(measured: Sequence[Round], contender: str = OURS) -> Typical:
     """CPU time of a step of a chain of `LONG` tokens over that of one of `SHORT` tokens, in the same rounds."""
-    by_cell = {cell: [r.cpu for r in measured if (r.cell, r.contender) == (cell, contender)] for cell in (SHORT, LONG)}
-    return Typical.of([long / short for long, short in zip(by_cell[LONG], by_cell[SHORT], strict=True)])
+    return ratio(measured, (LONG, contender), (SHORT, contender))
 
 
 def verdicts(measured: Sequence[Round]) -> list[tuple[str, float, float]]:
-    """What is compared with a bar: its name, the median, and the bar."""
-    at_64 = next(row for row in rows(measured) if row.cell == AT_64)
+    """What is compared with a bar: its name, the median, and the bar; only what was measured."""
+    compared = (
+        (f"CPU time over bare aiohttp at {AT_64.chains} chains", (AT_64, OURS), (AT_64, BARE), OF_AIOHTTP),
+        (f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}", (LONG, OURS), (SHORT, OURS), LONGER),
+    )
+    known = {(r.cell, r.contender) for r in measured}
     return [
-        (f"CPU time over bare aiohttp at {AT_64.chains} chains", at_64.cpu_of_bare.value, OF_AIOHTTP),
-        (f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}", growth(measured).value, LONGER),
+        (name, ratio(measured, one, other).value, bar) for name, one, other, bar in compared if {one, other} <= known
     ]
 
 
 EXAMPLES = """
 Examples:
 
-  python -m stepspec.evals.experiments.overhead               # about six minutes
+  python -m stepspec.evals.experiments.overhead               # about four minutes; Ctrl-C: what is measured so far
 
   python -m stepspec.evals.experiments.overhead --rounds 3 --json > overhead.json
 """
 
 
 def main(
-    rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each, in turns.")] = 7,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of measurements of each, in turns.")] = 5,
     token_ms: Annotated[float, typer.Option(min=0, help="Milliseconds per token of the server.")] = TOKEN_MS,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
@@ -328,30 +385,36 @@ def main(
     shape = ("--steps", str(MANY_STEPS), "--step-tokens", str(STEP_TOKENS), "--room", str(ROOM), "--block", "0")
     with stand_in_process(*shape, "--token-ms", str(token_ms)) as base:
         measured = asyncio.run(measure(base, CELLS, rounds, errors))
+        if not measured:
+            sys.exit(130)
+        parts = asyncio.run(profile(base))
     with stand_in_process(*shape) as base:
         per_chain = asyncio.run(memory(base))
     if json:
-        print(orjson.dumps(_report(measured, per_chain)).decode())
+        print(orjson.dumps(_report(measured, per_chain, parts)).decode())
     else:
-        _print(console, measured, per_chain, token_ms)
+        _print(console, measured, per_chain, parts, token_ms)
     if any(value > bar for _, value, bar in verdicts(measured)):
         sys.exit(1)
 
 
-def _report(measured: Sequence[Round], per_chain: float) -> dict[str, Any]:
+def _report(measured: Sequence[Round], per_chain: float, parts: Mapping[str, float]) -> dict[str, Any]:
     return {
         "date": str(datetime.date.today()),
         "machine": platform.machine(),
         "rows": [asdict(row) for row in rows(measured)],
         "growth": {name: asdict(growth(measured, name)) for name in (OURS, BARE, SDK)},
         "bytes_per_chain": round(per_chain),
+        "parts": parts,
         "verdicts": [{"name": name, "value": value, "bar": bar} for name, value, bar in verdicts(measured)],
     }
 
 
-def _print(console: Console, measured: Sequence[Round], per_chain: float, token_ms: float) -> None:
+def _print(
+    console: Console, measured: Sequence[Round], per_chain: float, parts: Mapping[str, float], token_ms: float
+) -> None:
     summaries = rows(measured)
-    count = len(measured) // (3 * len(summaries))
+    count = len({each.number for each in measured})
     table = Table(
         title=f"milliseconds per step of {STEP_TOKENS} tokens and one verdict, medians of {count} rounds",
         caption=f"a stand-in server, {token_ms:g} ms per token; brackets: extremes of the rounds",
@@ -371,6 +434,8 @@ def _print(console: Console, measured: Sequence[Round], per_chain: float, token_
     console.print(table)
     grown_by = ", ".join(f"{name} {growth(measured, name)}" for name in (OURS, BARE, SDK))
     console.print(f"CPU time of a step at {LONG.tokens:,} tokens over {SHORT.tokens:,}: {grown_by}")
+    most = ", ".join(f"{part} {share:.0%}" for part, share in list(parts.items())[:LARGEST])
+    console.print(f"where the CPU time at {AT_64.chains} chains goes, by a profiler: {most}")
     console.print(f"memory per chain of {MEMORY_TOKENS:,} tokens: {per_chain / 1024:.0f} KiB")
     for name, value, bar in verdicts(measured):
         console.print(f"{'met' if value <= bar else 'missed'}: {name}: {value:.2f}, bar {bar}")

@@ -284,7 +284,7 @@ class AutoRun:
             case _:
                 pass
         if self._choice != "large":
-            self._reading.read(at, replace(moment, at=at))
+            self._reading.read(at, Moment(at, event))
             self._collect()
 
     def _begin(self, at: float, choice: Choice) -> None:

@@ -18,6 +18,7 @@ from stepspec.evals.experiments.overhead import (
     Round,
     grown,
     growth,
+    in_turn,
     measure,
     recorded,
     rows,
@@ -31,10 +32,10 @@ CPU = {OURS: 3.0, BARE: 2.0}
 def rounds(scale: float = 1.0) -> list[Round]:
     """Two rounds; the first one was disturbed, for all contenders alike."""
     return [
-        Round(cell, name, CPU.get(name, 30.0) * disturbed * (scale if cell == LONG else 1.0), 400.0, 0.25)
-        for disturbed in (5.0, 1.0)
+        Round(number, cell, name, CPU.get(name, 30.0) * disturbed * (scale if cell == LONG else 1.0), 400.0, 0.25)
+        for number, disturbed in ((1, 5.0), (2, 1.0))
         for cell in (SHORT, AT_64, LONG)
-        for name in CONTENDERS
+        for name in in_turn(number)
     ]
 
 
@@ -64,4 +65,5 @@ async def test_every_contender_is_measured() -> None:
     async with StandIn(steps=MANY_STEPS, step_tokens=STEP_TOKENS).listening() as base:
         measured = await measure(base, [cell], 1, Console(quiet=True))
     assert {each.contender for each in measured} == set(CONTENDERS)
+    assert {(each.number, each.contender) for each in measured} == {(1, name) for name in CONTENDERS}
     assert all(each.cell == cell and min(each.cpu, each.wall) > 0 for each in measured)
