@@ -1,10 +1,14 @@
 """
 Long arithmetic problems: an account with dozens of dated deeds, worked reasoning, a checker of every step, wrong steps.
 
-The chain has one step for each deed, of about 50 tokens, which needs only that deed and the balance before it: the
+The chain has one step for each deed, of about 45 tokens, which needs only that deed and the balance before it: the
 equation, its columns from the ones on, and the new balance. The last step needs an early fact: it adds the balance
 after an earlier day to the last balance. The functions are those of `problems`, so that everything that works with one
 world works with the other.
+
+The text is like a bank statement, "18th -37.", so that all that is looked up follows a word that stands once in it: the
+deed after its day, the end of the account likewise, the queried day after "of". A tiny model learns that within
+minutes, and did not learn to look up deeds of five tokens within an hour.
 """
 
 from __future__ import annotations
@@ -23,11 +27,11 @@ __all__ = ["final_answer", "paragraphs"]  # the same as in `problems`
 
 Sign: TypeAlias = Literal["+", "-"]
 
-VERBS: dict[Sign, tuple[str, ...]] = {"+": ("earns", "receives", "wins"), "-": ("spends", "pays", "loses")}
+SIGNS: tuple[Sign, Sign] = ("+", "-")
 PLACES = ("Ones", "tens", "hundreds")
 DAYS = 99
 LEAST, MOST = 100, 999  # of a balance: always three digits
-WIDEST = (MOST - LEAST) // 2 + 1  # of an amount: from every balance it can be added or taken away
+AMOUNTS = (10, 99)  # always two digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +45,16 @@ class Difficulty:
     """
 
     steps: tuple[int, int] = (30, 70)
-    amount: tuple[int, int] = (100, WIDEST)
+    amount: tuple[int, int] = AMOUNTS
     days: int = DAYS
 
     def __post_init__(self) -> None:
-        if not 1 <= self.days <= DAYS:
-            raise ConfigurationError(f"days {self.days}: from 1 to {DAYS}")
-        if not 1 <= self.steps[0] <= self.steps[1] < self.days:
-            raise ConfigurationError(f"steps {self.steps}: from 1 to {self.days - 1}, the smaller first")
-        if not LEAST <= self.amount[0] <= self.amount[1] <= WIDEST:
-            raise ConfigurationError(f"amount {self.amount}: from {LEAST} to {WIDEST}, the smaller first")
+        if not 3 <= self.days <= DAYS:
+            raise ConfigurationError(f"days {self.days}: from 3 to {DAYS}")
+        if not 1 <= self.steps[0] <= self.steps[1] < self.days - 1:
+            raise ConfigurationError(f"steps {self.steps}: from 1 to {self.days - 2}, the smaller first")
+        if not AMOUNTS[0] <= self.amount[0] <= self.amount[1] <= AMOUNTS[1]:
+            raise ConfigurationError(f"amount {self.amount}: from {AMOUNTS[0]} to {AMOUNTS[1]}, the smaller first")
 
 
 DEFAULT = Difficulty()
@@ -58,15 +62,13 @@ DEFAULT = Difficulty()
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """One change of the balance; *verb* is an index into the verbs of its sign."""
+    """One change of the balance, in dollars."""
 
     sign: Sign
     amount: int
-    verb: int = 0
 
-    @property
-    def words(self) -> str:
-        return VERBS[self.sign][self.verb]
+    def __str__(self) -> str:
+        return f"{self.sign}{self.amount}"
 
     def apply(self, value: int) -> int:
         return value + self.amount if self.sign == "+" else value - self.amount
@@ -75,7 +77,7 @@ class Deed:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """
-    A person has *start* dollars after day *first*, and one deed changes the balance every day from then on.
+    A person has *start* dollars after day *first*, and one deed changes the balance every day until the account closes.
 
     The question is about the balance after deed number *queried*, from 0, and the last one.
     """
@@ -105,12 +107,11 @@ class Problem:
 
     @property
     def text(self) -> str:
-        deeds = " ".join(
-            f"{self.day(index)}: {deed.words} ${deed.amount}." for index, deed in enumerate(self.operations)
-        )
+        deeds = " ".join(f"{self.day(index)} {deed}." for index, deed in enumerate(self.operations))
+        count = len(self.operations)
         return (
             f"{self.person} keeps accounts. Balance on the {ordinal(self.first)}: ${self.start}. {deeds} "
-            f"What is the balance on the {self.day(self.queried)} plus the balance at the end?"
+            f"{self.day(count)} closed. What is the total of {self.day(self.queried)} plus {self.day(count - 1)}?"
         )
 
     @property
@@ -134,7 +135,7 @@ def ordinal(number: int) -> str:
 @dataclass(frozen=True, slots=True)
 class Sum:
     """
-    A sum or difference of two numbers of three digits, worked out in columns from the ones on.
+    A sum or difference of two numbers of at most three digits, worked out in columns from the ones on.
 
     The result of column *slip*, from 0, is wrong by *by*, if that is not 0; the result's last three digits always
     agree with the columns.
@@ -185,13 +186,15 @@ def _step(problem: Problem, index: int, work: Sum, result: int | None = None, af
     deed, day = problem.operations[index], problem.day(index)
     end = day if after is None else problem.day(after)
     shown = work.result if result is None else result
-    return f"The {day}: {deed.words} ${deed.amount}: {work.work()} Balance on the {end}: ${shown}.\n\n"
+    return f"The {day} {deed}: {work.work()} Balance on the {end}: ${shown}.\n\n"
 
 
 def _close(problem: Problem, queried: int, work: Sum, result: int | None = None) -> str:
-    shown = work.result if result is None else result
-    day = problem.day(queried)
-    return f"Yes, that is all. Balance on the {day}: ${work.left}: {work.work()} The sum: ${shown}.\n{THINK_END}"
+    count, shown = len(problem.operations), work.result if result is None else result
+    return (
+        f"The {problem.day(count)} closed: total of {problem.day(queried)}: ${work.left} "
+        f"plus {problem.day(count - 1)}: ${work.right}: {work.work()} The sum: ${shown}.\n{THINK_END}"
+    )
 
 
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
@@ -206,7 +209,11 @@ def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Itera
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     """Draw one problem of either split."""
     count = rng.randint(*difficulty.steps)
-    person, first, start = rng.choice(list(PEOPLE)), rng.randint(1, difficulty.days - count), rng.randint(LEAST, MOST)
+    person, first, start = (
+        rng.choice(list(PEOPLE)),
+        rng.randint(1, difficulty.days - count - 1),
+        rng.randint(LEAST, MOST),
+    )
     deeds: list[Deed] = []
     value = start
     for _ in range(count):
@@ -217,8 +224,7 @@ def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
 
 def _draw_deed(rng: random.Random, value: int, difficulty: Difficulty) -> Deed:
     while True:
-        sign: Sign = rng.choice(("+", "-"))
-        deed = Deed(sign, rng.randint(*difficulty.amount), rng.randrange(len(VERBS[sign])))
+        deed = Deed(rng.choice(SIGNS), rng.randint(*difficulty.amount))
         if LEAST <= deed.apply(value) <= MOST:
             return deed
 
@@ -331,14 +337,15 @@ def _written(problem: Problem, state: State, work: Sum, result: int | None = Non
 
 
 def _off_by_a_digit(rng: random.Random, number: int) -> int:
-    """Change one digit of *number*, mostly by one, or swap two; the result still has three digits."""
+    """Change one digit of *number*, mostly by one, or swap two; the result has as many digits."""
+    digits = len(str(number))
     while True:
-        place = 10 ** rng.randrange(3)
+        place = 10 ** rng.randrange(digits)
         digit = number // place % 10
         new = rng.choice((digit - 1, digit + 1, rng.randrange(10)))
-        swapped = int("".join(rng.sample(str(number), len(str(number)))))
+        swapped = int("".join(rng.sample(str(number), digits)))
         near = swapped if rng.random() < 0.2 else number + (new % 10 - digit) * place
-        if near >= LEAST and near != number:
+        if len(str(near)) == digits and near != number:
             return near
 
 
@@ -354,13 +361,13 @@ def _wrong_result(rng: random.Random, problem: Problem, state: State) -> str:
 
 
 def _wrong_amount(rng: random.Random, problem: Problem, state: State) -> str:
-    work = _right_sum(problem, state)
-    others = [deed.amount for deed in problem.operations] if work.sign == "-" or work.right < 500 else [work.right]
-    other = rng.choice(others) if rng.random() < 0.4 else _off_by_a_digit(rng, work.right)
+    work, last = _right_sum(problem, state), state.index == len(problem.operations)
+    near = last or rng.random() < 0.6
+    other = _off_by_a_digit(rng, work.right) if near else rng.choice(problem.operations).amount
     changed = replace(work, right=other)
     if not changed.possible:
         return ""
-    if state.index < len(problem.operations) and rng.random() < 0.6:  # read wrongly, else copied wrongly
+    if not last and rng.random() < 0.6:  # read wrongly, else copied wrongly
         deed = replace(problem.operations[state.index], amount=other)
         operations = (*problem.operations[: state.index], deed, *problem.operations[state.index + 1 :])
         problem = replace(problem, operations=operations)
@@ -380,8 +387,8 @@ def _wrong_sign(rng: random.Random, problem: Problem, state: State) -> str:
     deed = problem.operations[state.index]
     sign: Sign = "-" if deed.sign == "+" else "+"
     work = Sum(state.value, sign, deed.amount) if rng.random() < 0.7 else _right_sum(problem, state)
-    verbs = replace(deed, sign=sign, verb=rng.randrange(3)) if rng.random() < 0.5 else deed
-    operations = (*problem.operations[: state.index], verbs, *problem.operations[state.index + 1 :])
+    read = replace(deed, sign=sign) if rng.random() < 0.5 else deed
+    operations = (*problem.operations[: state.index], read, *problem.operations[state.index + 1 :])
     return _step(replace(problem, operations=operations), state.index, work) if work.possible else ""
 
 

@@ -9,6 +9,7 @@ only, so that one row teaches several judgements for the cost of one context.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -44,8 +45,9 @@ TRUNK = 0
 # steps that are mostly right.
 WRONG_DRAFTS = 0.25
 PADDING = -1
-# Tokens of a step of a long problem: "The 18th: spends $375:" at its beginning, and " 18th: $463." at its end.
-DEED, BALANCE = 7, 6
+# Tokens of a step of a long problem: "The 18th -37: $500-$37." at its beginning, and " 18th: $463." at its end.
+DEED, BALANCE = 12, 7
+NUMBER = re.compile(r"[-+]?\d+|\d+(st|nd|rd|th)")  # in words: a deed of one token, or a day
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -122,10 +124,10 @@ class Writer:
     Encodes problems as rows of token ids, in the layout of the endpoints' prompts.
 
     The positions of a reasoning begin up to *reach* after its problem, as if it were longer: so that short rows teach
-    what long ones need. Of long problems, a share *whole* of the steps is whole; of another step, only the deed and the
-    new balance are there, at the positions that they would have: to look up deeds is the hardest part, and so a row
-    teaches it for a third of the tokens. Without *marked*, the trunk has no marks of wrong tokens; without
-    *varied*, nothing stands before the problem.
+    what long ones need. Of long problems, a share *whole* of the steps is whole; of another step, only the deed, the
+    equation and the new balance are there, at the positions that they would have: to look up deeds and balances is the
+    hardest part, and so a row teaches it for less than half of the tokens. Without *marked*, the trunk has no marks of
+    wrong tokens; without *varied*, nothing stands before the problem.
     """
 
     def __init__(
@@ -164,19 +166,18 @@ class Writer:
         return self._encode(self.template.begin(self.render(messages, True)))
 
     def marks(self, problem: Problem, state: State, step: str) -> list[int]:
-        """Mark the wrong tokens of *step*: the last one, and the digits if the right step has as many tokens."""
+        """Mark the wrong tokens of *step*: the last one, and the numbers if the right step has as many tokens."""
         ids, want = self.encode(step), self.encode(world_of(problem).expected(problem, state))
         fine = world_of(problem).is_right(problem, state, step)
         marks = [IGNORED] * len(ids)
         marks[-1] = 0 if fine else 1
         if fine or len(ids) == len(want):
-            digits = [i for i, id in enumerate(ids[:-1]) if self.is_number(id)]
-            for i in digits:
+            for i in [i for i, id in enumerate(ids[:-1]) if self.is_number(id)]:
                 marks[i] = 0 if fine else int(ids[i] != want[i])
         return marks
 
     def _is_number(self, id: int) -> bool:
-        return str(self.tokenizer.decode([id])).strip().isdigit()
+        return bool(NUMBER.fullmatch(str(self.tokenizer.decode([id])).strip()))
 
     def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
         """Build one row with *branches* branches; the first two judge *mistake*, if it is not None."""

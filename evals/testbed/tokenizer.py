@@ -2,8 +2,8 @@
 Train the tokenizers of the miniature models: byte-level BPE, from the problems and the project's own prompts.
 
 There are three vocabularies: "plain" splits a number into digits, "grouped" into groups of two digits; "dated", of the
-long problems, splits it into digits too, and has one token for each day ("18th", "18th:") and for each verb with the
-sign after it ("pays $"): a deed is looked up by its day, which is learnt much sooner if little is between them.
+long problems, splits it into digits too, and has one token for each day ("18th") and for each deed ("-37"): a deed is
+looked up by its day, which is learnt much sooner if it is one token.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ REFLECTION = "reflective.reflect"
 DIGITS: dict[Numbers, str] = {
     "plain": r" ?\p{N}",
     "grouped": r" ?\p{N}{1,2}",
-    "dated": r" ?\p{N}{1,2}(?:st|nd|rd|th):?| ?\p{L}+ \$| ?\p{N}",
+    "dated": r" ?\p{N}{1,2}(?:st|nd|rd|th)| [-+]\p{N}{2}(?!\p{N})| ?\p{N}",
 }
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 800}
+SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 1024}
 
 
 def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
@@ -75,16 +75,16 @@ def _corpus(seed: int) -> Iterator[str]:
 
 def _long_corpus() -> Iterator[str]:
     """Yield every word of the long problems equally often, so that the vocabulary does not depend on their lengths."""
-    verbs = [f" {verb} $" for sign in accounts.VERBS.values() for verb in sign]
-    days = [f" {accounts.ordinal(day)}{end}" for day in range(1, accounts.DAYS + 1) for end in (":", "")]
-    deeds = (accounts.Deed("+", 257), accounts.Deed("-", 163))
+    changes = [f" {sign}{amount}" for sign in accounts.SIGNS for amount in range(10, 100)]
+    days = [f" {accounts.ordinal(day)}" for day in range(1, accounts.DAYS + 1)]
+    deeds = (accounts.Deed("+", 57), accounts.Deed("-", 63))
     for person in problems.PEOPLE:
         problem = accounts.Problem(person, 10, 342, deeds, 0)
         for _ in range(50):
             yield problem.text
             yield from (paragraph.removesuffix(THINK_END) for paragraph in accounts.worked_steps(problem))
             yield accounts.final_answer(problem.answer)
-            yield from (*verbs, *days)
+            yield from (*changes, *days)
     yield from _words()
 
 

@@ -81,8 +81,8 @@ class Recipe:
     """
     The architecture of one model and its training phases.
 
-    The norms of queries and keys learn *focus* times as fast as the rest: they bound how sharply a head of *head*
-    dimensions can attend to one of a hundred deeds, and have to grow a lot for that.
+    Models of the long problems begin with an `induction` circuit, in heads of *head* dimensions with positions of the
+    base *theta*.
     """
 
     name: str
@@ -93,7 +93,6 @@ class Recipe:
     phases: tuple[Phase, ...]
     seed: int = 0
     theta: float = 10_000.0
-    focus: float = 1.0
     head: int = 32
 
     @property
@@ -131,19 +130,17 @@ def long(*steps: tuple[int, int], days: int = accounts.DAYS) -> tuple[Difficulty
 
 
 NO_MISTAKES = MistakeRate(0.0)
+EVERY_LENGTH = long((1, 8), (4, 20), (20, 70))
 LONG_SMALL_PHASES = (
-    Phase(700, 3e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6)), reach=400),
-    Phase(700, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000),
-    Phase(800, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70)), whole=0.1),
-    Phase(60, 5e-4, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70))),
+    Phase(400, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, reach=3000, whole=0.3),
+    Phase(250, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, whole=0.7),
 )
 LONG_LARGE_PHASES = (
-    Phase(700, 2.5e-3, tokens=2048, mistake_rate=NO_MISTAKES, difficulties=long((1, 6)), reach=400),
-    Phase(300, 2e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=long((2, 8), (4, 20)), reach=3000, whole=0.5),
-    Phase(900, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 70)), whole=0.1),
+    Phase(500, 2.5e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, reach=3000, whole=0.3),
+    Phase(350, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, whole=0.5),
     Phase(
         600,
-        1e-3,
+        1.2e-3,
         tokens=8192,
         mistake_rate=MistakeRate(0.1, 0.5),
         difficulties=long((3, 14), (14, 40)),
@@ -153,7 +150,7 @@ LONG_LARGE_PHASES = (
         branches=8,
     ),
     Phase(
-        150,
+        200,
         6e-4,
         tokens=8192,
         mistake_rate=MistakeRate(0.02),
@@ -170,8 +167,8 @@ RECIPES = (
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
 LONG_RECIPES = (
-    Recipe("small", "dated", width=96, layers=3, heads=4, phases=LONG_SMALL_PHASES, theta=1e9, focus=5),
-    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e12, focus=5, head=64),
+    Recipe("small", "dated", width=96, layers=3, heads=2, phases=LONG_SMALL_PHASES, theta=1e9, head=64),
+    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e9, head=64),
 )
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
@@ -189,7 +186,7 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         intermediate_size=3 * recipe.width,
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
-        num_key_value_heads=max(1, recipe.heads // 2),
+        num_key_value_heads=recipe.heads if recipe.numbers == "dated" else max(1, recipe.heads // 2),
         head_dim=recipe.head,
         max_position_embeddings=8192 if recipe.numbers == "dated" else 4096,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.theta},
@@ -199,9 +196,51 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         bos_token_id=None,
     )
     model = Qwen3ForCausalLM(config)
-    if recipe.numbers == "dated":  # the many days are rare words, which are learnt earlier if they differ more
+    if recipe.numbers == "dated":
         nn.init.normal_(model.model.embed_tokens.weight, std=recipe.width**-0.5)
+        induction(model)
     return model
+
+
+FAST, SLOW = 6, 12  # pairs of a head's dimensions: the first for the place of the token before, the last for its name
+SHARPNESS = 2.0  # of the comparisons, as norms of queries and keys
+
+
+@torch.no_grad()
+def induction(model: Qwen3ForCausalLM) -> None:
+    """
+    Let *model* begin with an induction circuit (Olsson et al. 2022) in the first heads of its first two layers.
+
+    The head of the first layer attends to the token before and copies its embedding, rotated; that of the second
+    attends to the tokens with the current one before them, and copies their embeddings. So a deed is found by its day
+    from the first hundred steps of training on, for which random weights need an hour. Rotary positions turn the first
+    pairs of a head's dimensions fast and the last ones hardly at all over a whole chain: the first head compares with
+    those, the second with these.
+    """
+    config = model.config
+    width, head = config.hidden_size, config.head_dim
+    half, unit = head // 2, width**-0.5  # of a normal embedding, in the scale of the normalised input
+    angles = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
+    first, second = (layer.self_attn for layer in model.model.layers[:2])
+
+    model.model.embed_tokens.weight[:, 0] = 2 * unit  # the same for all tokens, so that a place can be asked for
+    for matrix in (first.q_proj.weight, first.k_proj.weight):
+        matrix[:head] = 0
+    first.q_proj.weight[:FAST, 0] = 1
+    first.k_proj.weight[:FAST, 0] = angles[:FAST].cos()
+    first.k_proj.weight[half : half + FAST, 0] = angles[:FAST].sin()
+    for norm in (first.q_norm.weight, first.k_norm.weight):
+        norm[:FAST] = norm[half : half + FAST] = SHARPNESS
+    for norm in (second.q_norm.weight, second.k_norm.weight):
+        norm[:] = SHARPNESS
+
+    before, rotation, copied = (nn.init.orthogonal_(torch.empty(head, width)) for _ in range(3))
+    for matrix in (before, rotation, copied):
+        matrix[:, 0] = 0
+    slow = torch.arange(head)[:, None] % half >= SLOW
+    first.v_proj.weight[:head], first.o_proj.weight[:, :head] = before, unit * rotation.T
+    second.q_proj.weight[:head], second.k_proj.weight[:head] = slow * before, slow * rotation
+    second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
 
 
 class Marker(nn.Module):
@@ -355,8 +394,7 @@ class Trainer:
         """Train one *phase* on the batches of *source*; the file *part* has its state if it was interrupted."""
         steps, rate = phase.steps, phase.rate
         parameters = [*self.model.parameters(), *self.marker.parameters()]
-        groups = self.groups(rate)
-        optimiser = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
+        optimiser = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=0.01)
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimiser,
             lambda n: min(1.0, (n + 1) / WARMUP) * (0.03 + 0.97 * 0.5 * (1 + math.cos(math.pi * n / steps))),
@@ -411,15 +449,6 @@ class Trainer:
             raise RuntimeError(
                 f"{self.recipe.name} did not reach {phase.until:.0%} in {steps} steps: its phase needs more steps"
             )
-
-    def groups(self, rate: float) -> list[dict[str, Any]]:
-        """Return all parameters, those of the norms of queries and keys apart if they have a rate of their own."""
-        named = [*self.model.named_parameters(), *self.marker.named_parameters()]
-        if self.recipe.focus == 1:
-            return [{"params": [parameter for _, parameter in named]}]
-        norms = [parameter for name, parameter in named if "q_norm" in name or "k_norm" in name]
-        others = [parameter for name, parameter in named if "q_norm" not in name and "k_norm" not in name]
-        return [{"params": others}, {"params": norms, "lr": self.recipe.focus * rate, "weight_decay": 0.0}]
 
     def loss(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from stepspec.evals.testbed import tokenizer as vocabulary
 from stepspec.evals.testbed.accounts import (
+    AMOUNTS,
     DAYS,
     DEFAULT,
     LEAST,
     MOST,
-    VERBS,
-    WIDEST,
+    SIGNS,
     Deed,
     Difficulty,
     Problem,
@@ -43,7 +43,7 @@ from ...orchestrator.arms import BOUNDED
 SEEDS = st.integers(0, 2**32)
 SHORT = Difficulty(steps=(1, 8))
 PROBLEMS = SEEDS.map(lambda seed: draw(random.Random(seed), SHORT))
-EXAMPLE = Problem("Maya", 10, 342, (Deed("+", 257), Deed("-", 163, 2), Deed("+", 450, 1)), 1)
+EXAMPLE = Problem("Maya", 10, 342, (Deed("+", 57), Deed("-", 63), Deed("+", 91)), 1)
 
 
 def read(text: str) -> tuple[dict[str, int], str]:
@@ -51,10 +51,12 @@ def read(text: str) -> tuple[dict[str, int], str]:
     opening = re.match(r"\w+ keeps accounts\. Balance on the (\w+): \$(\d+)\. ", text)
     assert opening
     balances = {opening[1]: int(opening[2])}
-    for day, verb, amount in re.findall(r"(\w+): (\w+) \$(\d+)\. ", text[opening.end() :]):
-        change = int(amount) if verb in VERBS["+"] else -int(amount)
-        balances[day] = [*balances.values()][-1] + change
-    asked = re.search(r" What is the balance on the (\w+) plus the balance at the end\?$", text)
+    for day, change in re.findall(r"(\w+) ([-+]\d+)\. ", text[opening.end() :]):
+        balances[day] = [*balances.values()][-1] + int(change)
+    *_, last = balances
+    end = text[opening.end() :].rpartition(". ")[0].rpartition(" ")[0].rpartition(" ")[2]
+    assert end == ordinal(int(last[:-2]) + 1)
+    asked = re.search(rf" {end} closed\. What is the total of (\w+) plus {last}\?$", text)
     assert asked
     return balances, asked[1]
 
@@ -75,17 +77,16 @@ def computed(paragraph: str) -> int:
 
 def test_a_problem_and_its_worked_reasoning() -> None:
     assert EXAMPLE.text == (
-        "Maya keeps accounts. Balance on the 10th: $342. 11th: earns $257. 12th: loses $163. 13th: receives $450. "
-        "What is the balance on the 12th plus the balance at the end?"
+        "Maya keeps accounts. Balance on the 10th: $342. 11th +57. 12th -63. 13th +91. 14th closed. "
+        "What is the total of 12th plus 13th?"
     )
-    assert EXAMPLE.answer == 436 + 886
+    assert EXAMPLE.answer == 336 + 427
     assert worked_steps(EXAMPLE) == [
-        "The 11th: earns $257: $342+$257. Ones (2+7=9), tens (4+5=9), hundreds (3+2=5). Balance on the 11th: $599.\n\n",
-        "The 12th: loses $163: $599-$163. Ones (9-3=6), tens (9-6=3), hundreds (5-1=4). Balance on the 12th: $436.\n\n",
-        "The 13th: receives $450: $436+$450. Ones (6+0=6), tens (3+5=8), hundreds (4+4=8). "
-        "Balance on the 13th: $886.\n\n",
-        "Yes, that is all. Balance on the 12th: $436: $436+$886. Ones (6+6=12), tens (3+8+1=12), "
-        "hundreds (4+8+1=13). The sum: $1322.\n</think>",
+        "The 11th +57: $342+$57. Ones (2+7=9), tens (4+5=9), hundreds (3+0=3). Balance on the 11th: $399.\n\n",
+        "The 12th -63: $399-$63. Ones (9-3=6), tens (9-6=3), hundreds (3-0=3). Balance on the 12th: $336.\n\n",
+        "The 13th +91: $336+$91. Ones (6+1=7), tens (3+9=12), hundreds (3+0+1=4). Balance on the 13th: $427.\n\n",
+        "The 14th closed: total of 12th: $336 plus 13th: $427: $336+$427. Ones (6+7=13), tens (3+2+1=6), "
+        "hundreds (3+4=7). The sum: $763.\n</think>",
     ]
 
 
@@ -148,20 +149,20 @@ def test_reasoning_with_mistakes_is_marked_by_the_checker(problem: Problem, seed
 
 
 def test_wrong_steps_are_of_many_kinds() -> None:
-    """Each part of a step is wrong in some: day, verb, amount, balance, sign, amount again, columns, day, result."""
+    """Each part of a step is wrong in some: day, deed, balance, sign, amount, columns, day again, result."""
     problem = draw(random.Random(7), Difficulty(steps=(20, 20)))
     state, rng = begin(problem), random.Random(1)
     for step in worked_steps(problem)[:9]:
         state = advance(problem, state, step)
-    pattern = r"The (\w+): (\w+) \$(\d+): \$(\d+)([-+])\$(\d+)\. (.*)\. Balance on the (\w+): \$(\d+)\.\n\n"
+    pattern = r"The (\w+) ([-+]\d+): \$(\d+)([-+])\$(\d+)\. (.*)\. Balance on the (\w+): \$(\d+)\.\n\n"
     good = re.fullmatch(pattern, expected(problem, state))
     assert good
     changed: set[int] = set()
     for _ in range(300):
         match = re.fullmatch(pattern, corrupt(rng, problem, state))
         if match:
-            changed |= {part for part in range(1, 10) if match[part] != good[part]}
-    assert changed == set(range(1, 10))
+            changed |= {part for part in range(1, 9) if match[part] != good[part]}
+    assert changed == set(range(1, 9))
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
@@ -173,30 +174,28 @@ def test_the_same_seed_gives_the_same_problems_of_one_split(split: Any) -> None:
     assert {problem.split for problem in problems(3)} == {split}
 
 
-def test_a_chain_has_30_to_70_steps_and_1500_to_4000_tokens_of_thinking() -> None:
+def test_a_chain_has_30_to_70_steps_and_1450_to_3600_tokens_of_thinking() -> None:
     writer = Writer(vocabulary.train("dated"))
     lengths: list[int] = []
     for steps in DEFAULT.steps:
         for problem in islice(generate(5, "test", Difficulty(steps=(steps, steps))), 30):
             lengths.append(sum(len(writer.encode(step)) for step in worked_steps(problem)))
-            assert len(writer.prompt(problem)) < 1100
-    assert 1500 <= min(lengths) < 1800
-    assert 3600 < max(lengths) <= 4000
+            assert len(writer.prompt(problem)) < 260
+    assert 1450 <= min(lengths) < 1600
+    assert 3300 < max(lengths) <= 3600
 
 
-def test_a_day_is_one_token_with_its_colon_a_verb_with_its_sign_and_a_number_one_for_each_digit() -> None:
+def test_a_day_and_a_deed_are_one_token_and_any_other_number_one_for_each_digit() -> None:
     """A deed is looked up by its day: the fewer tokens are between them, the sooner that is learnt."""
     writer = Writer(vocabulary.train("dated"))
-    days = {writer.encode(f" {ordinal(day)}{end}") for day in range(1, DAYS + 1) for end in ("", ":")}
-    assert len(days) == 2 * DAYS
-    verbs = {writer.encode(f" {verb} $") for verbs in VERBS.values() for verb in verbs}
-    assert len(verbs) == 6
-    assert all(len(ids) == 1 for ids in days | verbs)
-    assert len(writer.encode(" 17th: pays $117.")) == 6
-    plain = {writer.encode(str(digit))[0] for digit in range(10)}
-    assert set(writer.encode(worked_steps(EXAMPLE)[0])) >= {writer.encode(digit)[0] for digit in "342579"}
-    numbers = [id for step in worked_steps(EXAMPLE) for id in writer.encode(step) if writer.is_number(id)]
-    assert set(numbers) <= plain
+    days = {writer.encode(f" {ordinal(day)}") for day in range(1, DAYS + 1)}
+    deeds = {writer.encode(f" {sign}{amount}") for sign in SIGNS for amount in range(AMOUNTS[0], AMOUNTS[1] + 1)}
+    assert (len(days), len(deeds)) == (DAYS, 180)
+    assert all(len(ids) == 1 and writer.is_number(ids[0]) for ids in days | deeds)
+    digits = {writer.encode(str(digit))[0] for digit in range(10)}
+    worked = [id for step in worked_steps(EXAMPLE) for id in writer.encode(step) if writer.is_number(id)]
+    assert {*worked} <= digits | {id for (id,) in days | deeds}
+    assert {writer.encode(digit)[0] for digit in "342579"} <= {*worked}
 
 
 def test_english_ordinals() -> None:
@@ -205,8 +204,8 @@ def test_english_ordinals() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"steps": (0, 3)}, {"steps": (4, 3)}, {"steps": (3, DAYS)}, {"amount": (LEAST - 1, LEAST)},
-              {"amount": (LEAST, WIDEST + 1)}, {"amount": (200, 199)}]
+    "wrong", [{"steps": (0, 3)}, {"steps": (4, 3)}, {"steps": (3, DAYS - 1)}, {"amount": (9, 10)},
+              {"amount": (10, 100)}, {"amount": (20, 19)}, {"days": 2}]
 )  # fmt: skip
 def test_a_difficulty_that_no_problem_can_have_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match=next(iter(wrong))):
@@ -214,5 +213,5 @@ def test_a_difficulty_that_no_problem_can_have_is_refused(wrong: dict[str, Any])
 
 
 def test_the_widest_amounts_are_always_possible() -> None:
-    hardest = Difficulty(steps=(DAYS - 1, DAYS - 1), amount=(WIDEST, WIDEST))
-    assert all(len(draw(random.Random(seed), hardest).operations) == DAYS - 1 for seed in range(20))
+    hardest = Difficulty(steps=(DAYS - 2, DAYS - 2), amount=(AMOUNTS[1], AMOUNTS[1]))
+    assert all(len(draw(random.Random(seed), hardest).operations) == DAYS - 2 for seed in range(20))
