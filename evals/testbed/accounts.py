@@ -2,13 +2,13 @@
 Long arithmetic problems: an account with dozens of dated deeds, worked reasoning, a checker of every step, wrong steps.
 
 The chain has one step for each deed, of about 45 tokens, which needs only that deed and the balance before it: the
-equation, its columns from the ones on, and the new balance. The last step needs an early fact: it adds the balance
-after an earlier day to the last balance. The functions are those of `problems`, so that everything that works with one
+equation, its columns from the ones on, and the new balance. The last step needs an early fact: the deed of an earlier
+day is done once more. The functions are those of `problems`, so that everything that works with one
 world works with the other.
 
 The text is like a bank statement, "18th -37.", so that all that is looked up follows a word that stands once in it: the
-deed after its day, the end of the account likewise, the queried day after "of". A tiny model learns that within
-minutes, and did not learn to look up deeds of five tokens within an hour.
+deed after its day, the end of the account likewise, the day of the question after "again". A tiny model learns that
+within minutes, and did not learn to look up deeds of five tokens within an hour.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Problem:
     """
     A person has *start* dollars after day *first*, and one deed changes the balance every day until the account closes.
 
-    The question is about the balance after deed number *queried*, from 0, and the last one.
+    The question is about the balance after deed number *queried*, from 0, is done once more at the end.
     """
 
     person: str
@@ -98,8 +98,7 @@ class Problem:
 
     @property
     def answer(self) -> int:
-        values = self.values
-        return values[self.queried + 1] + values[-1]
+        return self.operations[self.queried].apply(self.values[-1])
 
     def day(self, index: int) -> str:
         """Return the day of deed *index* in words."""
@@ -111,7 +110,7 @@ class Problem:
         count = len(self.operations)
         return (
             f"{self.person} keeps accounts. Balance on the {ordinal(self.first)}: ${self.start}. {deeds} "
-            f"{self.day(count)} closed. What is the total of {self.day(self.queried)} plus {self.day(count - 1)}?"
+            f"{self.day(count)} closed. By mistake, the bank books again {self.day(self.queried)}. What is the balance?"
         )
 
     @property
@@ -122,9 +121,10 @@ class Problem:
         """Return the paragraph that applies deed *index* to a balance of *value*."""
         return _step(self, index, Sum(value, self.operations[index].sign, self.operations[index].amount))
 
-    def close(self, early: int, value: int) -> str:
-        """Return the paragraph that adds the balance *early* after the queried day to the last one, *value*."""
-        return _close(self, self.queried, Sum(early, "+", value))
+    def close(self, value: int) -> str:
+        """Return the last paragraph, which does the queried deed again, with a balance of *value*."""
+        deed = self.operations[self.queried]
+        return _close(self, self.queried, Sum(value, deed.sign, deed.amount))
 
 
 def ordinal(number: int) -> str:
@@ -190,10 +190,10 @@ def _step(problem: Problem, index: int, work: Sum, result: int | None = None, af
 
 
 def _close(problem: Problem, queried: int, work: Sum, result: int | None = None) -> str:
-    count, shown = len(problem.operations), work.result if result is None else result
+    day, shown = problem.day(queried), work.result if result is None else result
     return (
-        f"The {problem.day(count)} closed: total of {problem.day(queried)}: ${work.left} "
-        f"plus {problem.day(count - 1)}: ${work.right}: {work.work()} The sum: ${shown}.\n{THINK_END}"
+        f"The {problem.day(len(problem.operations))} closed: again {day} {problem.operations[queried]}: {work.work()} "
+        f"The balance: ${shown}.\n{THINK_END}"
     )
 
 
@@ -219,7 +219,10 @@ def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     for _ in range(count):
         deeds.append(_draw_deed(rng, value, difficulty))
         value = deeds[-1].apply(value)
-    return Problem(person, first, start, tuple(deeds), rng.randrange(max(1, count - 1)))
+    possible = [index for index, deed in enumerate(deeds) if LEAST <= deed.apply(value) <= MOST]
+    if not possible:
+        return draw(rng, difficulty)
+    return Problem(person, first, start, tuple(deeds), rng.choice(possible))
 
 
 def _draw_deed(rng: random.Random, value: int, difficulty: Difficulty) -> Deed:
@@ -255,7 +258,7 @@ def expected(problem: Problem, state: State) -> str:
     if state.wrong:
         return CORRECTION + state.wrong
     if state.index == len(problem.operations):
-        return problem.close(problem.values[problem.queried + 1], state.value)
+        return problem.close(state.value)
     return problem.step(state.index, state.value)
 
 
@@ -297,7 +300,7 @@ def worked_steps(problem: Problem) -> list[str]:
     """Return the paragraphs of the worked reasoning; the last one ends the thinking."""
     values = problem.values
     steps = [problem.step(index, values[index]) for index in range(len(problem.operations))]
-    return [*steps, problem.close(values[problem.queried + 1], values[-1])]
+    return [*steps, problem.close(values[-1])]
 
 
 def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:
@@ -323,11 +326,20 @@ def _any_mistake(rng: random.Random) -> Mistaken:
     return rng.choices(kinds, weights=(30, 12, 18, 18, 6, 8, 6, 2))[0]
 
 
+def _next(problem: Problem, state: State) -> int:
+    """Return the index of the deed that comes next; after all, the queried one."""
+    return problem.queried if state.index == len(problem.operations) else state.index
+
+
 def _right_sum(problem: Problem, state: State) -> Sum:
-    if state.index == len(problem.operations):
-        return Sum(problem.values[problem.queried + 1], "+", state.value)
-    deed = problem.operations[state.index]
+    deed = problem.operations[_next(problem, state)]
     return Sum(state.value, deed.sign, deed.amount)
+
+
+def _misread(problem: Problem, state: State, deed: Deed) -> Problem:
+    """Return *problem* with *deed* in the place of the one that comes next."""
+    index = _next(problem, state)
+    return replace(problem, operations=(*problem.operations[:index], deed, *problem.operations[index + 1 :]))
 
 
 def _written(problem: Problem, state: State, work: Sum, result: int | None = None) -> str:
@@ -361,16 +373,14 @@ def _wrong_result(rng: random.Random, problem: Problem, state: State) -> str:
 
 
 def _wrong_amount(rng: random.Random, problem: Problem, state: State) -> str:
-    work, last = _right_sum(problem, state), state.index == len(problem.operations)
-    near = last or rng.random() < 0.6
+    work = _right_sum(problem, state)
+    near = rng.random() < 0.6
     other = _off_by_a_digit(rng, work.right) if near else rng.choice(problem.operations).amount
     changed = replace(work, right=other)
     if not changed.possible:
         return ""
-    if not last and rng.random() < 0.6:  # read wrongly, else copied wrongly
-        deed = replace(problem.operations[state.index], amount=other)
-        operations = (*problem.operations[: state.index], deed, *problem.operations[state.index + 1 :])
-        problem = replace(problem, operations=operations)
+    if rng.random() < 0.6:  # read wrongly, else copied wrongly
+        problem = _misread(problem, state, Deed(work.sign, other))
     return _written(problem, state, changed)
 
 
@@ -382,22 +392,21 @@ def _wrong_balance(rng: random.Random, problem: Problem, state: State) -> str:
 
 
 def _wrong_sign(rng: random.Random, problem: Problem, state: State) -> str:
-    if state.index == len(problem.operations):
-        return _wrong_result(rng, problem, state)
-    deed = problem.operations[state.index]
-    sign: Sign = "-" if deed.sign == "+" else "+"
-    work = Sum(state.value, sign, deed.amount) if rng.random() < 0.7 else _right_sum(problem, state)
-    read = replace(deed, sign=sign) if rng.random() < 0.5 else deed
-    operations = (*problem.operations[: state.index], read, *problem.operations[state.index + 1 :])
-    return _step(replace(problem, operations=operations), state.index, work) if work.possible else ""
+    right = _right_sum(problem, state)
+    sign: Sign = "-" if right.sign == "+" else "+"
+    work = replace(right, sign=sign) if rng.random() < 0.7 else right
+    if rng.random() < 0.5:
+        problem = _misread(problem, state, Deed(sign, right.right))
+    return _written(problem, state, work) if work.possible else ""
 
 
 def _wrong_day(rng: random.Random, problem: Problem, state: State) -> str:
     """Take another deed than the next one, often the one before or after it; or name another day at the end."""
     count = len(problem.operations)
     if state.index == count:
-        queried = rng.randrange(count)
-        return _close(problem, queried, Sum(problem.values[queried + 1], "+", state.value))
+        deed = problem.operations[queried := rng.randrange(count)]
+        work = Sum(state.value, deed.sign, deed.amount)
+        return _close(problem, queried, work) if work.possible else ""
     near = state.index + rng.choice((-1, 1))
     other = near if 0 <= near < count and rng.random() < 0.7 else rng.randrange(count)
     if rng.random() < 0.3:
@@ -411,8 +420,8 @@ def _wrong_end(rng: random.Random, problem: Problem, state: State) -> str:
     if state.index == len(problem.operations):
         index = rng.randrange(len(problem.operations))
         return problem.step(index, problem.values[index])
-    early = problem.values[rng.randint(0, state.index)]
-    return problem.close(early, state.value)
+    deed = problem.operations[problem.queried]
+    return problem.close(state.value) if Sum(state.value, deed.sign, deed.amount).possible else ""
 
 
 def _false_alarm(rng: random.Random, problem: Problem, state: State) -> str:

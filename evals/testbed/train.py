@@ -131,32 +131,36 @@ def long(*steps: tuple[int, int], days: int = accounts.DAYS) -> tuple[Difficulty
 
 NO_MISTAKES = MistakeRate(0.0)
 EVERY_LENGTH = long((1, 8), (4, 20), (20, 70))
+MANY_ENDS = long((1, 3), (2, 8), (8, 30), (30, 70))  # to answer the question, once in every chain
 LONG_SMALL_PHASES = (
     Phase(400, 3e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, reach=3000, whole=0.3),
     Phase(250, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, whole=0.7),
+    Phase(300, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH),
+    Phase(400, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.6),
+    Phase(150, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
 )
 LONG_LARGE_PHASES = (
     Phase(500, 2.5e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, reach=3000, whole=0.3),
-    Phase(350, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, whole=0.5),
+    Phase(300, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
     Phase(
-        600,
+        500,
         1.2e-3,
-        tokens=8192,
-        mistake_rate=MistakeRate(0.1, 0.5),
-        difficulties=long((3, 14), (14, 40)),
-        whole=0.1,
-        pool=100,
+        tokens=6144,
+        mistake_rate=MistakeRate(0.15, 0.6),
+        difficulties=long((2, 8), (6, 24)),
+        whole=0.2,
+        pool=60,
         mistaken=0.3,
-        branches=8,
+        branches=12,
     ),
     Phase(
-        200,
+        150,
         6e-4,
         tokens=8192,
         mistake_rate=MistakeRate(0.02),
         difficulties=long((4, 30), (30, 70)),
         whole=0.5,
-        branches=8,
+        branches=12,
     ),
 )
 ENOUGH, LITTLE = 0.62, 0.3

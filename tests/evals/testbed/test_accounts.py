@@ -47,16 +47,15 @@ EXAMPLE = Problem("Maya", 10, 342, (Deed("+", 57), Deed("-", 63), Deed("+", 91))
 
 
 def read(text: str) -> tuple[dict[str, int], str]:
-    """Read a problem as its reader would: return the balance on each day, and the day that is asked about."""
+    """Read a problem as its reader would: return the balance on each day, and the day whose deed is done again."""
     opening = re.match(r"\w+ keeps accounts\. Balance on the (\w+): \$(\d+)\. ", text)
     assert opening
     balances = {opening[1]: int(opening[2])}
     for day, change in re.findall(r"(\w+) ([-+]\d+)\. ", text[opening.end() :]):
         balances[day] = [*balances.values()][-1] + int(change)
     *_, last = balances
-    end = text[opening.end() :].rpartition(". ")[0].rpartition(" ")[0].rpartition(" ")[2]
-    assert end == ordinal(int(last[:-2]) + 1)
-    asked = re.search(rf" {end} closed\. What is the total of (\w+) plus {last}\?$", text)
+    end = ordinal(int(last[:-2]) + 1)
+    asked = re.search(rf" {end} closed\. By mistake, the bank books again (\w+)\. What is the balance\?$", text)
     assert asked
     return balances, asked[1]
 
@@ -78,15 +77,15 @@ def computed(paragraph: str) -> int:
 def test_a_problem_and_its_worked_reasoning() -> None:
     assert EXAMPLE.text == (
         "Maya keeps accounts. Balance on the 10th: $342. 11th +57. 12th -63. 13th +91. 14th closed. "
-        "What is the total of 12th plus 13th?"
+        "By mistake, the bank books again 12th. What is the balance?"
     )
-    assert EXAMPLE.answer == 336 + 427
+    assert EXAMPLE.answer == 427 - 63
     assert worked_steps(EXAMPLE) == [
         "The 11th +57: $342+$57. Ones (2+7=9), tens (4+5=9), hundreds (3+0=3). Balance on the 11th: $399.\n\n",
         "The 12th -63: $399-$63. Ones (9-3=6), tens (9-6=3), hundreds (3-0=3). Balance on the 12th: $336.\n\n",
         "The 13th +91: $336+$91. Ones (6+1=7), tens (3+9=12), hundreds (3+0+1=4). Balance on the 13th: $427.\n\n",
-        "The 14th closed: total of 12th: $336 plus 13th: $427: $336+$427. Ones (6+7=13), tens (3+2+1=6), "
-        "hundreds (3+4=7). The sum: $763.\n</think>",
+        "The 14th closed: again 12th -63: $427-$63. Ones (7-3=4), tens (12-6=6), hundreds (4-0-1=3). "
+        "The balance: $364.\n</think>",
     ]
 
 
@@ -97,7 +96,9 @@ def test_the_chain_computed_again_from_the_text_equals_the_answer(problem: Probl
     assert list(balances.values()) == list(problem.values)
     assert len(balances) == len(problem.operations) + 1  # every day has a name of its own
     assert all(LEAST <= balance <= MOST for balance in balances.values())
-    assert problem.answer == balances[asked] + problem.values[-1]
+    change = balances[asked] - [*balances.values()][[*balances].index(asked) - 1]
+    assert problem.answer == problem.values[-1] + change
+    assert LEAST <= problem.answer <= MOST
     *steps, last = worked_steps(problem)
     assert [computed(step) for step in steps] == list(problem.values[1:])
     assert computed(last) == problem.answer
