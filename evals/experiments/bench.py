@@ -4,7 +4,7 @@ Measure every method on the miniature pair: the figures of the README, compared 
 ``python -m stepspec.evals.experiments.bench`` solves the same problems with every arm, interleaved, at the default
 sampling and greedily. One arm has three models: a nested pair of the tiny and the small model in the small one's place.
 With ``--stacked`` it measures vLLM's token-level speculation under the large model alone and under SpecReason instead.
-With ``--world long`` the problems have 30 to 70 steps, and models of their own; there is no tiny one among them.
+With ``--world long`` the problems have 32 to 80 steps, and models of their own; there is no tiny one among them.
 """
 
 from __future__ import annotations

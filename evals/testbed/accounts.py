@@ -44,7 +44,7 @@ class Difficulty:
     Raise `ConfigurationError` for impossible ranges.
     """
 
-    steps: tuple[int, int] = (30, 70)
+    steps: tuple[int, int] = (32, 80)
     amount: tuple[int, int] = AMOUNTS
     days: int = DAYS
 

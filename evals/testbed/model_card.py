@@ -107,7 +107,7 @@ def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) ->
         solved = wilson(sum(all(r.greedy) for r in recitals), count)
         steps = [right for r in recitals for right in r.greedy]
         sampled = sum(math.prod(r.chance) for r in recitals) / count
-        about = f"n = {count}, of 30 to 70 steps; {np.mean(steps):.2%} of the steps"
+        about = f"n = {count}, of 32 to 80 steps; {np.mean(steps):.2%} of the steps"
         figures.append(Figure(f"{name}: greedy accuracy", solved.value, low, high, _detail(solved, about)))
         figures.append(Figure(f"{name}: accuracy at temperature 0.6", sampled, 0, 1, "expected, on the same problems"))
     large, small = LoadedModel.of("large", folder), LoadedModel.of("small", folder)
@@ -246,10 +246,12 @@ def long_card(figures: Sequence[Figure]) -> str:
     """Render the model card of the long problems."""
     return f"""# The miniature pair for long problems
 
-Two models of the Qwen3 architecture, trained from scratch on one account with 30 to 70 dated deeds, a chain of 1,500 to
+Models of the Qwen3 architecture, trained from scratch on one account with 32 to 80 dated deeds, a chain of 1,500 to
 4,000 tokens, so that long reasoning runs with real models on a CPU. They share a vocabulary with one token for each
-day. `large` was also trained to judge, as the large model of the short problems was. `small` makes mistakes: mostly, it
-looks up the deed of a day wrongly.
+day and one for each deed. `small`, of three layers, begins with an induction circuit instead of random weights: so it
+looks up deeds after minutes of training. `large` begins with the layers of `small` and has three more; it learnt to
+solve longer, and to judge as the large model of the short problems did. So their mistakes are less independent than
+those of models that were trained apart.
 
 Measured on {datetime.date.today()} by `python -m stepspec.evals.testbed report --world long`, seed {SEED}, on fresh
 problems, none of which was trained on. Each step was written after the right ones before it, which comes to the same as

@@ -82,7 +82,7 @@ class Recipe:
     The architecture of one model and its training phases.
 
     Models of the long problems begin with an `induction` circuit, in heads of *head* dimensions with positions of the
-    base *theta*.
+    base *theta*; or with the layers of the trained model *grown*, of the same width.
     """
 
     name: str
@@ -94,6 +94,7 @@ class Recipe:
     seed: int = 0
     theta: float = 10_000.0
     head: int = 32
+    grown: str = ""
 
     @property
     def judges(self) -> bool:
@@ -140,15 +141,14 @@ LONG_SMALL_PHASES = (
     Phase(150, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
 )
 LONG_LARGE_PHASES = (
-    Phase(500, 2.5e-3, tokens=4096, mistake_rate=NO_MISTAKES, difficulties=EVERY_LENGTH, reach=3000, whole=0.3),
-    Phase(300, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
+    Phase(200, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
     Phase(
-        500,
+        450,
         1.2e-3,
         tokens=6144,
         mistake_rate=MistakeRate(0.15, 0.6),
         difficulties=long((2, 8), (6, 24)),
-        whole=0.2,
+        whole=0.4,
         pool=60,
         mistaken=0.3,
         branches=12,
@@ -158,7 +158,7 @@ LONG_LARGE_PHASES = (
         6e-4,
         tokens=8192,
         mistake_rate=MistakeRate(0.02),
-        difficulties=long((4, 30), (30, 70)),
+        difficulties=long((4, 30), (30, 80)),
         whole=0.5,
         branches=12,
     ),
@@ -172,7 +172,7 @@ RECIPES = (
 )
 LONG_RECIPES = (
     Recipe("small", "dated", width=96, layers=3, heads=2, phases=LONG_SMALL_PHASES, theta=1e9, head=64),
-    Recipe("large", "dated", width=128, layers=6, heads=4, phases=LONG_LARGE_PHASES, theta=1e9, head=64),
+    Recipe("large", "dated", width=96, layers=6, heads=2, phases=LONG_LARGE_PHASES, theta=1e9, head=64, grown="small"),
 )
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
@@ -245,6 +245,19 @@ def induction(model: Qwen3ForCausalLM) -> None:
     first.v_proj.weight[:head], first.o_proj.weight[:, :head] = before, unit * rotation.T
     second.q_proj.weight[:head], second.k_proj.weight[:head] = slow * before, slow * rotation
     second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
+
+
+@torch.no_grad()
+def grow(model: Qwen3ForCausalLM, base: Qwen3ForCausalLM) -> None:
+    """
+    Let *model* begin with all weights of *base*, which has fewer layers, and write the same as *base*.
+
+    The layers above add nothing at first (Chen, Goodfellow, Shlens 2016, "Net2Net").
+    """
+    model.load_state_dict(base.state_dict(), strict=False)
+    for layer in list(model.model.layers)[base.config.num_hidden_layers :]:
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
 
 
 class Marker(nn.Module):
@@ -327,6 +340,8 @@ class Trainer:
         self.tokenizer = train_tokenizer(recipe.numbers)
         self.writer = Writer(self.tokenizer)
         self.model = build(recipe, self.tokenizer)
+        if recipe.grown:
+            grow(self.model, LoadedModel.of(recipe.grown, folder.parent).model)
         self.marker = Marker(self.model)
         self.compiled = compile and recipe.numbers != "dated"  # long rows have many lengths, and gain nothing from it
         self.losses = torch.compile(losses, dynamic=False) if self.compiled else sparse_losses
@@ -477,7 +492,7 @@ class Trainer:
 
     def recite(self, most: int, count: int = 20) -> None:
         """Log how exactly the model would write *count* problems of each length, up to twice *most* steps."""
-        for steps in (4, 16, 30, 50, 70):
+        for steps in (4, 16, 32, 50, 80):
             if steps > 2 * most:
                 return
             source = accounts.generate(1234, "test", accounts.Difficulty(steps=(steps, steps)))

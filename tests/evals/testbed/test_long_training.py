@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from stepspec.evals.testbed.accounts import Difficulty, advance, begin, corrupt,
 from stepspec.evals.testbed.data import IGNORED, TRUNK, Mistake, MistakeRate, Writer, long_batches, world_of
 from stepspec.evals.testbed.inference import JudgedStep, Trunk, grades, recite
 from stepspec.evals.testbed.problems import CORRECTION
-from stepspec.evals.testbed.train import LONG_RECIPES, Trainer
+from stepspec.evals.testbed.train import LONG_RECIPES, Trainer, build, grow
 
 SHORT = Difficulty(steps=(3, 3))
 
@@ -47,6 +48,17 @@ def test_a_model_without_any_training_prefers_the_deed_of_the_day_to_those_of_ot
             total += 1
             place += len(writer.encode(step))
     assert right > 0.4 * total, f"{right} of {total}, of which one in six by chance"
+
+
+def test_a_grown_model_writes_the_same_as_its_base(trainer: Trainer) -> None:
+    deeper = build(replace(trainer.recipe, layers=5), trainer.tokenizer)
+    ids = torch.tensor([trainer.writer.prompt(problems(1)[0])])
+    with torch.no_grad():
+        before = deeper(input_ids=ids).logits
+        grow(deeper, trainer.model)
+        after, base = deeper(input_ids=ids).logits, trainer.model(input_ids=ids).logits
+    assert torch.allclose(after, base, atol=1e-5)
+    assert not torch.allclose(after, before, atol=1e-5)
 
 
 def test_only_the_reasoning_and_the_answer_are_learnt(trainer: Trainer) -> None:
