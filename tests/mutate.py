@@ -33,7 +33,9 @@ def about(name: str) -> str:
 POLICIES = {
     path.stem: (f"policies/{path.name}", about(path.stem)) for path in sorted((ROOT / "policies").glob("[a-z]*.py"))
 }
-POLICIES["specreason"] = ("policies/specreason.py", f"{about('specreason')} tests/policies/test_grading.py")
+GRADING = "tests/policies/test_grading.py tests/policies/test_cheaper_verdicts.py"
+POLICIES["specreason"] = ("policies/specreason.py", f"{about('specreason')} {GRADING}")
+POLICIES["grading"] = ("policies/grading.py", GRADING)
 POLICIES["wrappers"] = (
     "policies/wrappers.py",
     "tests/policies/test_wrappers.py tests/fidelity/test_08_who_ends_the_thinking.py",

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from stepspec.cli.terminal import summary
 from stepspec.evals.calibration.policy_file import decisions
 from stepspec.evals.calibration.search import CalibrationRun, repeats
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback, Step, reason
@@ -18,6 +19,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called, Committed, Event, Judged, JudgedWithin
 from stepspec.orchestrator.feedback.adaptation import Adaptable
 from stepspec.orchestrator.feedback.calibration_monitor import Calibration, CalibrationMonitor, RunConditions
+from stepspec.orchestrator.solution import Solution
 from stepspec.policies import SpecReason, adaptable, check, make
 from stepspec.prompts import load
 from stepspec.settings import Settings, conditions
@@ -156,6 +158,9 @@ def test_a_rejected_draft_makes_the_next_ones_judged_again() -> None:
     assert skipped(events) == [2, 3, 7, 8, 10]
     ledger = Ledger.of(events)
     assert (ledger.skipped, ledger.drafts, ledger.accepted, ledger.accept_rate) == (5, 7, 6, 6 / 7)
+    shown = summary(Solution("42", "", "", (), ledger, "stop", 1.0)).plain
+    assert "86% of 7 drafts accepted, 5 drafts not judged, " in shown
+    assert "not judged" not in summary(Solution("42", "", "", (), replace(ledger, skipped=0), "stop", 1.0)).plain
 
 
 def test_a_wrong_step_that_is_skipped_stays() -> None:
