@@ -92,7 +92,7 @@ class Cell:
     first: float
     repair: float
     of_writing: float
-    expected: float
+    expected: float | None
 
 
 def paced(profile: str) -> ServerCosts | None:
@@ -236,7 +236,7 @@ def summarise(measured: Measurements, costs: ServerCosts | None, ways: Sequence[
         found = [one for one in measured.ways if (one.way, one.at_once) == (way.name, load)]
         seconds, read = sorted(one.seconds for one in found), median(one.read for one in found)
         step = median(measured.writing[load]) * measured.tokens
-        expected = float("nan")
+        expected = None
         if costs is not None:
             expected = judging(costs, read, way.group, load) / writing(costs, measured.tokens, load)
         first, repair = median(one.first for one in found), median(one.repair for one in found)
@@ -247,6 +247,31 @@ def summarise(measured: Measurements, costs: ServerCosts | None, ways: Sequence[
             )
         )  # fmt: skip
     return cells
+
+
+def measured_crossing(cells: Sequence[Cell]) -> float | None:
+    """
+    From how many chains at once on judging takes as long as writing, by the *cells* of one way, the lowest load first.
+
+    Between two loads, the ratio is taken to change evenly with the logarithm of the load. None: at no measured load.
+    """
+    before: Cell | None = None
+    for cell in cells:
+        if cell.of_writing >= 1:
+            if before is None:
+                return cell.at_once
+            share = (1 - before.of_writing) / (cell.of_writing - before.of_writing)
+            return float(before.at_once * (cell.at_once / before.at_once) ** share)
+        before = cell
+    return None
+
+
+def crossing_lines(cells: Sequence[Cell]) -> Iterator[str]:
+    """Say for each way from which load on judging took as long as writing."""
+    most = max(cell.at_once for cell in cells)
+    for name in dict.fromkeys(cell.way for cell in cells):
+        load = measured_crossing([cell for cell in cells if cell.way == name])
+        yield f"{name}: as much as writing from {load:.0f} at once" if load else f"{name}: less up to {most} at once"
 
 
 def table(cells: Sequence[Cell], measured: Measurements) -> Table:
@@ -261,7 +286,7 @@ def table(cells: Sequence[Cell], measured: Measurements) -> Table:
         )
         for cell in (cell for cell in cells if cell.at_once == load):
             counts = (f"{value:.0f}" for value in (cell.read, cell.first, cell.repair))
-            ratios = (f"{cell.of_writing:.2f}", "" if cell.expected != cell.expected else f"{cell.expected:.2f}")
+            ratios = (f"{cell.of_writing:.2f}", "" if cell.expected is None else f"{cell.expected:.2f}")
             rendered.add_row(cell.way, str(load), str(cell.n), *counts, f"{1000 * cell.seconds:.1f}", *ratios)
     return rendered
 
@@ -323,6 +348,7 @@ def main(
     known = paced(profile)
     cells = summarise(measured, known)
     console.print(table(cells, measured))
+    console.print("; ".join(crossing_lines(cells)), highlight=False)
     console.print(f"{datetime.date.today()}   {platform.machine()}, {output}")
     console.print(SMALL_PRINT, style="dim")
     found: list[Crossing] = []

@@ -19,7 +19,18 @@ from stepspec.evals.experiments.judging_crossing import (
     writing,
 )
 from stepspec.evals.experiments.judging_crossing import table as crossing_table
-from stepspec.evals.experiments.judging_load import Measured, Measurements, main, measure_all, paced, summarise, table
+from stepspec.evals.experiments.judging_load import (
+    Cell,
+    Measured,
+    Measurements,
+    crossing_lines,
+    main,
+    measure_all,
+    measured_crossing,
+    paced,
+    summarise,
+    table,
+)
 from stepspec.evals.simulation.costs import ServerCosts
 from stepspec.evals.testbed.stand_in import StandIn
 from stepspec.orchestrator.endpoints import VllmEndpoint
@@ -95,11 +106,33 @@ def test_who_reads_less_crosses_later() -> None:
 def test_medians_are_compared_with_writing_at_the_same_load() -> None:
     ways = [Measured(PAPER.name, 4, 8, seconds, 100, 700, 20) for seconds in (0.03, 0.01, 0.02)]
     measured = Measurements(ways, {4: [0.002, 0.001, 0.003]}, tokens=20)
-    (cell,) = summarise(measured, even(0.02, 0.0001), [PAPER])
-    assert (cell.n, cell.seconds, cell.least, cell.most) == (3, 0.02, 0.01, 0.03)
-    assert cell.of_writing == pytest.approx(0.02 / (20 * 0.002))
-    assert cell.expected == pytest.approx(fmean([(0.02 + 0.04) / 4]) / (20 * (0.02 + 0.0004) / 4))
-    assert table([cell], measured).row_count == 2
+    (found,) = summarise(measured, even(0.02, 0.0001), [PAPER])
+    assert (found.n, found.seconds, found.least, found.most) == (3, 0.02, 0.01, 0.03)
+    assert found.of_writing == pytest.approx(0.02 / (20 * 0.002))
+    assert found.expected == pytest.approx(fmean([(0.02 + 0.04) / 4]) / (20 * (0.02 + 0.0004) / 4))
+    assert table([found], measured).row_count == 2
+
+
+def cell(at_once: int, of_writing: float, way: str = "one") -> Cell:
+    return Cell(way, at_once, 1, 0.1, 0.1, 0.1, 100, 700, 20, of_writing, None)
+
+
+@pytest.mark.parametrize(
+    ("ratios", "load"),
+    [
+        ({1: 0.25, 4: 0.5, 16: 1.5}, 8),  # halfway, in factors
+        ({1: 0.25, 4: 1.0}, 4),
+        ({1: 1.0, 4: 2.0}, 1),
+        ({1: 0.25, 4: 0.5}, None),
+    ],
+)
+def test_the_measured_curves_cross_between_the_loads_on_both_sides(ratios: dict[int, float], load: int | None) -> None:
+    assert measured_crossing([cell(*ratio) for ratio in ratios.items()]) == (load and pytest.approx(load))
+
+
+def test_every_way_has_a_line_about_where_the_measured_curves_cross() -> None:
+    cells = [cell(1, 0.5), cell(1, 0.5, "two"), cell(4, 2.0), cell(4, 0.9, "two")]
+    assert [*crossing_lines(cells)] == ["one: as much as writing from 2 at once", "two: less up to 4 at once"]
 
 
 def test_the_costs_are_those_of_the_profile() -> None:
