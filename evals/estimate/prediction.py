@@ -21,6 +21,7 @@ from ..results import Interval, bootstrap_ratio, wilson
 from ..sample import Arm
 from ..script import Script, Turn
 from ..simulation import Figures, ServerCosts, simulate
+from ..simulation.grid import crossing
 from .measurements import Measurements, ServerMeasurement
 
 DEPTHS = (0, 1, 2, 3)  # of the lookahead, to choose from
@@ -274,17 +275,6 @@ def interpolated(values: Mapping[float, float], at: float) -> float:
         if low <= at <= high:
             return values[low] + (values[high] - values[low]) * (at - low) / (high - low)
     return values[places[0] if at < places[0] else places[-1]]
-
-
-def crossing(ratios: Mapping[float, float]) -> float | None:
-    """The least accept rate from which on the ratio of the times is at most 1; None if it is above 1 at the highest."""
-    places = sorted(ratios, reverse=True)
-    if ratios[places[0]] > 1:
-        return None
-    for high, low in itertools.pairwise(places):
-        if ratios[low] > 1:
-            return low + (high - low) * (ratios[low] - 1) / (ratios[low] - ratios[high])
-    return places[-1]
 
 
 def stopping_load(expected: Sequence[Expected]) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -72,8 +72,8 @@ class Chains:
     """
     Problems to simulate: chains of so many *steps* of so many *tokens*, of which a share is accepted.
 
-    The *prompt* and a judge's *question* have that many tokens. A step is judged good with the probability of the
-    share, by *seed*; the large model mends a bad one with as many tokens. The answer is one more step.
+    The *prompt* and a judge's *question* have that many tokens. Which steps are accepted is drawn by *seed*; the large
+    model mends the others with as many tokens. The answer is one more step, which is accepted.
     """
 
     steps: int = 40
@@ -89,7 +89,8 @@ class Chains:
 
     def _turns(self, drawn: random.Random, accepted: float) -> tuple[Turn, ...]:
         good, bad = Turn(self.tokens, self.tokens, grade=9.0), Turn(self.tokens, 0, self.tokens, 0.0)
-        thinking = [good if drawn.random() < accepted else bad for _ in range(self.steps)]
+        order = drawn.sample(range(self.steps), self.steps)
+        thinking = [good if place < round(accepted * self.steps) else bad for place in order]
         return (*thinking, replace(CLOSE), replace(good, stop="end", ends=True))
 
 
@@ -138,17 +139,18 @@ class BreakEven:
 
     @property
     def share(self) -> float | None:
-        return crossing(sorted(self.ratios.items()))
+        return crossing(self.ratios)
 
 
-def crossing(points: Sequence[tuple[float, float]]) -> float | None:
-    """Where the line through *points* falls to 1; its first place if it is below there, None if it never is."""
-    if points[0][1] <= 1:
-        return points[0][0]
-    for (left, high), (right, low) in pairwise(points):
-        if low <= 1:
-            return left + (right - left) * (high - 1) / (high - low)
-    return None
+def crossing(ratios: Mapping[float, float]) -> float | None:
+    """The least accept rate from which on the ratio of the times is at most 1; None if it is above 1 at the highest."""
+    places = sorted(ratios, reverse=True)
+    if ratios[places[0]] > 1:
+        return None
+    for high, low in pairwise(places):
+        if ratios[low] > 1:
+            return low + (high - low) * (ratios[low] - 1) / (ratios[low] - ratios[high])
+    return places[-1]
 
 
 def break_even(pair: Pair, arm: Arm, speed: float, users: int, chains: Chains, problems: int) -> BreakEven:

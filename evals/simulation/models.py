@@ -24,6 +24,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called, Fate, Observer, Verb
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext
 from stepspec.orchestrator.stats import Acceptance
+from stepspec.policies.grading import DIGITS
 
 from ..script import Script, Turn
 from .server import Request, SimulatedServer
@@ -175,7 +176,7 @@ class SimulatedModel:
     async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
         """Agree with the tokens of a draft that its turn keeps."""
         script, turn = self._turn(chain)
-        await self._read("score", chain, turn.draft + script.question, 0, again=script.uncached)
+        await self._read("score", chain, turn.draft + script.question, again=script.uncached)
         rows: list[tuple[Token, ...]] = []
         for span in spans:
             pieces = PIECE.findall(span)
@@ -187,13 +188,17 @@ class SimulatedModel:
     async def ask(
         self, chain: Chain, question: str, choices: Sequence[str], *, opening: str = ""
     ) -> Mapping[str, float]:
-        """Give the grade of the chain's last step, or "Yes" if it was accepted."""
+        """Give the grade of the chain's last step, the number of the first bad one, or "Yes" if it was accepted."""
         script = self._endpoint.script(chain)
-        turn = script.turns[min(turn_number(chain), len(script.turns)) - 1]
-        await self._read("ask", chain, script.question, 1, again=script.uncached)
-        if "9" not in choices:
-            yes = turn.kept == turn.draft
-            return {choice: float((choice == "Yes") == yes) for choice in choices}
+        end = min(turn_number(chain), len(script.turns))
+        turn = script.turns[end - 1]
+        await self._read("ask", chain, script.question, again=script.uncached)
+        if "Yes" in choices:
+            return {choice: float((choice == "Yes") == (turn.kept == turn.draft)) for choice in choices}
+        if len(choices) < len(DIGITS):
+            judged = script.turns[end - len(choices) + 1 : end]
+            bad = next((place for place, each in enumerate(judged, 1) if each.kept < each.draft), 0)
+            return {choice: float(choice == str(bad)) for choice in choices}
         grade = min(9.0, max(0.0, turn.grade if turn.grade is not None else 9.0 * (turn.kept == turn.draft)))
         low = min(8, int(grade))
         shares = {str(low): 1 - (grade - low), str(low + 1): grade - low}
@@ -226,7 +231,7 @@ class SimulatedModel:
 
     # Requests
 
-    async def _read(self, verb: Verb, chain: Chain, more: int, written: int, *, again: bool) -> None:
+    async def _read(self, verb: Verb, chain: Chain, more: int, *, again: bool) -> None:
         """Let the server read *chain* and *more* tokens, all of them *again* if nothing of it may be cached."""
         call = await self._open(verb, chain, more, 1, again=again)
         with _ending(call):
@@ -292,7 +297,8 @@ class SimulatedEndpoint:
         self.settings = Endpoint(role=role, url="http://simulated")
 
     def script(self, chain: Chain) -> Script:
-        return self._scripts[chain.messages[-1].content]
+        """The script of the problem of *chain*, after which a method may have put words of its own."""
+        return self._scripts[chain.messages[-1].content.partition("\n")[0]]
 
     def model(
         self,

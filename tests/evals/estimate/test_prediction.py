@@ -11,7 +11,6 @@ from stepspec.evals.estimate.prediction import (
     Predictor,
     count_drafts,
     count_tokens,
-    crossing,
     interpolated,
     stopping_load,
     with_accept_rate,
@@ -131,11 +130,7 @@ def test_an_accept_rate_is_changed_by_few_turns_spread_over_all_scripts() -> Non
     }
 
 
-def test_a_crossing_is_the_least_rate_from_which_on_the_method_pays() -> None:
-    assert crossing({0.0: 2.0, 0.5: 1.2, 1.0: 0.8}) == pytest.approx(0.75)
-    assert crossing({0.0: 0.9, 0.5: 1.2, 1.0: 0.8}) == pytest.approx(0.75)
-    assert crossing({0.0: 0.9, 0.5: 0.8, 1.0: 0.7}) == 0.0
-    assert crossing({0.0: 5.0, 1.0: 1.01}) is None
+def test_a_value_between_two_points_is_on_the_line_and_beyond_them_that_of_the_nearest() -> None:
     assert interpolated({0.0: 1.0, 1.0: 3.0}, 0.25) == 1.5
     assert interpolated({0.2: 1.0, 1.0: 3.0}, 0.1) == 1.0
 

@@ -82,10 +82,11 @@ def test_a_better_small_model_and_a_faster_one_save_time() -> None:
     assert good.hourly == pytest.approx(3600 * good.figures.problems_per_second / 3)
 
 
-def test_the_line_falls_to_one_between_two_points() -> None:
-    assert crossing([(0.0, 1.5), (0.5, 1.2), (1.0, 0.8)]) == pytest.approx(0.75)
-    assert crossing([(0.0, 0.9), (1.0, 0.5)]) == 0.0
-    assert crossing([(0.0, 2.0), (1.0, 1.01)]) is None
+def test_a_crossing_is_the_least_rate_from_which_on_the_method_pays() -> None:
+    assert crossing({0.0: 2.0, 0.5: 1.2, 1.0: 0.8}) == pytest.approx(0.75)
+    assert crossing({0.0: 0.9, 0.5: 1.2, 1.0: 0.8}) == pytest.approx(0.75)
+    assert crossing({0.0: 0.9, 0.5: 0.8, 1.0: 0.7}) == 0.0
+    assert crossing({0.0: 5.0, 1.0: 1.01}) is None
 
 
 def test_a_faster_small_model_breaks_even_at_a_lower_share() -> None:
