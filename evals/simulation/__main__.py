@@ -75,7 +75,7 @@ def miniature_costs(profile: str, per_request: float) -> dict[Role, ServerCosts]
 @app.command()
 def compare(
     file: Annotated[
-        Path, typer.Argument(help="What `python -m stepspec.evals.load` wrote, with its blocks beside it.")
+        Path, typer.Argument(help="What `python -m stepspec.evals.load` wrote: its figures, or its blocks beside them.")
     ],
     costs: Annotated[
         Path | None,

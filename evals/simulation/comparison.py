@@ -20,6 +20,7 @@ from ..virtual_clock import run
 from .figures import Servers, simulate_block
 
 NEAR = 0.1  # a simulated time that differs by less from the measured one reproduces it
+BLOCKS = ".blocks.jsonl"
 QUANTITIES = ("mean", "first step", "answer at")
 
 
@@ -60,22 +61,25 @@ class Measurement:
 
     @classmethod
     def read(cls, path: Path) -> Measurement:
-        """Read the figures at *path* and the blocks beside them. Raise `ConfigurationError` for other files."""
-        stored = path.with_suffix(".blocks.jsonl")
+        """Read a file of blocks, or the one beside the figures at *path*. Raise `ConfigurationError` for any other."""
+        stored = path if path.name.endswith(BLOCKS) else path.with_suffix(BLOCKS)
         about = JsonlStore.about(stored)
         try:
-            cells = orjson.loads(path.read_bytes())
-            loads = dict.fromkeys(Load(cell["concurrency"], cell["rate"]) for cell in cells)
             lines = [orjson.loads(line) for line in stored.read_bytes().splitlines()[1:]]
+            loads = dict.fromkeys(_load(line["load"]) for line in lines)
             arms = {line["arm"]["name"]: Arm.from_record(line["arm"]) for line in lines}
         except (OSError, KeyError, TypeError, ValueError) as exc:
-            raise ConfigurationError(
-                f"{path}: no figures of `python -m stepspec.evals.load` with their blocks beside them ({exc})"
-            ) from exc
+            raise ConfigurationError(f"{stored}: no blocks of a load, which `evals.load` writes ({exc})") from exc
         done = BlockStore(stored, about, list(arms.values())).done
         if not any(timing.script for block in done.values() for timing in block.timings):
             raise ConfigurationError(f"{stored}: no problem has a script: measure again, with this version")
         return cls(tuple(loads), tuple(arms.values()), done, about)
+
+
+def _load(name: str) -> Load:
+    """The load of this name."""
+    number, _, kind = name.partition(" ")
+    return Load(concurrency=int(number)) if kind == "at once" else Load(rate=float(number))
 
 
 def compare(

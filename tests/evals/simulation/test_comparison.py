@@ -62,7 +62,9 @@ def measured(folder: Path) -> Path:
 
 
 def test_a_simulated_measurement_is_reproduced_exactly(tmp_path: Path) -> None:
-    found = compare(Measurement.read(measured(tmp_path)), Servers(COSTS["small"], COSTS["large"]))
+    measurement = Measurement.read(measured(tmp_path))
+    assert Measurement.read(tmp_path / "load.blocks.jsonl") == measurement
+    found = compare(measurement, Servers(COSTS["small"], COSTS["large"]))
     assert [(each.load, each.name) for each in found] == [(load.name, arm.name) for load in LOADS for arm in ARMS]
     assert all(each.n == 6 and each.near for each in found)
     for each in found:
@@ -109,7 +111,7 @@ def test_costs_of_servers_can_be_a_file(tmp_path: Path) -> None:
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no figures of"):
+    with pytest.raises(ConfigurationError, match="no blocks of a load"):
         Measurement.read(tmp_path / "nothing.json")
     path = measured(tmp_path)
     stored = path.with_suffix(".blocks.jsonl")
