@@ -32,6 +32,7 @@ from ..crowd import measure as measure_crowd
 from ..estimate.command import POLICIES, parts
 from ..estimate.measuring import measure
 from ..estimate.prediction import Estimate, Predictor, at_depth
+from ..estimate.report import record
 from ..load import OTHERS, miniature_deployment, numbers, summarise
 from ..results import Interval
 from ..sample import Arm
@@ -122,9 +123,9 @@ def table(comparisons: Sequence[Comparison]) -> Table:
 
 async def run(
     arms: Sequence[Arm], world: str, profile: str, loads: Sequence[int], problems: int, counted: int, blocks: int,
-    minutes: float, store_at: Path, progress: Progress,
+    minutes: float, output: Path, progress: Progress,
 ) -> list[Comparison]:  # fmt: skip
-    """Start the pair, estimate, and measure on the same servers."""
+    """Start the pair, estimate, and measure on the same servers; the estimate is in a file beside the *output*."""
     part = parts(progress)
     async with miniature_deployment(profile, world, two=False, console=stderr) as deployment:
         solver = deployment.pair
@@ -132,11 +133,15 @@ async def run(
         found = await measure(solver, arms, texts, loads, minutes, SEED, part)
         # In a thread, because a simulation runs an event loop of its own.
         estimate = await asyncio.to_thread(Predictor(found, on_method=part("predicting", len(arms))).estimate, loads)
+        figures = record(estimate, found, "")
+        output.with_suffix(".estimate.json").write_bytes(orjson.dumps(figures, option=orjson.OPT_INDENT_2))
         by_load = arms_by_load(estimate)
         tasks = fresh_tasks(len(by_load) * counted, SEED + 1, world=world)
         workload = Workload(tasks, fresh_tasks(OTHERS, SEED + 2, world=world), counted, blocks, SEED)
         every = {arm.name: arm for chosen in by_load.values() for arm in chosen}
-        store = BlockStore(store_at, {"estimate": "accuracy"}, tuple(every.values()), fresh=True)
+        store = BlockStore(
+            output.with_suffix(".blocks.jsonl"), {"estimate": "accuracy"}, tuple(every.values()), fresh=True
+        )
         step = part("measuring", blocks * sum(map(len, by_load.values())))
         with store:
             for load, chosen in by_load.items():
@@ -175,7 +180,7 @@ def main(
         comparisons = asyncio.run(
             run(
                 arms, world, profile, loads, problems, counted, blocks, minutes,
-                output.with_suffix(".blocks.jsonl"), progress,
+                output, progress,
             )
         )  # fmt: skip
     note = SMALL_PRINT.format(
