@@ -31,7 +31,7 @@ from ..command_line import progress_bars, script, writable
 from ..crowd import TWO_LARGE, Block, BlockStore, Crowd, Deployment, attempt, grade_equal, run_block
 from ..plan import turns
 from ..sample import Arm, Task
-from ..testbed.servers import JUDGE, LONG, SHORT, describe_pace, find_world, weights_digest
+from ..testbed.servers import JUDGE, LONG, SHORT, describe_pace, find_world, is_trained, weights_digest
 from ..testbed.solving_pair import fresh_tasks, long_tasks
 from .arms import AUTO, BILD, REFLECTIVE, SHIPPED
 from .figures_file import MATRIX, write_rows
@@ -201,7 +201,7 @@ def open_stores(plan: Plan, profile: str, output: Path, *, fresh: bool) -> dict[
             "world": world,
             "judge": judge,
             "profile": profile,
-            "weights": weights_digest(judge, "small", world=world),
+            "weights": weights_digest(*weights(rounds[0].condition), world=world),
             "seed": SEED,
             "steps": STEPS.steps if world == LONG else None,
         }
@@ -209,6 +209,11 @@ def open_stores(plan: Plan, profile: str, output: Path, *, fresh: bool) -> dict[
         path = output.with_name(f"{output.stem}.{world}-{judge}.blocks.jsonl")
         stores[world, judge] = BlockStore(path, about, arms, fresh=fresh)
     return stores
+
+
+def weights(condition: Condition) -> tuple[str, str]:
+    """The models that a condition needs."""
+    return condition.judge, "small"
 
 
 def main(
@@ -233,11 +238,17 @@ def main(
     """Measure methods and auto in every world, with every judge, under every load, within --minutes."""
     loads = load_module.numbers("--concurrency", concurrency, int)
     wanted = conditions(world or [LONG, SHORT], judge or [], sorted(loads))
-    expected = expected_seconds(profile)
-    plan = make_plan(minutes, wanted, ARMS, expected)
-    console = Console(width=max(Console().width, 180))
+    expected, console = expected_seconds(profile), Console(width=max(Console().width, 180))
+    trained = [
+        condition for condition in wanted if all(is_trained(name, condition.world) for name in weights(condition))
+    ]
+    plan = make_plan(minutes, wanted if show_plan or judge else trained or wanted, ARMS, expected)
     console.print(plan.table())
     console.print(str(plan), highlight=False)
+    missing = dict.fromkeys(condition.pairing for condition in wanted if condition not in trained)
+    if missing and not judge:
+        named = "; ".join(", ".join(pairing) for pairing in missing)
+        console.print(f"left out while there are no weights: {named}", style="yellow", highlight=False)
     if show_plan:
         return
     if not plan.fits:

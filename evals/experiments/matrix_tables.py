@@ -24,7 +24,7 @@ from ..load import summarise as summarise_cells
 from ..results import Interval, Result, summarise, wilson
 from ..sample import EMPTY_LEDGER, FAILED, Arm, Sample, Task
 from ..testbed.servers import WORLDS
-from .arms import AUTO, LARGE, SHIPPED
+from .arms import AUTO, LARGE
 from .matrix_plan import Condition, arms_under
 
 Measured: TypeAlias = Mapping[Condition, Mapping[str, Sequence[Block]]]
@@ -128,7 +128,8 @@ def _method_row(
     large = [timing for blocks in there for timing in _timings(blocks[LARGE.name])]
     right, theirs = (sum(timing.correct for timing in timings) for timings in (ours, large))
     ledgers = [timing.sample.ledger for timing in ours if timing.sample]
-    judged = sum(ledger.drafts for ledger in ledgers)
+    judging = any(ledger.large.judging for ledger in ledgers)
+    judged = sum(ledger.drafts for ledger in ledgers) if judging else 0
     alone = next((blocks for condition, blocks in mine.items() if condition.concurrency == 1 and name in blocks), None)
     drafts = tuple(chain.from_iterable(timing.drafts for timing in ours))
     problems = [
@@ -294,7 +295,7 @@ def method_sheet(rows: Sequence[MethodRow]) -> Sheet:
                 str(row.alone or ""),
                 "" if row.accepted is None else f"{row.accepted:.0%}",
                 "" if row.auroc is None else f"{row.auroc:.3f} of {row.drafts}",
-                "" if row.name != SHIPPED.name else "none" if row.threshold is None else f"{row.threshold:g}",
+                "" if not row.drafts else "none" if row.threshold is None else f"{row.threshold:g}",
             )
             for row in rows
         ),

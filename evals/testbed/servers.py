@@ -130,6 +130,11 @@ def find_world(name: str) -> World:
     return WORLDS[name]
 
 
+def is_trained(name: str, world: str) -> bool:
+    """Whether the model called *name* of *world* has weights here. Raise ConfigurationError for an unknown world."""
+    return (find_world(world).models / name / "model.safetensors").is_file()
+
+
 def check_judge(name: str, world: str) -> None:
     """Raise ConfigurationError if *world* has no judge called *name*, or if there is no such world."""
     judges = find_world(world).judges

@@ -321,6 +321,30 @@ def test_too_little_time_is_refused_before_any_server_starts(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_judges_without_weights_are_left_out_by_name_unless_they_are_asked_for(
+    deployed: tuple[PacedSolver, list[tuple[str, str, bool]]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def short_only(name: str, world: str) -> bool:
+        return world == "short"
+
+    monkeypatch.setattr(matrix, "is_trained", short_only)
+    options: dict[str, Any] = {"concurrency": "4", "output": tmp_path / "bench.json", "minutes": 5.0}
+    main(**options)
+    assert {pairing[:2] for pairing in deployed[1]} == {("short", "large")}
+    named = "no weights: long, large; long, judge-90; long, judge-75"
+    assert named in " ".join(capsys.readouterr().out.split())
+    monkeypatch.setattr(matrix, "weights_digest", weights_of_nothing)
+    with pytest.raises(ConfigurationError, match="no miniature model"):
+        main(**options, judge=["judge-75"])
+
+
+def weights_of_nothing(*names: str, world: str) -> str:
+    raise ConfigurationError(f"no miniature model at {names[0]}")
+
+
 def test_the_rounds_of_every_judge_have_the_same_problems() -> None:
     conduct = matrix.Conduct("paced", USUAL)
     first = conduct.tasks(Condition("long", "large", 4), 1)
