@@ -142,26 +142,7 @@ LONG_SMALL_PHASES = (
 )
 LONG_LARGE_PHASES = (
     Phase(200, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
-    Phase(
-        450,
-        1.2e-3,
-        tokens=6144,
-        mistake_rate=MistakeRate(0.15, 0.6),
-        difficulties=long((2, 8), (6, 24)),
-        whole=0.4,
-        pool=60,
-        mistaken=0.3,
-        branches=12,
-    ),
-    Phase(
-        150,
-        6e-4,
-        tokens=8192,
-        mistake_rate=MistakeRate(0.02),
-        difficulties=long((4, 30), (30, 80)),
-        whole=0.5,
-        branches=12,
-    ),
+    Phase(120, 6e-4, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 80)), whole=0.7),
 )
 ENOUGH, LITTLE = 0.62, 0.3
 RECIPES = (
@@ -224,10 +205,11 @@ def induction(model: Qwen3ForCausalLM) -> None:
     config = model.config
     width, head = config.hidden_size, config.head_dim
     half, unit = head // 2, width**-0.5  # of a normal embedding, in the scale of the normalised input
-    angles = config.rope_parameters["rope_theta"] ** (-torch.arange(half) / half)
-    first, second = (layer.self_attn for layer in model.model.layers[:2])
+    positions, layers, embedding = _parts(model)
+    angles = positions["rope_theta"] ** (-torch.arange(half) / half)
+    first, second = (layer.self_attn for layer in layers[:2])
 
-    model.model.embed_tokens.weight[:, 0] = 2 * unit  # the same for all tokens, so that a place can be asked for
+    embedding[:, 0] = 2 * unit  # the same for all tokens, so that a place can be asked for
     for matrix in (first.q_proj.weight, first.k_proj.weight):
         matrix[:head] = 0
     first.q_proj.weight[:FAST, 0] = 1
@@ -247,6 +229,12 @@ def induction(model: Qwen3ForCausalLM) -> None:
     second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
 
 
+def _parts(model: Qwen3ForCausalLM) -> tuple[Any, Any, Any]:
+    """Return the settings of the positions, the layers and the embedding, which have no types in transformers."""
+    network: Any = model.model
+    return model.config.rope_parameters, network.layers, network.embed_tokens.weight
+
+
 @torch.no_grad()
 def grow(model: Qwen3ForCausalLM, base: Qwen3ForCausalLM) -> None:
     """
@@ -255,7 +243,8 @@ def grow(model: Qwen3ForCausalLM, base: Qwen3ForCausalLM) -> None:
     The layers above add nothing at first (Chen, Goodfellow, Shlens 2016, "Net2Net").
     """
     model.load_state_dict(base.state_dict(), strict=False)
-    for layer in list(model.model.layers)[base.config.num_hidden_layers :]:
+    _, layers, _ = _parts(model)
+    for layer in layers[base.config.num_hidden_layers :]:
         nn.init.zeros_(layer.self_attn.o_proj.weight)
         nn.init.zeros_(layer.mlp.down_proj.weight)
 
