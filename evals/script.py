@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from statistics import median_low
 
@@ -62,6 +62,23 @@ class Script:
             bool(known) and median_low([call.cached for call, _ in known]) < median_low([c for _, c in known]) // 2
         )
         return cls(prompt, tuple(_turns(events)), question, uncached)
+
+    @property
+    def completed(self) -> Script:
+        """
+        The same with both ends that a replay waits for: that of the thinking, and that of the answer.
+
+        A run that is cut, or whose answer is over without an end, lacks one or both. The large model then writes it as
+        a step of one token; an answer that lacks only its end has it in its last step.
+        """
+        *others, last = self.turns or (END,)
+        count = sum(turn.ends for turn in (*others, last))
+        if count == 1 and not last.ends:
+            return replace(self, turns=(*others, replace(last, stop="end", ends=True)))
+        return replace(self, turns=(*others, last, *(END,) * (2 - count)))
+
+
+END = Turn(1, 1, author="large", stop="end", ends=True)
 
 
 def _turns(events: Iterable[Event]) -> list[Turn]:

@@ -9,7 +9,7 @@ from statistics import median
 from stepspec.orchestrator.chain import Role
 
 from ..sample import Arm
-from ..script import Script, Turn
+from ..script import Script
 from ..simulation import ServerCosts
 
 NOTHING = 2**30  # tokens, a block of a prefix cache that keeps nothing
@@ -137,20 +137,3 @@ class Measurements:
     seconds: float
     temperature: float = 0.0
     skipped: Mapping[str, str] = field(default_factory=dict[str, str])
-
-
-END = Turn(1, 1, author="large", stop="end", ends=True)
-
-
-def ended(script: Script) -> Script:
-    """
-    Return *script* with both ends that a replay waits for: that of the thinking, and that of the answer.
-
-    A run that is cut, or whose answer is over without an end, lacks one or both. The large model then writes it as a
-    step of one token; an answer that lacks only its end has it in its last step.
-    """
-    *others, last = script.turns or (END,)
-    count = sum(turn.ends for turn in (*others, last))
-    if count == 1 and not last.ends:
-        return replace(script, turns=(*others, replace(last, stop="end", ends=True)))
-    return replace(script, turns=(*others, last, *(END,) * (2 - count)))

@@ -32,7 +32,7 @@ from ..experiments.arms import LARGE
 from ..plan import turns
 from ..sample import CUT, Arm, derive_seed, solve_once
 from ..script import Script
-from .measurements import Measurements, RecordedRun, ServerMeasurement, VerdictMeasurement, ended
+from .measurements import Measurements, RecordedRun, ServerMeasurement, VerdictMeasurement
 
 Arrival: TypeAlias = tuple[float, int]  # of tokens: the second, and how many there were by then
 
@@ -333,7 +333,7 @@ class Recording:
         self._on_run()
         if solved.solution is not None:
             cut = solved.solution.finish_reason in CUT
-            run = RecordedRun(number, solved.solution.seconds, ended(Script.of(events)), alone, cut)
+            run = RecordedRun(number, solved.solution.seconds, Script.of(events), alone, cut)
             self._runs[number, arm.name] = run
 
 

@@ -98,3 +98,14 @@ def test_the_script_of_a_real_run_has_a_turn_for_every_step_and_the_answer() -> 
     ]
     assert {turn.author for turn in read.turns[:4]} == {"small"}
     assert read.turns[4].author == "large"
+
+
+def test_a_script_has_the_end_of_the_thinking_and_that_of_the_answer() -> None:
+    step, closing = Turn(10, 10), Turn(1, 1, author="large", stop="end", ends=True)
+    answer = Turn(5, 5, stop="length")
+    whole = Script(50, (step, closing, replace(answer, stop="end", ends=True)))
+    assert Script(50, (step, step)).completed.turns == (step, step, closing, closing)
+    assert Script(50, (step, closing)).completed.turns == (step, closing, closing)
+    assert Script(50, (step, closing, answer)).completed == whole
+    assert whole.completed == whole
+    assert Script(50, ()).completed.turns == (closing, closing)

@@ -48,9 +48,13 @@ class Deployed:
         return {pid for pid in descendants(self.cluster.pid) if "ServeReplica:stepspec:replica" in title(pid)}
 
     def logged(self, event: str) -> list[dict[str, Any]]:
-        """Return the lines of the log about *event*, wherever in the cluster they were written."""
+        """
+        Return the lines of the log about *event*, wherever in the cluster they were written.
+
+        What another process writes at the same time may follow on the same line.
+        """
         lines = [line[line.index("{") :] for line in self.log.read_text().splitlines() if f'"event": "{event}"' in line]
-        return [json.loads(line) for line in lines]
+        return [json.JSONDecoder().raw_decode(line)[0] for line in lines]
 
 
 @dataclass

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.estimate.measurements import NOTHING, UNLIMITED, ended, fit_line
+from stepspec.evals.estimate.measurements import NOTHING, UNLIMITED, fit_line
 from stepspec.evals.estimate.measuring import LEAST_TOKENS, keeps_prompts, pace, run_limit
-from stepspec.evals.script import Script, Turn
 
 from .arithmetic import LARGE_SERVER
 
@@ -40,17 +39,6 @@ def test_without_a_prefix_cache_every_request_reads_its_prompt() -> None:
 def test_a_noisy_measurement_gives_no_negative_costs() -> None:
     costs = replace(LARGE_SERVER, prompt_token=(-0.001,), cached=(0.01,)).costs()
     assert (costs.per_prompt_token, costs.per_request) == (0.0, 0.0)
-
-
-def test_a_script_has_the_end_of_the_thinking_and_that_of_the_answer() -> None:
-    step, closing = Turn(10, 10), Turn(1, 1, author="large", stop="end", ends=True)
-    answer = Turn(5, 5, stop="length")
-    whole = Script(50, (step, closing, replace(answer, stop="end", ends=True)))
-    assert ended(Script(50, (step, step))).turns == (step, step, closing, closing)
-    assert ended(Script(50, (step, closing))).turns == (step, closing, closing)
-    assert ended(Script(50, (step, closing, answer))) == whole
-    assert ended(whole) == whole
-    assert ended(Script(50, ())).turns == (closing, closing)
 
 
 def test_another_pace_is_that_of_writing_alone() -> None:

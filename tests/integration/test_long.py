@@ -1,0 +1,37 @@
+"""Chains of thousands of tokens, on the pair that was trained for them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+
+import pytest
+
+from stepspec import Solver
+from stepspec.evals.testbed.servers import LONG, miniature_servers
+from stepspec.evals.testbed.solving_pair import fresh_tasks
+from stepspec.orchestrator.endpoints import GREEDY
+
+from .conftest import Pair, serving
+
+pytestmark = pytest.mark.servers
+
+
+@pytest.fixture(scope="module")
+def long_pair(forked: tuple[str, ...]) -> Generator[Pair]:
+    with serving(miniature_servers("off", world=LONG), forked) as served:
+        yield Pair(served["large"], served["small"])
+
+
+async def test_chains_of_thousands_of_tokens_are_solved_by_both_models(long_pair: Pair) -> None:
+    tasks = fresh_tasks(4, 21, world=LONG)
+    async with Solver(long_pair.small.base_url, long_pair.large.base_url, sampling=GREEDY) as solver:
+        solutions = await asyncio.gather(
+            *(solver.solve(task.problem, policy="bild", options={"scale": "step"}) for task in tasks)
+        )
+    kept = [[step for step in solution.steps if step.fate == "kept"] for solution in solutions]
+    right = [solution.answer == task.answer for solution, task in zip(solutions, tasks, strict=True)]
+    assert sum(right) >= 3
+    assert all(len(steps) > 32 for steps in kept)
+    assert all(sum(len(step.tokens) for step in steps) > 1500 for steps in kept)
+    assert {step.author for steps in kept for step in steps} == {"small", "large"}
