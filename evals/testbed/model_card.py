@@ -249,9 +249,12 @@ def long_card(figures: Sequence[Figure]) -> str:
 Models of the Qwen3 architecture, trained from scratch on one account with 32 to 80 dated deeds, a chain of 1,500 to
 4,000 tokens, so that long reasoning runs with real models on a CPU. They share a vocabulary with one token for each
 day and one for each deed. `small`, of three layers, begins with an induction circuit instead of random weights: so it
-looks up deeds after minutes of training. `large` begins with the layers of `small` and has three more; it learnt to
-solve longer, and to judge as the large model of the short problems did. So their mistakes are less independent than
-those of models that were trained apart.
+looks up deeds after minutes of training. `large` begins with the layers of `small`, has three more, and learnt longer.
+So their mistakes are less independent than those of models that were trained apart. `large` has not learnt to judge:
+its grades say nothing, its likelihoods do.
+
+The first four phases of `small` were trained on an earlier form of the last step, which added the balance after an
+earlier day; it was not learnt, and made way for the present one. A training from the start has not been tried since.
 
 Measured on {datetime.date.today()} by `python -m stepspec.evals.testbed report --world long`, seed {SEED}, on fresh
 problems, none of which was trained on. Each step was written after the right ones before it, which comes to the same as
