@@ -9,8 +9,8 @@ from __future__ import annotations
 import datetime
 import math
 import random
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ SOLVED = 500
 JUDGED_PROBLEMS = 1500
 SEED = 4321
 SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
+LONG_JUDGES: Mapping[str, tuple[float, float]] = {}  # by large model that has learnt to judge: least and largest AUROC
 LONG_SOLVES = {"large": (0.85, 0.95), "small": (0.3, 0.6)}
 JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models of the short problems together
@@ -94,7 +95,7 @@ def _size(folder: Path, names: Iterable[str], bar: int) -> Figure:
 
 def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) -> list[Figure]:
     """
-    Measure the pair of the long problems: accuracy on *count* of them, and the large model's grades of the small one's.
+    Measure the pair of the long problems: accuracy on *count* of them, and the grades of every judge.
 
     The steps that are graded are the small model's drafts at temperature 0.6, each after the right steps before it.
     """
@@ -110,7 +111,19 @@ def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) ->
         about = f"n = {count}, of 32 to 80 steps; {np.mean(steps):.2%} of the steps"
         figures.append(Figure(f"{name}: greedy accuracy", solved.value, low, high, _detail(solved, about)))
         figures.append(Figure(f"{name}: accuracy at temperature 0.6", sampled, 0, 1, "expected, on the same problems"))
-    large, small = LoadedModel.of("large", folder), LoadedModel.of("small", folder)
+    small = LoadedModel.of("small", folder)
+    for judge, (low, high) in LONG_JUDGES.items():
+        figures += _long_judging(judge, LoadedModel.of(judge, folder), small, fresh, low, high)
+    thoughts = [sum(len(small.writer.encode(step)) for step in accounts.worked_steps(problem)) for problem in fresh]
+    spread = f"from {min(thoughts):,} to {max(thoughts):,}"
+    figures.append(Figure("tokens of thinking", float(np.mean(thoughts)), 1500, 4000, spread))
+    return [*figures, _size(folder, LONG_SOLVES, LONG_SIZE)]
+
+
+def _long_judging(
+    name: str, large: LoadedModel, small: LoadedModel, fresh: Sequence[accounts.Problem], low: float, high: float
+) -> list[Figure]:
+    """Measure the grades of one judge: of the small model's drafts, and of synthetic steps."""
     cases: dict[str, tuple[list[JudgedStep], list[float]]] = {
         "that the small model wrote": ([], []),
         "synthetic": ([], []),
@@ -127,14 +140,12 @@ def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) ->
                 JudgedStep(problem, tuple(judge.steps[:n]), step, step == judge.steps[n])
                 for n, step in enumerate(written)
             ]
+    figures: list[Figure] = []
     for kind, (judged, marks) in cases.items():
-        figures.append(_auroc(f"large as judge: AUROC, wrong steps {kind}", judged, marks, 0.0))
+        figures.append(replace(_auroc(f"{name} as judge: AUROC, wrong steps {kind}", judged, marks, low), high=high))
         tenths = np.histogram(marks, bins=np.arange(11) - 0.5)[0] / len(marks)
         figures.append(Figure(f"grades, {kind}", float(np.mean(marks)), 0, 9, " ".join(f"{t:.1%}" for t in tenths)))
-    thoughts = [sum(len(small.writer.encode(step)) for step in accounts.worked_steps(problem)) for problem in fresh]
-    spread = f"from {min(thoughts):,} to {max(thoughts):,}"
-    figures.append(Figure("tokens of thinking", float(np.mean(thoughts)), 1500, 4000, spread))
-    return [*figures, _size(folder, LONG_SOLVES, LONG_SIZE)]
+    return figures
 
 
 def real_steps(solved: Sequence[ModelSolution]) -> list[JudgedStep]:
@@ -258,7 +269,7 @@ earlier day; it was not learnt, and made way for the present one. A training fro
 
 Measured on {datetime.date.today()} by `python -m stepspec.evals.testbed report --world long`, seed {SEED}, on fresh
 problems, none of which was trained on. Each step was written after the right ones before it, which comes to the same as
-writing the chain, as far as no mistake is ever mended. A grade is the mean over the probabilities of the ten digits.
+writing the chain, as far as no mistake is ever mended.
 
 | figure | value | bar | |
 |---|---|---|---|
