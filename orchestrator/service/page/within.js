@@ -92,9 +92,15 @@ function ownRepairs(spans, judged, begun, view) {
     const next = judged[place + 1]?.at ?? Infinity;
     const span = spans.find((one) => !one.parts.length && one.started >= verdict.at - AT_ONCE && one.started < next);
     if (!span) return;
-    const fate = fateOf(verdict, begun, view);
+    const fate = isGone(verdict, span, view) ? "rejected" : fateOf(verdict, begun, view);
     span.parts.push({ from: span.started, to: span.ended, draft: verdict.owner, what: "repair", fate });
   });
+}
+
+// A larger pair may keep the beginning of a step, and cut off all of the repair within.
+function isGone({ owner }, span, view) {
+  const pieces = owner === null ? [] : view.drafts[owner].pieces;
+  return pieces.length > 0 && pieces.every((piece) => piece.path !== span.path);
 }
 
 // A judgement begins when its draft is complete, and its requests are reported before its verdict.
