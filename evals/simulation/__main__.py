@@ -28,7 +28,7 @@ from .comparison import NEAR, QUANTITIES, Comparison, Measurement
 from .comparison import compare as compare_all
 from .costs import ServerCosts, read_costs
 from .figures import Servers
-from .grid import GPUS, BreakEven, Cell, Chains, break_even, find_pair, plain, simulate_cell
+from .grid import GPUS, Chains, break_even, find_pair, plain, simulate_cell
 
 PASS = 2**17  # tokens of a pass of the miniature servers, which read every prompt whole
 BLOCK = 32  # tokens of a block of their prefix cache
@@ -149,12 +149,9 @@ def grid(
     arms = [parse_arm(text) for text in policy or ("specreason",)]
     work = [(LARGE, number, 1.0) for number in crowds]
     work += [(arm, number, share) for arm in arms for share in shares for number in crowds]
-    found: list[Cell] = []
     with progress_bars(stderr) as progress:
-        bar = progress.add_task("cells", total=len(work))
-        for arm, number, share in work:
-            found.append(simulate_cell(known, arm, number, chains, share, problems))
-            progress.advance(bar)
+        cells = progress.track(work, description="cells")
+        found = [simulate_cell(known, arm, number, chains, share, problems) for arm, number, share in cells]
     _write(output, {"pair": asdict(known), "chains": asdict(chains), "cells": [plain(cell) for cell in found]})
     dots: dict[str, list[tuple[float, float, str]]] = {}
     for cell in found:
@@ -181,12 +178,9 @@ def break_even_command(
     writable("--output", output)
     known, arm, chains = find_pair(gpus, pair), parse_arm(policy), Chains(steps, tokens, seed=seed)
     work = [(times, number) for times in _numbers("--speed", speed) for number in _crowds(users)]
-    found: list[BreakEven] = []
     with progress_bars(stderr) as progress:
-        bar = progress.add_task("cells", total=len(work))
-        for times, number in work:
-            found.append(break_even(known, arm, times, number, chains, problems))
-            progress.advance(bar)
+        cells = progress.track(work, description="cells")
+        found = [break_even(known, arm, times, number, chains, problems) for times, number in cells]
     rows = [
         {"speed": each.speed, "users": each.users, "break_even": each.share}
         | {f"time at {share:.0%}": ratio for share, ratio in each.ratios.items()}

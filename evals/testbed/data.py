@@ -172,8 +172,9 @@ class Writer:
         marks = [IGNORED] * len(ids)
         marks[-1] = 0 if fine else 1
         if fine or len(ids) == len(want):
-            for i in [i for i, id in enumerate(ids[:-1]) if self.is_number(id)]:
-                marks[i] = 0 if fine else int(ids[i] != want[i])
+            for i, id in enumerate(ids[:-1]):
+                if self.is_number(id):
+                    marks[i] = 0 if fine else int(id != want[i])
         return marks
 
     def _is_number(self, id: int) -> bool:

@@ -209,7 +209,7 @@ def induction(model: Qwen3ForCausalLM) -> None:
     angles = positions["rope_theta"] ** (-torch.arange(half) / half)
     first, second = (layer.self_attn for layer in layers[:2])
 
-    embedding[:, 0] = 2 * unit  # the same for all tokens, so that a place can be asked for
+    embedding[:, 0] = 2 * unit  # the same for all tokens: the first head looks for a place, whatever the token
     for matrix in (first.q_proj.weight, first.k_proj.weight):
         matrix[:head] = 0
     first.q_proj.weight[:FAST, 0] = 1

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from stepspec import Solver, cli
+from stepspec import Solver
 from stepspec import settings as configuration
 from stepspec.evals.estimate import command as module
 from stepspec.evals.estimate.measurements import Measurements
@@ -18,19 +18,14 @@ from stepspec.evals.estimate.prediction import Predictor
 from stepspec.evals.estimate.problems import PROBLEMS
 from stepspec.evals.sample import Arm
 
+from ...test_cli import call
 from .arithmetic import measured, script, simulate
 
 DEAD = "--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:19"
 
 
-def call(*arguments: str) -> int:
-    """Run the command; return its exit code."""
-    sys.argv = ["stepspec", "estimate", *arguments]
-    try:
-        cli.main()
-    except SystemExit as exc:
-        return exc.code if isinstance(exc.code, int) else int(exc.code is not None)
-    return 0
+def estimate(*arguments: str) -> int:
+    return call("estimate", *arguments)
 
 
 @pytest.fixture(autouse=True)
@@ -91,7 +86,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
 def test_wrong_use_is_one_line_and_exit_code_2(
     arguments: list[str], complaint: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(*arguments) == 2
+    assert estimate(*arguments) == 2
     printed = capfd.readouterr()
     assert complaint in printed.err
     assert "Traceback" not in printed.err
@@ -102,19 +97,19 @@ def test_a_nested_pair_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[s
     (tmp_path / "stepspec.toml").write_text(
         'large = "http://a:1"\n[small]\nlarge = "http://b:1"\nsmall = "http://c:1"\n'
     )
-    assert call() == 2
+    assert estimate() == 2
     assert "a nested pair cannot be estimated" in capfd.readouterr().err
 
 
 def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str]) -> None:
-    assert call(*DEAD) == 1
+    assert estimate(*DEAD) == 1
     assert "http://127.0.0.1:9: no connection" in capfd.readouterr().err
 
 
 def test_the_verdict_comes_first_and_the_settings_are_written(
     asked: list[Sequence[Any]], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert call(*DEAD, "-p", "specreason", "--concurrency", "4", "--output", "settings.toml", "-n", "7") == 0
+    assert estimate(*DEAD, "-p", "specreason", "--concurrency", "4", "--output", "settings.toml", "-n", "7") == 0
     printed = capfd.readouterr()
     assert printed.out.startswith("It pays: with specreason")
     assert "wrote settings.toml" in printed.err
@@ -130,7 +125,7 @@ def test_the_verdict_comes_first_and_the_settings_are_written(
 
 def test_problems_come_from_a_file(asked: list[Sequence[Any]], tmp_path: Path) -> None:
     (tmp_path / "problems.txt").write_text('first\n{"problem": "second", "answer": "2"}\nthird\n')
-    assert call(*DEAD, "--problems", "problems.txt", "-n", "2", "--concurrency", "") == 0
+    assert estimate(*DEAD, "--problems", "problems.txt", "-n", "2", "--concurrency", "") == 0
     ((methods, problems, loads, _),) = asked
     assert [arm.policy for arm in methods] == list(module.POLICIES)
     assert (problems, loads) == (["first", "second"], [])
@@ -139,7 +134,7 @@ def test_problems_come_from_a_file(asked: list[Sequence[Any]], tmp_path: Path) -
 def test_json_is_one_object_and_the_exit_code_says_that_nothing_pays(
     asked: list[Sequence[Any]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert call(*DEAD, "-p", "specreason:threshold=9", "--json") == 1
+    assert estimate(*DEAD, "-p", "specreason:threshold=9", "--json") == 1
     made = orjson.loads(capfd.readouterr().out)
     assert (made["pays"], made["best"]) == (False, None)
     assert made["headline"].startswith("It does not pay")
