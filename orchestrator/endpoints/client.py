@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
@@ -59,14 +60,14 @@ CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingPr
 @contextmanager
 def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[None]:
     """
-    Add *headers* and *run_priority* to all requests of the runs that begin in the block.
+    Add *headers* and *run_priority* to all requests of the run that begins with the block.
 
     A header of an enclosing block keeps its value.
     """
     enclosing = CARRIED.get()
     names = {name.lower() for name in enclosing}
     added = {key: value for key, value in headers.items() if key.lower() not in names}
-    headers_token, priority_token = CARRIED.set({**added, **enclosing}), RUN.set(run_priority)
+    headers_token, priority_token = CARRIED.set({**added, **enclosing}), RUN.set(run_place(run_priority))
     try:
         yield
     finally:
@@ -443,23 +444,35 @@ async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any,
 
 
 AWAITED: Mapping[Purpose, int] = {"verify": 0, "watch": 0, "repair": 1, "answer": 2, "draft": 3}
-BETS: Mapping[Purpose, int] = {"verify": 4}
-OTHER_BETS, SHADOW = 5, 7
-LEVELS = 8
-"""The numbers that one run uses. All requests of a run go before those of a run whose priority is higher by one."""
+BETS: Mapping[Purpose, int] = {"verify": 60}
+OTHER_BETS, SHADOW = 61, 120
+"""Seconds: a request of that kind goes before one for which a run waits that began so much later."""
+SPAN = 2**32
+"""Seconds that no run is older than another: runs of a lower priority go before all of the next one."""
 
 RUN: ContextVar[int] = ContextVar("RUN", default=0)
-"""The priority of the run among other runs; lower is earlier. `carrying` sets it."""
+"""The place of the run among other runs; lower is earlier. `carrying` sets it."""
+_BOOTED = int(time.time() - time.monotonic())  # whole seconds, so that virtual clocks give the same order every time
+
+
+def run_place(run_priority: int = 0) -> int:
+    """Return the place of a run that begins now, in seconds, which mean the same to all programs."""
+    return run_priority * SPAN + _BOOTED + int(asyncio.get_running_loop().time())
 
 
 def priority(request: RequestContext, run: int = 0) -> int | None:
-    """Return the number by which vLLM orders requests; None for a request that belongs to no run."""
+    """
+    Return the number by which vLLM orders requests; None for a request that belongs to no run.
+
+    Earlier runs go first: by purpose alone, the answers of the runs that are nearly done would wait for as long as new
+    runs keep coming.
+    """
     if not request.purpose:
         return None
-    return run * LEVELS + _level(request)
+    return run + _delay(request)
 
 
-def _level(request: RequestContext) -> int:
+def _delay(request: RequestContext) -> int:
     if request.purpose == "shadow":
         return SHADOW
     if request.bet or request.purpose == "hedge":

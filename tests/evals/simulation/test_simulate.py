@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from stepspec.evals.crowd import Load, Timing
+from stepspec.evals.crowd import WARM_UP_ARRIVALS, Load, Timing
 from stepspec.evals.sample import Arm
 from stepspec.evals.script import Script, Turn
 from stepspec.evals.simulation import ServerCosts, simulate
@@ -102,6 +102,16 @@ MIXED = script(GOOD, BAD, GOOD, replace(BAD, draft=9, kept=4), GOOD, BAD, LAST)
 @pytest.mark.parametrize("load", [Load(concurrency=1), Load(concurrency=6), Load(rate=0.1)], ids=lambda load: load.name)
 def test_every_request_ends_and_nothing_is_left(arm: Arm, load: Load) -> None:
     assert len(timings_of(arm, *[MIXED] * 6, load=load)) == 6
+
+
+@pytest.mark.parametrize("arm", METHODS, ids=lambda arm: arm.name)
+def test_a_run_waits_for_those_that_came_before_it_and_not_for_new_ones(arm: Arm) -> None:
+    """Problems arrive ten times as often as two sequences of a server can end them."""
+    busy = replace(SECOND, sequences=2)
+    alone, *_ = run(simulate_block(Load(concurrency=1), arm, [MIXED], [MIXED], Servers(busy, busy).start()))
+    block, _ = run(simulate_block(Load(rate=0.4), arm, [MIXED] * 6, [MIXED], Servers(busy, busy).start()))
+    before = WARM_UP_ARRIVALS + 6
+    assert max(timing.latency for timing in block.timings) < 2 * before * alone.timings[0].latency
 
 
 @pytest.mark.parametrize(

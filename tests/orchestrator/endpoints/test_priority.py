@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+import asyncio
+from itertools import combinations, pairwise
 
 import pytest
 
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints.client import CARRIED, LEVELS, carrying, priority
+from stepspec.orchestrator.endpoints.client import CARRIED, RUN, SPAN, carrying, priority, run_place
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
@@ -41,11 +42,27 @@ def test_a_watch_counts_as_a_verdict_and_a_hedge_and_an_early_answer_as_bets() -
     assert bets == {priority(ORDER[-2])}
 
 
-def test_a_run_with_a_lower_number_precedes_others_for_all_purposes() -> None:
-    urgent = [priority(each, -1) or 0 for each in ORDER]
-    usual = [priority(each) or 0 for each in ORDER]
-    assert max(urgent) < min(usual)
-    assert max(usual) < LEVELS
+async def test_a_run_with_a_lower_number_precedes_others_for_all_purposes() -> None:
+    urgent = [priority(each, run_place(-1)) or 0 for each in ORDER]
+    usual = [priority(each, run_place()) or 0 for each in ORDER]
+    assert max(urgent) < 0 < min(usual)  # the requests of other clients have 0
+    assert usual[-1] - usual[0] < SPAN
+
+
+async def test_a_run_precedes_those_that_began_later_for_whatever_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, places = asyncio.get_running_loop(), list[int]()
+    for at in (1000.0, 1010.5, 1100.2):
+        monkeypatch.setattr(loop, "time", lambda at=at: at)
+        with carrying({}):
+            places.append(RUN.get())
+    awaited, bets = ORDER[:4], ORDER[4:]
+    for older, younger in combinations(places, 2):
+        assert max(priority(each, older) or 0 for each in awaited) < min(
+            priority(each, younger) or 0 for each in awaited
+        )
+    first, soon, late = places
+    assert min(priority(bet, first) or 0 for bet in bets) > max(priority(each, soon) or 0 for each in awaited)
+    assert max(priority(bet, first) or 0 for bet in bets[:2]) < min(priority(each, late) or 0 for each in awaited)
 
 
 async def test_requests_of_a_run_carry_their_priority_and_others_none(meet: Meet) -> None:
@@ -56,9 +73,10 @@ async def test_requests_of_a_run_carry_their_priority_and_others_none(meet: Meet
             with requesting(context):
                 await met.model.write(PROBLEM)
         with carrying({}, 2), requesting(ORDER[0]):
+            place = RUN.get()
             await met.model.write(PROBLEM)
         assert not any("priority" in body for path, body in server.requests if path == "/tokenize")
-    assert sent(server) == [None, 0, 1, 2, 3, 16]
+    assert sent(server) == [None, 0, 1, 2, 3, place]
 
 
 async def test_a_server_that_refuses_priorities_is_sent_none_any_more(meet: Meet) -> None:
@@ -91,7 +109,7 @@ async def test_an_endpoint_may_be_set_to_send_none(meet: Meet) -> None:
     assert sent(server) == [None]
 
 
-def test_a_header_that_is_carried_already_keeps_its_value() -> None:
+async def test_a_header_that_is_carried_already_keeps_its_value() -> None:
     with carrying({"x-session-id": "theirs", "traceparent": "00"}):
         with carrying({"X-Session-ID": "ours", "X-More": "1"}):
             assert CARRIED.get() == {"x-session-id": "theirs", "traceparent": "00", "X-More": "1"}

@@ -124,6 +124,7 @@ async def test_a_live_run_of_a_pair_shows_the_same(opened: Open, saved: Callable
         for part in ("#steps", "#models", "#ledger-figures", "#answer"):
             await expect(live.locator(part)).to_have_text(await filed.locator(part).inner_text(), use_inner_text=True)
         assert await looks(live) == await looks(filed)
+        await live.close()
 
 
 @schemes

@@ -116,6 +116,7 @@ async def test_a_run_shows_it_while_it_goes_on(opened: Open) -> None:
         for _ in lines:
             gate.release()
         await expect(page.locator("#status")).to_contain_text("Finished")
+        await page.close()  # Or it asks a service that is gone about its judge.
 
 
 @schemes
