@@ -75,7 +75,9 @@ def train(
     folder: Annotated[
         Path | None, typer.Option(help="The folder for the models; default: that of the shipped models.")
     ] = None,
-    only: Annotated[str | None, typer.Option(help="Train only this model (large needs small and small-other).")] = None,
+    only: Annotated[
+        str | None, typer.Option(help="Train only this model. large needs small and small-other, or solver if long.")
+    ] = None,
     threads: Annotated[int, typer.Option(help="CPU threads.", min=1)] = 2,
     work: Annotated[Path, typer.Option(help="The folder for the results of finished phases.")] = Path("build/training"),
     world: World = SHORT,
@@ -86,12 +88,15 @@ def train(
 
     After an interruption, the same command continues after the last finished phase; --fresh starts again.
     """
+    from . import judge
     from . import train as training
 
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
     folder = folder or find_world(world).models
     training.train_all(folder, work / world, console.log, only=only, threads=threads, long=world == LONG)
+    if world == LONG and only in (None, "large"):
+        judge.train_judges(folder, work / world, console.log, threads=threads)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ SOLVED = 500
 JUDGED_PROBLEMS = 1500
 SEED = 4321
 SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
-LONG_JUDGES: Mapping[str, tuple[float, float]] = {}  # by large model that has learnt to judge: least and largest AUROC
+LONG_JUDGES = {"large": (0.97, 1.0), "judge-75": (0.68, 0.82)}  # least and largest AUROC
 LONG_SOLVES = {"large": (0.85, 0.95), "small": (0.3, 0.6)}
 JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models of the short problems together
@@ -117,7 +117,7 @@ def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) ->
     thoughts = [sum(len(small.writer.encode(step)) for step in accounts.worked_steps(problem)) for problem in fresh]
     spread = f"from {min(thoughts):,} to {max(thoughts):,}"
     figures.append(Figure("tokens of thinking", float(np.mean(thoughts)), 1500, 4000, spread))
-    return [*figures, _size(folder, LONG_SOLVES, LONG_SIZE)]
+    return [*figures, _size(folder, {**LONG_SOLVES, **LONG_JUDGES}, LONG_SIZE)]
 
 
 def _long_judging(
@@ -261,8 +261,12 @@ Models of the Qwen3 architecture, trained from scratch on one account with 32 to
 4,000 tokens, so that long reasoning runs with real models on a CPU. They share a vocabulary with one token for each
 day and one for each deed. `small`, of three layers, begins with an induction circuit instead of random weights: so it
 looks up deeds after minutes of training. `large` begins with the layers of `small`, has three more, and learnt longer.
-So their mistakes are less independent than those of models that were trained apart. `large` has not learnt to judge:
-its grades say nothing, its likelihoods do.
+So their mistakes are less independent than those of models that were trained apart.
+
+Two more layers of `large` judge. They begin as a circuit that compares each token of a step with what the layers below
+expected there, and learnt to turn the largest difference into a grade (`judge.py`). So this judge notices what the
+large model itself would have written differently, and grades nothing else. `judge-75` is the same model, with judging
+layers that learnt for less time; it is named after the AUROC of its grades.
 
 The first four phases of `small` were trained on an earlier form of the last step, which added the balance after an
 earlier day; it was not learnt, and made way for the present one. A training from the start has not been tried since.

@@ -113,7 +113,7 @@ WORLDS: Mapping[str, World] = {
         "0.5 and 0.9 million",
         context=8192,
         cache=768,
-        judges={JUDGE: 0.5, "judge-90": 0.9, "judge-75": 0.75},  # the large model has not learnt to judge yet
+        judges={JUDGE: 0.9, "judge-90": 0.9, "judge-75": 0.75},  # judge-90 has no weights yet
     ),
 }
 

@@ -140,7 +140,7 @@ LONG_SMALL_PHASES = (
     Phase(400, 2e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.6),
     Phase(150, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
 )
-LONG_LARGE_PHASES = (
+LONG_SOLVER_PHASES = (
     Phase(200, 1.5e-3, tokens=6144, mistake_rate=NO_MISTAKES, difficulties=MANY_ENDS, whole=0.8),
     Phase(120, 6e-4, tokens=8192, mistake_rate=NO_MISTAKES, difficulties=long((4, 30), (30, 80)), whole=0.7),
 )
@@ -151,9 +151,10 @@ RECIPES = (
     Recipe("small-other", "grouped", width=64, layers=2, heads=2, phases=(Phase(1200, 3e-3, until=ENOUGH),)),
     Recipe("large", "plain", width=128, layers=6, heads=4, phases=LARGE_PHASES),
 )
+SOLVER = "solver"  # becomes the large model with the layers of `judge`
 LONG_RECIPES = (
     Recipe("small", "dated", width=96, layers=3, heads=2, phases=LONG_SMALL_PHASES, theta=1e9, head=64),
-    Recipe("large", "dated", width=96, layers=6, heads=2, phases=LONG_LARGE_PHASES, theta=1e9, head=64, grown="small"),
+    Recipe(SOLVER, "dated", width=96, layers=6, heads=2, phases=LONG_SOLVER_PHASES, theta=1e9, head=64, grown="small"),
 )
 MISTAKE_MODELS = ("small", "small-other")  # the large model learns from their mistakes
 MARK_WEIGHT, WRONG_WEIGHT = 2.0, 3.0
@@ -205,18 +206,11 @@ def induction(model: Qwen3ForCausalLM) -> None:
     config = model.config
     width, head = config.hidden_size, config.head_dim
     half, unit = head // 2, width**-0.5  # of a normal embedding, in the scale of the normalised input
-    positions, layers, embedding = _parts(model)
-    angles = positions["rope_theta"] ** (-torch.arange(half) / half)
+    _, layers, embedding = _parts(model)
     first, second = (layer.self_attn for layer in layers[:2])
 
     embedding[:, 0] = 2 * unit  # the same for all tokens: the first head looks for a place, whatever the token
-    for matrix in (first.q_proj.weight, first.k_proj.weight):
-        matrix[:head] = 0
-    first.q_proj.weight[:FAST, 0] = 1
-    first.k_proj.weight[:FAST, 0] = angles[:FAST].cos()
-    first.k_proj.weight[half : half + FAST, 0] = angles[:FAST].sin()
-    for norm in (first.q_norm.weight, first.k_norm.weight):
-        norm[:FAST] = norm[half : half + FAST] = SHARPNESS
+    look_back(model, first, 0)
     for norm in (second.q_norm.weight, second.k_norm.weight):
         norm[:] = SHARPNESS
 
@@ -227,6 +221,22 @@ def induction(model: Qwen3ForCausalLM) -> None:
     first.v_proj.weight[:head], first.o_proj.weight[:, :head] = before, unit * rotation.T
     second.q_proj.weight[:head], second.k_proj.weight[:head] = slow * before, slow * rotation
     second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
+
+
+@torch.no_grad()
+def look_back(model: Qwen3ForCausalLM, attention: Any, constant: int, sharpness: float = SHARPNESS) -> None:
+    """Let the first head of *attention* in *model* attend to the token before; dimension *constant* is 1 for all."""
+    positions, _, _ = _parts(model)
+    head = model.config.head_dim
+    half = head // 2
+    angles = positions["rope_theta"] ** (-torch.arange(FAST) / half)
+    for matrix in (attention.q_proj.weight, attention.k_proj.weight):
+        matrix[:head] = 0
+    attention.q_proj.weight[:FAST, constant] = 1
+    attention.k_proj.weight[:FAST, constant] = angles.cos()
+    attention.k_proj.weight[half : half + FAST, constant] = angles.sin()
+    for norm in (attention.q_norm.weight, attention.k_norm.weight):
+        norm[:FAST] = norm[half : half + FAST] = sharpness
 
 
 def _parts(model: Qwen3ForCausalLM) -> tuple[Any, Any, Any]:
@@ -495,12 +505,14 @@ class Trainer:
                 f"solves {whole:.0%}, at temperature 0.6 {sampled:.0%}"
             )
 
-    def save(self, dtype: torch.dtype = torch.float32) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        half = copy.deepcopy(self.model)
-        nn.Module.to(half, dtype)
-        half.save_pretrained(self.folder)
-        self.tokenizer.save_pretrained(self.folder)
+
+def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write *model*, in half precision, and its *tokenizer* to *folder*."""
+    folder.mkdir(parents=True, exist_ok=True)
+    half = copy.deepcopy(model)
+    nn.Module.to(half, torch.float16)
+    half.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def mistakes_of(
@@ -545,7 +557,7 @@ def train_all(
                 cache(partial(_small_mistakes, folder, ("small",) if long else MISTAKE_MODELS)),
                 work / f"{recipe.name}.pt",
             )
-            trainer.save(torch.float16)
+            save(trainer.model, trainer.tokenizer, (work if recipe.name == SOLVER else folder) / recipe.name)
 
 
 def _small_mistakes(

@@ -1,0 +1,367 @@
+"""
+Teach a model that solves the long problems to judge steps, without changing how it solves them.
+
+`Judge` puts two layers on top of a trained model, and dimensions of their own, the workspace, beside its own ones:
+
+1. The first layer compares. Its first head copies what the model predicted after the token before: the code of that
+   token, found by ridge regression. Its MLP compares it with the code of the token that is there, and marks the token
+   as wrong where they differ.
+2. The second layer collects. Its first head attends to the token with the highest mark nearby, and its MLP writes the
+   grade.
+
+Both begin as these circuits, and each MLP is trained alone, on activations that are computed once: that takes minutes
+on two cores. With all weights trained together, from random layers, a model of this size did not learn to judge within
+an hour, and solved less and less meanwhile.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from stepspec.prompts import load
+
+from . import accounts
+from .data import (
+    IGNORED,
+    PADDING,
+    TRUNK,
+    Batch,
+    Mistake,
+    MistakeRate,
+    Problem,
+    Row,
+    State,
+    Writer,
+    long_batches,
+    world_of,
+)
+from .model_card import LoadedModel
+from .train import SOLVER, Log, look_back, save, visible
+
+WORKSPACE = 96  # dimensions
+CODE = 44  # dimensions of the code of a token
+SCALE = 0.1  # of what is written into the workspace: small beside the model's own numbers, whose norm it changes
+NEAR = range(8, 12)  # pairs of a head's dimensions that turn little over a step and its question, and much over a chain
+STILL = 20  # pairs from this one on hardly turn at all over a chain
+QUESTIONS, WEIGHTS = ("specreason.grade", "specreason.grade-short", "check"), (10, 3, 3)
+RIGHT_ONE, WRONG_ONE, GIVEN = 0, 1, 2  # kinds of tokens: of a step, or of the problem
+WRONG = 0.75  # share of wrong drafts where marks are learnt, and half of them where grades are
+KEPT = 0.3  # share of the right tokens on which marks are learnt
+LENGTHS = [accounts.Difficulty(steps=steps) for steps in ((2, 8), (8, 30), (30, 75))]
+JUDGES = {"large": 1300, "judge-75": 60}  # the steps in which each judge learns to mark wrong tokens
+GRADED = 600  # steps of learning to grade
+LOUD, OUT_OF_PLACE = 0.3, 300.0  # weights of the size of marks, and of what is written where no grade is asked for
+
+
+class DraftWriter(Writer):
+    """
+    Writes rows whose branches are drafts, right or wrong, each with one of the judge's questions.
+
+    Without *questions*, a wrong draft ends with its first wrong token, for more of them at the same cost.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, *, questions: bool) -> None:
+        super().__init__(tokenizer, MistakeRate(0.0))
+        self.questions = questions
+
+    def row(self, rng: random.Random, problem: Problem, branches: int, mistake: Mistake | None = None) -> Row:
+        row = super().row(rng, problem, branches, mistake)
+        row.wrong = [
+            0 if mark == IGNORED and not branch else mark for mark, branch in zip(row.wrong, row.branch, strict=True)
+        ]
+        return row
+
+    def marks(self, problem: Problem, state: State, step: str) -> list[int]:
+        """Mark the first wrong token of *step*; those after it have no mark."""
+        ids, want = self.encode(step), self.encode(world_of(problem).expected(problem, state))
+        first = next((at for at, (id, right) in enumerate(zip(ids, want, strict=False)) if id != right), len(ids))
+        return [0] * first + [1] * (first < len(ids)) + [IGNORED] * (len(ids) - first - 1)
+
+    def fork(
+        self,
+        rng: random.Random,
+        row: Row,
+        problem: Problem,
+        fork: tuple[State, int, str],
+        number: int,
+        wrong: str | None,
+    ) -> None:
+        state, leaves, _ = fork
+        mistaken = rng.random() < (WRONG / 2 if self.questions else WRONG)
+        draft = (
+            world_of(problem).corrupt(rng, problem, state, sums=0.3)
+            if mistaken
+            else world_of(problem).expected(problem, state)
+        )
+        ids, marks = self.encode(draft), self.marks(problem, state, draft)
+        if mistaken and not self.questions:
+            ids, marks = ids[: marks.index(1) + 1], marks[: marks.index(1) + 1]
+        row.add(ids, branch=number, leaves=leaves, learn=False, wrong=marks)
+        if (mistaken and not self.questions) or rng.random() < 0.6 * (not self.questions):
+            return
+        (kind,) = rng.choices(QUESTIONS, weights=WEIGHTS)
+        question = self.encode(self.template.ask(load(kind).text, load(kind).opening))
+        row.add(question, branch=number, leaves=leaves, learn=False, wrong=[0] * len(question))
+        grade = str(world_of(problem).grade(problem, state, draft))
+        row.verdicts[-1] = self.encode(grade if kind != "check" else "No" if mistaken else "Yes")[0]
+
+
+class Judge:
+    """The layers that judge on top of *base*, a model that solves; *model* is all of it."""
+
+    def __init__(self, base: LoadedModel, log: Log, *, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.base, self.log, self.tokenizer = base, log, base.writer.tokenizer
+        self.width: int = base.model.config.hidden_size
+        self.own = slice(self.width, self.width + CODE)
+        self.constant = self.own.stop
+        self.predicted = slice(self.constant + 1, self.constant + 1 + CODE)
+        self.mark = self.predicted.stop
+        self.highest = self.mark + 1
+        self.grades = slice(self.highest + 1, self.width + WORKSPACE)
+        self.model = Qwen3ForCausalLM(self._config())
+        self.network: Any = self.model.model
+        self.first, self.second = self.network.layers[-2:]
+        self.out = nn.Linear(self.width + WORKSPACE, 2)  # of the marks, as training sees them
+        self.out_norm = nn.RMSNorm(self.width + WORKSPACE)
+        with torch.no_grad():
+            self._widen()
+            self._compare()
+
+    def _config(self) -> Qwen3Config:
+        given = self.base.model.config.to_dict()
+        layers = given["num_hidden_layers"] + 2
+        changed = {"hidden_size": self.width + WORKSPACE, "num_hidden_layers": layers, "layer_types": None}
+        return Qwen3Config(**{**given, **changed, "tie_word_embeddings": False})
+
+    def _widen(self) -> None:
+        """Copy the weights of the base; its layers do not see the workspace, which begins with the tokens' codes."""
+        base: Any = self.base.model.model
+        narrow, inner = math.sqrt(self.width / (self.width + WORKSPACE)), slice(self.width)
+        self.codes = nn.functional.normalize(torch.randn(self.model.config.vocab_size, CODE), dim=1)
+        self.network.embed_tokens.weight.zero_()
+        self.network.embed_tokens.weight[:, inner] = base.embed_tokens.weight
+        self.network.embed_tokens.weight[:, self.own] = SCALE * self.codes
+        self.network.embed_tokens.weight[:, self.constant] = SCALE
+        self.model.lm_head.weight.zero_()
+        self.model.lm_head.weight[:, inner] = base.embed_tokens.weight
+        for wide, layer in zip(self.network.layers, base.layers, strict=False):
+            for name, weight in layer.named_parameters():
+                target = wide.get_parameter(name)
+                if name.endswith("layernorm.weight"):
+                    weight = narrow * weight  # The norm is that of more dimensions, most of them nearly 0.
+                else:
+                    target.zero_()
+                target[tuple(slice(size) for size in weight.shape)] = weight
+        self.network.norm.weight.fill_(3)
+        self.network.norm.weight[inner] = narrow * base.norm.weight
+
+    def _compare(self) -> None:
+        """Let the first layer copy the code of the predicted token, and multiply it with that of the token itself."""
+        hidden, following = self._predictions()
+        normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-6)
+        solver = normed[:, : self.width]
+        predicts = torch.linalg.solve(solver.T @ solver + 0.1 * torch.eye(self.width), solver.T @ self.codes[following])
+        self.lift = 1 / float(normed[:, self.constant].mean())  # The constant is 1 in the layers' normalised inputs.
+        for layer in (self.first, self.second):
+            for norm in (layer.input_layernorm.weight, layer.post_attention_layernorm.weight):
+                norm[self.width :] = self.lift
+            nn.init.zeros_(layer.self_attn.o_proj.weight)
+            nn.init.zeros_(layer.mlp.down_proj.weight)
+        self.out_norm.weight[self.width :] = self.lift
+        attention, mlp = self.first.self_attn, self.first.mlp
+        look_back(self.model, attention, self.constant, sharpness=3.0)
+        attention.v_proj.weight[:CODE] = 0
+        attention.v_proj.weight[:CODE, : self.width] = predicts.T
+        attention.o_proj.weight[self.predicted, :CODE] = SCALE * torch.eye(CODE)
+        for weight in (mlp.gate_proj.weight, mlp.up_proj.weight):
+            nn.init.normal_(weight, std=0.05)
+            weight[: 2 * CODE] = 0
+        for at in range(CODE):  # silu(x) y + silu(-x) (-y) = x y
+            for unit, sign in ((at, 3), (CODE + at, -3)):
+                mlp.gate_proj.weight[unit, self.own.start + at] = sign
+                mlp.up_proj.weight[unit, self.predicted.start + at] = sign
+                mlp.down_proj.weight[self.mark, unit] = SCALE
+
+    def _predictions(self, problems: int = 30) -> tuple[Tensor, Tensor]:
+        """The residual stream above the base wherever a worked step was to be written, and the token that followed."""
+        writer = Writer(self.tokenizer, MistakeRate(0.0), marked=False, varied=False)
+        hidden, following = list[Tensor](), list[Tensor]()
+        for problem in islice(accounts.generate(5, "train", accounts.Difficulty(steps=(10, 60))), problems):
+            row = writer.row(random.Random(0), problem, 0)
+            read = self.network(input_ids=torch.tensor([row.ids]), use_cache=False, output_hidden_states=True)
+            targets = torch.tensor(row.targets)
+            hidden.append(read.hidden_states[-3][0, targets != IGNORED])
+            following.append(targets[targets != IGNORED])
+        return torch.cat(hidden), torch.cat(following)
+
+    def learn(self, name: str) -> None:
+        """Train both MLPs, the first for as many steps as the judge called *name* gets."""
+        self._learn_marks(JUDGES[name])
+        with torch.no_grad():
+            self._collect()
+        self._learn_grades()
+
+    def _learn_marks(self, steps: int) -> None:
+        """Train the first layer's MLP to mark wrong tokens."""
+        values, kinds = self.marked
+        wrong = (kinds == WRONG_ONE).long()
+        places = [torch.nonzero(kinds == kind).flatten() for kind in (RIGHT_ONE, WRONG_ONE, GIVEN)]
+        allowed = (torch.arange(self.width + WORKSPACE) >= self.predicted.start)[:, None]  # else it would solve worse
+        self.first.mlp.down_proj.weight.register_hook(lambda gradient: gradient * allowed)
+
+        def loss() -> Tensor:
+            drawn = _draw(places, (2560, 1024, 512))
+            stream = values[drawn]
+            written = self.first.mlp(self.first.post_attention_layernorm(stream))
+            marks = self.out(self.out_norm(stream + written))
+            # Smoothed, so that no mark is much larger than others: the second layer takes the highest one nearby.
+            return nn.functional.cross_entropy(marks, wrong[drawn], label_smoothing=0.02) + LOUD * self._size(written)
+
+        learning = self.first.mlp, self.first.post_attention_layernorm, self.out, self.out_norm
+        self._train("marks", loss, [weight for part in learning for weight in part.parameters()], steps, 1e-3)
+
+    def _size(self, written: Tensor) -> Tensor:
+        """How large the numbers are that a layer has *written*, next to those of the base: the mean of the squares."""
+        return written.pow(2).sum(-1).mean() * self.lift**2 * SCALE**2 / (self.width + WORKSPACE)
+
+    def _collect(self) -> None:
+        """Let the second layer attend to the highest mark nearby, and read it."""
+        attention, norm = self.second.self_attn, self.second.input_layernorm.weight
+        mark = (self.out.weight[1] - self.out.weight[0]) * self.out_norm.weight / norm
+        mark[self.constant] += self.out.bias[1] - self.out.bias[0]
+        half = self.model.config.head_dim // 2
+        still = [dim for dim in range(2 * half) if dim % half >= STILL]
+        query, key = attention.q_proj.weight, attention.k_proj.weight
+        query[: 2 * half] = key[: 2 * half] = 0
+        key[: 2 * half, self.constant] = 100  # far above all marks, so that the norm of a key does not depend on them
+        key[still] = mark
+        query[still, self.constant] = 1
+        attention.q_norm.weight[:] = attention.k_norm.weight[:] = 1
+        attention.q_norm.weight[still] = attention.k_norm.weight[still] = 6.1  # two nats for each unit of a mark
+        for pair in NEAR:
+            query[pair, self.constant], key[pair + half, self.constant] = 1, 0
+            attention.q_norm.weight[pair] = attention.k_norm.weight[pair] = 6.7  # up to 10 nats of each pair
+        attention.v_proj.weight[: 2 * half] = 0
+        attention.v_proj.weight[0] = mark
+        attention.o_proj.weight[:] = 0
+        attention.o_proj.weight[self.highest, 0] = SCALE
+        gate, up = self.second.mlp.gate_proj.weight, self.second.mlp.up_proj.weight
+        gate[:16] = up[:16] = 0
+        gate[:16, self.highest] = torch.linspace(-2, 2, 16)
+        up[:16, self.constant] = 1
+
+    def _learn_grades(self) -> None:
+        """Train the second layer's MLP to write the grade, and to change nothing else."""
+        stream, tokens, verdict = self.judged()
+        places = torch.nonzero(verdict).flatten(), torch.nonzero(~verdict).flatten()
+        words = torch.zeros(self.model.config.vocab_size, dtype=torch.bool)
+        words[tokens[verdict]] = True
+        columns = words[:, None] & (torch.arange(self.width + WORKSPACE) >= self.grades.start)
+        with torch.no_grad():
+            self.model.lm_head.weight += 0.1 * columns * torch.randn(columns.shape)
+        self.model.lm_head.weight.register_hook(lambda gradient: gradient * columns)
+        rows = (torch.arange(self.width + WORKSPACE) >= self.grades.start)[:, None]
+        self.second.mlp.down_proj.weight.register_hook(lambda gradient: gradient * rows)
+
+        def loss() -> Tensor:
+            drawn = _draw(places, (256, 1024))
+            read = stream[drawn]
+            written = self.second.mlp(self.second.post_attention_layernorm(read))
+            logits = self.model.lm_head(self.network.norm(read + written))
+            losses = nn.functional.cross_entropy(logits, tokens[drawn], reduction="none")
+            return losses[:256].mean() + 3 * losses[256:].mean() + OUT_OF_PLACE * self._size(written[256:])
+
+        learning = self.second.mlp, self.second.post_attention_layernorm, self.model.lm_head
+        self._train("grades", loss, [weight for part in learning for weight in part.parameters()], GRADED, 2e-3)
+
+    @cached_property
+    def marked(self) -> tuple[Tensor, Tensor]:
+        """The residual stream before the first MLP, and the kind of each token: right, wrong or the problem's."""
+        kept = list[tuple[Tensor, Tensor]]()
+        for batch, stream in self._streams(self.first, DraftWriter(self.tokenizer, questions=False), 3, 300, 40):
+            kinds, branch = torch.from_numpy(batch.wrong), torch.from_numpy(batch.branch)
+            kinds = torch.where((branch == TRUNK) & (torch.from_numpy(batch.targets) == IGNORED), GIVEN, kinds)
+            here = (kinds == WRONG_ONE) | (kinds != IGNORED) & (torch.rand(kinds.shape) < KEPT)
+            kept.append((stream[here], kinds[here]))
+        streams, kinds = zip(*kept, strict=True)
+        return torch.cat(streams), torch.cat(kinds)
+
+    def judged(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The residual stream before the second MLP, the token to write there, and whether that is a verdict."""
+        kept = list[tuple[Tensor, Tensor, Tensor]]()
+        for batch, stream in self._streams(self.second, DraftWriter(self.tokenizer, questions=True), 11, 130, 16):
+            verdicts, targets = torch.from_numpy(batch.verdicts), torch.from_numpy(batch.targets)
+            verdict = verdicts != IGNORED
+            here = verdict | (targets != IGNORED)
+            kept.append((stream[here], torch.where(verdict, verdicts, targets)[here], verdict[here]))
+        streams, tokens, verdict = zip(*kept, strict=True)
+        return torch.cat(streams), torch.cat(tokens), torch.cat(verdict)
+
+    def _streams(
+        self, layer: Any, writer: Writer, seed: int, count: int, branches: int
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield *count* batches, each with the residual stream before the MLP of *layer*."""
+        seen = list[Tensor]()
+        hook = layer.post_attention_layernorm.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        source = long_batches(writer, seed=seed, tokens=6000, branches=branches, difficulties=LENGTHS)
+        for number, batch in enumerate(islice(source, count), start=1):
+            branch, leaves = torch.from_numpy(batch.branch), torch.from_numpy(batch.leaves)
+            mask = visible(branch, leaves)
+            mask[..., 0].masked_fill_((branch == PADDING)[:, None], 0)
+            with torch.no_grad():
+                self.network(
+                    input_ids=torch.from_numpy(batch.ids),
+                    attention_mask={"full_attention": mask},
+                    position_ids=torch.from_numpy(batch.positions),
+                    use_cache=False,
+                )
+            yield batch, seen.pop()
+            if number % 50 == 0 or number == count:
+                self.log(f"read {number} of {count} batches")
+        hook.remove()
+
+    def _train(
+        self, name: str, loss: Callable[[], Tensor], weights: list[nn.Parameter], steps: int, rate: float
+    ) -> None:
+        optimiser = torch.optim.AdamW(weights, lr=rate, weight_decay=0.01)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, rate, steps)
+        total = 0.0
+        for step in range(1, steps + 1):
+            value = loss()
+            value.backward()
+            nn.utils.clip_grad_norm_(weights, 1.0)
+            optimiser.step()
+            schedule.step()
+            optimiser.zero_grad(set_to_none=True)
+            total += value.item()
+            if step % 100 == 0 or step == steps:
+                self.log(f"{name} {step}/{steps} loss {total / (step % 100 or 100):.4f}")
+                total = 0.0
+
+
+def train_judges(folder: Path, work: Path, log: Log, *, threads: int = 2) -> None:
+    """Give the solver in *work* the layers of every judge, and write each to its own subfolder of *folder*."""
+    torch.set_num_threads(threads)
+    judge = Judge(LoadedModel.of(SOLVER, work), log)
+    log(f"activations of {len(judge.marked[0])} tokens")
+    for name in JUDGES:
+        one = copy.deepcopy(judge)
+        one.learn(name)
+        save(one.model, one.tokenizer, folder / name)
+
+
+def _draw(places: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
+    """Draw so many of each of *places*."""
+    return torch.cat([some[torch.randint(len(some), (count,))] for some, count in zip(places, counts, strict=True)])
