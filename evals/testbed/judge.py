@@ -140,10 +140,10 @@ class Judge:
             self._compare()
 
     def _config(self) -> Qwen3Config:
-        given = self.base.model.config.to_dict()
-        layers = given["num_hidden_layers"] + 2
-        changed = {"hidden_size": self.width + WORKSPACE, "num_hidden_layers": layers, "layer_types": None}
-        return Qwen3Config(**{**given, **changed, "tie_word_embeddings": False})
+        config: dict[str, Any] = self.base.model.config.to_dict()
+        config |= {"hidden_size": self.width + WORKSPACE, "num_hidden_layers": config["num_hidden_layers"] + 2}
+        config |= {"layer_types": None, "tie_word_embeddings": False}
+        return Qwen3Config(**config)
 
     def _widen(self) -> None:
         """Copy the weights of the base; its layers do not see the workspace, which begins with the tokens' codes."""

@@ -31,6 +31,7 @@ JUDGED_PROBLEMS = 1500
 SEED = 4321
 SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
 LONG_JUDGES = {"large": (0.97, 1.0), "judge-75": (0.68, 0.82)}  # least and largest AUROC
+LONG_JUDGED = 8  # of the problems, every step of each
 LONG_SOLVES = {"large": (0.85, 0.95), "small": (0.3, 0.6)}
 JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models of the short problems together
@@ -113,7 +114,7 @@ def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) ->
         figures.append(Figure(f"{name}: accuracy at temperature 0.6", sampled, 0, 1, "expected, on the same problems"))
     small = LoadedModel.of("small", folder)
     for judge, (low, high) in LONG_JUDGES.items():
-        figures += _long_judging(judge, LoadedModel.of(judge, folder), small, fresh, low, high)
+        figures += _long_judging(judge, LoadedModel.of(judge, folder), small, fresh[:LONG_JUDGED], low, high)
     thoughts = [sum(len(small.writer.encode(step)) for step in accounts.worked_steps(problem)) for problem in fresh]
     spread = f"from {min(thoughts):,} to {max(thoughts):,}"
     figures.append(Figure("tokens of thinking", float(np.mean(thoughts)), 1500, 4000, spread))
