@@ -1,15 +1,15 @@
 """
 Teach a model that solves the long problems to judge steps, without changing how it solves them.
 
-`Judge` puts two layers on top of a trained model, and dimensions of their own, the workspace, beside its own ones:
+`Judge` puts three layers on top of a trained model, and dimensions of their own, the workspace, beside its own ones:
 
-1. The first layer compares. Its first head copies what the model predicted after the token before: the code of that
-   token, found by ridge regression. Its MLP compares it with the code of the token that is there, and marks the token
-   as wrong where they differ.
-2. The second layer collects. Its first head attends to the token with the highest mark nearby, and its MLP writes the
+1. The first layer predicts. Its MLP writes the code of the token that the model would write next.
+2. The second layer compares. Its first head copies the code that was predicted at the token before. Its MLP compares it
+   with the code of the token that is there, and marks the token as wrong where they differ.
+3. The third layer collects. Its first head attends to the token with the highest mark nearby, and its MLP writes the
    grade.
 
-Both begin as these circuits, and each MLP is trained alone, on activations that are computed once: that takes minutes
+All begin as these circuits, and each MLP is trained alone, on activations that are computed once: that takes minutes
 on two cores. With all weights trained together, from random layers, a model of this size did not learn to judge within
 an hour, and solved less and less meanwhile.
 """
@@ -49,18 +49,19 @@ from .data import (
 from .model_card import LoadedModel
 from .train import SOLVER, Log, look_back, save, visible
 
-WORKSPACE = 96  # dimensions
-CODE = 44  # dimensions of the code of a token
+WORKSPACE = 112  # dimensions
+CODE = 34  # dimensions of the code of a token
 SCALE = 0.1  # of what is written into the workspace: small beside the model's own numbers, whose norm it changes
 NEAR = range(8, 12)  # pairs of a head's dimensions that turn little over a step and its question, and much over a chain
 STILL = 20  # pairs from this one on hardly turn at all over a chain
 QUESTIONS, WEIGHTS = ("specreason.grade", "specreason.grade-short", "check"), (10, 3, 3)
-RIGHT_ONE, WRONG_ONE, GIVEN = 0, 1, 2  # kinds of tokens: of a step, or of the problem
+RIGHT_ONE, WRONG_ONE, GIVEN, ASKED = 0, 1, 2, 3  # kinds of tokens: of a step, of the problem, of a question
 WRONG = 0.75  # share of wrong drafts where marks are learnt, and half of them where grades are
-KEPT = 0.3  # share of the right tokens on which marks are learnt
+KEPT = {RIGHT_ONE: 0.3, WRONG_ONE: 1.0, GIVEN: 0.3, ASKED: 1.0}  # share of the tokens on which marks are learnt
 LENGTHS = [accounts.Difficulty(steps=steps) for steps in ((2, 8), (8, 30), (30, 75))]
-JUDGES = {"large": 1300, "judge-75": 60}  # the steps in which each judge learns to mark wrong tokens
-GRADED = 600  # steps of learning to grade
+JUDGES = {"large": 2000, "judge-90": 45, "judge-75": 14}  # the steps in which each judge learns to mark wrong tokens
+PREDICTED = 1500  # steps of learning to predict
+GRADED = 1000  # steps of learning to grade
 LOUD, OUT_OF_PLACE = 0.3, 300.0  # weights of the size of marks, and of what is written where no grade is asked for
 
 
@@ -112,7 +113,7 @@ class DraftWriter(Writer):
             return
         (kind,) = rng.choices(QUESTIONS, weights=WEIGHTS)
         question = self.encode(self.template.ask(load(kind).text, load(kind).opening))
-        row.add(question, branch=number, leaves=leaves, learn=False, wrong=[0] * len(question))
+        row.add(question, branch=number, leaves=leaves, learn=False, wrong=[ASKED] * len(question))
         grade = str(world_of(problem).grade(problem, state, draft))
         row.verdicts[-1] = self.encode(grade if kind != "check" else "No" if mistaken else "Yes")[0]
 
@@ -126,22 +127,25 @@ class Judge:
         self.width: int = base.model.config.hidden_size
         self.own = slice(self.width, self.width + CODE)
         self.constant = self.own.stop
-        self.predicted = slice(self.constant + 1, self.constant + 1 + CODE)
+        self.written = self.constant + 1  # 1 for a token that occurs in steps
+        self.next = slice(self.written + 1, self.written + 1 + CODE)
+        self.predicted = slice(self.next.stop, self.next.stop + CODE)
         self.mark = self.predicted.stop
         self.highest = self.mark + 1
         self.grades = slice(self.highest + 1, self.width + WORKSPACE)
         self.model = Qwen3ForCausalLM(self._config())
         self.network: Any = self.model.model
-        self.first, self.second = self.network.layers[-2:]
+        self.first, self.second, self.third = self.network.layers[-3:]
         self.out = nn.Linear(self.width + WORKSPACE, 2)  # of the marks, as training sees them
         self.out_norm = nn.RMSNorm(self.width + WORKSPACE)
         with torch.no_grad():
             self._widen()
+            self._predict()
             self._compare()
 
     def _config(self) -> Qwen3Config:
         config: dict[str, Any] = self.base.model.config.to_dict()
-        config |= {"hidden_size": self.width + WORKSPACE, "num_hidden_layers": config["num_hidden_layers"] + 2}
+        config |= {"hidden_size": self.width + WORKSPACE, "num_hidden_layers": config["num_hidden_layers"] + 3}
         config |= {"layer_types": None, "tie_word_embeddings": False}
         return Qwen3Config(**config)
 
@@ -154,6 +158,9 @@ class Judge:
         self.network.embed_tokens.weight[:, inner] = base.embed_tokens.weight
         self.network.embed_tokens.weight[:, self.own] = SCALE * self.codes
         self.network.embed_tokens.weight[:, self.constant] = SCALE
+        steps = (step for problem in _problems() for step in accounts.worked_steps(problem))
+        written = {id for step in steps for id in self.base.writer.encode(step)}
+        self.network.embed_tokens.weight[list(written), self.written] = SCALE
         self.model.lm_head.weight.zero_()
         self.model.lm_head.weight[:, inner] = base.embed_tokens.weight
         for wide, layer in zip(self.network.layers, base.layers, strict=False):
@@ -167,23 +174,33 @@ class Judge:
         self.network.norm.weight.fill_(3)
         self.network.norm.weight[inner] = narrow * base.norm.weight
 
-    def _compare(self) -> None:
-        """Let the first layer copy the code of the predicted token, and multiply it with that of the token itself."""
-        hidden, following = self._predictions()
+    def _predict(self) -> None:
+        """Let the first layer write the code of the token that follows, as ridge regression finds it."""
+        hidden, following = self.predictions
         normed = hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-6)
         solver = normed[:, : self.width]
         predicts = torch.linalg.solve(solver.T @ solver + 0.1 * torch.eye(self.width), solver.T @ self.codes[following])
         self.lift = 1 / float(normed[:, self.constant].mean())  # The constant is 1 in the layers' normalised inputs.
-        for layer in (self.first, self.second):
+        for layer in (self.first, self.second, self.third):
             for norm in (layer.input_layernorm.weight, layer.post_attention_layernorm.weight):
                 norm[self.width :] = self.lift
             nn.init.zeros_(layer.self_attn.o_proj.weight)
             nn.init.zeros_(layer.mlp.down_proj.weight)
         self.out_norm.weight[self.width :] = self.lift
-        attention, mlp = self.first.self_attn, self.first.mlp
+        mlp = self.first.mlp
+        for at in range(CODE):  # silu(x) - silu(-x) = x
+            for unit, sign in ((at, 1), (CODE + at, -1)):
+                mlp.gate_proj.weight[unit] = mlp.up_proj.weight[unit] = 0
+                mlp.gate_proj.weight[unit, : self.width] = sign * predicts[:, at]
+                mlp.up_proj.weight[unit, self.constant] = 1
+                mlp.down_proj.weight[self.next.start + at, unit] = sign * SCALE
+
+    def _compare(self) -> None:
+        """Let the second layer copy the code of the predicted token, and multiply it with that of the token itself."""
+        attention, mlp = self.second.self_attn, self.second.mlp
         look_back(self.model, attention, self.constant, sharpness=3.0)
         attention.v_proj.weight[:CODE] = 0
-        attention.v_proj.weight[:CODE, : self.width] = predicts.T
+        attention.v_proj.weight[:CODE, self.next] = torch.eye(CODE)
         attention.o_proj.weight[self.predicted, :CODE] = SCALE * torch.eye(CODE)
         for weight in (mlp.gate_proj.weight, mlp.up_proj.weight):
             nn.init.normal_(weight, std=0.05)
@@ -194,42 +211,59 @@ class Judge:
                 mlp.up_proj.weight[unit, self.predicted.start + at] = sign
                 mlp.down_proj.weight[self.mark, unit] = SCALE
 
-    def _predictions(self, problems: int = 30) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def predictions(self) -> tuple[Tensor, Tensor]:
         """The residual stream above the base wherever a worked step was to be written, and the token that followed."""
         writer = Writer(self.tokenizer, MistakeRate(0.0), marked=False, varied=False)
         hidden, following = list[Tensor](), list[Tensor]()
-        for problem in islice(accounts.generate(5, "train", accounts.Difficulty(steps=(10, 60))), problems):
+        for problem in _problems():
             row = writer.row(random.Random(0), problem, 0)
             read = self.network(input_ids=torch.tensor([row.ids]), use_cache=False, output_hidden_states=True)
             targets = torch.tensor(row.targets)
-            hidden.append(read.hidden_states[-3][0, targets != IGNORED])
+            hidden.append(read.hidden_states[-4][0, targets != IGNORED])
             following.append(targets[targets != IGNORED])
         return torch.cat(hidden), torch.cat(following)
 
+    def learn_to_predict(self) -> None:
+        """Train the first layer's MLP."""
+        hidden, following = self.predictions
+        rows = torch.zeros(self.width + WORKSPACE, 1)
+        rows[self.next] = 1
+        self.first.mlp.down_proj.weight.register_hook(lambda gradient: gradient * rows)
+
+        def loss() -> Tensor:
+            (drawn,) = torch.randint(len(hidden), (1, 4096))
+            code = self.first.mlp(self.first.post_attention_layernorm(hidden[drawn]))[:, self.next] / SCALE
+            likely = nn.functional.cross_entropy(10 * code @ self.codes.T, following[drawn])
+            return likely + 0.3 * (code - self.codes[following[drawn]]).pow(2).sum(-1).mean()
+
+        learning = self.first.mlp, self.first.post_attention_layernorm
+        self._train("predictions", loss, [weight for part in learning for weight in part.parameters()], PREDICTED, 2e-3)
+
     def learn(self, name: str) -> None:
-        """Train both MLPs, the first for as many steps as the judge called *name* gets."""
+        """Train the MLPs that compare and grade, the first for as many steps as the judge called *name* gets."""
         self._learn_marks(JUDGES[name])
         with torch.no_grad():
             self._collect()
         self._learn_grades()
 
     def _learn_marks(self, steps: int) -> None:
-        """Train the first layer's MLP to mark wrong tokens."""
+        """Train the second layer's MLP to mark wrong tokens."""
         values, kinds = self.marked
         wrong = (kinds == WRONG_ONE).long()
-        places = [torch.nonzero(kinds == kind).flatten() for kind in (RIGHT_ONE, WRONG_ONE, GIVEN)]
+        places = [torch.nonzero(kinds == kind).flatten() for kind in (RIGHT_ONE, WRONG_ONE, GIVEN, ASKED)]
         allowed = (torch.arange(self.width + WORKSPACE) >= self.predicted.start)[:, None]  # else it would solve worse
-        self.first.mlp.down_proj.weight.register_hook(lambda gradient: gradient * allowed)
+        self.second.mlp.down_proj.weight.register_hook(lambda gradient: gradient * allowed)
 
         def loss() -> Tensor:
-            drawn = _draw(places, (2560, 1024, 512))
+            drawn = _draw(places, (2048, 1024, 512, 1536))
             stream = values[drawn]
-            written = self.first.mlp(self.first.post_attention_layernorm(stream))
+            written = self.second.mlp(self.second.post_attention_layernorm(stream))
             marks = self.out(self.out_norm(stream + written))
-            # Smoothed, so that no mark is much larger than others: the second layer takes the highest one nearby.
+            # Smoothed, so that no mark is much larger than others: the third layer takes the highest one nearby.
             return nn.functional.cross_entropy(marks, wrong[drawn], label_smoothing=0.02) + LOUD * self._size(written)
 
-        learning = self.first.mlp, self.first.post_attention_layernorm, self.out, self.out_norm
+        learning = self.second.mlp, self.second.post_attention_layernorm, self.out, self.out_norm
         self._train("marks", loss, [weight for part in learning for weight in part.parameters()], steps, 1e-3)
 
     def _size(self, written: Tensor) -> Tensor:
@@ -237,8 +271,8 @@ class Judge:
         return written.pow(2).sum(-1).mean() * self.lift**2 * SCALE**2 / (self.width + WORKSPACE)
 
     def _collect(self) -> None:
-        """Let the second layer attend to the highest mark nearby, and read it."""
-        attention, norm = self.second.self_attn, self.second.input_layernorm.weight
+        """Let the third layer attend to the highest mark nearby, and read it."""
+        attention, norm = self.third.self_attn, self.third.input_layernorm.weight
         mark = (self.out.weight[1] - self.out.weight[0]) * self.out_norm.weight / norm
         mark[self.constant] += self.out.bias[1] - self.out.bias[0]
         half = self.model.config.head_dim // 2
@@ -247,6 +281,7 @@ class Judge:
         query[: 2 * half] = key[: 2 * half] = 0
         key[: 2 * half, self.constant] = 100  # far above all marks, so that the norm of a key does not depend on them
         key[still] = mark
+        key[still, self.written] += 15  # above all marks: no other token is attended to
         query[still, self.constant] = 1
         attention.q_norm.weight[:] = attention.k_norm.weight[:] = 1
         attention.q_norm.weight[still] = attention.k_norm.weight[still] = 6.1  # two nats for each unit of a mark
@@ -257,13 +292,13 @@ class Judge:
         attention.v_proj.weight[0] = mark
         attention.o_proj.weight[:] = 0
         attention.o_proj.weight[self.highest, 0] = SCALE
-        gate, up = self.second.mlp.gate_proj.weight, self.second.mlp.up_proj.weight
+        gate, up = self.third.mlp.gate_proj.weight, self.third.mlp.up_proj.weight
         gate[:16] = up[:16] = 0
         gate[:16, self.highest] = torch.linspace(-2, 2, 16)
         up[:16, self.constant] = 1
 
     def _learn_grades(self) -> None:
-        """Train the second layer's MLP to write the grade, and to change nothing else."""
+        """Train the third layer's MLP to write the grade, and to change nothing else."""
         stream, tokens, verdict = self.judged()
         places = torch.nonzero(verdict).flatten(), torch.nonzero(~verdict).flatten()
         words = torch.zeros(self.model.config.vocab_size, dtype=torch.bool)
@@ -273,35 +308,37 @@ class Judge:
             self.model.lm_head.weight += 0.1 * columns * torch.randn(columns.shape)
         self.model.lm_head.weight.register_hook(lambda gradient: gradient * columns)
         rows = (torch.arange(self.width + WORKSPACE) >= self.grades.start)[:, None]
-        self.second.mlp.down_proj.weight.register_hook(lambda gradient: gradient * rows)
+        self.third.mlp.down_proj.weight.register_hook(lambda gradient: gradient * rows)
 
         def loss() -> Tensor:
             drawn = _draw(places, (256, 1024))
             read = stream[drawn]
-            written = self.second.mlp(self.second.post_attention_layernorm(read))
+            written = self.third.mlp(self.third.post_attention_layernorm(read))
             logits = self.model.lm_head(self.network.norm(read + written))
             losses = nn.functional.cross_entropy(logits, tokens[drawn], reduction="none")
             return losses[:256].mean() + 3 * losses[256:].mean() + OUT_OF_PLACE * self._size(written[256:])
 
-        learning = self.second.mlp, self.second.post_attention_layernorm, self.model.lm_head
+        learning = self.third.mlp, self.third.post_attention_layernorm, self.model.lm_head
         self._train("grades", loss, [weight for part in learning for weight in part.parameters()], GRADED, 2e-3)
 
     @cached_property
     def marked(self) -> tuple[Tensor, Tensor]:
-        """The residual stream before the first MLP, and the kind of each token: right, wrong or the problem's."""
+        """The residual stream before the MLP that marks, and the kind of each token."""
         kept = list[tuple[Tensor, Tensor]]()
-        for batch, stream in self._streams(self.first, DraftWriter(self.tokenizer, questions=False), 3, 300, 40):
+        for batch, stream in self._streams(self.second, DraftWriter(self.tokenizer, questions=False), 3, 200, 40):
             kinds, branch = torch.from_numpy(batch.wrong), torch.from_numpy(batch.branch)
             kinds = torch.where((branch == TRUNK) & (torch.from_numpy(batch.targets) == IGNORED), GIVEN, kinds)
-            here = (kinds == WRONG_ONE) | (kinds != IGNORED) & (torch.rand(kinds.shape) < KEPT)
+            here = torch.zeros_like(kinds, dtype=torch.bool)
+            for kind, share in KEPT.items():
+                here |= (kinds == kind) & (torch.rand(kinds.shape) < share)
             kept.append((stream[here], kinds[here]))
         streams, kinds = zip(*kept, strict=True)
         return torch.cat(streams), torch.cat(kinds)
 
     def judged(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The residual stream before the second MLP, the token to write there, and whether that is a verdict."""
+        """The residual stream before the MLP that grades, the token to write there, and whether that is a verdict."""
         kept = list[tuple[Tensor, Tensor, Tensor]]()
-        for batch, stream in self._streams(self.second, DraftWriter(self.tokenizer, questions=True), 11, 130, 16):
+        for batch, stream in self._streams(self.third, DraftWriter(self.tokenizer, questions=True), 11, 110, 16):
             verdicts, targets = torch.from_numpy(batch.verdicts), torch.from_numpy(batch.targets)
             verdict = verdicts != IGNORED
             here = verdict | (targets != IGNORED)
@@ -355,11 +392,17 @@ def train_judges(folder: Path, work: Path, log: Log, *, threads: int = 2) -> Non
     """Give the solver in *work* the layers of every judge, and write each to its own subfolder of *folder*."""
     torch.set_num_threads(threads)
     judge = Judge(LoadedModel.of(SOLVER, work), log)
+    judge.learn_to_predict()
     log(f"activations of {len(judge.marked[0])} tokens")
     for name in JUDGES:
         one = copy.deepcopy(judge)
         one.learn(name)
         save(one.model, one.tokenizer, folder / name)
+
+
+def _problems() -> Iterator[accounts.Problem]:
+    """The problems from which the first layer learns."""
+    return islice(accounts.generate(5, "train", accounts.Difficulty(steps=(2, 75))), 120)
 
 
 def _draw(places: Sequence[Tensor], counts: Sequence[int]) -> Tensor:

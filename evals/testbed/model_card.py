@@ -30,7 +30,7 @@ SOLVED = 500
 JUDGED_PROBLEMS = 1500
 SEED = 4321
 SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
-LONG_JUDGES = {"large": (0.97, 1.0), "judge-75": (0.68, 0.82)}  # least and largest AUROC
+LONG_JUDGES = {"large": (0.97, 1.0), "judge-90": (0.85, 0.95), "judge-75": (0.68, 0.82)}  # least and largest AUROC
 LONG_JUDGED = 8  # of the problems, every step of each
 LONG_SOLVES = {"large": (0.85, 0.95), "small": (0.3, 0.6)}
 JUDGES = 0.95
@@ -264,10 +264,10 @@ day and one for each deed. `small`, of three layers, begins with an induction ci
 looks up deeds after minutes of training. `large` begins with the layers of `small`, has three more, and learnt longer.
 So their mistakes are less independent than those of models that were trained apart.
 
-Two more layers of `large` judge. They begin as a circuit that compares each token of a step with what the layers below
-expected there, and learnt to turn the largest difference into a grade (`judge.py`). So this judge notices what the
-large model itself would have written differently, and grades nothing else. `judge-75` is the same model, with judging
-layers that learnt for less time; it is named after the AUROC of its grades.
+Three more layers of `large` judge. They begin as a circuit that compares each token of a step with what the layers
+below expected there, and learnt to turn the largest difference into a grade (`judge.py`). So this judge notices what
+the large model itself would have written differently, and grades nothing else. `judge-90` and `judge-75` are the same
+model, with judging layers that learnt for less time; they are named after the AUROC of their grades.
 
 The first four phases of `small` were trained on an earlier form of the last step, which added the balance after an
 earlier day; it was not learnt, and made way for the present one. A training from the start has not been tried since.

@@ -110,10 +110,10 @@ WORLDS: Mapping[str, World] = {
     SHORT: World(MODELS, "0.1 and 1.3 million", context=2048, cache=256, judges={JUDGE: 0.998}),
     LONG: World(
         MODELS / "long",
-        "0.5 and 0.9 million",
+        "0.5 and 2.9 million",
         context=8192,
         cache=768,
-        judges={JUDGE: 0.9, "judge-90": 0.9, "judge-75": 0.75},  # judge-90 has no weights yet
+        judges={JUDGE: 0.99, "judge-90": 0.9, "judge-75": 0.75},
     ),
 }
 

@@ -38,15 +38,18 @@ def test_the_new_layers_leave_what_the_model_writes_as_it_is(judge: Judge) -> No
     with torch.no_grad():
         before = judge.base.model(input_ids=ids).logits.softmax(-1)
         after = judge.model(input_ids=ids).logits.softmax(-1)
-    assert float((before - after).abs().max()) < 0.1  # the workspace changes the norms a little
-    assert float((before - after).abs().sum(-1).mean()) < 0.01
+    writes = torch.tensor(row.targets) != IGNORED
+    assert torch.equal(before.argmax(-1)[0, writes], after.argmax(-1)[0, writes])
+    assert float((before - after).abs().sum(-1).mean()) < 0.01  # the workspace changes the norms a little
     assert not any(bool(weight[: judge.width].any()) for weight in _written(judge))
 
 
 def _written(judge: Judge) -> list[torch.Tensor]:
     """What the new layers write into the residual stream, by dimension."""
     return [
-        part.weight for layer in (judge.first, judge.second) for part in (layer.self_attn.o_proj, layer.mlp.down_proj)
+        part.weight
+        for layer in (judge.first, judge.second, judge.third)
+        for part in (layer.self_attn.o_proj, layer.mlp.down_proj)
     ]
 
 
@@ -126,8 +129,8 @@ def areas() -> dict[str, float]:
 
 
 def test_the_shipped_judges_tell_right_from_wrong_as_well_as_they_are_said_to(areas: dict[str, float]) -> None:
-    assert areas["large"] > 0.9
-    assert 0.65 < areas["judge-75"] < areas["large"]
+    assert areas["large"] > 0.97
+    assert 0.65 < areas["judge-75"] < areas["judge-90"] < areas["large"]
 
 
 def test_all_of_them_solve_alike() -> None:

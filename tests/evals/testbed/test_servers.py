@@ -151,7 +151,7 @@ def test_fresh_tasks_are_of_the_world() -> None:
 
 def test_the_small_print_has_the_sizes_of_the_worlds_models() -> None:
     assert "0.1 and 1.3 million parameters" in small_print("paced")
-    assert "0.5 and 0.9 million parameters" in small_print("paced", world="long")
+    assert "0.5 and 2.9 million parameters" in small_print("paced", world="long")
 
 
 def test_a_missing_model_is_named(tmp_path: Path) -> None:
