@@ -137,8 +137,8 @@ class Sum:
     """
     A sum or difference of two numbers of at most three digits, worked out in columns from the ones on.
 
-    The result of column *slip*, from 0, is wrong by *by*, if that is not 0; the result's last three digits always
-    agree with the columns.
+    The result of column *slip*, from 0, is wrong by *by*, if that is not 0. Column *misborrowed* of a difference
+    borrows when it need not, or does not when it must. The result's last three digits always agree with the columns.
     """
 
     left: int
@@ -146,6 +146,7 @@ class Sum:
     right: int
     slip: int = 0
     by: int = 0
+    misborrowed: int | None = None
 
     def columns(self) -> list[tuple[str, int]]:
         """Return the equation of each column, and its result."""
@@ -159,8 +160,10 @@ class Sum:
                 text = f"{a}+{b}{'+1' * carry}={result}"
                 carry = int(result > 9)
             else:
-                borrowed = int(a < b + carry and not last)
+                borrowed = int((a < b + carry) != (self.misborrowed == place) and not last)
                 result = a + 10 * borrowed - b - carry + (self.by if self.slip == place else 0)
+                if self.misborrowed == place:
+                    result %= 10
                 text = f"{a + 10 * borrowed}-{b}{'-1' * carry}={result}"
                 carry = borrowed
             columns.append((text, result))
@@ -304,9 +307,9 @@ def worked_steps(problem: Problem) -> list[str]:
 
 
 def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float = 0.0) -> str:
-    """Return a wrong paragraph for *state*; a share *sums* of them is right except for a column or the result."""
+    """Return a wrong paragraph for *state*; a share *sums* of them is right except for the sum."""
     while True:
-        make = rng.choice((_wrong_column, _wrong_result)) if rng.random() < sums else _any_mistake(rng)
+        make = rng.choice((_wrong_column, _wrong_borrow, _wrong_result)) if rng.random() < sums else _any_mistake(rng)
         paragraph = make(rng, problem, state)
         if paragraph and not is_right(problem, state, paragraph):
             return paragraph
@@ -315,6 +318,7 @@ def corrupt(rng: random.Random, problem: Problem, state: State, *, sums: float =
 def _any_mistake(rng: random.Random) -> Mistaken:
     kinds = (
         _wrong_column,
+        _wrong_borrow,
         _wrong_result,
         _wrong_amount,
         _wrong_balance,
@@ -323,7 +327,7 @@ def _any_mistake(rng: random.Random) -> Mistaken:
         _wrong_end,
         _false_alarm,
     )
-    return rng.choices(kinds, weights=(30, 12, 18, 18, 6, 8, 6, 2))[0]
+    return rng.choices(kinds, weights=(30, 30, 12, 18, 18, 6, 8, 6, 2))[0]
 
 
 def _next(problem: Problem, state: State) -> int:
@@ -365,6 +369,12 @@ def _wrong_column(rng: random.Random, problem: Problem, state: State) -> str:
     work = _right_sum(problem, state)
     slipped = replace(work, slip=rng.randrange(3), by=rng.choice((1, -1, 1, -1, 2, -2, 10, -10)))
     return _written(problem, state, slipped if slipped.possible else work)
+
+
+def _wrong_borrow(rng: random.Random, problem: Problem, state: State) -> str:
+    """Borrow in a column where that is not needed, or do not where it is: the small model's most frequent mistake."""
+    work = replace(_right_sum(problem, state), misborrowed=rng.randrange(2))
+    return _written(problem, state, work) if work.possible and work.sign == "-" else ""
 
 
 def _wrong_result(rng: random.Random, problem: Problem, state: State) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,28 +122,35 @@ class Trunk:
             self.starts.append(len(self.ids))
             self.ids += writer.encode(step)
         with torch.no_grad():
-            self.read = model.model(input_ids=torch.tensor([self.ids]), use_cache=True).past_key_values
+            read = model.model(input_ids=torch.tensor([self.ids]), use_cache=True)
+        self.cache, self.hidden = read.past_key_values, read.last_hidden_state[0]
 
     @torch.no_grad()
     def drafts(self, temperature: float = 0.0, limit: int = 120) -> list[str]:
-        """Let the model write each step, after the right ones before it, of at most *limit* tokens."""
+        """
+        Let the model write each step, after the right ones before it, of at most *limit* tokens.
+
+        The token that follows each token of the right steps is drawn at once. Only the drafts that differ from the
+        right steps are written further, token by token.
+        """
         last = {self.writer.encode(step)[-1] for step in self.steps}
-        cached = [start - 1 for start in self.starts]  # the token before the step is read again
-        written = [[self.ids[place]] for place in cached]
-        unfinished = set(range(len(cached)))
-        cache = self._copies(len(cached))
-        while unfinished and len(written[0]) <= limit:
-            ids = torch.tensor([row[-1:] for row in written])
-            logits = self._logits(cache, ids, cached, len(written[0]) - 1)[:, -1]
-            if temperature:
-                new = torch.multinomial((logits / temperature).softmax(-1), 1).flatten()
-            else:
-                new = logits.argmax(-1)
-            for row, id in enumerate(new.tolist()):
+        following = _drawn(self.model.lm_head(self.hidden).float(), temperature)
+        written = list[list[int]]()
+        for start, end in itertools.pairwise([*self.starts, len(self.ids)]):
+            same = itertools.takewhile(lambda at: following[at - 1] == self.ids[at], range(start, end))
+            written.append(following[start - 1 : start + len([*same])][: end - start])
+        rows = [row for row, ids in enumerate(written) if ids[-1] not in last]
+        cached = [self.starts[row] + len(written[row]) - 1 for row in rows]
+        cache, before, going = self._copies(len(rows)), 0, {row for row in rows if len(written[row]) < limit}
+        while going:
+            ids = torch.tensor([written[row][-1:] for row in rows])
+            new = _drawn(self._logits(cache, ids, cached, before)[:, -1], temperature)
+            before += 1
+            for row, id in zip(rows, new, strict=True):
                 written[row].append(id)
-                if id in last:
-                    unfinished.discard(row)
-        return [self._text(row[1:], last) for row in written]
+                if id in last or len(written[row]) >= limit:
+                    going.discard(row)
+        return [self._text(ids[:limit], last) for ids in written]
 
     def _text(self, ids: list[int], last: set[int]) -> str:
         end = next((at for at, id in enumerate(ids) if id in last), len(ids))
@@ -165,7 +173,7 @@ class Trunk:
         return marks
 
     def _copies(self, rows: int) -> DynamicCache:
-        cache = copy.deepcopy(self.read)
+        cache = copy.deepcopy(self.cache)
         cache.batch_repeat_interleave(rows)
         return cache
 
@@ -185,6 +193,13 @@ class Trunk:
             past_key_values=cache,
         )
         return self.model.lm_head(out.last_hidden_state).float()
+
+
+def _drawn(logits: Tensor, temperature: float) -> list[int]:
+    """Draw a token from each row of *logits*; the likeliest at *temperature* 0."""
+    if not temperature:
+        return logits.argmax(-1).tolist()
+    return torch.multinomial((logits / temperature).softmax(-1), 1).flatten().tolist()
 
 
 def _write(

@@ -57,10 +57,10 @@ STILL = 20  # pairs from this one on hardly turn at all over a chain
 QUESTIONS, WEIGHTS = ("specreason.grade", "specreason.grade-short", "check"), (10, 3, 3)
 RIGHT_ONE, WRONG_ONE, GIVEN, ASKED = 0, 1, 2, 3  # kinds of tokens: of a step, of the problem, of a question
 WRONG = 0.75  # share of wrong drafts where marks are learnt, and half of them where grades are
-KEPT = {RIGHT_ONE: 0.3, WRONG_ONE: 1.0, GIVEN: 0.3, ASKED: 1.0}  # share of the tokens on which marks are learnt
+KEPT = {RIGHT_ONE: 0.3, WRONG_ONE: 1.0, GIVEN: 0.6, ASKED: 1.0}  # share of the tokens on which marks are learnt
 LENGTHS = [accounts.Difficulty(steps=steps) for steps in ((2, 8), (8, 30), (30, 75))]
 JUDGES = {"large": 2000, "judge-90": 45, "judge-75": 14}  # the steps in which each judge learns to mark wrong tokens
-PREDICTED = 1500  # steps of learning to predict
+PREDICTED = 2500  # steps of learning to predict
 GRADED = 1000  # steps of learning to grade
 LOUD, OUT_OF_PLACE = 0.3, 300.0  # weights of the size of marks, and of what is written where no grade is asked for
 
@@ -256,7 +256,7 @@ class Judge:
         self.second.mlp.down_proj.weight.register_hook(lambda gradient: gradient * allowed)
 
         def loss() -> Tensor:
-            drawn = _draw(places, (2048, 1024, 512, 1536))
+            drawn = _draw(places, (2048, 1024, 1024, 1536))
             stream = values[drawn]
             written = self.second.mlp(self.second.post_attention_layernorm(stream))
             marks = self.out(self.out_norm(stream + written))
@@ -402,7 +402,7 @@ def train_judges(folder: Path, work: Path, log: Log, *, threads: int = 2) -> Non
 
 def _problems() -> Iterator[accounts.Problem]:
     """The problems from which the first layer learns."""
-    return islice(accounts.generate(5, "train", accounts.Difficulty(steps=(2, 75))), 120)
+    return islice(accounts.generate(5, "train", accounts.Difficulty(steps=(2, 75))), 300)
 
 
 def _draw(places: Sequence[Tensor], counts: Sequence[int]) -> Tensor:

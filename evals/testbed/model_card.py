@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
 from ..results import Interval, wilson
@@ -31,7 +32,9 @@ JUDGED_PROBLEMS = 1500
 SEED = 4321
 SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.75), "small-other": (0.55, 0.75), "tiny": (0.2, 0.5)}
 LONG_JUDGES = {"large": (0.97, 1.0), "judge-90": (0.85, 0.95), "judge-75": (0.68, 0.82)}  # least and largest AUROC
-LONG_JUDGED = 8  # of the problems, every step of each
+LONG_JUDGED = 40  # problems
+LONG_RIGHT = 8  # right steps of each of them, besides all wrong ones
+REAL, SYNTHETIC = "that the small model wrote", "synthetic"
 LONG_SOLVES = {"large": (0.85, 0.95), "small": (0.3, 0.6)}
 JUDGES = 0.95
 SIZE = 8_000_000  # bytes in git, all models of the short problems together
@@ -82,7 +85,7 @@ def measure(log: Callable[[str], object], folder: Path = MODELS) -> list[Figure]
     real = real_steps(solve(small.model, small.writer, problems))
     synthetic = synthetic_steps(problems)
     for judge, model, bar in (("large", large, JUDGES), ("small", small, 0.0)):
-        for kind, cases in (("that the small model wrote", real), ("synthetic", synthetic)):
+        for kind, cases in ((REAL, real), (SYNTHETIC, synthetic)):
             log(f"{judge} judges {len(cases)} steps, {kind}")
             marks = grades(model.model, model.writer, cases)
             figures.append(_auroc(f"{judge} as judge: AUROC, wrong steps {kind}", cases, marks, bar))
@@ -95,11 +98,7 @@ def _size(folder: Path, names: Iterable[str], bar: int) -> Figure:
 
 
 def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) -> list[Figure]:
-    """
-    Measure the pair of the long problems: accuracy on *count* of them, and the grades of every judge.
-
-    The steps that are graded are the small model's drafts at temperature 0.6, each after the right steps before it.
-    """
+    """Measure the pair of the long problems: accuracy on *count* of them, and the grades of every judge."""
     fresh = list(islice(accounts.generate(SEED, "test"), count))
     figures: list[Figure] = []
     for name, (low, high) in LONG_SOLVES.items():
@@ -113,39 +112,56 @@ def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) ->
         figures.append(Figure(f"{name}: greedy accuracy", solved.value, low, high, _detail(solved, about)))
         figures.append(Figure(f"{name}: accuracy at temperature 0.6", sampled, 0, 1, "expected, on the same problems"))
     small = LoadedModel.of("small", folder)
+    log(f"small drafts the steps of {LONG_JUDGED} problems")
+    torch.manual_seed(SEED)
+    drafts = [_long_steps(problem, Trunk(small.model, small.writer, problem)) for problem in fresh[:LONG_JUDGED]]
     for judge, (low, high) in LONG_JUDGES.items():
-        figures += _long_judging(judge, LoadedModel.of(judge, folder), small, fresh[:LONG_JUDGED], low, high)
+        log(f"{judge} judges them")
+        figures += _long_judging(judge, LoadedModel.of(judge, folder), drafts, low, high)
     thoughts = [sum(len(small.writer.encode(step)) for step in accounts.worked_steps(problem)) for problem in fresh]
     spread = f"from {min(thoughts):,} to {max(thoughts):,}"
     figures.append(Figure("tokens of thinking", float(np.mean(thoughts)), 1500, 4000, spread))
     return [*figures, _size(folder, {**LONG_SOLVES, **LONG_JUDGES}, LONG_SIZE)]
 
 
+def _long_steps(problem: accounts.Problem, small: Trunk) -> dict[str, list[JudgedStep]]:
+    """Return steps to judge by their kind: the small model's drafts at temperature 0.6, and synthetic ones."""
+    rng = random.Random(f"{SEED} {problem.text}")
+    before = [tuple(small.steps[:number]) for number in range(len(small.steps))]
+    made = [accounts.corrupt(rng, problem, _after(problem, steps)) for steps in before]
+    made = [step if rng.random() < 0.5 else wrong for step, wrong in zip(small.steps, made, strict=True)]
+    chosen = dict[str, list[JudgedStep]]()
+    for kind, written in ((REAL, small.drafts(temperature=0.6)), (SYNTHETIC, made)):
+        steps = [
+            JudgedStep(problem, steps, step, step == right)
+            for steps, step, right in zip(before, written, small.steps, strict=True)
+        ]
+        right, wrong = [s for s in steps if s.right], [s for s in steps if not s.right]
+        chosen[kind] = rng.sample(right, min(len(right), LONG_RIGHT)) + wrong[: None if kind == REAL else LONG_RIGHT]
+    return chosen
+
+
 def _long_judging(
-    name: str, large: LoadedModel, small: LoadedModel, fresh: Sequence[accounts.Problem], low: float, high: float
+    name: str, judge: LoadedModel, drafts: Sequence[dict[str, list[JudgedStep]]], low: float, high: float
 ) -> list[Figure]:
-    """Measure the grades of one judge: of the small model's drafts, and of synthetic steps."""
-    cases: dict[str, tuple[list[JudgedStep], list[float]]] = {
-        "that the small model wrote": ([], []),
-        "synthetic": ([], []),
-    }
-    rng = random.Random(SEED)
-    for problem in fresh:
-        judge, writer = Trunk(large.model, large.writer, problem), Trunk(small.model, small.writer, problem)
-        drafts = writer.drafts(temperature=0.6)
-        made = [accounts.corrupt(rng, problem, _after(problem, judge.steps[:n])) for n in range(len(drafts))]
-        made = [step if rng.random() < 0.5 else wrong for step, wrong in zip(judge.steps, made, strict=True)]
-        for (judged, marks), written in zip(cases.values(), (drafts, made), strict=True):
-            marks += judge.grades(list(enumerate(written)))
-            judged += [
-                JudgedStep(problem, tuple(judge.steps[:n]), step, step == judge.steps[n])
-                for n, step in enumerate(written)
-            ]
+    """Measure the grades of one judge."""
+    marks = dict[str, list[float]]({REAL: [], SYNTHETIC: []})
+    for kinds in drafts:
+        trunk = Trunk(judge.model, judge.writer, kinds[REAL][0].problem)
+        for kind, cases in kinds.items():
+            marks[kind] += trunk.grades([(len(case.before), case.step) for case in cases])
     figures: list[Figure] = []
-    for kind, (judged, marks) in cases.items():
-        figures.append(replace(_auroc(f"{name} as judge: AUROC, wrong steps {kind}", judged, marks, low), high=high))
-        tenths = np.histogram(marks, bins=np.arange(11) - 0.5)[0] / len(marks)
-        figures.append(Figure(f"grades, {kind}", float(np.mean(marks)), 0, 9, " ".join(f"{t:.1%}" for t in tenths)))
+    for kind, given in marks.items():
+        cases = [case for kinds in drafts for case in kinds[kind]]
+        area = _auroc(f"{name} as judge: AUROC, steps {kind}", cases, given, low)
+        figures.append(replace(area, high=high) if kind == SYNTHETIC else replace(area, low=0.0))
+        for right in (True, False):
+            some = [grade for grade, case in zip(given, cases, strict=True) if case.right == right]
+            tenths = np.histogram(some, bins=np.arange(11) - 0.5)[0] / len(some)
+            about = f"grades 0 to 9: {' '.join(f'{tenth:.0%}' for tenth in tenths)}"
+            figures.append(
+                Figure(f"mean grade of {'right' if right else 'wrong'} ones", float(np.mean(some)), 0, 9, about)
+            )
     return figures
 
 
@@ -201,7 +217,8 @@ def _auroc(name: str, cases: Sequence[JudgedStep], marks: Sequence[float], bar: 
     fine = np.array([case.right for case in cases])
     values = np.array(marks)
     rng = np.random.default_rng(SEED)
-    draws = [rng.integers(0, len(cases), len(cases)) for _ in range(500)]
+    kinds = [np.flatnonzero(fine), np.flatnonzero(~fine)]
+    draws = [np.concatenate([rng.choice(kind, len(kind)) for kind in kinds]) for _ in range(500)]
     resampled = sorted(auroc(values[d], fine[d]) for d in draws)
     area = Interval(auroc(values, fine), resampled[12], resampled[487])
     accepted = float((values[~fine] >= 7).mean()), float((values[fine] >= 7).mean())

@@ -300,6 +300,8 @@ def test_the_command_writes_its_figures_beside_others_and_resumes(
     printed = capsys.readouterr().out
     assert "| short | large | BiLD, steps | 16 |" in printed
     assert "auto is within 1.05 under" in printed
+    drawn = (tmp_path / "bench.short.svg").read_text(encoding="utf-8")
+    assert "large alone, 4 at once" in drawn
     path = tmp_path / "bench.short-large.blocks.jsonl"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     solver.solved.clear()

@@ -117,6 +117,17 @@ def test_columns_carry_and_borrow(left: int, right: int, sign: Any) -> None:
     assert computed(f"{work.work()} The sum: ${work.result}.\n") == work.result
 
 
+@pytest.mark.parametrize(
+    ("left", "right", "columns", "result"),
+    [(445, 42, ["5-2=3", "14-4=0", "4-0-1=3"], 303), (734, 35, ["14-5=9", "3-3-1=9", "7-0=7"], 799)],
+)
+def test_a_borrow_too_many_or_too_few_goes_on_into_the_next_column(
+    left: int, right: int, columns: list[str], result: int
+) -> None:
+    wrong = Sum(left, "-", right, misborrowed=1)
+    assert ([text for text, _ in wrong.columns()], wrong.result) == (columns, result)
+
+
 @given(problem=PROBLEMS, seed=SEEDS)
 @BOUNDED
 def test_every_corrupted_step_is_wrong_and_its_correction_is_right(problem: Problem, seed: int) -> None:
