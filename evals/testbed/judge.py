@@ -59,7 +59,7 @@ RIGHT_ONE, WRONG_ONE, GIVEN, ASKED = 0, 1, 2, 3  # kinds of tokens: of a step, o
 WRONG = 0.75  # share of wrong drafts where marks are learnt, and half of them where grades are
 KEPT = {RIGHT_ONE: 0.3, WRONG_ONE: 1.0, GIVEN: 0.6, ASKED: 1.0}  # share of the tokens on which marks are learnt
 LENGTHS = [accounts.Difficulty(steps=steps) for steps in ((2, 8), (8, 30), (30, 75))]
-JUDGES = {"large": 2000, "judge-90": 45, "judge-75": 14}  # the steps in which each judge learns to mark wrong tokens
+JUDGES = {"large": 2000, "judge-90": 30, "judge-75": 11}  # the steps in which each judge learns to mark wrong tokens
 PREDICTED = 2500  # steps of learning to predict
 GRADED = 1000  # steps of learning to grade
 LOUD, OUT_OF_PLACE = 0.3, 300.0  # weights of the size of marks, and of what is written where no grade is asked for
