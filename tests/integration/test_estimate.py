@@ -1,4 +1,4 @@
-"""``stepspec estimate`` on real servers: what it measures is so, and the settings that it writes are ones to solve with."""
+"""``stepspec estimate`` on real servers: it measures both, and `solve` runs with the settings that it writes."""
 
 from __future__ import annotations
 
