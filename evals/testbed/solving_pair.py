@@ -45,6 +45,7 @@ def long_tasks(count: int, seed: int, difficulty: accounts.Difficulty = accounts
     ]
 
 
+WARMING = accounts.Difficulty(steps=(3, 6))  # the first problems need not be long
 NO_NESTING: Mapping[str, Mapping[str, Any]] = {}
 
 
@@ -99,5 +100,6 @@ async def solvers(
         if PUBLISHED in warm_up:
             peer = await stack.enter_async_context(PublishedSpecReason(plain.settings))
             nested_solvers[PUBLISHED.name] = peer
-        await measure(plain, warm_up, fresh_tasks(problems, seed, world=world), solvers=nested_solvers)
+        tasks = long_tasks(problems, seed, WARMING) if world == LONG else fresh_tasks(problems, seed)
+        await measure(plain, warm_up, tasks, solvers=nested_solvers)
         yield plain, nested_solvers

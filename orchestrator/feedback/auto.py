@@ -92,7 +92,8 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
     """
     Choose a mode with at most *most* drafts ahead; return it, the seconds of every candidate, and the reason in words.
 
-    The mode *now* stays unless another one saves a `MARGIN` of the time. Without an estimate the method is used.
+    The mode *now* stays unless another one saves a `MARGIN` of the time. Of depths that differ by less, the deepest is
+    chosen. Without an estimate the method is used.
     """
     depths = (0,) if estimate.busy else range(most + 1)
     modes = {f"method {ahead} ahead": Mode("method", ahead) for ahead in depths}
@@ -103,10 +104,11 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
     if len(known) < len(expected):
         missing = "large model's pace" if estimate.costs else "method's pace"
         return (now if now in modes.values() and now else usual), known, f"the {missing} is not known yet"
-    best = min(known, key=known.__getitem__)
-    current = next((name for name, mode in modes.items() if mode == now), None)
-    if current is not None and known[best] > (1 - MARGIN) * known[current]:
-        best = current
+    fastest = min(known, key=known.__getitem__)
+    near = [name for name in known if known[fastest] > (1 - MARGIN) * known[name]]
+    alike = [name for name in near if modes[name].choice == modes[fastest].choice]
+    # The formula knows no jitter, which drafts further ahead hide: of depths as good as equal, the deepest is the best.
+    best = next((name for name in near if modes[name] == now), alike[-1])
     other = min((name for name in known if modes[name].choice != modes[best].choice), key=known.__getitem__)
     reason = (
         f"{best}: {known[best]:.3g} s a step, {other}: {known[other]:.3g} s; {estimate.accepted:.0%} of drafts accepted"
