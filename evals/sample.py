@@ -14,6 +14,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Sampling
+from stepspec.orchestrator.endpoints.client import separate_cache
 from stepspec.orchestrator.errors import ContextTooLong
 from stepspec.orchestrator.events import Called, Event, Observer
 from stepspec.orchestrator.ledger import Account, Ledger
@@ -258,7 +259,8 @@ async def solve_once(
     """
     Solve *problem* as *arm* does, with its own options if *options* is None.
 
-    Sampling fields of the arm override *sampling*, and *run_seed* its seed. What is None is as in the settings.
+    Sampling fields of the arm override *sampling*, and *run_seed* its seed. What is None is as in the settings. The arm
+    finds nothing in the prefix caches that other arms wrote.
     """
     run = arm.resolve(solver.settings.run)
     sampling = (sampling or run.sampling).model_copy(update=dict(arm.sampling)).with_seed(run_seed)
@@ -267,7 +269,8 @@ async def solve_once(
     run = run.model_copy(update={"options": own, "sampling": sampling, "budget": limits})
     recording = RunRecorder(observe)
     try:
-        solution = await solver.solve(problem, run, observe=recording)
+        with separate_cache(arm.name):
+            solution = await solver.solve(problem, run, observe=recording)
     except ContextTooLong:
         return SolvedTask(None, {})
     finally:

@@ -23,6 +23,7 @@ from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import DELIMITER, THINK_END, Accept, Chain, Message, Role, Rollback, Step, Token
 from stepspec.orchestrator.endpoints import Sampling, Template, VllmEndpoint
+from stepspec.orchestrator.endpoints.client import CACHE
 from stepspec.orchestrator.endpoints.token_stream import RequestMeter
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError
@@ -191,7 +192,7 @@ class _Run:
                 top_p=self.sampling.top_p,
                 max_tokens=STEP_TOKENS,
                 stop=[DELIMITER],
-                extra_body={**more, "skip_special_tokens": False},
+                extra_body={**more, **CACHE.get(), "skip_special_tokens": False},
             )
             return _read(meter, reply.choices[0].message.content, reply.usage)
 
@@ -205,6 +206,7 @@ class _Run:
                 temperature=0.0,
                 max_tokens=1,
                 logprobs=TOP_LOGPROBS,
+                extra_body={**CACHE.get()},
             )
             text = _read(meter, reply.choices[0].text, reply.usage).text.strip()
         return int(text) if text in DIGITS and text else 0
@@ -223,7 +225,7 @@ class _Run:
                 temperature=self.sampling.temperature,
                 top_p=self.sampling.top_p,
                 max_tokens=ANSWER_TOKENS,
-                extra_body={"skip_special_tokens": False},
+                extra_body={**CACHE.get(), "skip_special_tokens": False},
             )
             written = _read(meter, reply.choices[0].text, reply.usage)
         return written.step("large", last=True)

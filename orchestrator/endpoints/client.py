@@ -75,6 +75,24 @@ def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[Non
         CARRIED.reset(headers_token)
 
 
+CACHE: ContextVar[Mapping[str, str]] = ContextVar("CACHE", default=MappingProxyType({}))
+"""The ``cache_salt`` of every request of a run, or nothing; `separate_cache` sets it."""
+
+
+@contextmanager
+def separate_cache(name: str) -> Generator[None]:
+    """
+    Let the requests of the block use what the prefix caches hold of requests with the same *name*, and nothing else.
+
+    So runs that are compared do not gain from, or suffer under, what other runs of the same problem left there.
+    """
+    token = CACHE.set({"cache_salt": name})
+    try:
+        yield
+    finally:
+        CACHE.reset(token)
+
+
 class Connection:
     """
     The HTTP connections to one endpoint, shared by all of its requests.
@@ -184,7 +202,9 @@ class Connection:
         return await _within(call, total, "no answer after {:g} s", self._retry(fetch, total, retries))
 
     async def _send(self, call: Call, path: str, body: Body | None) -> Response:
-        """Send one request, with its priority; return the response with its body unread."""
+        """Send one request, with its priority and the salt of its cache; return the response with its body unread."""
+        if body is not None and path in PRIORITISED:
+            body = {**body, **CACHE.get()}
         value = priority(REQUEST.get(), RUN.get()) if self.priorities and path in PRIORITISED else None
         if body is None or value is None:
             return await self._send_once(call, path, body)

@@ -18,6 +18,7 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, vllm_protocol
 from stepspec.orchestrator.endpoints.chat_template import Messages
+from stepspec.orchestrator.endpoints.client import separate_cache
 from stepspec.orchestrator.endpoints.doctor import diagnose, render
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.launcher import Served
@@ -199,6 +200,19 @@ async def test_a_repeated_prefix_is_read_from_the_cache(pair: Pair) -> None:
         for _ in range(2):
             await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
     assert 0 < events[-1].cached < events[-1].prompt
+
+
+async def test_with_a_separate_cache_nothing_is_read_that_others_left_there(pair: Pair) -> None:
+    events: list[Called] = []
+    async with VllmEndpoint(endpoint_of(pair.large, "large")) as endpoint:
+        model = endpoint.model(observe=events.append)  # type: ignore[arg-type]
+        chain = PROBLEM.extend(await step_of(model)).extend(Step("Alone, from the start.\n\n", "small"))
+        for name in ("one", "one", "other"):
+            with separate_cache(name):
+                await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
+    first, again, other = [event.cached for event in events if event.verb == "ask"]
+    assert (first, other) == (0, 0)
+    assert again > 0
 
 
 async def test_a_chain_crosses_between_vocabularies_as_text(small_other: Pair) -> None:

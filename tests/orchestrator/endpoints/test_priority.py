@@ -1,4 +1,4 @@
-"""Requests that the run waits for precede bets; every request of a run carries the run's headers."""
+"""Requests that the run waits for precede bets; every request of a run carries the run's headers and its cache."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints.client import CARRIED, RUN, SPAN, carrying, priority, run_place
+from stepspec.orchestrator.endpoints.client import CARRIED, RUN, SPAN, carrying, priority, run_place, separate_cache
 from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.interfaces import RequestContext, requesting
 
@@ -107,6 +107,18 @@ async def test_an_endpoint_may_be_set_to_send_none(meet: Meet) -> None:
         with requesting(ORDER[3]):
             await met.model.write(PROBLEM)
     assert sent(server) == [None]
+
+
+async def test_requests_with_a_separate_cache_carry_its_name_as_salt_and_others_none(meet: Meet) -> None:
+    server = FakeVllm(("So", "\n\n"))
+    async with meet(server) as met:
+        await met.model.write(PROBLEM)
+        with separate_cache("BiLD"), requesting(ORDER[3]):
+            await met.model.write(PROBLEM)
+        await met.model.write(PROBLEM)
+    salts = [body.get("cache_salt") for path, body in server.requests if path == "/v1/completions"]
+    assert salts == [None, "BiLD", None]
+    assert {path for path, body in server.requests if "cache_salt" in body} == {"/v1/completions"}
 
 
 async def test_a_header_that_is_carried_already_keeps_its_value() -> None:
