@@ -55,7 +55,7 @@ from .plan import check_arm
 from .report.plots import CURVE_STYLE, Curve, load_curves
 from .report.svg import WIDE, standalone
 from .results import Interval, bootstrap_ratio, wilson
-from .sample import Arm, Task
+from .sample import CACHES, Arm, Task
 from .testbed.servers import (
     JUDGE,
     SHORT,
@@ -396,6 +396,7 @@ def main(
                 "sampling": sampling.model_dump(exclude={"seed"}),
                 "tokens": budget.tokens,
                 "deadline": deadline,
+                **CACHES,
             }
             store = BlockStore(output.with_suffix(".blocks.jsonl"), about, arms, fresh=fresh)
             places = [(load.name, each.name, block) for load in loads for each in arms for block in range(blocks)]

@@ -244,6 +244,10 @@ def derive_seed(base: int, index: int, repeat: int) -> int:
     return int.from_bytes(blake2b(f"{base} {index} {repeat}".encode(), digest_size=4).digest()) >> 1
 
 
+CACHES: Mapping[str, str] = {"caches": "separate"}
+"""What a benchmark's samples are about besides its own: until 2026-11-23 arms shared the servers' prefix caches."""
+
+
 async def solve_once(
     solver: Solver,
     arm: Arm,

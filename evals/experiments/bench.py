@@ -28,7 +28,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 
 from ..command_line import progress_bars, script
 from ..results import Result, summarise
-from ..sample import Arm, Sample, Task
+from ..sample import CACHES, Arm, Sample, Task
 from ..store import SampleStore
 from ..testbed.servers import JUDGE, PAIR, SHORT, SPECULATIONS, TINY, weights_digest
 from ..testbed.solving_pair import fresh_tasks, pair_solver, solvers
@@ -343,7 +343,7 @@ def note(arms: Sequence[Arm], profile: str, *, stacked: bool, world: str = SHORT
 def _about(profile: str, *, stacked: bool, world: str) -> dict[str, Any]:
     """The values that have to agree for samples to belong to one run; the arms may differ."""
     roles = (*PAIR, TINY) if world == SHORT else PAIR
-    about = {"profile": profile, "seed": SEED, "models": weights_digest(*roles, world=world)}
+    about = {"profile": profile, "seed": SEED, "models": weights_digest(*roles, world=world), **CACHES}
     if world != SHORT:  # samples from before there were worlds are of the short one
         about["world"] = world
     return {**about, "stacked": server_settings()} if stacked else about

@@ -30,7 +30,7 @@ from .. import load as load_module
 from ..command_line import progress_bars, script, writable
 from ..crowd import TWO_LARGE, Block, BlockStore, Crowd, Deployment, attempt, grade_equal, run_block
 from ..plan import turns
-from ..sample import Arm, Task
+from ..sample import CACHES, Arm, Task
 from ..testbed.servers import JUDGE, LONG, SHORT, describe_pace, find_world, is_trained, weights_digest
 from ..testbed.solving_pair import fresh_tasks, long_tasks
 from .arms import AUTO, BILD, REFLECTIVE, SHIPPED
@@ -204,6 +204,7 @@ def open_stores(plan: Plan, profile: str, output: Path, *, fresh: bool) -> dict[
             "weights": weights_digest(*weights(rounds[0].condition), world=world),
             "seed": SEED,
             "steps": STEPS.steps if world == LONG else None,
+            **CACHES,
         }
         arms = list({arm.name: arm for each in rounds for arm in each.arms}.values())
         path = output.with_name(f"{output.stem}.{world}-{judge}.blocks.jsonl")

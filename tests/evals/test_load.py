@@ -37,6 +37,7 @@ from stepspec.evals.load import Cell, main, plot, quantile, summarise
 from stepspec.evals.results import Interval
 from stepspec.evals.sample import Arm, Task
 from stepspec.orchestrator.chain import Step
+from stepspec.orchestrator.endpoints.client import CACHE
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, StepspecError
 from stepspec.orchestrator.events import Answering, Committed, Observer, Started
 from stepspec.orchestrator.run_options import RunOptions
@@ -60,6 +61,7 @@ class PacedSolver:
     settings: Settings = field(default_factory=Settings)
     solved: list[str] = field(default_factory=list[str])
     seeds: dict[str, set[int | None]] = field(default_factory=dict[str, set[int | None]])
+    caches: dict[str, set[str | None]] = field(default_factory=dict[str, set[str | None]])
     open: int = 0
     most: int = 0
     warm: int = 0
@@ -68,6 +70,7 @@ class PacedSolver:
         self.open += 1
         self.most = max(self.most, self.open)
         self.seeds.setdefault(problem, set()).add(run.sampling.seed)
+        self.caches.setdefault(run.policy, set()).add(CACHE.get().get("cache_salt"))
         seconds = self.seconds(run.policy, problem)
         try:
             observe(Started((), run.policy))
@@ -214,6 +217,7 @@ def test_arms_solve_the_same_problems_by_the_same_seeds_and_loads_others(tmp_pat
     assert all(len(solver.seeds[task.problem]) == 1 for task in TASKS)
     assert workload(2).counted(1, 0) == [TASKS[4], TASKS[6]]
     assert replace(workload(1), problems=10).counted(1, 0)[:2] == [TASKS[2], TASKS[3]]  # they repeat
+    assert solver.caches == {arm.policy: {arm.name} for arm in ARMS}
 
 
 def test_the_arms_take_turns_with_every_block(tmp_path: Path) -> None:

@@ -303,6 +303,7 @@ def test_the_command_writes_its_figures_beside_others_and_resumes(
     drawn = (tmp_path / "bench.short.svg").read_text(encoding="utf-8")
     assert "large alone, 4 at once" in drawn
     path = tmp_path / "bench.short-large.blocks.jsonl"
+    assert orjson.loads(path.read_bytes().splitlines()[0])["caches"] == "separate"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     solver.solved.clear()
     main(**options)
