@@ -245,7 +245,7 @@ def derive_seed(base: int, index: int, repeat: int) -> int:
 
 
 CACHES: Mapping[str, str] = {"caches": "separate"}
-"""What a benchmark's samples are about besides its own: until 2026-11-23 arms shared the servers' prefix caches."""
+"""Marks the samples of a benchmark: those from before 2026-11-23, whose arms shared prefix caches, do not mix in."""
 
 
 async def solve_once(

@@ -303,9 +303,10 @@ def _print(measured: Measured, profile: str, output: Path, console: Console, *, 
         console.print(sheet.table())
         if as_markdown:
             print(f"\n{sheet.markdown()}")
-    loads = {condition: blocks for condition, blocks in measured.items() if condition.judge == JUDGE}
     by_world = dict[str, list[load_module.Cell]]()
-    for condition, blocks in loads.items():
+    for condition, blocks in measured.items():
+        if condition.judge != JUDGE:
+            continue
         by_world.setdefault(condition.world, []).extend(cells := cells_under(condition, blocks, ARMS))
         console.print(str(condition), style="bold")
         console.print(load_module.table(cells))
