@@ -6,8 +6,8 @@ Teach a model that solves the long problems to judge steps, without changing how
 1. The first layer predicts. Its MLP writes the code of the token that the model would write next.
 2. The second layer compares. Its first head copies the code that was predicted at the token before. Its MLP compares it
    with the code of the token that is there, and marks the token as wrong where they differ.
-3. The third layer collects. Its first head attends to the token with the highest mark nearby, and its MLP writes the
-   grade.
+3. The third layer collects. Its first head attends to the token with the highest mark nearby. Its MLP writes the grade,
+   and clears the workspace where no grade is asked for: the last norm would make the likelihoods flatter.
 
 All begin as these circuits, and each MLP is trained alone, on activations that are computed once: that takes minutes
 on two cores. With all weights trained together, from random layers, a model of this size did not learn to judge within
@@ -21,7 +21,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,11 @@ RIGHT_ONE, WRONG_ONE, GIVEN, ASKED = 0, 1, 2, 3  # kinds of tokens: of a step, o
 WRONG = 0.75  # share of wrong drafts where marks are learnt, and half of them where grades are
 KEPT = {RIGHT_ONE: 0.3, WRONG_ONE: 1.0, GIVEN: 0.6, ASKED: 1.0}  # share of the tokens on which marks are learnt
 LENGTHS = [accounts.Difficulty(steps=steps) for steps in ((2, 8), (8, 30), (30, 75))]
-JUDGES = {"large": 2000, "judge-90": 30, "judge-75": 11}  # the steps in which each judge learns to mark wrong tokens
+JUDGES = {"large": 2000, "judge-90": 30, "judge-75": 13}  # the steps in which each judge learns to mark wrong tokens
 PREDICTED = 2500  # steps of learning to predict
 GRADED = 1000  # steps of learning to grade
-LOUD, OUT_OF_PLACE = 0.3, 300.0  # weights of the size of marks, and of what is written where no grade is asked for
+LOUD, OUT_OF_PLACE = 0.3, 300.0  # weights of the size of marks, and of what is left where no grade is asked for
+ERASED = 0.6  # share of a mark that is erased at first; more where the model's own numbers are small
 
 
 class DraftWriter(Writer):
@@ -89,6 +90,10 @@ class DraftWriter(Writer):
         first = next((at for at, (id, right) in enumerate(zip(ids, want, strict=False)) if id != right), len(ids))
         return [0] * first + [1] * (first < len(ids)) + [IGNORED] * (len(ids) - first - 1)
 
+    def question(self, kind: str) -> list[int]:
+        """The ids of a question, up to where the verdict begins."""
+        return self.encode(self.template.ask(load(kind).text, load(kind).opening))
+
     def fork(
         self,
         rng: random.Random,
@@ -112,7 +117,7 @@ class DraftWriter(Writer):
         if (mistaken and not self.questions) or rng.random() < 0.6 * (not self.questions):
             return
         (kind,) = rng.choices(QUESTIONS, weights=WEIGHTS)
-        question = self.encode(self.template.ask(load(kind).text, load(kind).opening))
+        question = self.question(kind)
         row.add(question, branch=number, leaves=leaves, learn=False, wrong=[ASKED] * len(question))
         grade = str(world_of(problem).grade(problem, state, draft))
         row.verdicts[-1] = self.encode(grade if kind != "check" else "No" if mistaken else "Yes")[0]
@@ -267,7 +272,7 @@ class Judge:
         self._train("marks", loss, [weight for part in learning for weight in part.parameters()], steps, 1e-3)
 
     def _size(self, written: Tensor) -> Tensor:
-        """How large the numbers are that a layer has *written*, next to those of the base: the mean of the squares."""
+        """How large the numbers are that are *written*, next to those of the base: the mean of the squares."""
         return written.pow(2).sum(-1).mean() * self.lift**2 * SCALE**2 / (self.width + WORKSPACE)
 
     def _collect(self) -> None:
@@ -293,30 +298,34 @@ class Judge:
         attention.o_proj.weight[:] = 0
         attention.o_proj.weight[self.highest, 0] = SCALE
         gate, up = self.third.mlp.gate_proj.weight, self.third.mlp.up_proj.weight
-        gate[:16] = up[:16] = 0
+        gate[:18] = up[:18] = 0
         gate[:16, self.highest] = torch.linspace(-2, 2, 16)
-        up[:16, self.constant] = 1
+        up[:18, self.constant] = 1
+        for unit, sign in ((16, 1), (17, -1)):  # silu(x) - silu(-x) = x
+            gate[unit, self.mark] = sign
+            self.third.mlp.down_proj.weight[self.mark, unit] = -sign * ERASED * SCALE
 
     def _learn_grades(self) -> None:
-        """Train the third layer's MLP to write the grade, and to change nothing else."""
-        stream, tokens, verdict = self.judged()
-        places = torch.nonzero(verdict).flatten(), torch.nonzero(~verdict).flatten()
+        """Train the third layer's MLP to write the grade where one is asked for, and clear the workspace elsewhere."""
+        stream, tokens, verdict, boxed = self.judged()
+        places = [torch.nonzero(chosen).flatten() for chosen in (verdict, ~verdict & boxed, ~verdict)]
         words = torch.zeros(self.model.config.vocab_size, dtype=torch.bool)
         words[tokens[verdict]] = True
         columns = words[:, None] & (torch.arange(self.width + WORKSPACE) >= self.grades.start)
         with torch.no_grad():
             self.model.lm_head.weight += 0.1 * columns * torch.randn(columns.shape)
         self.model.lm_head.weight.register_hook(lambda gradient: gradient * columns)
-        rows = (torch.arange(self.width + WORKSPACE) >= self.grades.start)[:, None]
+        rows = (torch.arange(self.width + WORKSPACE) >= self.width)[:, None]
         self.third.mlp.down_proj.weight.register_hook(lambda gradient: gradient * rows)
 
         def loss() -> Tensor:
-            drawn = _draw(places, (256, 1024))
+            drawn = _draw(places, (256, 128, 896))
             read = stream[drawn]
             written = self.third.mlp(self.third.post_attention_layernorm(read))
             logits = self.model.lm_head(self.network.norm(read + written))
+            left = (read + written)[:, self.width :]
             losses = nn.functional.cross_entropy(logits, tokens[drawn], reduction="none")
-            return losses[:256].mean() + 3 * losses[256:].mean() + OUT_OF_PLACE * self._size(written[256:])
+            return losses[:256].mean() + 3 * losses[256:].mean() + OUT_OF_PLACE * self._size(left[256:])
 
         learning = self.third.mlp, self.third.post_attention_layernorm, self.model.lm_head
         self._train("grades", loss, [weight for part in learning for weight in part.parameters()], GRADED, 2e-3)
@@ -335,16 +344,23 @@ class Judge:
         streams, kinds = zip(*kept, strict=True)
         return torch.cat(streams), torch.cat(kinds)
 
-    def judged(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The residual stream before the MLP that grades, the token to write there, and whether that is a verdict."""
-        kept = list[tuple[Tensor, Tensor, Tensor]]()
-        for batch, stream in self._streams(self.third, DraftWriter(self.tokenizer, questions=True), 11, 110, 16):
+    def judged(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """
+        The residual stream before the MLP that grades, the token to write there, whether it is a verdict, and whether
+        it follows what verdicts follow, as the answer to the problem does.
+        """
+        kept = list[tuple[Tensor, Tensor, Tensor, Tensor]]()
+        writer = DraftWriter(self.tokenizer, questions=True)
+        openings = torch.tensor([writer.question(kind)[-1] for kind in QUESTIONS])
+        drafts, answers = self._streams(self.third, writer, 11, 110, 16), self._streams(self.third, writer, 12, 60, 0)
+        for batch, stream in chain(drafts, answers):
             verdicts, targets = torch.from_numpy(batch.verdicts), torch.from_numpy(batch.targets)
             verdict = verdicts != IGNORED
-            here = verdict | (targets != IGNORED)
-            kept.append((stream[here], torch.where(verdict, verdicts, targets)[here], verdict[here]))
-        streams, tokens, verdict = zip(*kept, strict=True)
-        return torch.cat(streams), torch.cat(tokens), torch.cat(verdict)
+            here, ids = verdict | (targets != IGNORED), torch.from_numpy(batch.ids)
+            boxed = torch.isin(ids, openings)
+            kept.append((stream[here], torch.where(verdict, verdicts, targets)[here], verdict[here], boxed[here]))
+        streams, tokens, verdict, boxed = zip(*kept, strict=True)
+        return torch.cat(streams), torch.cat(tokens), torch.cat(verdict), torch.cat(boxed)
 
     def _streams(
         self, layer: Any, writer: Writer, seed: int, count: int, branches: int

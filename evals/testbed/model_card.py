@@ -160,7 +160,7 @@ def _long_judging(
             tenths = np.histogram(some, bins=np.arange(11) - 0.5)[0] / len(some)
             about = f"grades 0 to 9: {' '.join(f'{tenth:.0%}' for tenth in tenths)}"
             figures.append(
-                Figure(f"mean grade of {'right' if right else 'wrong'} ones", float(np.mean(some)), 0, 9, about)
+                Figure(f"{name}: mean grade of {'right' if right else 'wrong'} ones", float(np.mean(some)), 0, 9, about)
             )
     return figures
 
@@ -284,7 +284,7 @@ So their mistakes are less independent than those of models that were trained ap
 Three more layers of `large` judge. They begin as a circuit that compares each token of a step with what the layers
 below expected there, and learnt to turn the largest difference into a grade (`judge.py`). So this judge notices what
 the large model itself would have written differently, and grades nothing else. `judge-90` and `judge-75` are the same
-model, with judging layers that learnt for less time; they are named after the AUROC of their grades.
+model, with judging layers that learnt for less time; they are named after the AUROC of their grades on synthetic steps.
 
 The first four phases of `small` were trained on an earlier form of the last step, which added the balance after an
 earlier day; it was not learnt, and made way for the present one. A training from the start has not been tried since.

@@ -19,7 +19,7 @@ def test_two_problems_at_once_and_at_random_by_every_arm(pair: Pair, tmp_path: P
     data.write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
     main(
         concurrency="2",
-        rate="20",
+        rate="2",
         policy=["specreason"],
         small=pair.small.base_url,
         large=pair.large.base_url,

@@ -14,7 +14,7 @@ from stepspec.evals.testbed import accounts
 from stepspec.evals.testbed.accounts import Difficulty
 from stepspec.evals.testbed.data import IGNORED, TRUNK, MistakeRate, Writer
 from stepspec.evals.testbed.inference import Trunk, recite
-from stepspec.evals.testbed.judge import JUDGES, DraftWriter, Judge
+from stepspec.evals.testbed.judge import JUDGES, WORKSPACE, DraftWriter, Judge
 from stepspec.evals.testbed.model_card import LoadedModel, auroc
 from stepspec.evals.testbed.servers import LONG, WORLDS
 
@@ -138,3 +138,19 @@ def test_all_of_them_solve_alike() -> None:
     for name in JUDGES:
         loaded = LoadedModel.of(name, MODELS)
         assert np.mean([right for each in recite(loaded.model, loaded.writer, some) for right in each.greedy]) > 0.97
+
+
+@pytest.mark.parametrize("name", JUDGES)
+def test_marks_do_not_make_the_likelihoods_flatter(name: str) -> None:
+    loaded, normed = LoadedModel.of(name, MODELS), list[torch.Tensor]()
+    network: Any = loaded.model.eval().get_submodule("model")
+    network.norm.register_forward_pre_hook(lambda _, inputs: normed.append(inputs[0][0]))
+    writer = Writer(loaded.writer.tokenizer, MistakeRate(0.0), marked=False, varied=False)
+    shares = list[torch.Tensor]()
+    for problem in problems(2, 40):
+        row = writer.row(random.Random(0), problem, 0)
+        with torch.no_grad():
+            network(input_ids=torch.tensor([row.ids]), use_cache=False)
+        squares = normed.pop()[torch.tensor(row.targets) != IGNORED].pow(2)
+        shares.append(squares[:, -WORKSPACE:].sum(1) / squares.sum(1))
+    assert float(torch.cat(shares).quantile(0.995)) < 0.2
