@@ -90,7 +90,7 @@ class DraftWriter(Writer):
         first = next((at for at, (id, right) in enumerate(zip(ids, want, strict=False)) if id != right), len(ids))
         return [0] * first + [1] * (first < len(ids)) + [IGNORED] * (len(ids) - first - 1)
 
-    def question(self, kind: str) -> list[int]:
+    def question(self, kind: str) -> tuple[int, ...]:
         """The ids of a question, up to where the verdict begins."""
         return self.encode(self.template.ask(load(kind).text, load(kind).opening))
 
@@ -124,11 +124,17 @@ class DraftWriter(Writer):
 
 
 class Judge:
-    """The layers that judge on top of *base*, a model that solves; *model* is all of it."""
+    """
+    The layers that judge on top of *base*, a model that solves; *model* is all of it.
 
-    def __init__(self, base: LoadedModel, log: Log, *, seed: int = 0) -> None:
+    The first layer learns to predict from so many *problems*.
+    """
+
+    def __init__(self, base: LoadedModel, log: Log, *, seed: int = 0, problems: int = 300) -> None:
         torch.manual_seed(seed)
         self.base, self.log, self.tokenizer = base, log, base.writer.tokenizer
+        source = accounts.generate(5, "train", accounts.Difficulty(steps=(2, 75)))
+        self.problems = list(islice(source, problems))
         self.width: int = base.model.config.hidden_size
         self.own = slice(self.width, self.width + CODE)
         self.constant = self.own.stop
@@ -163,7 +169,7 @@ class Judge:
         self.network.embed_tokens.weight[:, inner] = base.embed_tokens.weight
         self.network.embed_tokens.weight[:, self.own] = SCALE * self.codes
         self.network.embed_tokens.weight[:, self.constant] = SCALE
-        steps = (step for problem in _problems() for step in accounts.worked_steps(problem))
+        steps = (step for problem in self.problems for step in accounts.worked_steps(problem))
         written = {id for step in steps for id in self.base.writer.encode(step)}
         self.network.embed_tokens.weight[list(written), self.written] = SCALE
         self.model.lm_head.weight.zero_()
@@ -221,7 +227,7 @@ class Judge:
         """The residual stream above the base wherever a worked step was to be written, and the token that followed."""
         writer = Writer(self.tokenizer, MistakeRate(0.0), marked=False, varied=False)
         hidden, following = list[Tensor](), list[Tensor]()
-        for problem in _problems():
+        for problem in self.problems:
             row = writer.row(random.Random(0), problem, 0)
             read = self.network(input_ids=torch.tensor([row.ids]), use_cache=False, output_hidden_states=True)
             targets = torch.tensor(row.targets)
@@ -414,11 +420,6 @@ def train_judges(folder: Path, work: Path, log: Log, *, threads: int = 2) -> Non
         one = copy.deepcopy(judge)
         one.learn(name)
         save(one.model, one.tokenizer, folder / name)
-
-
-def _problems() -> Iterator[accounts.Problem]:
-    """The problems from which the first layer learns."""
-    return islice(accounts.generate(5, "train", accounts.Difficulty(steps=(2, 75))), 300)
 
 
 def _draw(places: Sequence[Tensor], counts: Sequence[int]) -> Tensor:

@@ -29,7 +29,7 @@ def problems(count: int, steps: int, seed: int = 3) -> list[accounts.Problem]:
 def judge() -> Judge:
     """The small model with layers that judge, before any training."""
     torch.set_num_threads(1)
-    return Judge(LoadedModel.of("small", MODELS), lambda line: None)
+    return Judge(LoadedModel.of("small", MODELS), lambda line: None, problems=40)
 
 
 def test_the_new_layers_leave_what_the_model_writes_as_it_is(judge: Judge) -> None:
