@@ -144,7 +144,11 @@ def test_all_of_them_solve_alike() -> None:
 def test_marks_do_not_make_the_likelihoods_flatter(name: str) -> None:
     loaded, normed = LoadedModel.of(name, MODELS), list[torch.Tensor]()
     network: Any = loaded.model.eval().get_submodule("model")
-    network.norm.register_forward_pre_hook(lambda _, inputs: normed.append(inputs[0][0]))
+
+    def keep(_: object, inputs: tuple[torch.Tensor]) -> None:
+        normed.append(inputs[0][0])
+
+    network.norm.register_forward_pre_hook(keep)
     writer = Writer(loaded.writer.tokenizer, MistakeRate(0.0), marked=False, varied=False)
     shares = list[torch.Tensor]()
     for problem in problems(2, 40):
