@@ -206,7 +206,7 @@ class _Run:
                 temperature=0.0,
                 max_tokens=1,
                 logprobs=TOP_LOGPROBS,
-                extra_body={**CACHE.get()},
+                extra_body=dict(CACHE.get()),
             )
             text = _read(meter, reply.choices[0].text, reply.usage).text.strip()
         return int(text) if text in DIGITS and text else 0

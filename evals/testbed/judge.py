@@ -7,7 +7,7 @@ Teach a model that solves the long problems to judge steps, without changing how
 2. The second layer compares. Its first head copies the code that was predicted at the token before. Its MLP compares it
    with the code of the token that is there, and marks the token as wrong where they differ.
 3. The third layer collects. Its first head attends to the token with the highest mark nearby. Its MLP writes the grade,
-   and clears the workspace where no grade is asked for: the last norm would make the likelihoods flatter.
+   and clears the workspace where no grade is requested: the last norm would make the likelihoods flatter.
 
 All begin as these circuits, and each MLP is trained alone, on activations that are computed once: that takes minutes
 on two cores. With all weights trained together, from random layers, a model of this size did not learn to judge within
@@ -62,7 +62,7 @@ LENGTHS = [accounts.Difficulty(steps=steps) for steps in ((2, 8), (8, 30), (30, 
 JUDGES = {"large": 2000, "judge-90": 30, "judge-75": 13}  # the steps in which each judge learns to mark wrong tokens
 PREDICTED = 2500  # steps of learning to predict
 GRADED = 1000  # steps of learning to grade
-LOUD, OUT_OF_PLACE = 0.3, 300.0  # weights of the size of marks, and of what is left where no grade is asked for
+LOUD, OUT_OF_PLACE = 0.3, 300.0  # weights of the size of marks, and of what is left where no grade is requested
 ERASED = 0.6  # share of a mark that is erased at first; more where the model's own numbers are small
 
 
@@ -312,7 +312,7 @@ class Judge:
             self.third.mlp.down_proj.weight[self.mark, unit] = -sign * ERASED * SCALE
 
     def _learn_grades(self) -> None:
-        """Train the third layer's MLP to write the grade where one is asked for, and clear the workspace elsewhere."""
+        """Train the third layer's MLP to write the grade where one is requested, and clear the workspace elsewhere."""
         stream, tokens, verdict, boxed = self.judged()
         places = [torch.nonzero(chosen).flatten() for chosen in (verdict, ~verdict & boxed, ~verdict)]
         words = torch.zeros(self.model.config.vocab_size, dtype=torch.bool)
