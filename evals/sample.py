@@ -50,11 +50,12 @@ def sum_acceptances(readings: Iterable[ByRole]) -> ByRole:
 
 
 class RunRecorder:
-    """Records the events of one run with their times, and passes every event on to *observe*."""
+    """Records the events of one run with their times on its *clock*, and passes every event on to *observe*."""
 
     def __init__(self, observe: Observer) -> None:
         self._observe = observe
-        self._recorder = Recorder(Stopwatch())
+        self.clock = Stopwatch()
+        self._recorder = Recorder(self.clock)
 
     def __call__(self, event: Event) -> None:
         self._recorder(event)
@@ -274,7 +275,7 @@ async def solve_once(
     recording = RunRecorder(observe)
     try:
         with separate_cache(arm.name):
-            solution = await solver.solve(problem, run, observe=recording)
+            solution = await solver.solve(problem, run, observe=recording, clock=recording.clock)
     except ContextTooLong:
         return SolvedTask(None, {})
     finally:

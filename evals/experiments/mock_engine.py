@@ -25,7 +25,7 @@ from stepspec.orchestrator.run import run as run_policy
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.service.interfaces import Offer, ServedMethod
 from stepspec.orchestrator.solution import Solution
-from stepspec.orchestrator.trace import Recorder
+from stepspec.orchestrator.trace import Recorder, Stopwatch
 
 WORDS = 20  # in a step, each of them a token
 NOWHERE = "http://127.0.0.1:9"
@@ -106,11 +106,10 @@ class InstantEngine:
         run: RunOptions | None = None,
         *,
         observe: Observer = lambda event: None,
+        clock: Stopwatch | None = None,
         **_: Any,
     ) -> Solution:
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        recorder, chain = Recorder(lambda: loop.time() - began), Chain.of(problem)
+        recorder, chain = Recorder(clock or Stopwatch()), Chain.of(problem)
 
         def watch(event: Event) -> None:
             recorder(event)

@@ -105,13 +105,14 @@ class PublishedSpecReason(Solver):
         stop: Sequence[str] = (),
         format: Format | None = None,
         observe: Observer = lambda event: None,
+        clock: trace.Stopwatch | None = None,
         trace_to: Path | None = None,
         session: str | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> Solution:
         """Solve *problem* with the sampling of *run*; the other arguments change nothing but where events go."""
         run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
-        recorder = trace.Recorder(clock := trace.Stopwatch())
+        recorder = trace.Recorder(clock := clock or trace.Stopwatch())
 
         def watch(event: Event) -> None:
             recorder(event)

@@ -15,6 +15,7 @@ from ..feedback.shadow import ShadowRecord
 from ..run_options import RunOptions
 from ..solution import Solution
 from ..stats import Acceptance, wilson
+from ..trace import Stopwatch
 
 
 class Engine(Protocol):
@@ -34,8 +35,13 @@ class Engine(Protocol):
         stop: Sequence[str] = (),
         format: Format | None = None,
         observe: Observer = ...,
+        clock: Stopwatch | None = None,
     ) -> Solution:
-        """Solve one *problem* with the options *run*; cancelling the call closes all its requests to the models."""
+        """
+        Solve one *problem* with the options *run*; cancelling the call closes all its requests to the models.
+
+        The times in events are from *clock*.
+        """
         ...
 
 

@@ -117,6 +117,7 @@ class Runs:
                 stop=run_request.stop,
                 format=run_request.format,
                 observe=observe,
+                clock=clock,
             )
         except Exception as exc:
             self._failure = exc

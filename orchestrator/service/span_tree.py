@@ -8,7 +8,6 @@ Tokens are attributes of the calls only, so that a sum over spans counts nothing
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -213,19 +212,17 @@ class _StageReader:
 
 @dataclass(slots=True, eq=False)
 class TracedRun:
-    """The run of one *choice*: its first event, the later ones with their times, and its solution if it has one."""
+    """
+    The run of one *choice*: its first event, the later ones with their times, and its solution if it has one.
+
+    Its times are seconds since *clock*, nanoseconds since the epoch.
+    """
 
     choice: int
     began: Started
-    since: float = field(default_factory=lambda: asyncio.get_running_loop().time())
-    clock: int = field(default_factory=time.time_ns)
+    clock: int
     moments: list[Moment] = field(default_factory=list[Moment])
     solution: Solution | None = None
-
-    @property
-    def now(self) -> float:
-        """Seconds since the run began."""
-        return asyncio.get_running_loop().time() - self.since
 
     @property
     def ended(self) -> float:

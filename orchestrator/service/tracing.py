@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -14,7 +15,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
-from ..events import Answering, Event, Started
+from ..events import Answering, Started
 from ..trace import Moment
 from .observers import (
     MODEL_PATHS,
@@ -97,8 +98,8 @@ class Tracing:
         match event:
             case RequestArrived(request):
                 self._arrived(request)
-            case RunEvent(request, choice, _, run_event):
-                self._run_event(request, choice, run_event)
+            case RunEvent(request, choice, seconds, run_event):
+                self._run_event(request, choice, Moment(seconds, run_event))
             case RunResult(request, choice, solution):
                 if (run := self._runs.get(request, {}).get(choice)) is not None:
                     run.solution = solution
@@ -125,14 +126,14 @@ class Tracing:
         request.forwarded = {**request.forwarded, **headers}
         request.log_fields["trace_id"] = f"{span.get_span_context().trace_id:032x}"
 
-    def _run_event(self, request: ServiceRequest, choice: int, event: Event) -> None:
+    def _run_event(self, request: ServiceRequest, choice: int, moment: Moment) -> None:
         runs = self._runs.get(request)
         if runs is None:
             return
-        if isinstance(event, Started):
-            runs[choice] = TracedRun(choice, event)
-        elif (run := runs.get(choice)) is not None and not isinstance(event, Answering):
-            run.moments.append(Moment(run.now, event))
+        if isinstance(moment.event, Started):
+            runs[choice] = TracedRun(choice, moment.event, time.time_ns() - int(moment.at * 1e9))
+        elif (run := runs.get(choice)) is not None and not isinstance(moment.event, Answering):
+            run.moments.append(moment)
 
     def _finished(self, request: ServiceRequest) -> None:
         from opentelemetry.trace import Status, StatusCode

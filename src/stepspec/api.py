@@ -267,6 +267,7 @@ class Solver:
         stop: Sequence[str] = (),
         format: Format | None = None,
         observe: Observer = lambda event: None,
+        clock: trace.Stopwatch | None = None,
         trace_to: Path | None = None,
         session: str | None = None,
         **overrides: Unpack[RunOverrides],
@@ -284,9 +285,10 @@ class Solver:
         seed a run writes the same chain, however far it works ahead and whatever else the servers do, as far as these
         give equal requests equal tokens.
 
-        *observe* sees every event as it happens; *trace_to* receives the trace, also of a run that fails. *session*
-        is the value of the session header; if it is None, the run makes its own. If the small model fails for good, the
-        large one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
+        *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
+        used; by default it is a new one. *trace_to* receives the trace, also of a run that fails. *session* is the
+        value of the session header; if it is None, the run makes its own. If the small model fails for good, the large
+        one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
         `ConfigurationError` for what is wrong.
         """
         run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
@@ -297,7 +299,7 @@ class Solver:
         learning = self._learnings.of(run, limited="adapt" in run.model_fields_set)
         promise = self.promise if self.promise and self.promise.covers(self.conditions(run)) else None
         seeded = run.sampling.seeded()
-        recorder = trace.Recorder(clock := trace.Stopwatch())
+        recorder = trace.Recorder(clock := clock or trace.Stopwatch())
         windows = AcceptanceWindows(self.acceptance, clock)
         adapted = learning.begin() if learning is not None else None
         if learning is not None and adapted is not None:

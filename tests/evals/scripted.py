@@ -14,6 +14,7 @@ from stepspec.orchestrator.ledger import Account, Ledger
 from stepspec.orchestrator.run import FinishReason
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import SolvedStep
+from stepspec.orchestrator.trace import Stopwatch
 from stepspec.settings import Settings
 
 
@@ -68,7 +69,7 @@ class ScriptedSolver:
     open: int = 0
     most: int = 0
 
-    async def solve(self, problem: str, run: RunOptions, *, observe: Observer) -> Solution:
+    async def solve(self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch) -> Solution:
         call = SolveCall(problem, run.policy, run.options, run.sampling, run.budget.budget(), run.ahead)
         self.calls.append(call)
         self.open += 1

@@ -41,6 +41,7 @@ from stepspec.orchestrator.endpoints.client import CACHE
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, StepspecError
 from stepspec.orchestrator.events import Answering, Committed, Observer, Started
 from stepspec.orchestrator.run_options import RunOptions
+from stepspec.orchestrator.trace import Stopwatch
 from stepspec.settings import Settings
 
 from ..fakes import run
@@ -66,7 +67,7 @@ class PacedSolver:
     most: int = 0
     warm: int = 0
 
-    async def solve(self, problem: str, run: RunOptions, *, observe: Observer) -> Solution:
+    async def solve(self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch) -> Solution:
         self.open += 1
         self.most = max(self.most, self.open)
         self.seeds.setdefault(problem, set()).add(run.sampling.seed)

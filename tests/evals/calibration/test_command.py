@@ -26,6 +26,7 @@ from stepspec.orchestrator.chain import Rollback, Step
 from stepspec.orchestrator.events import Judged, Observer, Started
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.run_options import RunOptions
+from stepspec.orchestrator.trace import Stopwatch
 from stepspec.policies.option_types import THRESHOLDS
 from stepspec.settings import Settings
 
@@ -50,7 +51,7 @@ class Noting:
         self.settings = NON_DEFAULT
         self.calls: list[dict[str, Any]] = []
 
-    async def solve(self, problem: str, run: RunOptions, *, observe: Observer) -> Any:
+    async def solve(self, problem: str, run: RunOptions, *, observe: Observer, clock: Stopwatch) -> Any:
         self.calls.append({"problem": problem, **dict(run)})
         observe(Started((), run.policy))
         observe(Judged(0, Step("a", "small"), Rollback(reason="grade", score=ALMOST)))

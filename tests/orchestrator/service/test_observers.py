@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,6 +23,8 @@ from stepspec.orchestrator.service.observers import (
     RequestFinished,
     RequestLog,
     RunEvent,
+    ServiceEvent,
+    ServiceObserver,
     ServiceRequest,
 )
 
@@ -157,18 +160,18 @@ def about(span: ReadableSpan) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def traced_service(**options: Any) -> AsyncGenerator[tuple[Served, list[ReadableSpan]]]:
-    """Serve with spans, which are there after the block."""
+async def traced_service(*before: ServiceObserver, **options: Any) -> AsyncGenerator[tuple[Served, list[ReadableSpan]]]:
+    """Serve with spans, which are there after the block. Observers *before* see every event before the tracing does."""
     exporter, finished = InMemorySpanExporter(), list[ReadableSpan]()
     tracer = tracing.Tracing(tracing.connect("0", exporter))
-    async with serving(observers=[tracer], **options) as served, tracer.flushed():
+    async with serving(observers=[*before, tracer], **options) as served, tracer.flushed():
         yield served, finished
         await until(lambda: not served.service.context.admission.running)
     finished.extend(exporter.get_finished_spans())
 
 
-async def traced(**fields: Any) -> tuple[Tree, Served]:
-    async with traced_service() as (served, finished):
+async def traced(*before: ServiceObserver, **fields: Any) -> tuple[Tree, Served]:
+    async with traced_service(*before) as (served, finished):
         await served.chat(headers={"traceparent": PARENT}, user="ann", **fields)
         await served.get("/health")
     return Tree(finished), served
@@ -236,6 +239,20 @@ async def test_a_stream_that_was_kept_open_is_below_the_run_and_its_drafts_link_
     assert stream.context is not None
     assert [[link.context.span_id for link in draft.links] for draft in drafts] == [[stream.context.span_id]] * 3
     assert not [span for draft in drafts for span in tree.below(draft)]
+
+
+def pause_at_the_start(event: ServiceEvent) -> None:
+    if isinstance(event, RunEvent) and isinstance(event.event, Started):
+        time.sleep(0.2)
+
+
+async def test_stages_and_calls_have_their_times_from_one_clock() -> None:
+    tree, _ = await traced(pause_at_the_start)
+    (run,) = tree.below(tree.request, "invoke_workflow specreason")
+    drafts = tree.below(run, "draft")
+    (stream,) = tree.below(run, "text_completion tiny")
+    assert stream.context is not None
+    assert [[link.context.span_id for link in draft.links] for draft in drafts] == [[stream.context.span_id]] * 3
 
 
 async def test_spans_contain_no_text() -> None:
