@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
+from math import ceil
 
 from .chain import Chain, Step
 
@@ -36,6 +37,7 @@ GRAM = 4  # words
 WINDOW = 48  # paragraphs
 ALIKE = 0.9  # of the n-grams
 TIMES = 2
+PARSED = 16384  # paragraphs that stay parsed: those of 300 chains
 RUN = 3  # paragraphs; the RUN of a repair that is stuck is twice as long
 
 SPUN = 128  # units
@@ -109,8 +111,14 @@ def _rounds(chain: Chain, step: Step) -> int:
     """How many times in a row the end of the chain, with *step*, repeats the same text; 0 for code."""
     if _FENCE.search(step.text):
         return 0
-    texts = [" ".join(s.text.split()) for s in (*chain.steps[-STUCK * max(PERIODS) :], step)]
+    texts = [_spaced(s.text) for s in (*chain.steps[-STUCK * max(PERIODS) :], step)]
     return max(_period(texts, period) for period in PERIODS)
+
+
+@lru_cache(maxsize=4096)
+def _spaced(text: str) -> str:
+    """*text* with one space for every run of white space."""
+    return " ".join(text.split())
 
 
 def _period(texts: Sequence[str], period: int) -> int:
@@ -122,23 +130,30 @@ def _period(texts: Sequence[str], period: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Paragraph:
-    """A parsed paragraph: its numbers in order, and every sequence of `GRAM` words, or all words if there are fewer."""
+    """
+    A parsed paragraph: its numbers in order, and the *grams*.
+
+    These are the hashes of every sequence of `GRAM` words, or of all words if there are fewer. The *sample* is so large
+    a part of them that a paragraph with none of it lacks too many to be an echo: few are compared as a whole.
+    """
 
     numbers: tuple[str, ...]
-    grams: frozenset[tuple[str, ...]]
+    grams: frozenset[int]
+    sample: frozenset[int]
 
     def echoes(self, other: _Paragraph) -> bool:
-        return self.numbers == other.numbers and len(self.grams & other.grams) >= ALIKE * len(self.grams)
+        if self.numbers != other.numbers or self.sample.isdisjoint(other.grams):
+            return False
+        return len(self.grams & other.grams) >= ALIKE * len(self.grams)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=PARSED)
 def _parse(paragraph: str) -> _Paragraph:
     words = _words(paragraph)
     starts = range(max(1, len(words) - GRAM + 1))
-    return _Paragraph(
-        tuple(_NUMBER.findall(paragraph.casefold())),
-        frozenset([tuple(words[at : at + GRAM]) for at in starts]),
-    )
+    grams = frozenset([hash(tuple(words[at : at + GRAM])) for at in starts])
+    sample = frozenset(islice(grams, len(grams) - ceil(ALIKE * len(grams)) + 1))
+    return _Paragraph(tuple(_NUMBER.findall(paragraph.casefold())), grams, sample)
 
 
 def _echoes(chain: Chain, step: Step, run: int) -> bool:
@@ -180,7 +195,7 @@ def _paragraphs(chain: Chain, step: Step) -> Iterator[_Paragraph | None]:
     yield from reversed(_divide("".join(reversed(parts)), whole=whole))
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=PARSED)
 def _divide(text: str, *, whole: bool) -> tuple[_Paragraph | None, ...]:
     """Parse the paragraphs of *text*; the last one counts only if the text is *whole*."""
     paragraphs: list[_Paragraph | None] = []
@@ -200,7 +215,7 @@ def _divide(text: str, *, whole: bool) -> tuple[_Paragraph | None, ...]:
 
 def _spins(step: Step) -> bool:
     """Whether *step*, complete or cut by its limit, ends with the same units again and again."""
-    if step.stop not in ("delimiter", "length") or _FENCE.search(step.text):
+    if len(step.text) < SPUN or step.stop not in ("delimiter", "length") or _FENCE.search(step.text):
         return False
     units = [unit[0] for unit in _UNIT.finditer(step.text.casefold())][-SPUN:]
     return len(units) == SPUN and any(units[period:] == units[:-period] for period in range(1, LOOP + 1))
