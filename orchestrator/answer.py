@@ -13,6 +13,7 @@ from .interfaces import Model
 from .markers import opens_block
 
 BOXED = "\\boxed{"
+CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
 BRACE = re.compile(r"\\boxed\{|[{}]")
 
 
@@ -29,7 +30,7 @@ def close(chain: Chain, author: Model) -> Chain:
 def closing_step(chain: Chain, author: Model) -> Step:
     """The step with which *author* ends the thinking of *chain*, so that an answer can follow."""
     text = f"{'' if chain.text.endswith(chr(10)) else chr(10)}{THINK_END}"
-    return Step(text, author.role, "end", note="closed")
+    return Step(text, author.role, "end", note=CLOSED)
 
 
 def has_answer(chain: Chain, stops: Sequence[str] = ()) -> bool:

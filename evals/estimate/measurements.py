@@ -108,7 +108,8 @@ class RecordedRun:
     """
     A run of an arm on a *problem*, by its number: its *script*, and the *seconds* that it took.
 
-    *alone* says whether nothing else ran then, so that the seconds count. A run that was *cut* had used up its tokens.
+    *alone* says whether nothing else ran then, so that the seconds count. A run that was *cut* had used up its tokens;
+    its script and its seconds end there, without an answer.
     """
 
     problem: int

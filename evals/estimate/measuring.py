@@ -17,14 +17,16 @@ from statistics import fmean, median
 from typing import TypeAlias
 
 from stepspec.api import Solver
+from stepspec.orchestrator.answer import CLOSED
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Chain, Message, Step
 from stepspec.orchestrator.concurrency import at_once
 from stepspec.orchestrator.endpoints import GREEDY, ModelEndpoint, ReplicatedModel
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.errors import ConfigurationError, MissingCapability, StepspecError
-from stepspec.orchestrator.events import Called, Event, Observer
+from stepspec.orchestrator.events import Answered, Called, Committed, Event, Observer
 from stepspec.orchestrator.interfaces import Model
+from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch
 from stepspec.policies.grading import DIGITS
 from stepspec.prompts import load
 
@@ -325,21 +327,35 @@ class Recording:
         return {arm.name: tuple(self._runs[number, arm.name] for number in numbers) for arm in self.arms}
 
     async def _run(self, number: int, arm: Arm, *, alone: bool) -> None:
-        events: list[Event] = []
+        record = Recorder(Stopwatch())
         solved = await solve_once(
             self._solver, arm, self._problems[number],
-            run_seed=derive_seed(self._seed, number, 0), budget=self._budget, observe=events.append,
+            run_seed=derive_seed(self._seed, number, 0), budget=self._budget, observe=record,
         )  # fmt: skip
         self._on_run()
         if solved.solution is not None:
             cut = solved.solution.finish_reason in CUT
-            run = RecordedRun(number, solved.solution.seconds, Script.of(events), alone, cut)
-            self._runs[number, arm.name] = run
+            moments = before_cut(record.moments) if cut else record.moments
+            script = Script.of(moment.event for moment in moments)
+            self._runs[number, arm.name] = RecordedRun(number, moments[-1].at, script, alone, cut)
 
 
-def run_limit(large: ServerMeasurement, arms: int, minutes: float, most: int) -> int:
-    """The tokens that a run may have, so that every arm can solve `ALONE` problems in the time for that."""
-    seconds = (SHARES["alone"] - SHARES["servers"]) * minutes * 60
+def before_cut(moments: Sequence[Moment]) -> Sequence[Moment]:
+    """
+    The *moments* of a run until its tokens were used up.
+
+    What follows is an answer in the middle of a thought, whose drafts are mostly rejected.
+    """
+    for place, moment in enumerate(moments):
+        if isinstance(moment.event, Answered):
+            return moments[:place]
+        if isinstance(moment.event, Committed) and moment.event.step.note == CLOSED:
+            return moments[:place]
+    return moments
+
+
+def run_limit(large: ServerMeasurement, arms: int, seconds: float, most: int) -> int:
+    """The tokens that a run may have, so that every arm can solve `ALONE` problems in the *seconds* for that."""
     return min(most, max(LEAST_TOKENS, int(seconds / (arms * ALONE * large.token))))
 
 
@@ -379,7 +395,8 @@ async def measure(
     arms = (LARGE, *(arm for arm in methods if arm.name not in skipped))
     if len(arms) == 1:
         raise MissingCapability(f"no method can be measured: {'; '.join(f'{k}: {v}' for k, v in skipped.items())}")
-    limit = run_limit(large, len(arms), minutes, solver.settings.budget.tokens)
+    left = clock.end("alone") - clock.seconds
+    limit = run_limit(large, len(arms), left, solver.settings.budget.tokens)
     recording = Recording(solver, arms, problems, limit, seed, on_part("runs", len(arms) * len(problems)))
     await recording.alone(clock)
     await recording.together(clock)

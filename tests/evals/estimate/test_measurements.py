@@ -7,9 +7,15 @@ from dataclasses import replace
 import pytest
 
 from stepspec.evals.estimate.measurements import NOTHING, UNLIMITED, fit_line
-from stepspec.evals.estimate.measuring import LEAST_TOKENS, keeps_prompts, pace, run_limit
+from stepspec.evals.estimate.measuring import LEAST_TOKENS, before_cut, keeps_prompts, pace, run_limit
+from stepspec.orchestrator.answer import CLOSED
+from stepspec.orchestrator.chain import Accept, Rollback, Step
+from stepspec.orchestrator.events import Answered, Answering, Committed, Drafted, Event, Judged
+from stepspec.orchestrator.trace import Moment
 
 from .arithmetic import LARGE_SERVER
+
+DRAFT = Step("So.\n\n", "small")
 
 
 def test_a_line_goes_through_the_times_and_never_falls() -> None:
@@ -75,9 +81,23 @@ def test_a_repeated_prompt_shows_a_prefix_cache_if_reading_takes_long_enough() -
     assert keeps_prompts((1.1,), (1.0,), (0.0001,), 1000) is None
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        [Committed(1, Step("</think>", "small", "end", note=CLOSED)), Judged(2, DRAFT, Rollback())],
+        [Answering("2"), Answered(Step("2", "large", "end"))],
+    ],
+    ids=["by the method", "by one model"],
+)
+def test_a_run_that_is_cut_counts_until_then(answer: list[Event]) -> None:
+    thinking: list[Event] = [Drafted(0, DRAFT), Judged(0, DRAFT, Accept()), Committed(0, DRAFT)]
+    moments = [Moment(float(at), event) for at, event in enumerate([*thinking, *answer])]
+    assert [moment.event for moment in before_cut(moments) if not isinstance(moment.event, Answering)] == thinking
+
+
 def test_runs_are_short_enough_for_the_deadline() -> None:
-    # A quarter of five minutes is 75 s, for two problems of four arms, at 0.05 s a token.
+    # For two problems of four arms, at 0.05 s a token.
     fast = replace(LARGE_SERVER, between={1: (0.05,)})
-    assert run_limit(fast, arms=4, minutes=5, most=8192) == 187
-    assert run_limit(fast, arms=4, minutes=5, most=100) == 100
-    assert run_limit(LARGE_SERVER, arms=40, minutes=5, most=8192) == LEAST_TOKENS
+    assert run_limit(fast, arms=4, seconds=75, most=8192) == 187
+    assert run_limit(fast, arms=4, seconds=75, most=100) == 100
+    assert run_limit(LARGE_SERVER, arms=40, seconds=75, most=8192) == LEAST_TOKENS
