@@ -206,6 +206,21 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
+class Selected:
+    """
+    The method *policy* was selected for the run, among several calibrated ones.
+
+    *seconds* are the expected seconds of a run by each method that was compared, and *reason* says in words why. A
+    *probe* is a run that measures a method that is not in use.
+    """
+
+    policy: str
+    seconds: tuple[tuple[str, float], ...] = ()
+    reason: str = ""
+    probe: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Speculated:
     """
     The tokens that the server at *url* drafted and accepted itself, from second *since* of a run to second *until*.
@@ -249,6 +264,7 @@ Event: TypeAlias = (
     | Moved
     | Adapted
     | Decided
+    | Selected
     | Speculated
     | Finished
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 from .chain import Rival, Role, Rollback
-from .events import Choice, Committed, Decided, Degraded, Event, Judged, Lost, Started
+from .events import Choice, Committed, Decided, Degraded, Event, Judged, Lost, Selected, Started
 from .ledger import Ledger
 from .run import FinishReason, Outcome
 from .trace import Moment
@@ -59,7 +59,7 @@ class Solution:
     or steps), "time", "repetition", "context". *degraded* names the models that failed, those in a nested pair by their
     path. *seconds* is wall time. *seed* is that of the sampling, chosen at random if none was set: the same seed
     repeats the run. None if the models wrote greedily. *stretches* says what a run with `auto` chose; without it there
-    are none.
+    are none. *selected* names the method of a run that chose among several, and why; None if there was no choice.
     """
 
     answer: str
@@ -72,6 +72,7 @@ class Solution:
     degraded: tuple[str, ...] = ()
     seed: int | None = None
     stretches: tuple[Stretch, ...] = ()
+    selected: Selected | None = None
 
     @property
     def share_alone(self) -> float:
@@ -94,6 +95,7 @@ class Solution:
             degraded=tuple(event.path or event.role for event in events if isinstance(event, Degraded)),
             seed=next((event.seed for event in events if isinstance(event, Started)), None),
             stretches=tuple(stretches(events)),
+            selected=next((event for event in events if isinstance(event, Selected)), None),
         )
 
 

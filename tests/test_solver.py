@@ -19,10 +19,11 @@ from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Accept, Token
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
-from stepspec.orchestrator.events import Called, Decided, Event, Judged, Moved
+from stepspec.orchestrator.events import Called, Decided, Event, Judged, Moved, Selected, Started
 from stepspec.orchestrator.feedback import auto
 from stepspec.orchestrator.feedback.drift import LEAST
 from stepspec.orchestrator.feedback.load import Load
+from stepspec.orchestrator.feedback.method_selection import FIRST, MethodSelection
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Stretch
 from stepspec.policies import SpecReason
@@ -366,6 +367,123 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
 
 def calibrated() -> str:
     return "[calibration]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in CALIBRATION.items())
+
+
+def other_method(**changes: Any) -> dict[str, Any]:
+    """What a policy file of another method than that of `CALIBRATION` holds."""
+    made = {**CALIBRATION, "policy": "bild", "option": "rollback", "value": 4.0}
+    return {"policy": "bild", "options": {"rollback": 4.0}, "calibration": made, **changes}
+
+
+def choosing(servers: Servers, *others: dict[str, Any], **settings: Any) -> Solver:
+    """A solver of a calibrated method, whose runs may choose the *others*."""
+    small, large = servers.endpoints
+    usual: dict[str, Any] = {"policy": "specreason", "options": {"threshold": 6.0}, "calibration": CALIBRATION}
+    return Solver(load(small=small, large=large, alternatives=others, **{**USUAL, **usual, "auto": True, **settings}))
+
+
+@pytest.mark.parametrize(
+    ("chosen", "policy"),
+    [
+        ({}, "bild"),
+        ({"ahead": 1}, "bild"),
+        ({"auto": False}, None),
+        ({"adapt": 0.1}, None),
+        ({"policy": "glimpse"}, None),
+        ({"options": {"threshold": 5.0}}, None),
+    ],
+)
+async def test_a_run_with_auto_is_by_the_selected_one_of_the_calibrated_methods(
+    chosen: RunOverrides, policy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[Event] = []
+    wanted = Selected("bild", (("bild", 1.0), ("specreason", 2.0)), "it is faster")
+    offered: list[list[str]] = []
+
+    def select(_: MethodSelection, records: dict[str, auto.Record], most: int) -> Selected:
+        offered.append(list(records))
+        assert most == chosen.get("ahead", 2)
+        return wanted
+
+    monkeypatch.setattr(MethodSelection, "select", select)
+    async with serving() as servers, choosing(servers, other_method(lead=1)) as solver:
+        solution = await solver.solve(PROBLEM, observe=events.append, **chosen)
+        graded = solver.alternatives["bild"].drift.live.n
+    assert isinstance(events[0], Started)
+    assert events[0].policy == (policy or chosen.get("policy") or "specreason")
+    assert offered == ([["specreason", "bild"]] if policy else [])
+    assert (events[1] if policy else None) == solution.selected == (wanted if policy else None)
+    assert (graded > 0) == bool(policy)
+    kept = [step.author for step in solution.steps if step.fate == "kept"]
+    assert kept[0] == ("large" if policy else "small")  # `lead` is an option of the alternative
+
+
+async def test_an_alternative_whose_grades_have_drifted_is_not_selected() -> None:
+    async with serving() as servers, choosing(servers, other_method()) as solver:
+        promise = solver.alternatives["bild"]
+        for place in range(LEAST):
+            promise(Judged(place, Step("So.", "small"), Accept(9.0)))
+        solutions = [await solver.solve(PROBLEM) for _ in range(FIRST + 1)]
+    selected = solutions[-1].selected
+    assert selected is not None
+    assert (selected.policy, selected.probe) == ("specreason", False)
+
+
+async def test_runs_probe_an_alternative_and_go_on_by_the_faster_method() -> None:
+    async with serving() as servers, choosing(servers, other_method()) as solver:
+        solutions = [await solver.solve(PROBLEM) for _ in range(FIRST + 2)]
+    selected = [solution.selected for solution in solutions]
+    assert all(selected)
+    assert [each.policy for each in selected if each and each.probe] == ["bild"]
+    assert selected[-1] is not None
+    assert dict(selected[-1].seconds).keys() == {"specreason", "bild"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "other", "complaint"),
+    [
+        ({"calibration": None}, {}, "specreason is not calibrated itself"),
+        ({"adapt": 0.1}, {}, "with adapt, runs keep to one method"),
+        ({}, {"policy": "specreason"}, "specreason is there twice"),
+        ({}, {"options": {"rollback": -1}}, "alternatives: .*option 'rollback': "),
+        ({}, {"policy": "glimpse", "options": {}}, r"what glimpse was calibrated for .*\(other: policy\)"),
+        ({}, {"options": {"rollback": 3.0}}, r"what bild was calibrated for .*\(other: options.rollback\)"),
+    ],
+)
+async def test_alternatives_that_cannot_be_chosen_are_refused(
+    settings: dict[str, Any], other: dict[str, Any], complaint: str
+) -> None:
+    async with serving() as servers:
+        with pytest.raises(ConfigurationError, match=complaint):
+            async with choosing(servers, other_method(**other), **settings):
+                pass
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (None, "gone.toml is not a policy file: .*No such file"),
+        ("policy =", "gone.toml is not a policy file: "),
+        ('policy = "bild"', r"gone.toml has no table \[calibration\]: .*stepspec calibrate"),
+        ('polcy = "bild"\n[calibration]', r"gone.toml: .*unknown setting 'polcy' \(did you mean 'policy'\?\)"),
+    ],
+)
+def test_a_file_that_is_no_policy_file_is_named(content: str | None, complaint: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "gone.toml").write_text(content)
+    with pytest.raises(ConfigurationError, match=f"alternatives: {complaint}"):
+        load(alternatives=["gone.toml"])
+
+
+def test_alternatives_are_read_from_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bild.toml").write_text(f'policy = "bild"\nlead = 2\n{calibrated()}')
+    (tmp_path / "stepspec.toml").write_text('alternatives = ["bild.toml"]')
+    (found,) = load().alternatives
+    assert (found.policy, found.lead, found.calibration.max_loss) == ("bild", 2, 0.01)
+    monkeypatch.setenv("STEPSPEC_ALTERNATIVES", "bild.toml, bild.toml")
+    assert [each.policy for each in load().alternatives] == ["bild", "bild"]
+    run = found.of(RunOptions(policy="specreason", options={"threshold": 3}, ahead=5, lead=7, auto=True))
+    assert run == RunOptions(policy="bild", ahead=5, lead=2, auto=True)
 
 
 async def test_accepted_steps_are_shadowed_and_cost_the_run_nothing() -> None:

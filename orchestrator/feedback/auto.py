@@ -14,7 +14,7 @@ from statistics import fmean, median_low
 from typing import Any, Generic, TypeVar
 
 from ..chain import Rollback
-from ..events import Called, Choice, Committed, Decided, Drafted, Started
+from ..events import Called, Choice, Committed, Decided, Drafted, Finished, Started
 from ..interfaces import Policy
 from ..trace import Moment
 from .adaptation import Costs
@@ -122,6 +122,7 @@ class Record:
     What the runs of one method with its options measured, and which mode they are in.
 
     *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or change of mode.
+    *lengths* are the tokens of the last runs that finished, and *ended* is the solver's number of them at the last one.
     """
 
     drafts: Recent[float] = field(default_factory=Recent[float])
@@ -130,6 +131,8 @@ class Record:
     accepted: Recent[bool] = field(default_factory=Recent[bool])
     elapsed: Recent[tuple[float, int]] = field(default_factory=Recent[tuple[float, int]])
     tokens: Recent[int] = field(default_factory=Recent[int])
+    lengths: deque[int] = field(default_factory=lambda: deque[int](maxlen=SPAN))
+    ended: int = 0
     now: Mode | None = None
     steps: int = 0
     probed: int = 0
@@ -163,9 +166,14 @@ class Record:
 
 @dataclass(eq=False)
 class Auto:
-    """What all runs of one solver measured. *steps* counts the committed ones; the *queue* is the large model's."""
+    """
+    What all runs of one solver measured. The *queue* is the large model's.
+
+    *steps* counts the committed steps, and *ended* the runs that finished.
+    """
 
     steps: int = 0
+    ended: int = 0
     running: int = 0
     waiting: int = 0
     large: Recent[float] = field(default_factory=Recent[float])  # seconds per token that it writes
@@ -180,14 +188,23 @@ class Auto:
         """Whether requests wait at the large model's server. One that has just arrived waits briefly everywhere."""
         return self.waiting > max(1, self.running // 4)
 
-    def run(self, policy: str, options: Mapping[str, Any], most: int, aside: Policy | None = None) -> AutoRun:
-        """Begin a run of *policy*, at most *most* drafts ahead. With *aside*, the large model alone, it may decide."""
+    def record(self, policy: str, options: Mapping[str, Any]) -> Record:
+        """What is known of *policy* with its *options*."""
         key = repr((policy, sorted(options.items())))
         if key not in self._records:
             if len(self._records) >= MOST:
                 del self._records[next(iter(self._records))]
             self._records[key] = Record()
-        return AutoRun(self, self._records[key], most, aside)
+        return self._records[key]
+
+    def estimate(self, record: Record) -> Estimate:
+        """What is to be expected by a *record* now."""
+        seconds_per_token = median_low(self.large.values()) if self.large.entries else None
+        return record.estimate(seconds_per_token, busy=self.busy)
+
+    def run(self, policy: str, options: Mapping[str, Any], most: int, aside: Policy | None = None) -> AutoRun:
+        """Begin a run of *policy*, at most *most* drafts ahead. With *aside*, the large model alone, it may decide."""
+        return AutoRun(self, self.record(policy, options), most, aside)
 
 
 @dataclass(eq=False)
@@ -204,6 +221,7 @@ class AutoRun:
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
     _mark: float = 0.0  # when the last whole step was committed
     _tokens: int = 0  # of the step that is being completed
+    _length: int = 0  # tokens that were committed
 
     # Decide.
 
@@ -231,8 +249,7 @@ class AutoRun:
         if self.aside is None or (self.decided is not None and self.decided.index == index):
             return None
         record, auto = self.record, self.auto
-        spt = median_low(auto.large.values()) if auto.large.entries else None
-        estimate = record.estimate(spt, busy=auto.busy)
+        estimate = auto.estimate(record)
         mode, seconds, reason = decide(estimate, record.now, self.most)
         if record.now is None or record.now.choice != mode.choice:
             record.probed = record.steps
@@ -283,6 +300,8 @@ class AutoRun:
                 self._by_large.add(index)
             case Committed():
                 self._committed(at, event)
+            case Finished():
+                self._finished()
             case _:
                 pass
         if self._choice != "large":
@@ -304,6 +323,7 @@ class AutoRun:
         verdict = self._reading.verdicts.get(event.index, (at, None))[1]
         partial = isinstance(verdict, Rollback) and bool(verdict.keep) and verdict.chosen is None
         self._tokens += len(event.step.tokens)
+        self._length += len(event.step.tokens)
         if partial and self._choice != "large":
             return
         self.auto.steps += 1
@@ -317,6 +337,11 @@ class AutoRun:
             if self._choice == "method":
                 self.record.elapsed.add(self.auto.steps, (at - self._mark, self.decided.ahead))
         self._mark, self._tokens = at, 0
+
+    def _finished(self) -> None:
+        self.auto.ended += 1
+        self.record.ended = self.auto.ended
+        self.record.lengths.append(self._length)
 
     def _collect(self) -> None:
         """Move what the reading found into the record."""

@@ -62,12 +62,20 @@ class JudgeStatus:
     The current evidence about the judge.
 
     *calibration* is the calibration in force, and *drift* compares its grades with those since; *shadows* are the
-    shadow checks so far. Each is None if there is none.
+    shadow checks so far. Each is None if there is none. *alternatives* are the calibrations, with their drift, of the
+    other methods that runs may choose.
     """
 
     calibration: CalibrationStatus | None = None
     drift: Drift | None = None
     shadows: ShadowRecord | None = None
+    alternatives: tuple[tuple[CalibrationStatus, Drift], ...] = ()
+
+    @property
+    def drifts(self) -> Mapping[str, Drift]:
+        """The drift of every calibration by its policy."""
+        usual = {self.calibration.policy: self.drift} if self.calibration and self.drift else {}
+        return usual | {status.policy: drift for status, drift in self.alternatives}
 
     @property
     def as_json(self) -> dict[str, Any]:
@@ -75,6 +83,7 @@ class JudgeStatus:
             "promise": self.calibration and asdict(self.calibration),
             "drift": self.drift and _drift(self.drift),
             "shadows": self.shadows and _shadows(self.shadows),
+            "alternatives": [asdict(status) | {"drift": _drift(drift)} for status, drift in self.alternatives],
         }
 
 

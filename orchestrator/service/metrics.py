@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ..events import Adapted, Called, Decided, Event
+from ..events import Adapted, Called, Decided, Event, Selected
 from ..feedback.drift import Drift
 from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
@@ -42,7 +42,8 @@ class Metrics:
         speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance],
     ) -> None:
         self._unjudged = unjudged
-        self._judge_status, self._grades_before, self._shadows_before = judge_status, 0, ShadowRecord()
+        self._judge_status, self._shadows_before = judge_status, ShadowRecord()
+        self._grades_before: dict[str, int] = {}
         self._speculation, self._speculation_before = speculation, dict[str, Acceptance]()
         self.registry = registry = CollectorRegistry()
         labels = ("endpoint", "model")
@@ -80,6 +81,7 @@ class Metrics:
         self._depth = gauge("adapted_ahead", "Lookahead depth that adaptation has chosen.", "model")
         self._value = gauge("adapted_value", "Option value that adaptation has chosen.", "model", "option")
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
+        self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
         self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
         self._moved = gauge("grade_drift", "Share of grades in other bins than in the calibration.", "model")
@@ -99,8 +101,8 @@ class Metrics:
     def scrape(self) -> tuple[bytes, str]:
         """Return the metrics as text, and its content type."""
         status = self._judge_status()
-        if status.calibration is not None and status.drift is not None:
-            self._note_drift(status.calibration.policy, status.drift)
+        for policy, drift in status.drifts.items():
+            self._note_drift(policy, drift)
         if status.shadows is not None:
             self._count_shadows(status.shadows)
         for role, counts in self._speculation().items():
@@ -115,8 +117,8 @@ class Metrics:
         self._accepted_tokens.labels(role).inc(new.accepted)
 
     def _note_drift(self, model: str, drift: Drift) -> None:
-        self._graded.labels(model).inc(drift.live.n - self._grades_before)
-        self._grades_before = drift.live.n
+        self._graded.labels(model).inc(drift.live.n - self._grades_before.get(model, 0))
+        self._grades_before[model] = drift.live.n
         self._moved.labels(model).set(drift.moved)
         self._drifted.labels(model).set(drift.drifted)
 
@@ -153,6 +155,8 @@ class Metrics:
                     self._value.labels(request.model, option).set(value)
             case Decided(choice=choice):
                 self._decisions.labels(request.model, choice).inc()
+            case Selected(policy):
+                self._selections.labels(request.model, policy).inc()
             case _:
                 pass
 

@@ -71,7 +71,9 @@ RESPONSE = _object("id", "object", "created_at", "status", "model", "output", "u
 RESPONSES = _answers("The response, or its stream.", {**RESPONSE, **STREAM}, *MODEL_ERRORS) | _body("ResponsesRequest")
 LIVE = _answers("The events of the run.", STREAM, *MODEL_ERRORS) | _body("LiveRequest")
 LIVE_METHODS = _answers("The methods.", _object("default", "methods", "models"), 401)
-LIVE_TRUST = _answers("The current evidence about the judge.", _object("promise", "drift", "shadows"), 401)
+LIVE_TRUST = _answers(
+    "The current evidence about the judge.", _object("promise", "drift", "shadows", "alternatives"), 401
+)
 MODELS = _answers("The models.", _object("object", "data"), 401)
 MODEL = _answers("The model.", _object("id", "object", "created", "owned_by"), 401, 404)
 ALIVE = _answers("The process answers.", {})

@@ -157,9 +157,10 @@ def finish_reason(solution: Solution) -> str:
 
 def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
     """Return the field ``stepspec`` of one run."""
-    ledger = solution.ledger
+    ledger, selected = solution.ledger, solution.selected
     return {
-        "method": run_request.run.policy,
+        "method": selected.policy if selected else run_request.run.policy,
+        "selected": selected.reason if selected else None,
         "answer": solution.answer,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,

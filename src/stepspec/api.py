@@ -30,11 +30,12 @@ from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
-from stepspec.orchestrator.events import Event, Observer, Started
+from stepspec.orchestrator.events import Event, Observer, Selected, Started
 from stepspec.orchestrator.feedback.auto import Auto, AutoRun
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.feedback.learning import Learning, Learnings
 from stepspec.orchestrator.feedback.load import Load
+from stepspec.orchestrator.feedback.method_selection import MethodSelection
 from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowJudge, Shadows
 from stepspec.orchestrator.interfaces import AnsweredBy, Critic, EndedBy, Model, Policy, answered_by, ended_by
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
@@ -165,6 +166,8 @@ class Solver:
         self.critic = RewardModelEndpoint(settings.critic) if settings.critic else None
         self.large_load, self.auto = Load(), Auto()
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
+        self.alternatives = {each.policy: CalibrationMonitor(each.calibration) for each in settings.alternatives}
+        self._selection = MethodSelection(self.auto)
         self.shadows = Shadows(settings.shadow)
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
@@ -200,6 +203,7 @@ class Solver:
             stack.push_async_callback(self.shadows.close)
             if self.promise:
                 self.promise.warn_of_differences(self.conditions(self.settings.run))
+            self._check_alternatives()
             if self.settings.load == "adapt" or self.settings.auto:
                 await stack.enter_async_context(poll_queue(self.large, self._queue))
             await stack.enter_async_context(self.acceptance.polling())
@@ -291,13 +295,13 @@ class Solver:
         one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
         `ConfigurationError` for what is wrong.
         """
-        run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
+        run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
         chain = Chain.of(problem, StepEnds.of(run.delimiter))
         limits = run.budget.budget().fit(await context_room(chain, (self.small, self.large)))
         learning = self._learnings.of(run, limited="adapt" in run.model_fields_set)
-        promise = self.promise if self.promise and self.promise.covers(self.conditions(run)) else None
+        promise = self._promise(run)
         seeded = run.sampling.seeded()
         recorder = trace.Recorder(clock := clock or trace.Stopwatch())
         windows = AcceptanceWindows(self.acceptance, clock)
@@ -324,6 +328,8 @@ class Solver:
         auto = self._auto(models, run)
         names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
         watch(Started(chain.messages, run.policy, names, known))
+        if selected is not None:
+            watch(selected)
         if adapted is not None:
             watch(adapted)
         try:
@@ -375,6 +381,39 @@ class Solver:
 
     def _policy(self, models: Models, options: RunOptions) -> Policy:
         return models.policy(options.policy, options.options, lead=options.lead, ending=options.ending)
+
+    def _promise(self, run: RunOptions) -> CalibrationMonitor | None:
+        """The calibration that covers *run*, if any does."""
+        if self.promise is None:
+            return None
+        conditions = self.conditions(run)
+        return next((each for each in (self.promise, *self.alternatives.values()) if each.covers(conditions)), None)
+
+    def _select(self, run: RunOptions) -> tuple[RunOptions, Selected | None]:
+        """
+        Select the method of *run* among the settings' own and the alternatives, all calibrated for such runs.
+
+        Nothing is selected for a run without `auto`, or that no calibration covers. A method whose grades have drifted
+        is left out.
+        """
+        wanted = self.alternatives and run.auto and not run.adapt
+        if not (wanted and self.promise and self.promise.covers(self.conditions(run))):
+            return run, None
+        others = [each.of(run) for each in self.settings.alternatives]
+        sound = [each for each in others if (promise := self._promise(each)) and not promise.drift.drifted]
+        candidates = {each.policy: each for each in (run, *sound)}
+        records = {name: self.auto.record(name, each.options) for name, each in candidates.items()}
+        selected = self._selection.select(records, run.ahead)
+        return candidates[selected.policy], selected
+
+    def _check_alternatives(self) -> None:
+        """Raise `ConfigurationError` if the calibration of an alternative is for other runs than those of here."""
+        for each in self.settings.alternatives:
+            if differences := self.alternatives[each.policy].differences(self.conditions(each.of(self.settings.run))):
+                raise ConfigurationError(
+                    f"alternatives: what {each.policy} was calibrated for is not what runs here (other: "
+                    f"{', '.join(differences)}): run `stepspec calibrate` for it with these settings, or leave it out"
+                )
 
     def _auto(self, models: Models, options: RunOptions) -> AutoRun:
         """What reads the events of one run; it decides about the run if that is wanted, and there is a choice."""
@@ -493,6 +532,27 @@ def check_policies(settings: Settings) -> None:
     policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
     if isinstance(settings.small, NestedPair):
         check_nested_policies(settings.small.nested)
+    if settings.alternatives:
+        check_alternatives(settings)
+
+
+def check_alternatives(settings: Settings) -> None:
+    """Raise `ConfigurationError` if runs cannot choose among the alternatives of *settings*."""
+    if settings.calibration is None:
+        raise ConfigurationError(
+            f"alternatives: {settings.policy} is not calibrated itself: make its policy file with "
+            "`stepspec calibrate`, and name it with STEPSPEC_CONFIG"
+        )
+    if settings.adapt:
+        raise ConfigurationError("alternatives: with adapt, runs keep to one method: leave out one of the two settings")
+    names = [settings.policy, *(each.policy for each in settings.alternatives)]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigurationError(f"alternatives: {twice} is there twice: name every method once")
+    for each in settings.alternatives:
+        try:
+            policies.check(each.policy, each.options, has_critic=settings.critic is not None)
+        except ConfigurationError as exc:
+            raise ConfigurationError(f"alternatives: {exc}") from exc
 
 
 def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:

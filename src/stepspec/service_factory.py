@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.feedback.calibration_monitor import Calibration
 from stepspec.orchestrator.service.interfaces import CalibrationStatus, JudgeStatus, Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
 
@@ -121,6 +122,9 @@ def judge_status(solver: Solver) -> JudgeStatus:
     shadows = solver.shadows.record if chosen.shadow else None
     if watched is None or not watched.covers(solver.conditions(chosen.run)):
         return JudgeStatus(shadows=shadows)
-    made = watched.calibration
-    promise = CalibrationStatus(made.policy, made.option, made.value, made.max_loss, made.confidence)
-    return JudgeStatus(promise, watched.drift, shadows)
+    alternatives = tuple((_status(each.calibration), each.drift) for each in solver.alternatives.values())
+    return JudgeStatus(_status(watched.calibration), watched.drift, shadows, alternatives)
+
+
+def _status(made: Calibration) -> CalibrationStatus:
+    return CalibrationStatus(made.policy, made.option, made.value, made.max_loss, made.confidence)

@@ -8,9 +8,10 @@ Unknown keys are errors, in all three places.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias, cast
 
 from pydantic import BeforeValidator, Field, ValidationError
 from pydantic_settings import (
@@ -36,6 +37,7 @@ from stepspec.orchestrator.run_options import (
     Share,
     explain,
     refuse_retired,
+    run_options,
 )
 from stepspec.orchestrator.service.settings import ServiceSettings
 
@@ -53,15 +55,55 @@ def _for_role(role: Party) -> BeforeValidator:
     return BeforeValidator(lambda value: for_role(value, role))
 
 
+class Alternative(RunOptions):
+    """Another calibrated method, as a policy file of ``stepspec calibrate`` holds it."""
+
+    calibration: Calibration
+
+    def of(self, run: RunOptions) -> RunOptions:
+        """*run* by this method: the options that its calibration depends on are its own, as are those that it sets."""
+        arms = {name: option.calibrated for name, option in run_options().items() if option.arms}
+        own = {name for name, calibrated in arms.items() if calibrated or name in self.model_fields_set} - {"auto"}
+        return run.model_copy(update={name: getattr(self, name) for name in ("policy", "options", *sorted(own))})
+
+
+def _read_alternatives(value: Any) -> Any:
+    """Read the policy files among *value*, a list or a text with commas."""
+    if isinstance(value, str):
+        value = [item.strip() for item in value.split(",") if item.strip()]
+    if not isinstance(value, Sequence):
+        return value
+    return tuple(_read_alternative(each) for each in cast("Sequence[object]", value))
+
+
+def _read_alternative(value: object) -> object:
+    if not isinstance(value, str | Path):
+        return value
+    try:
+        content = tomllib.loads(Path(value).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{value} is not a policy file: {exc}") from exc
+    if "calibration" not in content:
+        raise ValueError(f"{value} has no table [calibration]: make a policy file with `stepspec calibrate`")
+    try:
+        return Alternative.model_validate(content)
+    except ValidationError as exc:
+        raise ValueError(f"{value}: {explain(exc, Alternative)}") from exc
+
+
+Alternatives: TypeAlias = Annotated[tuple[Alternative, ...], NoDecode, BeforeValidator(_read_alternatives)]
+
+
 class Settings(RunOptions, BaseSettings):
     """
     Everything a solver is configured with: the options of its runs, which a run may override, and what follows here.
 
     *small* and *large* are the endpoints of the two models; the small one may itself be a pair (`NestedPair`).
     *critic* is the reward model that some policies need. *service* is for ``stepspec serve`` alone. *calibration* says
-    which guarantee the options come with, so that a drift of the grades is noticed. The large model checks a share of
-    *shadow* of the accepted steps once more, which measures the judge and delays no run. The *session_header* holds one
-    value per run, so that a gateway keeps a chain on one server; "" sends none.
+    which guarantee the options come with, so that a drift of the grades is noticed. *alternatives* are the policy files
+    of further calibrated methods, among which runs with `auto` choose. The large model checks a share of *shadow* of
+    the accepted steps once more, which measures the judge and delays no run. The *session_header* holds one value per
+    run, so that a gateway keeps a chain on one server; "" sends none.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
@@ -71,6 +113,7 @@ class Settings(RunOptions, BaseSettings):
     critic: Annotated[CriticEndpoint | None, NoDecode, _for_role("critic")] = None
     service: ServiceSettings = ServiceSettings()
     calibration: Calibration | None = None
+    alternatives: Alternatives = ()
     shadow: Share = 0.0
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
 
@@ -114,6 +157,7 @@ class SettingsOverrides(RunOverrides, total=False):
     """The settings of a solver as keyword arguments, without its two models; *seed* is that of the sampling."""
 
     critic: str | CriticEndpoint | None
+    alternatives: Sequence[str | Path | Alternative] | None
     shadow: float | None
     sampling: Sampling | Mapping[str, Any] | None
     seed: int | None

@@ -31,6 +31,7 @@ from stepspec.orchestrator.events import (
     Lost,
     Moved,
     Repaired,
+    Selected,
     Speculated,
     Started,
 )
@@ -104,6 +105,9 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         st.booleans(),
         NUMBERS,
         NUMBERS,
+    ),
+    Selected: st.builds(
+        Selected, st.text(), st.lists(st.tuples(st.text(), SECONDS)).map(tuple), st.text(), st.booleans()
     ),
     Speculated: st.builds(
         Speculated,

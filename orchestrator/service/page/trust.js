@@ -3,10 +3,14 @@
 import { count, percent, plural } from "./element.js";
 
 // Each a sentence; a *bad* one needs somebody to do something.
-export function trustSentences({ promise, drift, shadows }) {
+export function trustSentences({ promise, drift, shadows, alternatives = [] }) {
   const sentences = [];
   if (promise) sentences.push({ name: "Calibrated", text: promised(promise), bad: false });
   if (drift) sentences.push(drifted(drift));
+  for (const each of alternatives) {
+    sentences.push({ name: "Calibrated as well", text: promised(each), bad: false });
+    if (each.drift.drifted) sentences.push(unselected(each));
+  }
   if (shadows) sentences.push({ name: "Shadow checks", text: checked(shadows), bad: false });
   return sentences;
 }
@@ -23,6 +27,14 @@ function drifted({ moved, grades, least, drifted: bad }) {
   const verdict = grades < least ? `nothing is concluded from fewer than ${count(least)}` : "no drift";
   return { name, text: `${change}: ${verdict}.`, bad };
 }
+
+const unselected = ({ policy, drift: { moved, grades } }) => ({
+  name: "Grades have drifted",
+  text:
+    `${percent(moved)} of ${count(grades)} fall into other bins than when ${policy} was calibrated. ` +
+    "It is not selected any more: run “stepspec calibrate” again.",
+  bad: true,
+});
 
 function checked({ checked: n, agreed, own_disputed, interval }) {
   if (!interval) return "none yet.";

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -23,15 +24,21 @@ Examples:
 
   stepspec serve --policy bild -o scale=step --ahead 3     # what `auto` means; both servers are in stepspec.toml
 
+  STEPSPEC_CONFIG=specreason.toml stepspec serve --alternative bild.toml   # both from `stepspec calibrate`
+
   stepspec serve --host 0.0.0.0 --key SECRET --log-format json
 """
 
 
-@with_run_flags("serve", before="shadow", help={"policy": "The method that `auto` means."})
+@with_run_flags("serve", before="alternative", help={"policy": "The method that `auto` means."})
 def serve(
     small: SmallUrl = None,
     large: LargeUrl = None,
     critic: CriticUrl = None,
+    alternative: Annotated[
+        list[Path] | None,
+        typer.Option(help="Policy file of another calibrated method that `auto` may choose; may be repeated."),
+    ] = None,
     shadow: Annotated[
         float | None,
         typer.Option(help="Share of the accepted steps that the large model checks in the background.", min=0, max=1),
@@ -94,6 +101,7 @@ def serve(
         small,
         large,
         critic=critic,
+        alternatives=alternative,
         shadow=shadow,
         **overrides,
     )

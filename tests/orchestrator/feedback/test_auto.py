@@ -9,7 +9,7 @@ import pytest
 
 from stepspec.orchestrator import Budget, Chain, Ledger, reason
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.events import Called, Committed, Decided, Drafted, Lost, Started
+from stepspec.orchestrator.events import Called, Committed, Decided, Drafted, Finished, Lost, Started
 from stepspec.orchestrator.feedback.adaptation import Costs
 from stepspec.orchestrator.feedback.auto import ASIDE, Auto, Estimate, Mode, decide
 from stepspec.orchestrator.feedback.drift import GradeWatch, Histogram
@@ -52,7 +52,12 @@ class World:
         return small, large
 
     def solve(
-        self, problem: int, arm: str = "auto", auto: Auto | None = None, budget: Budget | None = None
+        self,
+        problem: int,
+        arm: str = "auto",
+        auto: Auto | None = None,
+        budget: Budget | None = None,
+        name: str = "specreason",
     ) -> list[Moment]:
         """Run one problem: by the "method", the "large" model alone, or with *auto*; return the trace."""
         small, large = self.models(problem)
@@ -62,7 +67,7 @@ class World:
 
         async def main() -> list[Moment]:
             recorder = Recorder(Stopwatch())
-            deciding = auto.run("specreason", {}, AHEAD, aside) if auto is not None else None
+            deciding = auto.run(name, {}, AHEAD, aside) if auto is not None else None
 
             def observe(event: object) -> None:
                 if isinstance(event, Called) and event.first is not None:  # that of a scripted model has no token yet
@@ -76,6 +81,7 @@ class World:
             control = LookaheadControl(AHEAD, auto=deciding)
             policy = aside if arm == "large" else method
             await reason(policy, PROBLEM, ahead=control, spent=budget.spent, observe=observe)
+            observe(Finished("stop", "", recorder.moments[-1].at))
             return recorder.moments
 
         moments = run(main())[0]

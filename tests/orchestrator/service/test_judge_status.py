@@ -66,6 +66,23 @@ async def test_a_guarantee_is_shown_only_for_the_method_of_auto(chosen: dict[str
     assert not [name for name, _ in samples if "drift" in name]
 
 
+async def test_alternatives_have_their_guarantees_and_selections_are_counted(tmp_path: Path) -> None:
+    other = {**CALIBRATION, "policy": "bild", "option": "rollback", "value": 4.0}
+    lines = "".join(f"{key} = {json.dumps(value)}\n" for key, value in other.items())
+    (tmp_path / "bild.toml").write_text(f'policy = "bild"\noptions = {{rollback = 4.0}}\n[calibration]\n{lines}')
+    async with serving(options=OPTIONS, alternatives=["bild.toml"]) as served:
+        promise = engine_of(served).alternatives["bild"]
+        for place in range(LEAST):
+            promise(Judged(place, Step("So.", "small"), Accept(9.0)))
+        status = (await served.get("/live/trust")).json
+        await served.chat()
+        await served.chat(model="specreason")
+        samples = await metrics(served)
+    assert [(each["policy"], each["drift"]["drifted"]) for each in status["alternatives"]] == [("bild", True)]
+    assert found(samples, "grades_total", model="bild") == LEAST
+    assert found(samples, "selections_total", model="specreason", policy="specreason") == 1
+
+
 async def test_drift_is_measured() -> None:
     async with serving(options=OPTIONS) as served:
         judge(served, LEAST - 1)

@@ -56,6 +56,22 @@ def test_every_status_is_shown_with_its_numbers() -> None:
     ]
 
 
+def test_the_other_methods_that_may_be_selected_have_their_guarantees() -> None:
+    other = {**PROMISE, "policy": "bild", "option": "fallback", "value": 0.5, "max_loss": 0.02}
+    found = sentences(**TRUSTED, alternatives=[{**other, "drift": QUIET}, {**other, "drift": DRIFTED}])
+    promised = "bild with fallback 0.5 loses at most 2% of the problems to the large model, with 95% confidence."
+    assert [one for one in found if one not in sentences(**TRUSTED)] == [
+        ("Calibrated as well", promised, False),
+        ("Calibrated as well", promised, False),
+        (
+            "Grades have drifted",
+            "31% of 412 fall into other bins than when bild was calibrated. It is not selected any more: run "
+            "“stepspec calibrate” again.",
+            True,
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     ("drift", "name", "text"),
     [
