@@ -155,6 +155,8 @@ class Crowd:
     async def _keep_busy(self) -> None:
         for place, task in self._entries:
             await self._solve(place, task)
+            if self._error is not None:  # the next one may fail as soon as it begins, without ever waiting
+                return
 
     async def _arrive(self) -> None:
         began = self._now()

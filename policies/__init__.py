@@ -178,7 +178,12 @@ ELSEWHERE: Mapping[str, str] = {
 
 def options(name: str) -> Mapping[str, inspect.Parameter]:
     """The options of the policy called *name*, with their defaults and annotations."""
-    parameters = inspect.signature(_find(name).build).parameters
+    return _parameters(_find(name).build)
+
+
+@cache
+def _parameters(build: Callable[..., Policy]) -> Mapping[str, inspect.Parameter]:
+    parameters = inspect.signature(build).parameters
     return {key: value for key, value in parameters.items() if key not in NOT_OPTIONS}
 
 

@@ -339,9 +339,10 @@ class AutoRun:
         self._mark, self._tokens = at, 0
 
     def _finished(self) -> None:
-        self.auto.ended += 1
-        self.record.ended = self.auto.ended
-        self.record.lengths.append(self._length)
+        if self._length:
+            self.auto.ended += 1
+            self.record.ended = self.auto.ended
+            self.record.lengths.append(self._length)
 
     def _collect(self) -> None:
         """Move what the reading found into the record."""

@@ -70,7 +70,7 @@ class Drift:
     The *live* grades compared with the *calibrated* ones.
 
     They have drifted if both are unlikely to come from one source and the difference is large enough to matter: *moved*
-    is the share of the grades that fell into other bins.
+    is the share of the grades that fell into other bins, 0 while there are none on either side.
     """
 
     calibrated: Histogram
@@ -78,8 +78,10 @@ class Drift:
 
     @property
     def moved(self) -> float:
-        shares = zip(self.calibrated.counts, self.live.counts, strict=True)
-        return sum(abs(x / self.calibrated.n - y / self.live.n) for x, y in shares) / 2 if self.live.n else 0.0
+        before, now = self.calibrated.n, self.live.n
+        if not (before and now):
+            return 0.0
+        return sum(abs(x / before - y / now) for x, y in zip(self.calibrated.counts, self.live.counts, strict=True)) / 2
 
     @property
     def drifted(self) -> bool:

@@ -26,6 +26,7 @@ from stepspec.evals.crowd import (
     Crowd,
     Deployment,
     Load,
+    Timing,
     Workload,
     attempt,
     cpu_seconds,
@@ -165,6 +166,15 @@ def test_without_a_warm_up_the_counted_problems_begin_at_once_beside_others() ->
     block, _ = run(crowd.run())
     assert (block.seconds, block.took, solver.most) == (2.0, 2.0, 3)
     assert block_of(PacedSolver(), Load(concurrency=3)).took == 6.0  # two before the counted ones
+
+
+@pytest.mark.parametrize("load", [Load(concurrency=2), Load(rate=2.0)])
+def test_an_error_that_comes_without_waiting_ends_the_block(load: Load) -> None:
+    async def broken(task: Task, seed: int) -> Timing:
+        raise ValueError(task.problem)
+
+    with pytest.raises(ValueError, match="other"):
+        run(Crowd(load, TASKS[:2], OTHERS, broken, 3, 0).run())
 
 
 def test_an_open_loop_starts_problems_as_they_arrive() -> None:

@@ -69,6 +69,11 @@ def test_few_grades_cause_no_warning() -> None:
     assert not Drift(calibrated, Histogram((5.0,), (0, 0))).drifted
 
 
+def test_without_calibrated_grades_nothing_drifts() -> None:
+    drift = Drift(Histogram((), (0,)), Histogram((), (LEAST,)))
+    assert (drift.moved, drift.drifted) == (0.0, False)
+
+
 def test_other_bins_cannot_be_compared() -> None:
     with pytest.raises(ConfigurationError, match="different bins"):
         surprise(Histogram((1.0,), (1, 1)), Histogram((2.0,), (1, 1)))
