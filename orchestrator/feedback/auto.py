@@ -116,13 +116,23 @@ def decide(estimate: Estimate, now: Mode | None, most: int) -> tuple[Mode, dict[
     return modes[best], known, reason + (", the large model has a queue" if estimate.busy else "")
 
 
+@dataclass(frozen=True, slots=True)
+class FinishedRun:
+    """What a run took; *number* is that of the runs of its solver that had finished by then."""
+
+    number: int
+    seconds: float
+    tokens: int
+    steps: int
+
+
 @dataclass(eq=False)
 class Record:
     """
     What the runs of one method with its options measured, and which mode they are in.
 
     *steps* counts the steps of the runs that decide, and *probed* is their number at the last probe or change of mode.
-    *lengths* are the tokens of the last runs that finished, and *ended* is the solver's number of them at the last one.
+    *runs* are the last ones that finished.
     """
 
     drafts: Recent[float] = field(default_factory=Recent[float])
@@ -131,8 +141,7 @@ class Record:
     accepted: Recent[bool] = field(default_factory=Recent[bool])
     elapsed: Recent[tuple[float, int]] = field(default_factory=Recent[tuple[float, int]])
     tokens: Recent[int] = field(default_factory=Recent[int])
-    lengths: deque[int] = field(default_factory=lambda: deque[int](maxlen=SPAN))
-    ended: int = 0
+    runs: deque[FinishedRun] = field(default_factory=lambda: deque[FinishedRun](maxlen=SPAN))
     now: Mode | None = None
     steps: int = 0
     probed: int = 0
@@ -221,7 +230,9 @@ class AutoRun:
     _by_large: set[int] = field(default_factory=set[int])  # the steps that the large model drafted
     _mark: float = 0.0  # when the last whole step was committed
     _tokens: int = 0  # of the step that is being completed
+    _began: float = 0.0
     _length: int = 0  # tokens that were committed
+    _steps: int = 0  # with these tokens
 
     # Decide.
 
@@ -291,7 +302,7 @@ class AutoRun:
         at, event = round(moment.at, 6), moment.event
         match event:
             case Started():
-                self._mark = at
+                self._mark = self._began = at
             case Decided(choice=choice):
                 self._begin(at, choice)
             case Called():
@@ -301,7 +312,7 @@ class AutoRun:
             case Committed():
                 self._committed(at, event)
             case Finished():
-                self._finished()
+                self._finished(at)
             case _:
                 pass
         if self._choice != "large":
@@ -324,6 +335,7 @@ class AutoRun:
         partial = isinstance(verdict, Rollback) and bool(verdict.keep) and verdict.chosen is None
         self._tokens += len(event.step.tokens)
         self._length += len(event.step.tokens)
+        self._steps += 1
         if partial and self._choice != "large":
             return
         self.auto.steps += 1
@@ -338,11 +350,10 @@ class AutoRun:
                 self.record.elapsed.add(self.auto.steps, (at - self._mark, self.decided.ahead))
         self._mark, self._tokens = at, 0
 
-    def _finished(self) -> None:
+    def _finished(self, at: float) -> None:
         if self._length:
             self.auto.ended += 1
-            self.record.ended = self.auto.ended
-            self.record.lengths.append(self._length)
+            self.record.runs.append(FinishedRun(self.auto.ended, at - self._began, self._length, self._steps))
 
     def _collect(self) -> None:
         """Move what the reading found into the record."""

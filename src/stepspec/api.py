@@ -403,7 +403,7 @@ class Solver:
         sound = [each for each in others if (promise := self._promise(each)) and not promise.drift.drifted]
         candidates = {each.policy: each for each in (run, *sound)}
         records = {name: self.auto.record(name, each.options) for name, each in candidates.items()}
-        selected = self._selection.select(records, run.ahead)
+        selected = self._selection.select(records)
         return candidates[selected.policy], selected
 
     def _check_alternatives(self) -> None:

@@ -13,7 +13,7 @@ from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.feedback.method_selection import FIRST
+from stepspec.orchestrator.feedback.method_selection import FIRST, LONGEST
 from stepspec.orchestrator.toml import document
 
 from .conftest import Pair
@@ -56,9 +56,9 @@ async def test_runs_select_among_two_policy_files(
     assert all(selected)
     assert other.selected is None
     policies = [each.policy for each in selected if each]
-    assert policies[: FIRST + 1] == ["specreason"] * FIRST + ["bild"]
+    assert policies[: FIRST + LONGEST] == ["specreason"] * FIRST + ["bild"] * LONGEST
     assert sorted(event.policy for event in events if isinstance(event, Started)) == sorted(policies)
-    probe, after = selected[FIRST], selected[FIRST + 1]
+    probe, after = selected[FIRST], selected[FIRST + LONGEST]
     assert probe is not None
     assert probe.probe
     assert after is not None

@@ -15,13 +15,14 @@ from stepspec.orchestrator.feedback.method_selection import (
     FIRST,
     FRESH,
     LEAST,
+    LONGEST,
     MethodSelection,
     Pace,
     relative_length,
     select,
 )
 
-from .test_auto import AHEAD, World
+from .test_auto import World
 
 WORLD = World(steps=8)
 SLOWER = replace(WORLD, small=0.2)
@@ -41,7 +42,7 @@ class Runs:
     def solve(self, problems: Sequence[int]) -> None:
         for problem in problems:
             records = {name: self.auto.record(name, {}) for name in self.now}
-            selected = self.selection.select(records, AHEAD)
+            selected = self.selection.select(records)
             moments = self.now[selected.policy].solve(problem, "auto", self.auto, name=selected.policy)
             self.selected.append(selected)
             self.seconds.append(moments[-1].at)
@@ -69,28 +70,34 @@ def test_runs_take_at_most_a_twentieth_longer_than_by_the_best_method(names: tup
 def test_before_anything_is_known_the_first_method_is_used_and_then_each_other_one_probed() -> None:
     runs = Runs({name: WORLDS[name] for name in ("usual", "slower", "third")})
     runs.solve(range(3 * FIRST))
-    assert runs.probes == [FIRST, 2 * FIRST]
-    assert [runs.selected[place].policy for place in runs.probes] == ["slower", "third"]
+    assert runs.probes == [*range(FIRST, FIRST + LONGEST), *range(2 * FIRST, 2 * FIRST + LONGEST)]  # chains of 8 steps
+    assert [runs.selected[place].policy for place in runs.probes] == ["slower"] * LONGEST + ["third"] * LONGEST
     assert runs.selected[0] == Selected("usual", reason="the pace of usual is not known yet")
     assert all(event.policy == "usual" for event in runs.selected if not event.probe)
 
 
 def test_probes_are_a_fiftieth_of_the_runs_and_rarer_the_more_they_cost() -> None:
     few = Runs({name: WORLDS[name] for name in ("usual", "slower")})
-    few.solve(range(120))
-    assert few.probes == [FIRST, FIRST + 50, FIRST + 100]
+    few.solve(range(420))
+    assert few.probes == [FIRST + at + run for at in (0, 203, 406) for run in range(LONGEST)]
     # A slow method steps aside, and is as slow as the large model alone.
     costly = Runs({name: WORLDS[name] for name in ("usual", "slow")})
-    costly.solve(range(120))
+    costly.solve(range(420))
     assert costly.probes[0] == FIRST
     assert len(costly.probes) < len(few.probes)
+
+
+def test_one_run_of_a_long_chain_is_a_probe() -> None:
+    runs = Runs({"usual": replace(WORLD, steps=40), "slower": replace(SLOWER, steps=40)})
+    runs.solve(range(FIRST + 53))
+    assert runs.probes == [FIRST, FIRST + 50]
 
 
 def test_a_method_that_gets_faster_is_found_by_a_probe() -> None:
     runs = Runs({"usual": WORLD, "slower": SLOWER})
     runs.solve(range(70))
     runs.now = {"usual": replace(WORLD, small=0.4), "slower": WORLD}
-    runs.solve(range(70, 70 + 60))
+    runs.solve(range(70, 240))
     assert {event.policy for event in runs.selected[-5:]} == {"slower"}
     last = runs.selected[-1]
     assert last.reason.startswith("slower: ")
@@ -106,9 +113,9 @@ def test_the_same_events_give_the_same_selections() -> None:
 
 def test_what_is_known_of_a_method_is_compared_until_others_have_ended_runs() -> None:
     runs = Runs({"usual": WORLD, "slower": SLOWER})
-    runs.solve(range(FIRST + FRESH + 2))
+    runs.solve(range(40))
     compared = [place for place, event in enumerate(runs.selected) if "slower" in dict(event.seconds)]
-    assert compared == list(range(FIRST + 1, FIRST + 1 + FRESH))
+    assert compared == list(range(FIRST + 1, FIRST + LONGEST + FRESH))
 
 
 def test_a_method_that_is_not_offered_any_more_is_left() -> None:
@@ -133,7 +140,6 @@ def lengths(mean: float, count: int = SPAN, spread: float = 0.5) -> tuple[int, .
         (lengths(3000), lengths(1000), 3.0),
         (lengths(500), lengths(1000), 0.5),
         (lengths(3000, LEAST - 1), lengths(1000), 1.0),
-        ((*lengths(3000), 0), lengths(1000), 3.0),
         ((), (), 1.0),
     ],
 )
