@@ -95,5 +95,5 @@ async def test_the_service_answers_its_probes(probed: set[str], bare: pytest.Mon
     async with serving() as served:
         for path in probed:
             assert (await served.get(path)).status == 200
-            assert await health(served.base + path) == (0, "")
+            assert await health("--wait", "30", served.base + path) == (0, "")
     assert (await health(served.base + "/health/liveness"))[0] == 1
