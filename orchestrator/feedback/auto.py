@@ -206,11 +206,6 @@ class Auto:
             self._records[key] = Record()
         return self._records[key]
 
-    def estimate(self, record: Record) -> Estimate:
-        """What is to be expected by a *record* now."""
-        seconds_per_token = median_low(self.large.values()) if self.large.entries else None
-        return record.estimate(seconds_per_token, busy=self.busy)
-
     def run(self, policy: str, options: Mapping[str, Any], most: int, aside: Policy | None = None) -> AutoRun:
         """Begin a run of *policy*, at most *most* drafts ahead. With *aside*, the large model alone, it may decide."""
         return AutoRun(self, self.record(policy, options), most, aside)
@@ -260,7 +255,8 @@ class AutoRun:
         if self.aside is None or (self.decided is not None and self.decided.index == index):
             return None
         record, auto = self.record, self.auto
-        estimate = auto.estimate(record)
+        spt = median_low(auto.large.values()) if auto.large.entries else None
+        estimate = record.estimate(spt, busy=auto.busy)
         mode, seconds, reason = decide(estimate, record.now, self.most)
         if record.now is None or record.now.choice != mode.choice:
             record.probed = record.steps

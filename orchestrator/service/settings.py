@@ -24,7 +24,7 @@ Thinking: TypeAlias = Literal["both", "reasoning", "reasoning_content", "content
 """Where a reply has the thinking: in both fields, in one of them, in the content between <think> tags, or nowhere."""
 
 
-def _listed(value: Any) -> Any:
+def listed(value: Any) -> Any:
     """Split a text at its commas."""
     return [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
 
@@ -35,8 +35,8 @@ def _rooted(path: str) -> str:
     return path.rstrip("/")
 
 
-Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(_listed)]
-Words: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)]
+Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(listed)]
+Words: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed)]
 
 
 class Scaling(BaseModel):

@@ -399,9 +399,11 @@ class Solver:
         wanted = self.alternatives and run.auto and not run.adapt
         if not (wanted and self.promise and self.promise.covers(self.conditions(run))):
             return run, None
-        others = [each.of(run) for each in self.settings.alternatives]
-        sound = [each for each in others if (promise := self._promise(each)) and not promise.drift.drifted]
-        candidates = {each.policy: each for each in (run, *sound)}
+        candidates = {run.policy: run}
+        for each in self.settings.alternatives:
+            other, promise = each.of(run), self.alternatives[each.policy]
+            if promise.covers(self.conditions(other)) and not promise.drift.drifted:
+                candidates[each.policy] = other
         records = {name: self.auto.record(name, each.options) for name, each in candidates.items()}
         selected = self._selection.select(records)
         return candidates[selected.policy], selected

@@ -39,7 +39,7 @@ from stepspec.orchestrator.run_options import (
     refuse_retired,
     run_options,
 )
-from stepspec.orchestrator.service.settings import ServiceSettings
+from stepspec.orchestrator.service.settings import ServiceSettings, listed
 
 from . import policies
 
@@ -69,11 +69,10 @@ class Alternative(RunOptions):
 
 def _read_alternatives(value: Any) -> Any:
     """Read the policy files among *value*, a list or a text with commas."""
-    if isinstance(value, str):
-        value = [item.strip() for item in value.split(",") if item.strip()]
-    if not isinstance(value, Sequence):
-        return value
-    return tuple(_read_alternative(each) for each in cast("Sequence[object]", value))
+    items = listed(value)
+    if not isinstance(items, Sequence):
+        return items
+    return tuple(_read_alternative(each) for each in cast("Sequence[object]", items))
 
 
 def _read_alternative(value: object) -> object:

@@ -19,20 +19,22 @@ const promised = ({ policy, option, value, max_loss, confidence }) =>
   `${policy} with ${option} ${value} loses at most ${share(max_loss)} of the problems to the large model, ` +
   `with ${share(confidence)} confidence.`;
 
-function drifted({ moved, grades, least, drifted: bad }) {
+const movedGrades = (method, { moved, grades }) =>
+  `${percent(moved)} of ${count(grades)} fall into other bins than when ${method} was calibrated`;
+
+function drifted(drift) {
+  const { grades, least, drifted: bad } = drift;
   const name = bad ? "Grades have drifted" : "Grades since";
   if (grades === 0) return { name, text: "none yet.", bad };
-  const change = `${percent(moved)} of ${count(grades)} fall into other bins than when it was calibrated`;
+  const change = movedGrades("it", drift);
   if (bad) return { name, text: `${change}. The promise may not hold: run “stepspec calibrate” again.`, bad };
   const verdict = grades < least ? `nothing is concluded from fewer than ${count(least)}` : "no drift";
   return { name, text: `${change}: ${verdict}.`, bad };
 }
 
-const unselected = ({ policy, drift: { moved, grades } }) => ({
+const unselected = ({ policy, drift }) => ({
   name: "Grades have drifted",
-  text:
-    `${percent(moved)} of ${count(grades)} fall into other bins than when ${policy} was calibrated. ` +
-    "It is not selected any more: run “stepspec calibrate” again.",
+  text: `${movedGrades(policy, drift)}. It is not selected any more: run “stepspec calibrate” again.`,
   bad: true,
 });
 
