@@ -93,7 +93,7 @@ def _from_file(path: Path) -> Arm:
     """Read the policy and the run options from a settings file; other settings, such as URLs, are ignored."""
     settings = _settings(path)
     for name in set(RETIRED) & set(settings):
-        refuse_retired(f"{path}: {name}", settings[name])
+        refuse_retired(name, settings[name], f"{path}: {name}")
     options = {name: settings[name] for name in arm_options() if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
 
@@ -117,7 +117,7 @@ def control(name: str, methods: Sequence[Arm]) -> Arm:
     """A control that accepts steps at random, as often as the arm *name* does, and is like that arm otherwise."""
     for method in methods:
         if method.name == name:
-            built = policies.METHODS[method.policy].build
+            built = policies.METHODS.find(method.policy).source
             run = method.run.with_overrides(
                 {
                     "policy": CONTROL,

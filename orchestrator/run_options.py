@@ -27,9 +27,10 @@ from pydantic import (
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from .budget import Budget
+from .early_stopping import StopRuleFactory
 from .endpoints.settings import Sampling
 from .errors import ConfigurationError, near
-from .interfaces import AnsweredBy, EndedBy
+from .interfaces import AnsweredBy, EndedBy, PolicyFactory
 from .step_ends import BLANK_LINE, StepEnds
 
 LoadMode: TypeAlias = Literal["adapt", "ignore"]
@@ -83,19 +84,29 @@ class RunOption:
     calibrated: bool = True
 
 
-RETIRED = ("plan", "give_up")  # options that showed no gain; files of older versions name them
+_NO_GAIN = (
+    "this option is retired, because it showed no gain: remove it, and run `stepspec calibrate` again for a policy "
+    "file that was made with it"
+)
+RETIRED: Mapping[str, str] = {
+    "plan": _NO_GAIN,
+    "give_up": _NO_GAIN,
+    "early_exit": 'this option is now stop_rule = "trial-answer": write that instead',
+}
+"""Switches that files of older versions name, and what to do where one is on."""
 _SWITCH = TypeAdapter(bool)
 log = logging.getLogger("stepspec")
 
 
-def refuse_retired(name: str, value: object) -> None:
-    """Raise `ConfigurationError` if *value* switches the retired option *name* on, and log a note if it does not."""
+def refuse_retired(name: str, value: object, where: str = "") -> None:
+    """
+    Raise `ConfigurationError` if *value* switches the retired option *name* on, and log a note if it does not.
+
+    Messages call it *where*, by default by its name.
+    """
     if is_on(value):
-        raise ConfigurationError(
-            f"{name}: this option is retired, because it showed no gain: remove it, and run `stepspec calibrate` again "
-            "for a policy file that was made with it"
-        )
-    log.warning("%s: this option is retired, and switching it off has no effect: remove it", name)
+        raise ConfigurationError(f"{where or name}: {RETIRED[name]}")
+    log.warning("%s: this option is retired, and switching it off has no effect: remove it", where or name)
 
 
 def is_on(value: object) -> bool:
@@ -182,7 +193,10 @@ class RunOptions(BaseModel):
             "Who writes the answer: large, small or method (drafts and verdicts go on); by default as in the paper."
         ),
     ] = None
-    early_exit: Annotated[bool, RunOption("End the thinking once a trial answer is sure.")] = False
+    stop_rule: Annotated[
+        str | None,
+        RunOption("A rule that may end the thinking early, such as trial-answer: once a trial answer is sure."),
+    ] = None
     sure_bets: Annotated[
         bool, RunOption("Work ahead only of drafts that are likely to be accepted.", calibrated=False)
     ] = False
@@ -271,7 +285,7 @@ class RunOverrides(TypedDict, total=False):
     An option that is absent, or None, keeps its value.
     """
 
-    policy: str | None
+    policy: str | PolicyFactory | None
     options: Mapping[str, Any] | None
     ahead: int | None
     hedge: float | None
@@ -280,7 +294,7 @@ class RunOverrides(TypedDict, total=False):
     lead: int | None
     ending: EndedBy | None
     answer: AnsweredBy | None
-    early_exit: bool | None
+    stop_rule: str | StopRuleFactory | None
     sure_bets: bool | None
     adapt: float | None
     delimiter: Delimiter | None

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -23,10 +23,11 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from stepspec.orchestrator import early_stopping
 from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError, near
-from stepspec.orchestrator.feedback.calibration_monitor import Calibration
+from stepspec.orchestrator.feedback.calibration_monitor import PROMPTS, Calibration
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
 from stepspec.orchestrator.run_options import (
@@ -41,11 +42,13 @@ from stepspec.orchestrator.run_options import (
 )
 from stepspec.orchestrator.service.settings import ServiceSettings, listed
 
-from . import policies
+from . import policies, prompts
+from .prompts import PromptFile
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
+HASH = 16  # characters of a prompt's hash in a policy file
 
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
@@ -90,6 +93,14 @@ def _read_alternative(value: object) -> object:
         raise ValueError(f"{value}: {explain(exc, Alternative)}") from exc
 
 
+def _read_prompts(folder: Path) -> Path:
+    """Check that the prompts of *folder* replace known ones, those of plugins included."""
+    len(policies.METHODS)  # loads the plugins
+    prompts.read_folder(folder)
+    return folder
+
+
+PromptsFolder: TypeAlias = Annotated[Path, AfterValidator(_read_prompts)]
 Alternatives: TypeAlias = Annotated[tuple[Alternative, ...], NoDecode, BeforeValidator(_read_alternatives)]
 
 
@@ -102,7 +113,8 @@ class Settings(RunOptions, BaseSettings):
     which guarantee the options come with, so that a drift of the grades is noticed. *alternatives* are the policy files
     of further calibrated methods, among which runs with `auto` choose. The large model checks a share of *shadow* of
     the accepted steps once more, which measures the judge and delays no run. The *session_header* holds one value per
-    run, so that a gateway keeps a chain on one server; "" sends none.
+    run, so that a gateway keeps a chain on one server; "" sends none. *prompts_dir* is a folder of prompts that replace
+    those of the same names.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
@@ -115,6 +127,7 @@ class Settings(RunOptions, BaseSettings):
     alternatives: Alternatives = ()
     shadow: Share = 0.0
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
+    prompts_dir: PromptsFolder | None = None
 
     @classmethod
     def settings_customise_sources(
@@ -129,9 +142,15 @@ class Settings(RunOptions, BaseSettings):
         """The options of a run that overrides none."""
         return RunOptions.model_construct(set(), **{name: getattr(self, name) for name in RunOptions.model_fields})
 
+    @property
+    def prompts(self) -> Mapping[str, PromptFile]:
+        """The prompts of *prompts_dir*, by the names of those that they replace."""
+        return prompts.read_folder(self.prompts_dir) if self.prompts_dir else {}
+
     def conditions(self) -> dict[str, Any]:
         """The values that a calibration of these settings depends on; see `conditions`."""
-        return conditions(self)
+        with prompts.replacing(self.prompts):
+            return conditions(self)
 
     def turned(self, places: int) -> Self:
         """The same, for one of several that begin at the same time: with other servers of each model first."""
@@ -143,13 +162,17 @@ def conditions(run: RunOptions) -> dict[str, Any]:
     """
     The values of *run* that a calibration depends on, in addition to the policy and the models; as values of TOML.
 
-    Defaults of the policy are filled in, so that a default that changes is noticed.
+    Defaults of the policy are filled in, so that a default that changes is noticed. The prompts that decide what the
+    policy does are there by their hashes.
     """
-    build = policies.METHODS[run.policy].build
-    roles = {"ending": run.ending or ended_by(build), "answer": run.answer or answered_by(build)}
+    method = policies.METHODS.find(run.policy)
+    roles = {"ending": run.ending or ended_by(method.source), "answer": run.answer or answered_by(method.source)}
+    known = prompts.known()
+    names = (*method.prompts, *([policies.COMPLETE.name] if roles["ending"] == "judge" else []))
+    texts = {PROMPTS: {name: known[name].sha256[:HASH] for name in sorted(names)}} if names else {}
     options = {**policies.defaults(run.policy), **run.options}
     set_options = {name: value for name, value in options.items() if value is not None}
-    return run.calibrated() | roles | {"options": set_options}
+    return run.calibrated() | roles | {"options": set_options} | texts
 
 
 class SettingsOverrides(RunOverrides, total=False):
@@ -161,6 +184,13 @@ class SettingsOverrides(RunOverrides, total=False):
     sampling: Sampling | Mapping[str, Any] | None
     seed: int | None
     budget: Limits | Mapping[str, Any] | None
+    prompts_dir: str | Path | None
+
+
+def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *overrides* with a policy and a stop rule that are classes or functions as the names to choose them by."""
+    named = {"policy": policies.named, "stop_rule": early_stopping.named}
+    return {name: named[name](value) if name in named and value else value for name, value in overrides.items()}
 
 
 def load(*, seed: int | None = None, **overrides: Any) -> Settings:
@@ -171,7 +201,7 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     """
     _refuse_unknown_variables()
     try:
-        settings = Settings(**{name: value for name, value in overrides.items() if value is not None})
+        settings = Settings(**{name: value for name, value in by_name(overrides).items() if value is not None})
     except ValidationError as exc:
         raise explain(exc, Settings, hidden=TAGS) from exc
     except (SettingsError, ValueError, OSError) as exc:  # a variable that is no JSON, a file that is no TOML
@@ -190,10 +220,10 @@ def _file() -> Path | None:
 
 def _refuse_unknown_variables() -> None:
     known = {f"{PREFIX}{field}".upper() for field in Settings.model_fields} | {CONFIG}
-    retired = {f"{PREFIX}{name}".upper() for name in RETIRED}
+    retired = {f"{PREFIX}{name}".upper(): name for name in RETIRED}
     for variable, value in os.environ.items():
         if variable.upper() in retired:
-            refuse_retired(variable, value)
+            refuse_retired(retired[variable.upper()], value, variable)
         elif variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in known:
             meant = near(variable.upper(), known) or f"; known: {sorted(known)}"
             raise ConfigurationError(f"unknown setting {variable}{meant}")
