@@ -38,9 +38,7 @@ def read_benchmark(name: str, value: object) -> Benchmark:
         raise ConfigurationError(f"{value!r} is no Benchmark")
     sources = [bool(value.source), value.file is not None, value.made is not None]
     if sum(sources) != 1:
-        raise ConfigurationError(
-            f"{name} needs exactly one of a source, a file, and a function that makes its problems"
-        )
+        raise ConfigurationError(f"{name} needs one of a source, a file and a function that makes its problems")
     if value.metric not in METRICS:
         raise ConfigurationError(f"{name}: there is no metric {value.metric!r}; the metrics: {', '.join(METRICS)}")
     if value.prompt is not None and value.prompt not in prompts.known():

@@ -20,9 +20,10 @@ class Benchmark:
     """
     A set of problems with their true answers.
 
-    *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source is read from a *file*,
-    JSONL or Parquet, or *made* from a seed and a number of problems. *read* makes a task of a row, which has at least these *columns*, and the seed.
-    *prompt* names the template that every problem is put into, for all arms alike; without one it stands alone.
+    *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source is read from a
+    *file*, JSONL or Parquet, or *made* from a seed and a number of problems. *read* makes a task of a row, which has at
+    least these *columns*, and the seed. *prompt* names the template that every problem is put into, for all arms alike;
+    without one it stands alone.
     """
 
     name: str

@@ -166,7 +166,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_a_guess() -> None:
-    with pytest.raises(ConfigurationError, match=r"\(did you mean 'math500'\?\); there are math500, gsm8k"):
+    with pytest.raises(ConfigurationError, match=r"\(did you mean 'math500'\?\); the benchmarks: math500, gsm8k"):
         find("math-50")
 
 
