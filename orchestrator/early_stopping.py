@@ -14,7 +14,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, cast
 
 from .answer import boxed, close
 from .chain import Chain, Step
@@ -162,7 +162,7 @@ def read_stop_rule(name: str, value: object) -> StopRuleFactory:
         inspect.signature(value).bind(None)
     except TypeError as exc:
         raise ConfigurationError(f"{name} has to take one argument, the large model: {exc}") from exc
-    return value
+    return cast("StopRuleFactory", value)
 
 
 BUILT_IN: Mapping[str, StopRuleFactory] = {"trial-answer": TrialAnswer}

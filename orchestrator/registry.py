@@ -78,14 +78,14 @@ class Registry(Mapping[str, T], Generic[T]):
             f"there is no {self.kind} {name!r}{near(name, self)}; the {self.kinds}: {', '.join(self)}"
         )
 
-    def add(self, value: object) -> str:
+    def add(self, value: object, name: str | None = None) -> str:
         """
-        Add what *value* builds for the rest of the process, and return the name to choose it by.
+        Add what is made of *value* for the rest of the process, and return the name to choose it by.
 
-        That is the name of the class or function, followed by a number if another entry has it: no name ever changes
-        its meaning. Raise `ConfigurationError` for what cannot be an entry, or has no name, as a lambda.
+        That is *name*, by default that of the class or function, followed by a number if another entry has it: no name
+        ever changes its meaning. Raise `ConfigurationError` for what cannot be an entry, or has no name, as a lambda.
         """
-        name, count = name_of(value), 1
+        name, count = name or name_of(value), 1
         entry = self._read(name, value)
         if not NAME.fullmatch(name):
             raise ConfigurationError(f"a {self.kind} has to have a name: write {value!r} as a class or a function")

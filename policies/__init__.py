@@ -164,9 +164,9 @@ ELSEWHERE: Mapping[str, str] = {
 }
 
 
-def named(policy: str | PolicyFactory | Method) -> str:
+def named(policy: str | PolicyFactory) -> str:
     """
-    Return the name to choose *policy* by. A class, a function or a `Method` is added to `METHODS` under its own name.
+    Return the name to choose *policy* by; a class or a function is added to `METHODS` under its own name.
 
     Raise `ConfigurationError` if it cannot build a policy.
     """

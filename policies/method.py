@@ -103,7 +103,7 @@ def read_method(name: str, value: object) -> Method:
     """
     if not (callable(value) or isinstance(value, Method)):
         raise ConfigurationError(f"{value!r} is neither a policy's class, nor a function that builds one, nor a Method")
-    method = value if isinstance(value, Method) else Method(value)
+    method = value if isinstance(value, Method) else Method(cast("PolicyFactory", value))
     build = method.build
     if isinstance(build, type) and (missing := [part for part in PARTS if not hasattr(build, part)]):
         raise ConfigurationError(f"{name} is no policy: it has no {', '.join(missing)}")
