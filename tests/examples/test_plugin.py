@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -158,3 +159,15 @@ def test_a_broken_plugin_is_named_and_disturbs_nothing_else(site: Path, tmp_path
 def test_the_entry_points_of_its_project_file_are_those_that_stepspec_reads() -> None:
     project: dict[str, Any] = tomllib.loads((PLUGIN / "pyproject.toml").read_text())["project"]
     assert set(project["entry-points"]) == {"stepspec.policies", "stepspec.stop_rules", "stepspec.benchmarks"}
+
+
+def test_the_code_in_the_documents_is_that_of_the_example() -> None:
+    page = (ROOT / "docs" / "extend.md").read_text()
+    sources = [path.read_text() for path in [PLUGIN / "pyproject.toml", *sorted(PLUGIN.rglob("*.py"))]]
+    blocks = re.findall(r"^```(?:python|toml)\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    shown = [block for block in blocks if any(block in source for source in sources)]
+    assert len(shown) == 5
+    assert [block.splitlines()[0] for block in blocks if block not in shown] == [
+        "from functools import partial",
+        'prompts_dir = "my-prompts"    # my-prompts/specreason.grade.txt replaces the question of SpecReason',
+    ]
