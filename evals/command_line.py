@@ -36,6 +36,7 @@ RENAMED: Mapping[str, str] = {
 }
 """Flags of earlier versions with their names of today."""
 
+_NAME = re.compile(r"[a-z_]+")
 _ASSIGNMENT = re.compile(r"[a-z_]+=", re.DOTALL)
 
 
@@ -58,6 +59,12 @@ class Command(TyperCommand):
             if today in known and flag not in known:
                 Console(stderr=True).print(f"{flag} is deprecated: use {today}", style="yellow", highlight=False)
                 word = f"{today}{equals}{value}"
+            elif flag == "--option" and "--vary" in known and not equals:
+                value = next(words, "")
+                if _NAME.fullmatch(value):
+                    raise ConfigurationError(f"--option {value}: the option to calibrate is named with --vary {value}")
+                yield from (word, value)
+                continue
             elif flag == "-o" and "--option" in known:
                 value = next(words, None)
                 _refuse_option(value or "", "-o" in known)
@@ -72,7 +79,7 @@ class Command(TyperCommand):
 def _refuse_option(value: str, is_output: bool) -> None:
     """Raise `ConfigurationError` for the *value* of a ``-o`` that means ``--option``, as in earlier versions."""
     if not is_output or _ASSIGNMENT.match(value):
-        raise ConfigurationError(f"-o {value}: -o is short for --output; set an option with -O {value}".rstrip())
+        raise ConfigurationError(f"-o is no longer short for --option: write -O {value or 'NAME=VALUE'}")
 
 
 def add_command(
