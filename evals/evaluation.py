@@ -62,6 +62,7 @@ class Evaluation:
             "half": self.half,
             "profile": self.profile,
             "prompt": template.sha256 if template else None,
+            "system": solver.settings.system,
             "models": {"small": described(solver.small), "large": solver.large.name},
             "weights": weights_digest("large", "small") if self.profile else None,
             **identity(self.plan),

@@ -24,6 +24,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from .budget import Budget
@@ -136,7 +137,7 @@ class RunOptions(BaseModel):
         str,
         RunOption(
             "The method; `stepspec policies` lists them.",
-            commands=("solve", "serve"),
+            commands=("solve", "serve", "adapt", "calibrate"),
             flags=("--policy", "-p"),
             service=False,  # which names it as its `model`
             arms=False,  # which have a field for it
@@ -146,9 +147,9 @@ class RunOptions(BaseModel):
     options: Annotated[
         dict[str, Any],
         RunOption(
-            "An option of the method.",
-            commands=("solve", "serve"),
-            flags=("--option", "-o"),
+            "An option of the method; may be repeated.",
+            commands=("solve", "serve", "adapt", "calibrate"),
+            flags=("--option", "-O"),
             arms=False,  # which have a field for them
             calibrated=False,  # the calibration compares them with their defaults filled in
         ),
@@ -157,7 +158,7 @@ class RunOptions(BaseModel):
         Count,
         RunOption(
             "Drafts made beyond the one to be committed next; 0: one after the other.",
-            commands=("solve", "serve"),
+            commands=("solve", "serve", "adapt"),
             calibrated=False,
         ),
     ] = 2
@@ -224,11 +225,19 @@ class RunOptions(BaseModel):
             calibrated=False,
         ),
     ] = 0
+    system: Annotated[
+        str | None,
+        RunOption(
+            "System message before the problem, unless the conversation begins with one.",
+            commands=("solve", "serve", "eval", "calibrate", "estimate", "profile"),
+            service=False,  # whose requests bring their own messages
+        ),
+    ] = None
     sampling: Annotated[
         Sampling,
         RunOption(
             "How the models sample when they write; judging is always greedy.",
-            commands=(),  # which have --temperature and --seed
+            commands=(),  # which have --temperature, --top-p, --top-k and --seed
             service=False,  # which has OpenAI's fields
             arms=False,  # which have a field for it
         ),
@@ -299,6 +308,7 @@ class RunOverrides(TypedDict, total=False):
     adapt: float | None
     delimiter: Delimiter | None
     priority: int | None
+    system: str | None
 
 
 @cache
@@ -328,18 +338,16 @@ def service_options() -> tuple[str, ...]:
 
 def explain(exc: ValidationError, model: type[BaseModel], hidden: Collection[str] = ()) -> ConfigurationError:
     """Say in one line what is wrong with which field of *model*; parts of a place that are *hidden* are left out."""
-    return ConfigurationError(
-        "; ".join(_explain(model, error["type"], error["loc"], error["msg"], hidden) for error in exc.errors())
-    )
+    return ConfigurationError("; ".join(explain_error(model, error, hidden) for error in exc.errors()))
 
 
-def _explain(
-    model: type[BaseModel], kind: str, place: tuple[int | str, ...], message: str, hidden: Collection[str]
-) -> str:
+def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collection[str] = ()) -> str:
+    """Say what is wrong with which field of *model*, as `explain` does, for one *error*."""
+    place = error["loc"]
     name = ".".join(str(part) for part in place if part not in hidden)
-    if kind == "extra_forbidden":
+    if error["type"] == "extra_forbidden":
         return f"unknown setting {name!r}{near(str(place[-1]), _model_at(model, place).model_fields)}"
-    message = message.removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message}" if name else message
 
 

@@ -186,5 +186,5 @@ def test_a_folder_that_replaces_nothing_is_refused(files: dict[str, str], compla
 
 def test_a_folder_that_is_not_there_is_refused_from_a_variable_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSPEC_PROMPTS_DIR", "gone")
-    with pytest.raises(ConfigurationError, match="prompts_dir: gone is not a folder"):
+    with pytest.raises(ConfigurationError, match="STEPSPEC_PROMPTS_DIR: gone is not a folder"):
         load()

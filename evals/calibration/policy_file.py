@@ -42,11 +42,11 @@ def find_threshold(policy: str, option: str | None = None, values: Sequence[floa
             known_thresholds = (name for name, method in policies.METHODS.items() if method.threshold)
             raise ConfigurationError(
                 f"{policy!r} has no known threshold: name an option and its values, the strictest first, as in "
-                f"--option threshold --values 9,8,7 (methods with a known threshold: {', '.join(known_thresholds)})"
+                f"--vary threshold --values 9,8,7 (methods with a known threshold: {', '.join(known_thresholds)})"
             )
         return Threshold(known.option, tuple(values), known.compared) if values else known
     if not values:
-        raise ConfigurationError(f"--option {option} needs --values, the strictest first")
+        raise ConfigurationError(f"--vary {option} needs --values, the strictest first")
     return Threshold(option, tuple(values))
 
 
@@ -192,7 +192,7 @@ class CalibrationSettings:
         least = c.next_test.needed()
         return (
             f"{failure} At these rates {c.problems_needed:,} problems would do in another attempt with these trials, "
-            f"and with nothing lost at all {least:,}: the same command with a larger --count."
+            f"and with nothing lost at all {least:,}: the same command with a larger --limit."
         )
 
     def table(self) -> Table:

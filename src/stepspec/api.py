@@ -165,7 +165,12 @@ class Solver:
         **overrides: Unpack[SettingsOverrides],
     ) -> None:
         if not isinstance(small, Settings):
-            small = configuration.load(small=small, large=large, **overrides)
+            arguments = {"small": small, "large": large, **overrides}
+            small = configuration.load(**arguments)
+            try:
+                check_policies(small)
+            except ConfigurationError as exc:
+                raise configuration.named(exc, small, arguments) from exc
         elif large is not None or overrides:
             raise TypeError("settings are complete: use settings.with_overrides(...), or leave them out")
         self.settings = settings = small
@@ -194,7 +199,7 @@ class Solver:
 
         See `stepspec.settings`. ``Solver(small, large, ...)`` does the same.
         """
-        return cls(configuration.load(small=small, large=large, **overrides))
+        return cls(small, large, **overrides)
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -312,7 +317,7 @@ class Solver:
         run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        chain = Chain.of(problem, StepEnds.of(run.delimiter))
+        chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system)
         limits = run.budget.budget().fit(await context_room(chain, (self.small, self.large)))
         learning = self._learnings.of(run, limited="adapt" in run.model_fields_set)
         promise = self._promise(run)

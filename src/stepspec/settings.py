@@ -1,53 +1,60 @@
 """
-Settings of a solver. One precedence: arguments, then ``STEPSPEC_*`` variables, then a TOML file, then the defaults.
+Settings of a solver. One precedence: flags, arguments, ``STEPSPEC_*`` variables, a TOML file, the defaults.
 
-The file is the one that ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in the working directory, if there is one.
-Unknown keys are errors, in all three places.
+The file is the one that ``--config`` or ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in the working directory, if
+there is one. Unknown keys are errors everywhere. `setting_sources` reads and merges them.
 """
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
 )
 
 from stepspec.orchestrator import early_stopping
 from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
-from stepspec.orchestrator.errors import ConfigurationError, near
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.calibration_monitor import PROMPTS, Calibration
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
 from stepspec.orchestrator.run_options import (
-    RETIRED,
     Limits,
     RunOptions,
     RunOverrides,
     Share,
     explain,
-    refuse_retired,
+    explain_error,
     run_options,
 )
 from stepspec.orchestrator.service.settings import ServiceSettings, listed
 
 from . import policies, prompts
 from .prompts import PromptFile
+from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, layers, origin
 
-PREFIX = "STEPSPEC_"
-CONFIG = f"{PREFIX}CONFIG"
-DEFAULT_FILE = "stepspec.toml"
+__all__ = [
+    "DEFAULT_FILE",
+    "Alternative",
+    "Settings",
+    "SettingsOverrides",
+    "Small",
+    "by_name",
+    "conditions",
+    "load",
+    "named",
+]
+
 HASH = 16  # characters of a prompt's hash in a policy file
 
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
@@ -135,7 +142,7 @@ class Settings(RunOptions, BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _file())
+        return (MergedSource(settings_cls, init_settings()),)
 
     @property
     def run(self) -> RunOptions:
@@ -199,31 +206,41 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
 
     Raise `ConfigurationError`, which names the setting that is wrong.
     """
-    _refuse_unknown_variables()
+    arguments = {name: value for name, value in by_name(overrides).items() if value is not None}
     try:
-        settings = Settings(**{name: value for name, value in by_name(overrides).items() if value is not None})
+        settings = Settings(**arguments)
     except ValidationError as exc:
-        raise explain(exc, Settings, hidden=TAGS) from exc
-    except (SettingsError, ValueError, OSError) as exc:  # a variable that is no JSON, a file that is no TOML
-        raise ConfigurationError(str(exc)) from exc
+        raise _explain(exc, layers(Settings, arguments)) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
 
 
-def _file() -> Path | None:
-    named = os.environ.get(CONFIG)
-    if named is not None:
-        if not Path(named).is_file():
-            raise ConfigurationError(f"{CONFIG} names {named!r}, which is not a file")
-        return Path(named)
-    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+def named(exc: ConfigurationError, settings: Settings, arguments: Mapping[str, Any]) -> ConfigurationError:
+    """
+    Let the error of a policy or of its options name the flag, the variable or the key of the file at fault.
+
+    *settings* were loaded with these *arguments*.
+    """
+    place = ("options", exc.option) if exc.option else ("policy",)
+    found = origin(layers(Settings, {name: value for name, value in arguments.items() if value is not None}), place)
+    known = settings.policy in policies.METHODS
+    if found is None or found.source == "argument" or (known and not exc.option):
+        return exc
+    return ConfigurationError(f"{found.name(place)}: {exc}", option=exc.option)
 
 
-def _refuse_unknown_variables() -> None:
-    known = {f"{PREFIX}{field}".upper() for field in Settings.model_fields} | {CONFIG}
-    retired = {f"{PREFIX}{name}".upper(): name for name in RETIRED}
-    for variable, value in os.environ.items():
-        if variable.upper() in retired:
-            refuse_retired(retired[variable.upper()], value, variable)
-        elif variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in known:
-            meant = near(variable.upper(), known) or f"; known: {sorted(known)}"
-            raise ConfigurationError(f"unknown setting {variable}{meant}")
+def _explain(exc: ValidationError, found: Sequence[Layer]) -> ConfigurationError:
+    """Say in one line what is wrong with which flag, variable, argument, or key of the file."""
+    return ConfigurationError("; ".join(_explain_error(error, found) for error in exc.errors()))
+
+
+def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
+    message = explain_error(Settings, error, hidden=TAGS)
+    place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in TAGS)
+    layer = origin(found, place)
+    if layer is None or layer.source == "argument" or not place:
+        return message
+    if layer.source == "file":
+        return f"{layer.path}: {message}"
+    reason = message.removeprefix(f"{'.'.join(place)}: ")
+    value = error["input"]
+    return f"{layer.name(place)}{f' {value}' if isinstance(value, int | float) else ''}: {reason}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms
 from stepspec.evals.testbed import solving_pair
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
@@ -31,42 +31,48 @@ TASKS = tuple(load(find("arithmetic"), limit=40))
 SETTINGS = Settings.model_validate({"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}})
 
 
-def plan(
-    samples: int = 1, temperature: float | None = None, tokens: int | None = None, seconds: float | None = None
-) -> Plan:
+def plan(samples: int = 1, settings: Settings = SETTINGS) -> Plan:
     make = eval_cli._plan  # pyright: ignore[reportPrivateUsage]
-    return make(SETTINGS, find("arithmetic"), TASKS, (LARGE,), samples, 3, temperature, tokens, seconds, 2)
+    return make(settings, find("arithmetic"), (LARGE,), samples, 3, 2)
 
 
-def test_missing_options_come_from_the_settings() -> None:
+def test_sampling_and_budget_come_from_the_settings() -> None:
     made = plan()
     assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
     assert made.budget == Budget(900, 50)
     assert (made.metric, made.seed, made.concurrency, made.repeats) == ("exact", 3, 2, 1)
-    explicit = plan(4, 1.0, tokens=300, seconds=9.0)
-    assert (explicit.sampling.temperature, explicit.budget, explicit.repeats) == (1.0, Budget(300, 50, 9.0), 4)
+    assert plan(4).repeats == 4
 
 
 def test_several_samples_at_temperature_0_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"--samples 2 at temperature 0 are the same one 2 times"):
-        plan(2, 0.0)
+        plan(2, SETTINGS.model_copy(update={"sampling": GREEDY}))
 
 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ({"temperature": -1.0}, "--temperature -1.0: Input should be greater than or equal to 0"),
-        ({"temperature": nan}, "--temperature nan: a finite number"),
-        ({"tokens": 0}, "--max-tokens 0: Input should be greater than 0"),
-        ({"tokens": 1}, "a budget of 1 tokens has no room"),
-        ({"seconds": 0.0}, "--max-seconds 0.0: Input should be greater than 0"),
-        ({"seconds": nan}, "--max-seconds nan: a finite number"),
-        ({"seconds": inf}, "--max-seconds inf: a finite number"),
+        ("--temperature -1.0", "--temperature -1.0: Input should be greater than or equal to 0"),
+        ("--temperature nan", "--temperature nan: a finite number"),
+        ("--max-tokens 0", "--max-tokens 0: Input should be greater than 0"),
+        ("--max-tokens 1", "a budget of 1 tokens has no room"),
+        ("--max-seconds 0.0", "--max-seconds 0.0: Input should be greater than 0"),
+        ("--max-seconds nan", "--max-seconds nan: a finite number"),
+        ("--max-seconds inf", "--max-seconds inf: a finite number"),
+        ("--top-p 2", "--top-p 2.0: Input should be less than or equal to 1"),
+        ("--large ftp://host", "--large: 'ftp://host' is not the URL of a server"),
     ],
 )
-def test_flags_that_cannot_be_are_named(flags: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigurationError, match=complaint):
-        plan(**flags)
+def test_flags_that_cannot_be_are_named(
+    flags: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["eval", "arithmetic", "--small", "http://h:1", "--large", "http://h:2", *flags.split()]
+    monkeypatch.setattr(sys, "argv", ["stepspec", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -83,8 +89,8 @@ def test_flags_that_cannot_be_are_named(flags: dict[str, Any], complaint: str) -
         "calibrate arithmetic --policy reward",
         "calibrate arithmetic --values 9,nan",
         "calibrate arithmetic --max-loss nan",
-        "calibrate arithmetic --policy bild --option scale --values 1",
-        "calibrate arithmetic --policy specreason --option thresholds --values 1",
+        "calibrate arithmetic --policy bild --vary scale --values 1",
+        "calibrate arithmetic --policy specreason --vary thresholds --values 1",
         "calibrate arithmetic --output .",
         "profile --output .",
     ],
@@ -166,7 +172,7 @@ def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
     assert report
     assert calibration
     with pytest.raises(ConfigurationError, match="leave --half out"):
-        tasks(find("arithmetic"), None, 0, None, "report")
+        eval_cli._check_half(find("arithmetic"), None, "report")  # pyright: ignore[reportPrivateUsage]
 
 
 def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

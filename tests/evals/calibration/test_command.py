@@ -146,7 +146,7 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stepspec.toml").write_text(FILE)
-    words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9,0.5")
+    words = ("arithmetic", "--limit", "3", "--max-loss", "0.9", "--values", "9,0.5")
     async with urls() as (servers, _):
         code, output = await calibrate(tmp_path, *words, *servers)
         assert code == 0, output
@@ -175,7 +175,7 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
 
 
 async def test_trials_with_other_settings_are_refused(tmp_path: Path) -> None:
-    words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9")
+    words = ("arithmetic", "--limit", "3", "--max-loss", "0.9", "--values", "9")
     async with urls() as (servers, large):
         assert (await calibrate(tmp_path, *words, *servers))[0] == 0
         before = len(large.requests)
@@ -188,7 +188,7 @@ async def test_trials_with_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 async def test_more_problems_are_another_attempt_with_the_same_trials(tmp_path: Path) -> None:
-    words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--count")
+    words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--limit")
     async with urls() as (servers, large):
         counts: list[int] = []
         for count in ("3", "3", "8"):
