@@ -17,7 +17,7 @@ import orjson
 import typer
 from rich.console import Console
 
-from stepspec import policies
+from stepspec import policies, prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
@@ -25,7 +25,7 @@ from stepspec.orchestrator.run_options import RETIRED, arm_options, refuse_retir
 from stepspec.settings import Settings
 
 from . import provenance
-from .benchmarks import BENCHMARKS, Benchmark, bare, find, half, load, overlaps, own
+from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
 from .command_line import finite, only_without_testbed, script
 from .evaluation import Evaluation, evaluate
 from .experiments.arms import LARGE, SMALL
@@ -33,13 +33,17 @@ from .flags import (
     BUDGET,
     SAMPLING,
     SERVERS,
+    AnswerColumn,
     BenchmarkName,
     DataFile,
     Fresh,
     Json,
     Limit,
+    MetricName,
     Pace,
     Policies,
+    ProblemColumn,
+    PromptName,
     SharedOptions,
     Testbed,
     parse_options,
@@ -168,7 +172,6 @@ def _value(text: str) -> Any:
 
 
 WIDTH = 170
-FILES = (".jsonl", ".parquet")
 EXAMPLES = """
 Examples:
 
@@ -216,6 +219,10 @@ def command(
     testbed: Testbed = False,
     profile: Pace = "paced",
     data: DataFile = None,
+    problem_column: ProblemColumn = None,
+    answer_column: AnswerColumn = None,
+    metric: MetricName = None,
+    prompt: PromptName = None,
     limit: Limit = None,
     part: Annotated[
         str | None,
@@ -258,50 +265,54 @@ def command(
 
     Endpoints and sampling may also come from STEPSPEC_* variables and from stepspec.toml.
     """
-    chosen, source = _chosen(benchmark, data)
+    chosen, source = choose(benchmark, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
+    if source and data:
+        raise ConfigurationError(f"{benchmark} is a file already: leave --data out")
+    source = source or data
     require(chosen.metric)
     _check_half(chosen, source, part)
-    here = chosen.made is not None or source is not None  # else the data set is downloaded, once the servers answer
-    all_tasks = _tasks(chosen, source, seed, None, part) if here or testbed else ()
-    methods = policy or ["specreason"]
-    competing = arms(methods, baseline or ["large", "small"], random or [], parse_options(option))
     if testbed:
         only_without_testbed()
     own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
-    plan = _plan(settings, chosen, competing, samples, seed, concurrency)
-    if own_solver and not here:
-        _wait(_contact(own_solver))
-        all_tasks = _tasks(chosen, source, seed, None, part)
-    tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
-    plan = replace(plan, tasks=tasks)
-    finite("--grading-seconds", grading_seconds)
-    pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
-    sharing = _team(ray, workers)
-    remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
-    _remark(remarks)
+    with prompts.replacing(settings.prompts):
+        here = not chosen.source or source is not None  # else the data set is downloaded, once the servers answer
+        all_tasks = _tasks(chosen, source, seed, None, part) if here or testbed else ()
+        methods = policy or ["specreason"]
+        competing = arms(methods, baseline or ["large", "small"], random or [], parse_options(option))
+        plan = _plan(settings, chosen, competing, samples, seed, concurrency)
+        if own_solver and not here:
+            _wait(_contact(own_solver))
+            all_tasks = _tasks(chosen, source, seed, None, part)
+        tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
+        plan = replace(plan, tasks=tasks)
+        finite("--grading-seconds", grading_seconds)
+        pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
+        sharing = _team(ray, workers)
+        remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
+        _remark(remarks)
 
-    async def work() -> list[ArmSummary]:
-        async with sharing as team, pair as solver:
-            folder = output or Path("runs") / chosen.name
-            put, planned, every = _put(chosen, plan, all_tasks, solver.models)
-            evaluation = Evaluation(
-                put,
-                planned,
-                folder,
-                provenance.digest(every),
-                half=part,
-                profile=profile if testbed else None,
-                traces=traces,
-                fresh=fresh,
-                graders=graders,
-                patience=grading_seconds,
-                remarks=tuple(remarks),
-            )
-            return await evaluate(solver, evaluation, stderr, team)
+        async def work() -> list[ArmSummary]:
+            async with sharing as team, pair as solver:
+                folder = output or Path("runs") / chosen.name
+                put, planned, every = _put(chosen, plan, all_tasks, solver.models)
+                evaluation = Evaluation(
+                    put,
+                    planned,
+                    folder,
+                    provenance.digest(every),
+                    half=part,
+                    profile=profile if testbed else None,
+                    traces=traces,
+                    fresh=fresh,
+                    graders=graders,
+                    patience=grading_seconds,
+                    remarks=tuple(remarks),
+                )
+                return await evaluate(solver, evaluation, stderr, team)
 
-    _show(_wait(work()), as_json=json)
-    _remark(remarks)
+        _show(_wait(work()), as_json=json)
+        _remark(remarks)
 
 
 def _remark(remarks: list[str]) -> None:
@@ -320,16 +331,6 @@ def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManag
     except ModuleNotFoundError as exc:
         raise ConfigurationError(f"--ray needs {exc.name}: pip install 'stepspec[evals,ray]'") from exc
     return cluster(address, workers, stderr)
-
-
-def _chosen(name: str, data: Path | None) -> tuple[Benchmark, Path | None]:
-    """The benchmark called *name*, or the one in the file *name*, and the file to read it from."""
-    path = Path(name)
-    if path.suffix not in FILES:
-        return find(name), data
-    if data is not None:
-        raise ConfigurationError(f"{name} is a file already: leave --data out")
-    return own(path), path
 
 
 def _check_half(benchmark: Benchmark, data: Path | None, part: str | None) -> None:

@@ -83,6 +83,25 @@ Concurrency: TypeAlias = Annotated[int, typer.Option(min=1, help="Number of prob
 DataFile: TypeAlias = Annotated[
     Path | None, typer.Option(help="A file with the benchmark's columns, JSONL or Parquet, instead of the hub.")
 ]
+ProblemColumn: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--problem-column", help="Column of the problems in a file of your own.", metavar="NAME"),
+]
+AnswerColumn: TypeAlias = Annotated[
+    str | None, typer.Option("--answer-column", help="Column of the answers in a file of your own.", metavar="NAME")
+]
+MetricName: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--metric", help="How answers of a file of your own are graded: math, number, choice or exact."),
+]
+PromptName: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--prompt",
+        help="Template of the problems of a file of your own: eval.boxed, eval.choice, a file with {problem}, or none.",
+        metavar="NAME",
+    ),
+]
 ProblemsFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(

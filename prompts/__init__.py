@@ -79,7 +79,7 @@ class Prompt:
         return PLACEHOLDER.sub(lambda found: str(values.get(found[1], found[0])), self.text)
 
 
-_of_packages: dict[str, Prompt] = {}
+_others: dict[str, Prompt] = {}
 
 
 def load(name: str, package: str = __name__) -> Prompt:
@@ -93,7 +93,18 @@ def load(name: str, package: str = __name__) -> Prompt:
     if package != __name__:
         if name in built_in_names():
             raise ValueError(f"the prompt {name!r} of {package}: stepspec has this name itself, choose another")
-        _of_packages[name] = prompt
+        _others[name] = prompt
+    return prompt
+
+
+def load_file(path: Path) -> Prompt:
+    """
+    Return the prompt in a user's file, which is called by its path from now on.
+
+    Raise `ValueError` if the file cannot be read or is empty.
+    """
+    prompt = Prompt(str(path), _read_file(path))
+    _others[prompt.name] = prompt
     return prompt
 
 
@@ -110,8 +121,8 @@ def built_in_names() -> tuple[str, ...]:
 
 
 def known() -> Mapping[str, Prompt]:
-    """All prompts by name: those of stepspec, and those that plugins have loaded."""
-    return {name: load(name) for name in built_in_names()} | _of_packages
+    """All prompts by name: those of stepspec, and those that plugins and users have loaded."""
+    return {name: load(name) for name in built_in_names()} | _others
 
 
 def read_folder(folder: Path) -> Mapping[str, PromptFile]:
@@ -136,13 +147,20 @@ def read_folder(folder: Path) -> Mapping[str, PromptFile]:
     return read
 
 
-def _checked(path: Path, original: PromptFile) -> PromptFile:
+def _read_file(path: Path) -> PromptFile:
     try:
         found = PromptFile.parse(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise ValueError(f"{path} cannot be read: {exc}") from exc
+    except OSError as exc:
+        raise ValueError(f"{path} cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ValueError(f"{path} cannot be read: it is not UTF-8") from exc
     if not found.text.strip():
         raise ValueError(f"{path} is empty")
+    return found
+
+
+def _checked(path: Path, original: PromptFile) -> PromptFile:
+    found = _read_file(path)
     if missing := sorted(original.placeholders - found.placeholders):
         raise ValueError(f"{path}: the text needs {', '.join(f'{{{name}}}' for name in missing)}, as the original has")
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from stepspec import prompts
 from stepspec.orchestrator.errors import ConfigurationError
@@ -23,9 +23,22 @@ from .loading import CALIBRATED_ON, bare, half, load, overlaps
 from .math500 import MATH500
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
+FILES = (".jsonl", ".parquet")
 BOXED = "eval.boxed"  # the prompt of mathematical benchmarks
 
-__all__ = ["BENCHMARKS", "CALIBRATED_ON", "Benchmark", "bare", "find", "half", "load", "overlaps", "own"]
+__all__ = [
+    "BENCHMARKS",
+    "CALIBRATED_ON",
+    "METRICS",
+    "Benchmark",
+    "bare",
+    "choose",
+    "find",
+    "half",
+    "load",
+    "overlaps",
+    "own",
+]
 
 BUILT_IN: Mapping[str, Benchmark] = {
     benchmark.name: benchmark for benchmark in (MATH500, GSM8K, AIME24, AIME25, AMC23, GPQA_DIAMOND, ARITHMETIC)
@@ -70,6 +83,44 @@ def own(
     *prompt* is the name of a template with the placeholder ``{problem}``; None: the problem alone.
     """
     return Benchmark(path.stem, "the owner's", metric, (problem, answer), _Columns(problem, answer), prompt=prompt)
+
+
+def choose(
+    name: str, *, problem: str | None = None, answer: str | None = None, metric: str | None = None,
+    prompt: str | None = None,
+) -> tuple[Benchmark, Path | None]:  # fmt: skip
+    """
+    Return the benchmark called *name*, or the one in the file *name* and that file.
+
+    The other arguments are those of `own` as flags give them: they are for a file. *prompt* is the name of a prompt,
+    the path of a file with one, or "none". Raise `ConfigurationError`, which names the flag.
+    """
+    flags = {"--problem-column": problem, "--answer-column": answer, "--metric": metric, "--prompt": prompt}
+    path = Path(name)
+    if path.suffix not in FILES:
+        if given := [flag for flag, value in flags.items() if value is not None]:
+            raise ConfigurationError(f"{given[0]} is for a file of your own: {name} says itself how it is read and put")
+        return find(name), None
+    if metric is not None and metric not in METRICS:
+        raise ConfigurationError(f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}")
+    chosen: Any = {"problem": problem, "answer": answer, "metric": metric}
+    template = {} if prompt is None else {"prompt": _template(prompt)}
+    return own(path, **{key: value for key, value in chosen.items() if value is not None}, **template), path
+
+
+def _template(prompt: str) -> str | None:
+    """The name of the *prompt* that a flag names. Raise `ConfigurationError` if no problem can be put into it."""
+    if prompt == "none":
+        return None
+    known = prompts.known()
+    try:
+        found = known[prompt] if prompt in known else prompts.load_file(Path(prompt))
+    except ValueError as exc:
+        names = ", ".join(name for name, each in known.items() if "problem" in each.original.placeholders)
+        raise ConfigurationError(f"--prompt {exc}; name a file, none, or one of: {names}") from exc
+    if "problem" not in found.original.placeholders:
+        raise ConfigurationError(f"--prompt {prompt}: the text needs {{problem}}, where the problem stands")
+    return found.name
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,22 +14,27 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID
 
+from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..benchmarks import CALIBRATED_ON, Benchmark, bare, find, half, load, own
+from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..flags import (
     BUDGET,
     SAMPLING,
     SERVERS,
+    AnswerColumn,
     BenchmarkName,
     Concurrency,
     DataFile,
     Fresh,
     Json,
     Limit,
+    MetricName,
     Pace,
+    ProblemColumn,
+    PromptName,
     Testbed,
     with_settings,
 )
@@ -78,6 +83,10 @@ def calibrate(
     testbed: Testbed = False,
     profile: Pace = "off",
     data: DataFile = None,
+    problem_column: ProblemColumn = None,
+    answer_column: AnswerColumn = None,
+    metric: MetricName = None,
+    prompt: PromptName = None,
     limit: Limit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling, and of generated problems.")] = 0,
     concurrency: Concurrency = 8,
@@ -111,8 +120,7 @@ def calibrate(
 
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
-    file = Path(benchmark) if Path(benchmark).suffix in (".jsonl", ".parquet") else None
-    chosen = own(file) if file else find(benchmark)
+    chosen, file = choose(benchmark, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
     if testbed:
         only_without_testbed()
     own_solver = None if testbed else Solver()
@@ -123,7 +131,8 @@ def calibrate(
         check_arm(served_arm(settings, policy, threshold, value), settings)
     writable("--output", output)
     path = work or output.with_suffix(".trials.jsonl")
-    tasks = problems(chosen, data or file, seed, limit)
+    with prompts.replacing(settings.prompts):
+        tasks = problems(chosen, data or file, seed, limit)
     require(chosen.metric)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": threshold.option, "seed": seed, "testbed": testbed,

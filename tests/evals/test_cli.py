@@ -13,7 +13,7 @@ import pytest
 
 from stepspec import Budget, cli
 from stepspec.evals import cli as eval_cli
-from stepspec.evals.benchmarks import find, load, own
+from stepspec.evals.benchmarks import choose, find, load, own
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms
@@ -137,11 +137,10 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_is_reported_at_the_
     assert "calibrated" not in printed("--half", "report")
 
 
-def test_a_file_is_a_benchmark_of_its_own_and_a_name_may_have_its_data_elsewhere() -> None:
-    chosen = eval_cli._chosen  # pyright: ignore[reportPrivateUsage]
-    benchmark, path = chosen("mine.jsonl", None)
+def test_a_file_is_a_benchmark_of_its_own() -> None:
+    benchmark, path = choose("mine.jsonl")
     assert (benchmark.name, benchmark.metric, path) == ("mine", "math", Path("mine.jsonl"))
-    assert chosen("gsm8k", Path("x.parquet")) == (find("gsm8k"), Path("x.parquet"))
+    assert choose("gsm8k") == (find("gsm8k"), None)
 
 
 def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp_path: Path) -> None:
