@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -188,3 +189,26 @@ def test_a_folder_that_is_not_there_is_refused_from_a_variable_too(monkeypatch: 
     monkeypatch.setenv("STEPSPEC_PROMPTS_DIR", "gone")
     with pytest.raises(ConfigurationError, match="STEPSPEC_PROMPTS_DIR: gone is not a folder"):
         load()
+
+
+@pytest.mark.parametrize("name", sorted({each for method in METHODS.built_in.values() for each in method.prompts}))
+def test_a_policy_reads_its_prompts_when_it_sends_them(name: str) -> None:
+    replaced = prompts.PromptFile.parse("another text {step} {count}\n---\nso")
+    found = [each for module in vars_of_policies() for each in module if each.name == name]
+    assert found
+    with prompts.replacing({name: replaced}):
+        assert {(each.text, each.opening) for each in found} == {(replaced.text, "so")}
+
+
+def vars_of_policies() -> list[list[prompts.Prompt]]:
+    """The prompts that the modules of policies hold; none of them holds a text of one."""
+    found: list[list[prompts.Prompt]] = []
+    for name, module in sys.modules.items():
+        if name.startswith("stepspec.policies."):
+            values: list[object] = []
+            for value in vars(module).values():
+                values += cast("dict[str, object]", value).values() if isinstance(value, dict) else [value]
+            texts = {each.text for each in prompts.known().values()}
+            assert not [value for value in values if isinstance(value, str) and value in texts], name
+            found.append([value for value in values if isinstance(value, prompts.Prompt)])
+    return found
