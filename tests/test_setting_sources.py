@@ -58,6 +58,20 @@ def test_a_key_joins_the_url_of_another_source_but_no_key_goes_to_another_server
     assert (key_of(loaded), loaded and loaded.url) == ("of the variable", "http://variable:1")
 
 
+def test_a_key_without_a_server_is_for_the_one_that_is_named_elsewhere(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "stepspec.toml").write_text('[large]\nurl = "http://file:1"\napi_key = "of the file"\n')
+    monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "of the variable")
+    for loaded in (settings.load(), settings.load(large="http://argument:1")):
+        assert key_of(loaded.large) == "of the variable"
+    with with_command_line(flags(large={"url": "http://flag:1"})):
+        assert key_of(settings.load().large) == "of the variable"
+    monkeypatch.setenv("STEPSPEC_LARGE__URL", "http://variable:1")  # now the key is for this server
+    with with_command_line(flags(large={"url": "http://flag:1"})):
+        assert key_of(settings.load().large) is None
+
+
 def test_options_belong_to_the_policy_that_was_set_with_them(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (nowhere / "stepspec.toml").write_text("[options]\nthreshold = 8\n")
     monkeypatch.setenv("STEPSPEC_OPTIONS__SKIP", "2")

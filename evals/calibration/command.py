@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib.util
 import sys
@@ -18,6 +17,7 @@ from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, find, half, load, own
+from ..cli import contact, wait
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..flags import (
     BUDGET,
@@ -122,6 +122,8 @@ def calibrate(
     for value in threshold.values:
         check_arm(served_arm(settings, policy, threshold, value), settings)
     writable("--output", output)
+    if own_solver and chosen.made is None and data is None and file is None:
+        wait(contact(own_solver))  # before a data set is downloaded
     path = work or output.with_suffix(".trials.jsonl")
     tasks = problems(chosen, data or file, seed, limit)
     require(chosen.metric)
@@ -160,11 +162,7 @@ def calibrate(
                 promise_conditions(solver.settings, policy, threshold),
             )  # fmt: skip
 
-    try:
-        calibrated = asyncio.run(main())
-    except KeyboardInterrupt:
-        stderr.print("interrupted: the same command goes on from here", style="yellow")
-        raise typer.Exit(130) from None
+    calibrated = wait(main())
     if json:
         stdout.print_json(orjson.dumps(calibrated.json()).decode())
     else:

@@ -45,7 +45,7 @@ Examples:
 
   stepspec config init http://localhost:8001/v1 http://localhost:8002/v1
 
-  stepspec config init http://host-a:8000/v1 http://host-b:8000/v1 -o pair.toml
+  stepspec config init http://a:8000/v1 http://b:8000/v1 --output pair.toml
 """
 
 TEMPLATE = """\
