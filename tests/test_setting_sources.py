@@ -9,7 +9,7 @@ import pytest
 
 from stepspec import Endpoint, Solver, settings
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.setting_sources import CommandLine, is_setting, layers, merged, origin, places, with_command_line
+from stepspec.setting_sources import CommandLine, Place, is_setting, layers, merged, origin, places, with_command_line
 from stepspec.settings import Settings
 
 
@@ -27,7 +27,7 @@ def key_of(endpoint: object) -> str | None:
 
 def flags(**values: Any) -> CommandLine:
     """Flags called as the keys of their settings."""
-    names = {(table, key): f"--{table}-{key}" for table, keys in values.items() for key in keys}
+    names: dict[Place, str] = {(table, key): f"--{table}-{key}" for table, keys in values.items() for key in keys}
     return CommandLine(values, names)
 
 
@@ -165,7 +165,7 @@ def test_every_place_is_a_setting_and_tables_of_any_keys_take_any() -> None:
     assert [place for place in known if not is_setting(Settings, place)] == []
     assert is_setting(Settings, ("options", "anything"))
     assert is_setting(Settings, ("small", "template", "enable_thinking"))
-    assert not is_setting(Settings, ("sampling", "temperatur"))
+    assert not is_setting(Settings, ("sampling", "polcy"))
     assert not is_setting(Settings, ("sampling", "temperature", "more"))
 
 

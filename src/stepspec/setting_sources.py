@@ -2,8 +2,8 @@
 Where settings come from: the flags of a command, arguments, ``STEPSPEC_*`` variables, and a TOML file.
 
 Each source is a `Layer`. Values are merged key by key, and the first layer that sets one wins. Two values hide more
-than their own key: a URL in place of a model's table hides that whole table in later layers if it names a server too, so
-that no API key goes to another server; and another policy hides the options in later layers, which belong to their own policy.
+than their own key. A URL in place of a model's table hides that table in later layers if it names a server too, so that
+no API key goes to another server. Another policy hides the options in later layers, which belong to their own policy.
 """
 
 from __future__ import annotations
