@@ -175,7 +175,7 @@ WIDTH = 170
 EXAMPLES = """
 Examples:
 
-  stepspec eval math500 -p specreason -p bild --random specreason --limit 100 \\
+  stepspec eval math500 -p specreason -p bild --random specreason -n 100 \\
       --small http://localhost:8001/v1 --large http://localhost:8002/v1
 
   # both servers are in stepspec.toml
@@ -271,6 +271,8 @@ def command(
     source = source or data
     require(chosen.metric)
     _check_half(chosen, source, part)
+    methods = policy or ["specreason"]
+    competing = arms(methods, baseline or ["large", "small"], random or [], parse_options(option))
     if testbed:
         only_without_testbed()
     own_solver = None if testbed else Solver()
@@ -278,11 +280,9 @@ def command(
     with prompts.replacing(settings.prompts):
         here = not chosen.source or source is not None  # else the data set is downloaded, once the servers answer
         all_tasks = _tasks(chosen, source, seed, None, part) if here or testbed else ()
-        methods = policy or ["specreason"]
-        competing = arms(methods, baseline or ["large", "small"], random or [], parse_options(option))
         plan = _plan(settings, chosen, competing, samples, seed, concurrency)
         if own_solver and not here:
-            _wait(_contact(own_solver))
+            wait(contact(own_solver))
             all_tasks = _tasks(chosen, source, seed, None, part)
         tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
         plan = replace(plan, tasks=tasks)
@@ -311,7 +311,7 @@ def command(
                 )
                 return await evaluate(solver, evaluation, stderr, team)
 
-        _show(_wait(work()), as_json=json)
+        _show(wait(work()), as_json=json)
         _remark(remarks)
 
 
@@ -360,7 +360,7 @@ def _plan(
     return Plan((), competing, benchmark.metric, sampling, settings.budget.budget(), samples, seed, concurrency)
 
 
-async def _contact(solver: Solver) -> None:
+async def contact(solver: Solver) -> None:
     """Connect to the servers once. Raise a `StepspecError` if one cannot be used."""
     async with solver:
         pass
@@ -375,7 +375,8 @@ def _put(
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
 
 
-def _wait(work: Coroutine[Any, Any, T]) -> T:
+def wait(work: Coroutine[Any, Any, T]) -> T:
+    """Run *work*, which a later command can continue; Ctrl-C exits with 130."""
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:

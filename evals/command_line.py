@@ -9,8 +9,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
@@ -31,6 +32,7 @@ log = logging.getLogger("stepspec")
 
 RENAMED: Mapping[str, str] = {
     "--at-once": "--concurrency",
+    "--concurrency": "--users",  # of `estimate`, where it was a list of numbers
     "--count": "--limit",
     "--problems": "--limit",  # where it was a number; `solve` and `estimate` have a flag of this name
 }
@@ -55,31 +57,27 @@ class Command(TyperCommand):
                 yield word
                 break
             flag, equals, value = word.partition("=")
-            today = RENAMED.get(flag)
+            today = RENAMED.get(flag, "")
             if today in known and flag not in known:
                 Console(stderr=True).print(f"{flag} is deprecated: use {today}", style="yellow", highlight=False)
-                word = f"{today}{equals}{value}"
-            elif flag == "--option" and "--vary" in known and not equals:
-                value = next(words, "")
-                if _NAME.fullmatch(value):
-                    raise ConfigurationError(f"--option {value}: the option to calibrate is named with --vary {value}")
-                yield from (word, value)
-                continue
-            elif flag == "-o" and "--option" in known:
-                value = next(words, None)
-                _refuse_option(value or "", "-o" in known)
-                yield from (word,) if value is None else (word, value)
-                continue
-            elif word.startswith("-o") and "--option" in known:
-                _refuse_option(word.removeprefix("-o"), "-o" in known)
-            yield word
+                yield f"{today}{equals}{value}"
+            elif word in ("-o", "--option"):
+                following = list(islice(words, 1))
+                _refuse_old_meaning(word, "".join(following), known)
+                yield from (word, *following)
+            else:
+                if word.startswith("-o"):
+                    _refuse_old_meaning("-o", word.removeprefix("-o"), known)
+                yield word
         yield from words
 
 
-def _refuse_option(value: str, is_output: bool) -> None:
-    """Raise `ConfigurationError` for the *value* of a ``-o`` that means ``--option``, as in earlier versions."""
-    if not is_output or _ASSIGNMENT.match(value):
+def _refuse_old_meaning(flag: str, value: str, known: Collection[str]) -> None:
+    """Raise `ConfigurationError` for a *value* that *flag* had in earlier versions, of a command with *known* flags."""
+    if flag == "-o" and "--option" in known and ("-o" not in known or _ASSIGNMENT.match(value)):
         raise ConfigurationError(f"-o is no longer short for --option: write -O {value or 'NAME=VALUE'}")
+    if flag == "--option" and "--vary" in known and _NAME.fullmatch(value):
+        raise ConfigurationError(f"--option {value}: the option to calibrate is named with --vary {value}")
 
 
 def add_command(

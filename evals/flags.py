@@ -134,7 +134,7 @@ class Flag:
         """The flag as a user writes it."""
         option = cast("Any", self.annotation).__metadata__[0]
         declared = (option.default, *(option.param_decls or ()))  # typer takes the first name for a default
-        return next(name.partition("/")[0] for name in declared if str(name).startswith("--"))
+        return next(str(name).partition("/")[0] for name in declared if str(name).startswith("--"))
 
 
 def _key(role: str, model: str) -> Flag:

@@ -50,7 +50,13 @@ Delimiter: TypeAlias = Annotated[str | list[str], AfterValidator(_check_delimite
 
 
 class Limits(BaseModel):
-    """The budget of every run; see `Budget`."""
+    """
+    The budget of every run; see `Budget`.
+
+    *tokens* are for thinking and answer together, and *answer* is how many of them are kept for the answer; None is
+    512, or a quarter of *tokens* if that is less. *steps* limits the thinking, *seconds* the wall time; None is no
+    limit.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -101,6 +101,8 @@ def choose(
         if given := [flag for flag, value in flags.items() if value is not None]:
             raise ConfigurationError(f"{given[0]} is for a file of your own: {name} says itself how it is read and put")
         return find(name), None
+    if not path.is_file():
+        raise ConfigurationError(f"no data at {path}")
     if metric is not None and metric not in METRICS:
         raise ConfigurationError(f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}")
     chosen: Any = {"problem": problem, "answer": answer, "metric": metric}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib.util
 import sys
@@ -19,6 +18,7 @@ from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
+from ..cli import contact, wait
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..flags import (
     BUDGET,
@@ -130,6 +130,8 @@ def calibrate(
     for value in threshold.values:
         check_arm(served_arm(settings, policy, threshold, value), settings)
     writable("--output", output)
+    if own_solver and chosen.source and data is None:
+        wait(contact(own_solver))  # before a data set is downloaded
     path = work or output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
         tasks = problems(chosen, data or file, seed, limit)
@@ -169,11 +171,7 @@ def calibrate(
                 promise_conditions(solver.settings, policy, threshold),
             )  # fmt: skip
 
-    try:
-        calibrated = asyncio.run(main())
-    except KeyboardInterrupt:
-        stderr.print("interrupted: the same command goes on from here", style="yellow")
-        raise typer.Exit(130) from None
+    calibrated = wait(main())
     if json:
         stdout.print_json(orjson.dumps(calibrated.json()).decode())
     else:

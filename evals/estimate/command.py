@@ -50,7 +50,8 @@ POLICIES = ("specreason", "bild", "reflective")
 EXAMPLES = """
 Examples:
 
-  stepspec estimate --small http://localhost:8001/v1 --large http://localhost:8002/v1
+  stepspec estimate --small http://localhost:8001/v1 \\
+      --large http://localhost:8002/v1
 
   # both servers are in stepspec.toml
   stepspec estimate --problems problems.txt -n 40 --minutes 10 --users 8,32

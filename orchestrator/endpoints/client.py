@@ -288,7 +288,7 @@ class Connection:
                 left = min(left, (1 + tries - self._try) * (deadlines.connect + LONGEST_PAUSE))
             role, url = self.endpoint.role, self.endpoint.url
             waiting.info(
-                "waiting for the %s model at %s: try %d of %d, at most %.0f s left", role, url, self._try, tries, left
+                "waiting for the %s model at %s: try %d of %d, up to %.0f s left", role, url, self._try, tries, left
             )
             await asyncio.sleep(REPORT_EVERY)
 

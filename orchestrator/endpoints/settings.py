@@ -48,9 +48,10 @@ def _none_if_empty(key: object) -> object:
 
 class Deadlines(BaseModel):
     """
-    The longest waits in seconds: for a connection, the first token, the next token, and the whole request.
+    The longest waits in seconds.
 
-    *rest* is the time for which new runs avoid a replica that failed.
+    They are for a connection (*connect*), for the *first* token, *between* two tokens, and for the whole request
+    (*total*). *rest* is the time for which new runs avoid a replica that failed.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,10 +67,11 @@ class Address(BaseModel, frozen=True, extra="forbid"):
     """
     One served model: its address, and the limits of its requests.
 
-    *url* may end in ``/v1``. *model* is the served name; None means the first that the server lists.
+    *url* may end in ``/v1``. *model* is the served name; None means the first that the server lists. *api_key* is the
+    key that the server wants, if it wants one. At most *max_concurrency* requests are open at a time, and
     *requests_per_second* limits how many requests start. *retries* is the number of further attempts for a request that
     failed before its first token. *priorities* sends a priority with the requests of a run, for a vLLM that schedules
-    by priority.
+    by priority. *deadlines* are the longest waits. The *role* follows from the place in the settings.
     """
 
     role: Party
@@ -164,10 +166,13 @@ class Sampling(BaseModel):
     of its own, derived from this seed and the request's place in the chain: the same seed gives the same chain, if the
     server gives equal requests equal tokens. None draws a new seed for each run.
 
-    *repetition_penalty* holds for the whole chain, since vLLM counts the tokens of the prompt for it. For the presence
-    and frequency penalties it counts only what the same request wrote, and a run makes many requests: they have to be
-    0. *logprobs* requests the log-probability of every written token and the ranks up to that number (0:
-    log-probabilities only; None: neither). The *top* of a `Model.write` is requested in any case.
+    *top_p*, *top_k* and *min_p* leave out unlikely tokens: those beyond a total probability, beyond a rank (0: none),
+    and below a share of the likeliest token's probability.
+
+    *repetition_penalty* holds for the whole chain, since vLLM counts the tokens of the prompt for it. For
+    *presence_penalty* and *frequency_penalty* it counts only what the same request wrote, and a run makes many
+    requests: they have to be 0. *logprobs* requests the log-probability of every written token and the ranks up to that
+    number (0: log-probabilities only; None: neither). The *top* of a `Model.write` is requested in any case.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -21,13 +21,14 @@ log = logging.getLogger("stepspec")
 
 class Calibration(BaseModel):
     """
-    The guarantee of ``stepspec calibrate`` for one *option* of a *policy*, as a settings file holds it.
+    The guarantee of ``stepspec calibrate`` for a *value* of one *option* of a *policy*, as a settings file holds it.
 
     With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone. That holds for all
     attempts with the same trials together; *attempt* is the number of this one. The policy failed *lost* of the
-    *problems* that the large model solved, and solved *gained* of those that it failed. *edges* and *counts* are the
-    histogram of grades that live grades are compared with. The guarantee is for these *models*, by role, and for runs
-    under these *conditions* (``told`` in the file; see `Settings.conditions`). Empty ones are not compared.
+    *problems* of the *benchmark* that the large model solved, and solved *gained* of those that it failed. *edges* and
+    *counts* are the histogram of grades that live grades are compared with. It was made on *date*. The guarantee is for
+    these *models*, by role, and for runs under these *conditions* (``told`` in the file; see `Settings.conditions`).
+    Empty ones are not compared.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -44,7 +44,7 @@ class NestedPair(Nesting, frozen=True):
     Two models that stand in for one: a *policy* with *options* over a *small* and a *large* model.
 
     *ahead* is the number of drafts that the pair works ahead beyond the step that its caller waits for. The small model
-    may be a nested pair too.
+    may be a nested pair too. The *role* follows from the place in the settings.
     """
 
     small: Annotated[SmallModel, NoDecode]

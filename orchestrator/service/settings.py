@@ -73,8 +73,9 @@ class ServiceSettings(BaseModel):
     """
     The service's own settings; those of solving are the solver's.
 
-    *keys* are the accepted API keys. Without any, every client is admitted, and a public *host* is allowed only with
-    *insecure*. *cors_origins* are the origins of web pages that may use the service, ``*`` for all.
+    It listens at *host* and *port*; *root_path* is where a proxy serves it. *keys* are the accepted API keys. Without
+    any, every client is admitted, and a public *host* is allowed only with *insecure*. *cors_origins* are the origins
+    of web pages that may use the service, ``*`` for all.
 
     *max_running* requests run at once and *max_waiting* more wait, each for *max_wait* seconds at most; further
     requests are refused. *max_seconds* is the deadline of a request, which ends in the best answer so far. On shutdown,
@@ -83,7 +84,9 @@ class ServiceSettings(BaseModel):
     *max_body_bytes*, *max_messages*, *max_choices* (of ``n``) and *max_tokens* limit a single request; *max_tokens* is
     None for no limit. A stream sends at least a comment every *keep_alive* seconds. A client has *send_seconds* to send
     a body, and to take each part of an answer. The servers' health is checked every *health_every* seconds. Logs
-    contain no text of problems and answers unless *log_prompts* is set. *ray* is for the Ray Serve application.
+    contain no text of problems and answers unless *log_prompts* is set; *log_format* is their form, and *log_level* the
+    least important records. *tracing* exports spans over OTLP. *thinking* is where a reply has the thinking; see
+    `Thinking`. *ray* is for the Ray Serve application.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

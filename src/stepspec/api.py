@@ -165,7 +165,7 @@ class Solver:
         **overrides: Unpack[SettingsOverrides],
     ) -> None:
         if not isinstance(small, Settings):
-            arguments = {"small": small, "large": large, **overrides}
+            arguments: dict[str, Any] = {"small": small, "large": large, **overrides}
             small = configuration.load(**arguments)
             try:
                 check_policies(small)
@@ -565,7 +565,7 @@ def check_alternatives(settings: Settings) -> None:
     if settings.calibration is None:
         raise ConfigurationError(
             f"alternatives: {settings.policy} is not calibrated itself: make its policy file with "
-            "`stepspec calibrate`, and name it with STEPSPEC_CONFIG"
+            "`stepspec calibrate`, and name it with --config or STEPSPEC_CONFIG"
         )
     if settings.adapt:
         raise ConfigurationError("alternatives: with adapt, runs keep to one method: leave out one of the two settings")

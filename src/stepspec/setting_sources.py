@@ -2,8 +2,8 @@
 Where settings come from: the flags of a command, arguments, ``STEPSPEC_*`` variables, and a TOML file.
 
 Each source is a `Layer`. Values are merged key by key, and the first layer that sets one wins. Two values hide more
-than their own key: a URL in place of a model's table hides that whole table in later layers, so that no API key goes to
-another server; and another policy hides the options in later layers, which belong to their own policy.
+than their own key. A URL in place of a model's table hides that table in later layers if it names a server too, so that
+no API key goes to another server. Another policy hides the options in later layers, which belong to their own policy.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Layer:
     The *values* that one source sets.
 
     *names* has the flag or variable of each place that the source sets by such a name, *path* is the file. The tables
-    of the models in *replaces* hide those of later layers.
+    of the models in *replaces* hide those of later layers which name a server too.
     """
 
     source: Source
@@ -175,12 +175,17 @@ def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
     policies = [layer.values.get("policy") for layer in found]
     chosen = next(filter(None, policies), None)
     for number, layer in enumerate(found):
-        hidden = set(replaced)
+        hidden = {role for role in replaced if _names_server(layer.values.get(role))}
         own = next(filter(None, policies[number:]), None)
         if any(policies[:number]) and (own or "specreason") != chosen:
             hidden.add("options")
         yield replace(layer, values={key: value for key, value in layer.values.items() if key not in hidden})
         replaced |= layer.replaces
+
+
+def _names_server(table: object) -> bool:
+    """Whether the *table* of a model says where it is; else its keys belong to whatever server another layer names."""
+    return not isinstance(table, Mapping) or not {"url", "small", "large"}.isdisjoint(cast("Mapping[str, Any]", table))
 
 
 def config_file() -> Path | None:

@@ -242,5 +242,5 @@ def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
     if layer.source == "file":
         return f"{layer.path}: {message}"
     reason = message.removeprefix(f"{'.'.join(place)}: ")
-    value = error["input"]
-    return f"{layer.name(place)}{f' {value}' if isinstance(value, int | float) else ''}: {reason}"
+    value = f" {error['input']}" if error["type"].startswith(("greater_than", "less_than")) else ""
+    return f"{layer.name(place)}{value}: {reason}"

@@ -14,6 +14,7 @@ import pytest
 from stepspec import Budget, cli
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.benchmarks import choose, find, load, own
+from stepspec.evals.calibration import command as calibration
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms
@@ -137,9 +138,11 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_is_reported_at_the_
     assert "calibrated" not in printed("--half", "report")
 
 
-def test_a_file_is_a_benchmark_of_its_own() -> None:
-    benchmark, path = choose("mine.jsonl")
-    assert (benchmark.name, benchmark.metric, path) == ("mine", "math", Path("mine.jsonl"))
+def test_a_file_is_a_benchmark_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.touch()
+    benchmark, path = choose(str(file))
+    assert (benchmark.name, benchmark.metric, path) == ("mine", "math", file)
     assert choose("gsm8k") == (find("gsm8k"), None)
 
 
@@ -215,3 +218,35 @@ def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_eva
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.strip() == ""
+
+
+def test_the_servers_are_contacted_before_a_data_set_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("scipy")
+
+    def load(*args: Any, **more: Any) -> None:
+        raise AssertionError("the data set was loaded")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPSPEC_SMALL__RETRIES", "0")
+    for command in ("eval", "calibrate"):
+        module = eval_cli if command == "eval" else calibration
+        monkeypatch.setattr(module, "load", load)
+        servers = ["--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9"]
+        monkeypatch.setattr(sys, "argv", ["stepspec", command, "gsm8k", *servers])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 1
+        assert "127.0.0.1:9: no connection" in capsys.readouterr().err
+
+
+def test_shared_options_are_those_of_methods_that_are_no_files(tmp_path: Path) -> None:
+    (tmp_path / "careful.toml").write_text('policy = "specreason"\n[options]\nthreshold = 9\n')
+    specs = ["specreason", "specreason:threshold=8,ahead=0", str(tmp_path / "careful.toml")]
+    _, plain, own_one, file = eval_cli.arms(specs, [], [], {"threshold": 5, "ahead": 1})
+    assert (plain.name, plain.options, plain.run.ahead) == ("specreason", {"threshold": 5}, 1)
+    assert (own_one.options, own_one.run.ahead) == ({"threshold": 8}, 0)
+    assert file.options == {"threshold": 9}
+    with pytest.raises(ConfigurationError, match="'large' has no option 'threshold'"):
+        eval_cli.arms(["specreason", "large:lead=0"], [], [], {"threshold": 5})

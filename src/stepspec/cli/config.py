@@ -45,7 +45,7 @@ Examples:
 
   stepspec config init http://localhost:8001/v1 http://localhost:8002/v1
 
-  stepspec config init http://host-a:8000/v1 http://host-b:8000/v1 -o pair.toml
+  stepspec config init http://a:8000/v1 http://b:8000/v1 --output pair.toml
 """
 
 TEMPLATE = """\
@@ -127,8 +127,7 @@ def init(
     ] = Path(DEFAULT_FILE),
 ) -> None:
     """Write a settings file for two servers, with the most common other settings as comments."""
-    for role, url in (("small", small), ("large", large)):
-        configuration.load(**{role: url})  # raises for what is no URL
+    configuration.load(small=small, large=large)  # raises for what is no URL
     try:
         with output.open("x", encoding="utf-8") as file:
             file.write(TEMPLATE.format(small=one_line(small), large=one_line(large)))

@@ -17,7 +17,8 @@ from .terminal import wait
 EXAMPLES = """
 Examples:
 
-  stepspec serve --small http://localhost:8001/v1 --large http://localhost:8002/v1
+  stepspec serve --small http://localhost:8001/v1 \\
+      --large http://localhost:8002/v1
 
   # what `auto` means; both servers are in stepspec.toml
   stepspec serve --policy bild -O scale=step --ahead 3

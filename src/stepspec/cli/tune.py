@@ -101,7 +101,7 @@ async def _profile(
 ADAPT_EXAMPLES = """
 Examples:
 
-  stepspec adapt runs/gsm8k/traces/*specreason*.jsonl --share 0.05 -o learnt.toml
+  stepspec adapt runs/gsm8k/traces/*.jsonl --share 0.05 --output learnt.toml
 
   stepspec serve --config learnt.toml --small ... --large ...
 """

@@ -22,11 +22,14 @@ from .terminal import Json, Profile, RunPrinter, print_json, stderr, stdout, wai
 EXAMPLES = """
 Examples:
 
-  stepspec up recipes/qwen3-32b.toml --dry-run     # check it, and print the commands
+  # check it, and print the commands
+  stepspec up recipes/qwen3-32b.toml --dry-run
 
-  stepspec up recipes/qwen3-32b.toml > stepspec.toml   # what it prints, `solve` and `serve` read
+  # what it prints, `solve` and `serve` read
+  stepspec up recipes/qwen3-32b.toml > stepspec.toml
 
-  stepspec up --testbed --speculation ngram        # the miniature pair, on this CPU
+  # the miniature pair, on this CPU
+  stepspec up --testbed --speculation ngram
 """
 
 DEMO_EXAMPLES = """
@@ -36,7 +39,8 @@ Examples:
 
   stepspec demo --limit 20 --seed 1
 
-  stepspec demo --profile off --json     # as fast as this machine is; JSON on standard output
+  # as fast as this machine is; JSON on standard output
+  stepspec demo --profile off --json
 """
 
 
