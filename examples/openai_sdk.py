@@ -40,12 +40,14 @@ def plain() -> None:
 
 
 def streamed() -> None:
-    with client.chat.completions.create(model="auto", messages=messages, stream=True) as chunks:
+    with client.chat.completions.create(model="specreason", messages=messages, stream=True) as chunks:
         for chunk in chunks:
             for choice in chunk.choices:
-                if step := extra(choice).get("stepspec"):  # a verified step, which is never taken back
-                    print(f"\n[{step['author']}, grade {step['grade']}] ", end="")
-                print(extra(choice.delta).get("reasoning") or choice.delta.content or "", end="", flush=True)
+                if thought := extra(choice.delta).get("reasoning"):  # a verified step, which is never taken back
+                    step = extra(choice)["stepspec"]
+                    grade = "" if step["grade"] is None else f", grade {step['grade']:.1f}"
+                    print(f"[{step['author']}{grade}] {thought.strip()}")
+                print(choice.delta.content or "", end="")
     print()
 
 

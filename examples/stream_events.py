@@ -33,20 +33,21 @@ async def main(problem: str) -> None:
 
 
 def show(event: Event) -> None:
+    """Print a step or a rejected draft; a draft that was judged early may be rejected before earlier steps commit."""
     match event:
-        case Committed(step=step, score=grade):
-            console.print(f"+ {line(step, grade)}", style=COLOURS[step.author])
-        case Judged(draft=draft, verdict=Rollback(score=grade, reason=reason)):
-            console.print(f"- {line(draft, grade)}", style="dim strike", end="  ")
+        case Committed(index=index, step=step, score=grade):
+            console.print(f"+ {line(index, step, grade)}", style=COLOURS[step.author])
+        case Judged(index=index, draft=draft, verdict=Rollback(score=grade, reason=reason)):
+            console.print(f"- {line(index, draft, grade)}", style="dim strike", end="  ")
             console.print(f"(rejected: {reason})", style="dim")
         case _:  # There are more events, such as requests and lost bets: see stepspec.orchestrator.events.
             pass
 
 
-def line(step: Step, grade: float | None) -> str:
-    """Return the author of *step*, its grade if the large model judged it, and its text."""
+def line(index: int, step: Step, grade: float | None) -> str:
+    """Return the number of *step*, its author, its grade if the large model judged it, and its text."""
     shown = "" if grade is None else f"{grade:.1f}"
-    return f"{step.author}  {shown:>3}  {' '.join(step.text.split())}"
+    return f"{index:>3}  {step.author}  {shown:>3}  {' '.join(step.text.split())}"
 
 
 def show_costs(solution: Solution) -> None:
