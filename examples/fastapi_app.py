@@ -10,7 +10,7 @@ If the client disconnects, its run is cancelled, with all requests to the server
 
 from collections.abc import AsyncGenerator, AsyncIterable
 from contextlib import asynccontextmanager
-from typing import Annotated, Literal, TypedDict
+from typing import Annotated
 
 from fastapi import Depends, FastAPI, HTTPException, Request
 from fastapi.responses import JSONResponse
@@ -20,17 +20,9 @@ from pydantic import BaseModel
 from stepspec import Solution, Solver, StepspecError
 from stepspec.orchestrator.events import Committed
 
-CLIENT_CLOSED_REQUEST = 499
-
 
 class Problem(BaseModel):
     text: str
-
-
-class VerifiedStep(BaseModel):
-    author: Literal["small", "large"]
-    text: str
-    grade: float | None
 
 
 class Answer(BaseModel):
@@ -43,12 +35,8 @@ class Answer(BaseModel):
         return cls(answer=solution.answer, accept_rate=solution.ledger.accept_rate, seconds=solution.seconds)
 
 
-class State(TypedDict):
-    solver: Solver
-
-
 @asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncGenerator[State]:
+async def lifespan(app: FastAPI) -> AsyncGenerator[dict[str, Solver]]:
     async with Solver() as solver:  # keeps its connections open for all requests
         yield {"solver": solver}
 
@@ -72,7 +60,7 @@ async def solve(problem: Problem, request: Request, solver: SharedSolver) -> Ans
     async with solver.stream(problem.text) as events:
         async for _ in events:
             if await request.is_disconnected():  # FastAPI itself cancels streams only
-                raise HTTPException(CLIENT_CLOSED_REQUEST)
+                raise HTTPException(499, "the client closed the request")
     return Answer.of(events.solution)
 
 
@@ -82,7 +70,7 @@ async def stream(problem: Problem, solver: SharedSolver) -> AsyncIterable[Server
         async with solver.stream(problem.text) as events:
             async for event in events:
                 if isinstance(event, Committed):
-                    step = VerifiedStep(author=event.step.author, text=event.step.text, grade=event.score)
+                    step = {"author": event.step.author, "text": event.step.text, "grade": event.score}
                     yield ServerSentEvent(data=step, event="step")
         yield ServerSentEvent(data=Answer.of(events.solution), event="answer")
     except StepspecError as error:
