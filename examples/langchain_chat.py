@@ -27,9 +27,11 @@ def invoked(problem: str) -> None:
 
 
 def streamed(problem: str) -> None:
+    usage = None
     for chunk in chat.stream(problem):
         print(chunk.text, end="", flush=True)
-    print()
+        usage = chunk.usage_metadata or usage  # `stream_usage` brings it with the last chunk
+    print("\nusage:", usage)
 
 
 def with_reasoning(problem: str) -> None:

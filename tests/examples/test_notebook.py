@@ -7,9 +7,12 @@ import io
 import json
 import shutil
 import tomllib
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from PIL import Image
 
 from stepspec import Solver
@@ -20,7 +23,8 @@ from .running import EXAMPLES, StandInPair, run_program
 
 NOTEBOOK = EXAMPLES / "trace.ipynb"
 PINS = PINNED / "notebook" / "requirements.txt"
-GREEN, ORANGE, BLUE, RED = (44, 160, 44), (255, 127, 14), (31, 119, 180), (214, 39, 40)  # matplotlib's tab colours
+GREEN, ORANGE, BLUE, RED = (44, 160, 44), (255, 127, 14), (31, 119, 180), (214, 39, 40)  # matplotlib's
+FATES = {"kept": GREEN, "discarded": RED, "judging": ORANGE}
 
 
 def cells(notebook: Path) -> list[dict[str, Any]]:
@@ -28,17 +32,21 @@ def cells(notebook: Path) -> list[dict[str, Any]]:
     return found
 
 
-def colours(output: dict[str, Any]) -> set[tuple[int, ...]]:
-    """Return the colours of which there are many pixels in the picture."""
+def pixels(output: dict[str, Any]) -> Counter[object]:
+    """Count the pixels of each colour of a picture."""
     picture = Image.open(io.BytesIO(base64.b64decode(output["data"]["image/png"]))).convert("RGB")
-    counted = picture.getcolors(picture.width * picture.height) or []
-    return {colour for count, colour in counted if count > 100 and isinstance(colour, tuple)}
+    return Counter({colour: count for count, colour in picture.getcolors(picture.width * picture.height) or []})
+
+
+def shares(counts: Sequence[int]) -> list[float]:
+    return [count / sum(counts) for count in counts]
 
 
 async def test_it_draws_the_trace_beside_it(pair: StandInPair, tmp_path: Path) -> None:
     small, large = pair.settings["STEPSPEC_SMALL"], pair.settings["STEPSPEC_LARGE"]
     async with Solver(small, large, sampling={"temperature": 0}) as solver:
         solution = await solver.solve("What is |6 x 7|?", trace_to=tmp_path / "run.jsonl")
+    ledger = solution.ledger
     shutil.copy(NOTEBOOK, tmp_path)
     await run_program(
         str(installed("notebook", folder=PINNED) / "jupyter-execute"),
@@ -54,9 +62,11 @@ async def test_it_draws_the_trace_beside_it(pair: StandInPair, tmp_path: Path) -
     head, time_line, bars, rates, table = outputs
 
     assert "".join(head["text"]) == f"specreason: What is |6 x 7|?\n42, after {solution.seconds:.2f} s\n"
-    assert {GREEN, ORANGE, BLUE} <= colours(time_line)
-    assert {GREEN, ORANGE, RED} <= colours(bars)
-    assert "".join(rates["text"]).startswith(f"{solution.ledger.accept_rate:.0%} of the drafts accepted, ")
+    drawn = pixels(time_line)
+    assert min(drawn[colour] for colour in (GREEN, ORANGE, BLUE)) > 1000  # the legend alone has a few hundred
+    fates = [sum(getattr(each, fate) for each in (ledger.small, ledger.large)) for fate in FATES]
+    assert shares([pixels(bars)[colour] for colour in FATES.values()]) == pytest.approx(shares(fates), abs=0.04)
+    assert "".join(rates["text"]).startswith(f"{ledger.accept_rate:.0%} of the drafts accepted, ")
     rows = [row.strip("| ").split(" | ") for row in "".join(table["data"]["text/markdown"]).splitlines()[2:]]
     shown = [(int(step), author, fate, text) for _, step, author, _, fate, text in rows]
     assert shown == [(step.index, step.author, step.fate, " ".join(step.text.split())) for step in solution.steps]

@@ -46,8 +46,10 @@ async def test_langchain_answers_streams_reasons_and_chains(client_settings: dic
     assert list(sections) == ["invoked", "streamed", "with_reasoning", "chained"]
     content, usage = sections["invoked"].splitlines()
     assert content == f"content: {ANSWER}"
-    assert re.search(r"'reasoning': [1-9]\d+", usage)
-    assert sections["streamed"].strip() == ANSWER
+    streamed, streamed_usage = sections["streamed"].strip().splitlines()
+    assert streamed == ANSWER
+    for each in (usage, streamed_usage):
+        assert re.search(r"'reasoning': [1-9]\d+", each)
     reasoning, answer = sections["with_reasoning"].strip().rsplit("\n", 1)
     assert len(reasoning.removeprefix("reasoning: ").split("\n\n")) == STEPS
     assert answer == f"answer: {ANSWER}"
