@@ -28,9 +28,10 @@ from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity import wait_random_exponential as random_exponential
 
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext
+from .failures import no_connection
 from .settings import Address, Deadlines
 from .vllm_protocol import (
     COMPLETIONS,
@@ -127,7 +128,7 @@ class Connection:
 
     def call(self, verb: str) -> Call:
         """Describe a request, for its errors."""
-        return Call(self.endpoint.role, self.endpoint.url, verb)
+        return Call(self.endpoint.role, self.endpoint.url, verb, keyed=self.endpoint.api_key is not None)
 
     async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
         """Send *body* to *path* and return the reply. *retries* None means the settings' number."""
@@ -144,7 +145,7 @@ class Connection:
     async def model_names(self) -> list[str]:
         """List the names of the served models, adapters last."""
         call = self.call("connect")
-        return model_names(parse_object(call, await self.get(call, MODELS)))
+        return model_names(call, parse_object(call, await self.get(call, MODELS)))
 
     async def model_name(self) -> str:
         """Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not served."""
@@ -152,7 +153,8 @@ class Connection:
         if served and wanted in (None, *served):
             return wanted or served[0]
         message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
-        raise self.call("connect").error(EndpointRejected, message)
+        cure = f"; name one of them as model in [{self.endpoint.role}], or leave model out" if served else ""
+        raise self.call("connect").error(EndpointRejected, f"{message}{cure}")
 
     @asynccontextmanager
     async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
@@ -194,7 +196,8 @@ class Connection:
             try:
                 return await response.aread()
             except BROKEN as exc:
-                raise _Retryable(call.error(EndpointUnavailable, f"the connection broke ({exc!r})")) from exc
+                broke = "the connection broke before the end of the answer: did the server die?"
+                raise _Retryable(call.error(EndpointUnavailable, broke)) from exc
             finally:
                 await response.aclose()
 
@@ -229,9 +232,11 @@ class Connection:
                     content = orjson.dumps(body)
                     response = await self._session.post(url, data=content, headers=headers, proxy=self._proxy)
                 if response.status >= 400:
-                    raise _refusal(call, response.status, response.headers.get("retry-after"), await response.read())
+                    after = response.headers.get("retry-after")
+                    raise _refusal(call, response.status, after, await response.read(), path)
             except BROKEN as exc:
-                raise _no_connection(call, exc) from exc
+                message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self._proxy)
+                raise _Retryable(call.error(EndpointUnreachable, message)) from exc
         return Response(response)
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
@@ -371,7 +376,7 @@ class Events:
         try:
             piece = await anext(self._pieces)
         except (StopAsyncIteration, *BROKEN) as exc:
-            reason = self._late or f"the stream broke off ({exc!r}): did the server die?"
+            reason = self._late or "the stream broke off: did the server die?"
             raise self._call.error(EndpointUnavailable, reason) from exc
         self._arrived = self._loop.time()
         *lines, self._rest = (self._rest + piece).split(b"\n")
@@ -405,14 +410,9 @@ class _Retryable(Exception):
         self.error, self.after = error, after
 
 
-def _refusal(call: Call, status: int, again_after: str | None, body: bytes) -> Exception:
-    error = http_error(call, status, body)
+def _refusal(call: Call, status: int, again_after: str | None, body: bytes, path: str) -> Exception:
+    error = http_error(call, status, body, path)
     return _Retryable(error, retry_after(again_after)) if retryable(status) else error
-
-
-def _no_connection(call: Call, cause: Exception) -> _Retryable:
-    message = f"no connection ({str(cause) or type(cause).__name__}); is the server running, and is the URL right?"
-    return _Retryable(call.error(EndpointUnavailable, message))
 
 
 def _proxy(url: str) -> str | None:
