@@ -30,10 +30,10 @@ def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = 
     *seconds* is the deadline for a connection. *proxy* is the URL of the proxy that the environment names.
     """
     if isinstance(exc, aiohttp.ClientHttpProxyError):
-        return f"no connection: the proxy {proxy} answers with HTTP {exc.status}; {_without_proxy(url)}"
+        return f"no connection: the proxy {_public(proxy)} answers with HTTP {exc.status}; {_without_proxy(url)}"
     if isinstance(exc, aiohttp.ClientProxyConnectionError):
         reason = _reason(exc.os_error, proxy or url, seconds)
-        return f"no connection to the proxy {proxy}: {reason.partition(';')[0]}; {_without_proxy(url)}"
+        return f"no connection to the proxy {_public(proxy)}: {reason.partition(';')[0]}; {_without_proxy(url)}"
     return f"no connection: {_reason(exc, url, seconds)}"
 
 
@@ -76,6 +76,12 @@ def _reason(exc: Exception, url: str, seconds: float) -> str:
             return f"{os.strerror(number).lower()} at {host}:{port}; is the server running, and is the URL right?"
         case _:
             return f"the request to {host}:{port} failed; is the server running, and is the URL right?"
+
+
+def _public(proxy: str | None) -> str:
+    """Return the URL without a name and a password."""
+    scheme, _, rest = (proxy or "").partition("//")
+    return f"{scheme}//{rest.rpartition('@')[2]}"
 
 
 def _without_proxy(url: str) -> str:

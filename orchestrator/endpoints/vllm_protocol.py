@@ -85,7 +85,9 @@ def http_error(call: Call, status: int, body: bytes, path: str = "") -> Endpoint
     if status == 404:
         return call.error(EndpointRejected, f"HTTP 404: {_not_found(call, message, path)}")
     if status in NOT_READY:
-        cause = f"HTTP {status}: {message}; wait until the server is ready: it may be loading its model, or be overloaded"
+        cause = (
+            f"HTTP {status}: {message}; wait until the server is ready: it may be loading its model, or be overloaded"
+        )
         return call.error(EndpointUnavailable, cause)
     if retryable(status):
         return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
