@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from random import randrange
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -302,8 +302,8 @@ async def diagnose_critic(settings: CriticEndpoint) -> CriticReport:
             critic = endpoint.critic()
             right, wrong = [await critic.rate(PROBLEM.extend(step)) for step in (STEP, WRONG)]
     except StepspecError as exc:
-        return _conclude_critic(CriticReport(settings.url, _cause(exc), endpoint.name or None))
-    return _conclude_critic(CriticReport(settings.url, "", endpoint.name, right, wrong))
+        return conclude_critic(CriticReport(settings.url, _cause(exc), endpoint.name or None))
+    return conclude_critic(CriticReport(settings.url, "", endpoint.name, right, wrong))
 
 
 def _hasty(settings: A) -> A:
@@ -659,7 +659,7 @@ def _about_pair(small: EndpointReport, large: EndpointReport, same: bool | None)
     return findings
 
 
-def _conclude_critic(report: CriticReport) -> CriticReport:
+def conclude_critic(report: CriticReport) -> CriticReport:
     """Add the findings to the *report* of a reward model; ratings that are no numbers from 0 to 1 become None."""
     if report.problem:
         return replace(report, findings=(Finding("connection", "critic", "cannot work", report.problem),))
@@ -669,8 +669,13 @@ def _conclude_critic(report: CriticReport) -> CriticReport:
         values = " and ".join(f"{value:g}" for value in invalid.values() if value is not None)
         message = f"its ratings are not numbers from 0 to 1 but {values}"
         cure = "serve a reward model with one or two labels, with vLLM's --runner pooling"
-        finite = {name: None if value is None or not isfinite(value) else value for name, value in ratings.items()}
-        return replace(report, **finite, findings=(Finding("rating", "critic", "cannot work", message, cure),))
+        finite = [None if value is None or not isfinite(value) else value for value in ratings.values()]
+        return replace(
+            report,
+            right=finite[0],
+            wrong=finite[1],
+            findings=(Finding("rating", "critic", "cannot work", message, cure),),
+        )
     assert report.right is not None
     assert report.wrong is not None
     if report.right <= report.wrong:
@@ -683,16 +688,27 @@ def _conclude_critic(report: CriticReport) -> CriticReport:
 # Layout
 
 
-def render(report: Report) -> RenderableType:
-    """Lay out *report* for a terminal; the last line is its summary."""
-    parts: list[RenderableType] = []
+def render(report: Report) -> Iterator[RenderableType]:
+    """Yield the parts of *report* for a terminal, tables and lines; the last line is its summary."""
     for pair in report.pairs:
         if len(report.pairs) > 1:
-            parts.append(Text(pair.name, "bold"))
-        parts += [_table(pair), "", *map(_line, pair.findings), *([""] if pair.findings else [])]
-    if critic := report.critic:
-        parts += [_critic_table(critic), "", *map(_line, critic.findings), *([""] if critic.findings else [])]
-    return Group(*parts, Text(report.summary, "bold green" if report.ok else "bold red"))
+            yield Text(pair.name, "bold")
+        yield _table(pair)
+        yield from _lines(pair.findings)
+    if report.critic:
+        yield _critic_table(report.critic)
+        yield from _lines(report.critic.findings)
+    yield Text(report.summary, "bold green" if report.ok else "bold red")
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
+    """Yield a line for each finding, what cannot work first, between empty lines."""
+    order = ["cannot work", "costs", "unknown", "works"]
+    yield Text()
+    for finding in sorted(findings, key=lambda finding: order.index(finding.outcome)):
+        yield _line(finding)
+    if findings:
+        yield Text()
 
 
 def _line(finding: Finding) -> Text:
@@ -701,15 +717,25 @@ def _line(finding: Finding) -> Text:
 
 def _table(pair: Diagnosis) -> Table:
     reports = (pair.small, pair.large, *pair.others)
-    table = Table("", *(report.role for report in reports), box=None, pad_edge=False)
-    for name, *cells in zip(ROWS, *map(_cells, reports), strict=True):
+    table = _columns(*(report.role for report in reports))
+    rows = [*zip(ROWS, *map(_cells, reports), strict=True)]
+    unusable = all(report.problem for report in reports)
+    for name, *cells in rows[:2] if unusable else rows:
         table.add_row(name, *cells)
-    table.add_row("one vocabulary", _mark(pair.same_vocabulary, missing="costs"), "")
+    if not unusable:
+        table.add_row("one vocabulary", _mark(pair.same_vocabulary, missing="costs"), "")
+    return table
+
+
+def _columns(*names: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for name in ("", *names):
+        table.add_column(name, overflow="fold")
     return table
 
 
 def _critic_table(critic: CriticReport) -> Table:
-    table = Table("", "critic", box=None, pad_edge=False)
+    table = _columns("critic")
     table.add_row("server", critic.url)
     table.add_row("model", Text("cannot be used", "red") if critic.problem else critic.model or _mark(None))
     table.add_row("rates a right step", _mark(None) if critic.right is None else f"{critic.right:.2f}")

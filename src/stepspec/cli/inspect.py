@@ -109,7 +109,8 @@ def doctor(
     if json:
         print_json(report_json(report))
     else:
-        stdout.print(render(report))
+        for part in render(report):
+            stdout.print(part, soft_wrap=isinstance(part, Text))  # A finding is one line, also for grep.
     if not report.ok:
         raise typer.Exit(1)
 

@@ -302,7 +302,7 @@ async def test_messages_of_the_server_are_one_line() -> None:
     server = FakeVllm(SCRIPT)
     async with server.serve(retries=0) as settings, VllmEndpoint(settings) as endpoint:
         server.faults.append(Refuse(500, "EngineCore\n  encountered an issue"))
-        with pytest.raises(EndpointUnavailable, match="HTTP 500: EngineCore encountered an issue$"):
+        with pytest.raises(EndpointUnavailable, match=r"HTTP 500: EngineCore encountered an issue$"):
             await endpoint.model().write(Chain.of("What?"))
 
 
