@@ -11,9 +11,9 @@ import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeAlias, cast
+from typing import Annotated, Any, Self, TypeAlias, cast, get_args
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -24,7 +24,7 @@ from pydantic_settings import (
 )
 
 from stepspec.orchestrator.chain import Party
-from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
+from stepspec.orchestrator.endpoints.settings import Address, CriticEndpoint, Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError, near
 from stepspec.orchestrator.feedback.calibration_monitor import Calibration
 from stepspec.orchestrator.interfaces import answered_by, ended_by
@@ -46,6 +46,7 @@ from . import policies
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
 DEFAULT_FILE = "stepspec.toml"
+ROLES: tuple[Party, ...] = get_args(Party)
 
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
@@ -93,6 +94,26 @@ def _read_alternative(value: object) -> object:
 Alternatives: TypeAlias = Annotated[tuple[Alternative, ...], NoDecode, BeforeValidator(_read_alternatives)]
 
 
+class _SettingsFile(TomlConfigSettingsSource):
+    """The settings file, where a URL alone becomes a table, so that a variable such as a key can be added to it."""
+
+    def __call__(self) -> dict[str, Any]:
+        variables = {name.upper().split("__")[0] for name in os.environ if "__" in name}
+        with_variables = {role for role in ROLES if f"{PREFIX}{role}".upper() in variables}
+        return {
+            name: _as_table(value) if name in with_variables else value for name, value in super().__call__().items()
+        }
+
+
+def _as_table(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"url": value}
+    if not isinstance(value, dict):
+        return value
+    table = cast("dict[str, Any]", value)
+    return {name: _as_table(part) if name in ("small", "large") else part for name, part in table.items()}
+
+
 class Settings(RunOptions, BaseSettings):
     """
     Everything a solver is configured with: the options of its runs, which a run may override, and what follows here.
@@ -122,7 +143,7 @@ class Settings(RunOptions, BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _file())
+        return init_settings, env_settings, _SettingsFile(settings_cls, _file())
 
     @property
     def run(self) -> RunOptions:
@@ -171,12 +192,30 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
     """
     _refuse_unknown_variables()
     try:
-        settings = Settings(**{name: value for name, value in overrides.items() if value is not None})
+        settings = _with_keys(
+            Settings(**{name: value for name, value in overrides.items() if value is not None}), overrides
+        )
     except ValidationError as exc:
         raise explain(exc, Settings, hidden=TAGS) from exc
     except (SettingsError, ValueError, OSError) as exc:  # a variable that is no JSON, a file that is no TOML
         raise ConfigurationError(str(exc)) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
+
+
+def _with_keys(settings: Settings, overrides: Mapping[str, Any]) -> Settings:
+    """
+    Add the keys of variables such as STEPSPEC_LARGE__API_KEY to models that an argument or a variable names by URL.
+
+    A URL replaces all other settings of the model, but for the key, which would otherwise have no way in.
+    """
+    variables = {name.upper(): value for name, value in os.environ.items()}
+    update: dict[str, Address] = {}
+    for role in ROLES:
+        endpoint, key = getattr(settings, role), variables.get(f"{PREFIX}{role}__API_KEY".upper())
+        by_url = overrides.get(role) is None or isinstance(overrides[role], str)
+        if key and by_url and isinstance(endpoint, Address) and endpoint.api_key is None:
+            update[role] = endpoint.model_copy(update={"api_key": SecretStr(key)})
+    return settings.model_copy(update=update) if update else settings
 
 
 def _file() -> Path | None:
