@@ -39,6 +39,7 @@ class Answers(BaseHTTPRequestHandler):
     def do_GET(self):
         body = json.dumps({"data": [{"id": after("--served-model-name")}]}).encode()
         self.send_response(200)
+        self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -161,7 +162,7 @@ def test_the_printed_commands_start_what_up_starts(machine: Machine) -> None:
     assert all(int(port) > 0 for port in ports)
     lines_with_commands = [line for line in lines.splitlines() if not line.startswith("#")]
     assert len(lines_with_commands) == 3
-    assert all((" serve " in line) == ("venv" in line) for line in lines_with_commands)
+    assert all((" serve " in line) == ("a venv" in line) for line in lines_with_commands)
 
 
 def port_of(words: list[str]) -> str:
