@@ -105,7 +105,7 @@ def test_a_version_that_is_not_reported_is_unknown() -> None:
         ({"vocabulary": "w"}, "the vocabularies differ"),
         ({"context": 1024}, "chains of thought end after 1024 tokens: start vLLM with a larger --max-model-len"),
         ({"model": "tiny"}, "both serve 'tiny'"),
-        ({"url": "http://s"}, "small and large are the same server"),
+        ({"url": "http://s", "model": "tiny"}, "small and large are the same server"),
         ({"failures": {"scoring": "no"}}, "policies that score drafts (BiLD, reflective) cannot use it: no"),
         ({"digits": 0.1}, "puts 10% on digits"),
         ({"between": 0.007}, "speculation cannot pay"),
@@ -148,6 +148,10 @@ def test_what_cannot_work_is_no_mere_cost(change: dict[str, Any], words: str) ->
     assert str(finding).startswith(words)
     report = Report.of([diagnosis])
     assert (report.ok, report.summary) == (False, "It cannot work like this: 1 thing cannot work.")
+
+
+def test_two_models_behind_one_gateway_are_no_complaint() -> None:
+    assert conclude(FAST, replace(GOOD, url=FAST.url)).findings == ()
 
 
 def test_a_small_model_that_cannot_judge_suits_most_policies() -> None:
