@@ -635,7 +635,7 @@ def _about_pair(small: EndpointReport, large: EndpointReport, same: bool | None)
     elif large.thinks and not small.thinks:
         message = "only the large model thinks: the small one drafts the steps of its thinking as if it answered"
         add("thinking", "costs", message, "draft with a small model that thinks too")
-    if small.url == large.url:
+    if (small.url, small.model) == (large.url, large.model):
         add(
             "distinct", "costs", "small and large are the same server: a model gains nothing from its own drafts", OTHER
         )
