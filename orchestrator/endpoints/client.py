@@ -104,8 +104,9 @@ class Connection:
     The requests of a run carry vLLM's ``priority``, unless the settings forbid it or the server has refused one.
     """
 
-    def __init__(self, endpoint: Address) -> None:
+    def __init__(self, endpoint: Address, table: str = "") -> None:
         self.endpoint = endpoint
+        self._table = table or endpoint.role
         self.priorities = endpoint.priorities
         self._session: aiohttp.ClientSession | None = None
         self._proxy = _proxy(endpoint.url)
@@ -128,7 +129,7 @@ class Connection:
 
     def call(self, verb: str) -> Call:
         """Describe a request, for its errors."""
-        return Call(self.endpoint.role, self.endpoint.url, verb, keyed=self.endpoint.api_key is not None)
+        return Call(self.endpoint.role, self.endpoint.url, verb, self.endpoint.api_key is not None, self._table)
 
     async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
         """Send *body* to *path* and return the reply. *retries* None means the settings' number."""
@@ -153,7 +154,7 @@ class Connection:
         if served and wanted in (None, *served):
             return wanted or served[0]
         message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
-        cure = f"; name one of them as model in [{self.endpoint.role}], or leave model out" if served else ""
+        cure = f"; name one of them as model in [{self._table}], or leave model out" if served else ""
         raise self.call("connect").error(EndpointRejected, f"{message}{cure}")
 
     @asynccontextmanager
@@ -264,15 +265,16 @@ class ConnectedEndpoint(Generic[A]):
     """
     One served model and the connection to it, which all runs share; the connection is closed on leaving.
 
-    Entering raises an `EndpointError`, with the cure, if the server cannot be used.
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used. The cure names the *table* of the
+    settings, by default that of the role.
     """
 
-    def __init__(self, settings: A) -> None:
-        self.settings = settings
+    def __init__(self, settings: A, table: str = "") -> None:
+        self.settings, self._table = settings, table
         self.name = settings.model or ""
 
     async def __aenter__(self) -> Self:
-        self.connection = Connection(self.settings)
+        self.connection = Connection(self.settings, self._table)
         try:
             self.name = await self.connection.model_name()
             await self._learn()

@@ -277,21 +277,36 @@ async def examine(
 ) -> Report:
     """Examine *pairs* of a small and a large endpoint by name, one after the other, and the *critic*."""
     diagnoses = [
-        replace(await diagnose(small, large, question=question, opening=opening), name=name)
+        await diagnose(small, large, question=question, opening=opening, name=name)
         for name, (small, large) in pairs.items()
     ]
     return Report.of(diagnoses, await diagnose_critic(critic) if critic else None)
 
 
-async def diagnose(small: Endpoint, large: Endpoint, *, question: str = QUESTION, opening: str = OPENING) -> Diagnosis:
-    """Examine all servers of both endpoints at once. A server that cannot be used is reported, not raised."""
+async def diagnose(
+    small: Endpoint,
+    large: Endpoint,
+    *,
+    question: str = QUESTION,
+    opening: str = OPENING,
+    name: str = "small with large",
+) -> Diagnosis:
+    """
+    Examine all servers of both endpoints at once. A server that cannot be used is reported, not raised.
+
+    *name* consists of the tables of both models in the settings, as those of `neighbours` do.
+    """
+    tables = dict(zip(("small", "large"), name.split(" with "), strict=True))
     servers = [server for endpoint in (small, large) for server in endpoint.each]
-    reports = await asyncio.gather(*(_examine(_hasty(server), question, opening) for server in servers))
+    reports = await asyncio.gather(
+        *(_examine(_hasty(server), tables[server.role], question, opening) for server in servers)
+    )
     first = [
         min((report for report in reports if report.role == endpoint.role), key=lambda report: bool(report.problem))
         for endpoint in (small, large)
     ]
-    return conclude(*first, *(report for report in reports if not any(report is other for other in first)))
+    others = (report for report in reports if not any(report is other for other in first))
+    return replace(conclude(*first, *others), name=name)
 
 
 async def diagnose_critic(settings: CriticEndpoint) -> CriticReport:
@@ -316,10 +331,10 @@ def _cause(exc: StepspecError) -> str:
     return exc.cause if isinstance(exc, EndpointError) else str(exc)
 
 
-async def _examine(settings: Endpoint, question: str, opening: str) -> EndpointReport:
+async def _examine(settings: Endpoint, table: str, question: str, opening: str) -> EndpointReport:
     entered = False
     try:
-        async with VllmEndpoint(settings) as endpoint:
+        async with VllmEndpoint(settings, table) as endpoint:
             entered = True
             return await _measure(endpoint, question, opening)
     except StepspecError as exc:

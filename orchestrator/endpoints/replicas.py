@@ -179,9 +179,11 @@ class ReplicatedModel:
 Messages = tuple[Message, ...]
 
 
-def connect(settings: Endpoint) -> ModelEndpoint:
-    """Make the endpoint that *settings* describe; it connects on entering."""
-    return ReplicatedEndpoint(settings) if settings.replicas else VllmEndpoint(settings)
+def connect(settings: Endpoint, table: str = "") -> ModelEndpoint:
+    """Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of the settings."""
+    if settings.replicas:
+        return ReplicatedEndpoint(settings, lambda server: VllmEndpoint(server, table))
+    return VllmEndpoint(settings, table)
 
 
 class ReplicatedEndpoint:

@@ -53,12 +53,18 @@ TITLE, TAG = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL), re.
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The model's role, the server's URL, the verb of a request and whether it has a key, for its error messages."""
+    """
+    What the error messages of a request name: the model's role, the server's URL, and the verb of the request.
+
+    *keyed* is whether it has a key. *table* is the model's table of the settings, such as ``small.large``; "" is its
+    role.
+    """
 
     role: Party
     url: str
     verb: str
     keyed: bool = False
+    table: str = ""
 
     def error(self, kind: type[E], message: str) -> E:
         return kind(message, role=self.role, url=self.url, verb=self.verb)
@@ -100,7 +106,8 @@ def http_error(call: Call, status: int, body: bytes, path: str = "") -> Endpoint
 
 def _refused_key(call: Call, status: int, message: str) -> str:
     refused = "the key was refused" if call.keyed else "a key is needed, and none is set"
-    setting = f"api_key in [{call.role}], or STEPSPEC_{call.role.upper()}__API_KEY"
+    table = call.table or call.role
+    setting = f"api_key in [{table}], or STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
     return f"{refused} (HTTP {status}: {message}); set {'the right' if call.keyed else 'it as'} {setting}"
 
 
@@ -116,7 +123,8 @@ def _not_found(call: Call, message: str, path: str) -> str:
             "/v1? Let it forward all paths, or use vLLM's own URL"
         )
     if path in PRIORITISED and "model" in message.lower():
-        return f"{message.rstrip('.')}; does the server serve another model now? Correct model in [{call.role}]"
+        table = call.table or call.role
+        return f"{message.rstrip('.')}; does the server serve another model now? Correct model in [{table}]"
     return f"{message}; is a vLLM server at this URL?"
 
 

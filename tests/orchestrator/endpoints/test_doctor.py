@@ -241,6 +241,14 @@ async def test_a_server_that_is_not_there_is_a_finding_at_once() -> None:
     assert lines[-1] == "It cannot work like this: 2 things cannot work."
 
 
+async def test_the_cure_names_the_table_of_a_model_in_a_nested_pair() -> None:
+    server = FakeVllm(("So", "</think>"), key="right")
+    async with server.serve("small") as small, server.serve("large") as large:
+        diagnosis = await diagnose(small, large, name="small.small with small.large")
+    assert "set it as api_key in [small.small], or STEPSPEC_SMALL__SMALL__API_KEY" in diagnosis.notes[0]
+    assert "set it as api_key in [small.large], or STEPSPEC_SMALL__LARGE__API_KEY" in diagnosis.notes[1]
+
+
 async def test_the_other_server_is_examined_all_the_same() -> None:
     server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
     async with server.serve("large") as large:
