@@ -11,6 +11,7 @@ from typing import Any
 import jsonschema_rs
 import orjson
 import pytest
+from aiohttp import web
 from rich.console import Console
 
 from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint, probe
@@ -262,6 +263,18 @@ async def test_the_other_server_is_examined_all_the_same() -> None:
 async def test_a_server_that_dies_during_the_examination_is_a_finding() -> None:
     server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
     server.faults.extend([None] * 3 + [Break(after=0)] * 3)
+    async with server.serve("large") as large:
+        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    assert diagnosis.large.problem.startswith("it stopped answering while it was examined: no connection: ")
+
+
+async def test_a_server_that_dies_while_it_writes_is_a_finding() -> None:
+    class Dying(FakeVllm):
+        async def stream(self, request: web.Request, body: dict[str, Any], fault: Any) -> web.StreamResponse:
+            await self.fail(request, Break(after=0))
+            raise AssertionError("it lives on")
+
+    server = Dying(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
     async with server.serve("large") as large:
         diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
     assert diagnosis.large.problem.startswith("it stopped answering while it was examined: no connection: ")
