@@ -26,7 +26,7 @@ from ..events import Called, Event
 from ..stats import Acceptance
 from .chat_template import Source, disagreement
 from .metrics import CHECKPOINTS, FINE, MATCH_UNIT, RETENTION, CacheConfig
-from .probe import LONG, Capabilities, Ordering, ordering
+from .probe import LONG, RETRIES, Capabilities, Ordering, ordering
 from .reward_model import RewardModelEndpoint
 from .settings import Address, CriticEndpoint, Endpoint
 from .tokenizer import PROBE
@@ -336,6 +336,8 @@ async def _examine(settings: Endpoint, table: str, question: str, opening: str) 
     try:
         async with VllmEndpoint(settings, table) as endpoint:
             entered = True
+            # It answers: a connection that is reset once, as vLLM does after some requests, is no finding.
+            endpoint.connection.endpoint = settings.model_copy(update={"retries": RETRIES})
             return await _measure(endpoint, question, opening)
     except StepspecError as exc:
         gone = entered and isinstance(exc, EndpointUnreachable)
@@ -350,8 +352,6 @@ async def _measure(endpoint: VllmEndpoint, question: str, opening: str) -> Endpo
     async def attempt(check: str, measurement: Awaitable[T]) -> T | None:
         try:
             return await measurement
-        except EndpointUnreachable:
-            raise
         except StepspecError as exc:
             failures[check] = _cause(exc)
             return None

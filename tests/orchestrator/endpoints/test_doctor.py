@@ -280,6 +280,22 @@ async def test_a_server_that_dies_while_it_writes_is_a_finding() -> None:
     assert diagnosis.large.problem.startswith("it stopped answering while it was examined: no connection: ")
 
 
+async def test_a_connection_that_is_reset_once_is_no_finding() -> None:
+    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
+    async with server.serve("large") as large:
+        first = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+        asked = [
+            body for path, body in server.requests if "allowed_token_ids" in body and "return_token_ids" not in body
+        ]
+        before = server.requests.index(("/v1/completions", asked[1]))  # the grade, after the probe's own question
+        count = sum(path == "/v1/completions" for path, _ in server.requests[:before])
+        server.faults.extend([None] * count + [Break(after=0)])
+        again = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    assert not server.faults
+    assert again.large.failures == {}
+    assert [finding.check for finding in again.findings] == [finding.check for finding in first.findings]
+
+
 async def test_requests_that_fail_leave_what_they_would_have_shown_unknown() -> None:
     server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1}, block=16)
     server.faults.extend([Refuse(500, "busy")] * 400)
