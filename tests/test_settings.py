@@ -54,7 +54,7 @@ def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.Monk
 def test_the_key_of_a_variable_is_used_wherever_the_url_stands(
     file: str,
     variables: dict[str, str],
-    arguments: dict[str, str],
+    arguments: dict[str, Any],
     url: str,
     nowhere: Path,
     monkeypatch: pytest.MonkeyPatch,

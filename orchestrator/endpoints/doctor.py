@@ -36,6 +36,13 @@ T = TypeVar("T")
 A = TypeVar("A", bound=Address)
 
 Outcome: TypeAlias = Literal["works", "costs", "cannot work", "unknown"]
+ORDER: tuple[Outcome, ...] = ("cannot work", "costs", "unknown", "works")
+PHRASES: Mapping[Outcome, tuple[str, str]] = {
+    "cannot work": ("thing cannot work", "things cannot work"),
+    "costs": ("costs speed or accuracy", "cost speed or accuracy"),
+    "unknown": ("is unknown", "are unknown"),
+}
+"""What the summary says of one such finding, and of several."""
 COLOURS: Mapping[Outcome, str] = {"works": "green", "costs": "yellow", "cannot work": "red", "unknown": "magenta"}
 
 QUESTION = "Grade the last step from 0, wrong, to 9, right. Reply with one digit."
@@ -88,7 +95,7 @@ LACKS: Mapping[str, Lack] = {
 
 UNKNOWN: Mapping[str, str] = {
     "version": "the server does not report its version: let a proxy forward /version",
-    "speculation": "without /metrics it is not known whether the server drafts tokens itself: let a proxy forward it",
+    "speculation": "without /metrics it is not known whether the server drafts tokens itself: let a proxy forward /metrics",
     "prefix_cache": "neither replies nor /metrics tell what is read from the cache: start vLLM with "
     "--enable-prompt-tokens-details, or let a proxy forward /metrics",
 }
@@ -233,19 +240,17 @@ class Report:
     def of(cls, pairs: Sequence[Diagnosis], critic: CriticReport | None = None) -> Report:
         """Sum up the findings."""
         findings = [finding for pair in pairs for finding in pair.findings]
-        counts = Counter(finding.outcome for finding in (*findings, *(critic.findings if critic else ())))
+        every = (*findings, *(critic.findings if critic else ()))
+        counts: Counter[Outcome] = Counter(finding.outcome for finding in every)
         return cls(not counts["cannot work"], _summary(counts), tuple(pairs), critic)
 
 
 def _summary(counts: Mapping[Outcome, int]) -> str:
-    words: list[str] = []
-    for outcome, one, many in (
-        ("cannot work", "thing cannot work", "things cannot work"),
-        ("costs", "costs speed or accuracy", "cost speed or accuracy"),
-        ("unknown", "is unknown", "are unknown"),
-    ):
-        if count := counts.get(outcome, 0):
-            words.append(f"{count} {one if count == 1 else many}")
+    words = [
+        f"{count} {PHRASES[outcome][count > 1]}"
+        for outcome in ORDER
+        if (count := counts.get(outcome, 0)) and outcome in PHRASES
+    ]
     if counts.get("cannot work"):
         return f"It cannot work like this: {', '.join(words)}."
     return f"It works: {', '.join(words)}." if words else "It works. Nothing is missing."
@@ -718,9 +723,8 @@ def render(report: Report) -> Iterator[RenderableType]:
 
 def _lines(findings: Sequence[Finding]) -> Iterator[Text]:
     """Yield a line for each finding, what cannot work first, between empty lines."""
-    order = ["cannot work", "costs", "unknown", "works"]
     yield Text()
-    for finding in sorted(findings, key=lambda finding: order.index(finding.outcome)):
+    for finding in sorted(findings, key=lambda finding: ORDER.index(finding.outcome)):
         yield _line(finding)
     if findings:
         yield Text()
@@ -776,7 +780,9 @@ def _cells(report: EndpointReport) -> list[RenderableType]:
         _milliseconds(report.between, digits=1),
         _read(report.reading),
         _milliseconds(report.reading.seconds if report.reading else None),
-        Text(report.ordering or "unknown", COLOURS[{"kept": "works", None: "unknown"}.get(report.ordering, "costs")]),
+        Text(report.ordering, COLOURS["works" if report.ordering == "kept" else "costs"])
+        if report.ordering
+        else unknown,
         {True: Text("on", "green"), False: Text("refused", "red"), None: Text("off", "yellow")}[can.suffix_scoring],
         _milliseconds(report.scoring),
     ]

@@ -10,12 +10,13 @@ import errno
 import os
 import socket
 import ssl
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import aiohttp
 
 EXPIRED, OTHER_HOST, OTHER_ADDRESS = 10, 62, 64  # OpenSSL's verify codes
-CERTIFICATES = {
+CERTIFICATES: Mapping[int | None, str] = {
     EXPIRED: "has expired: renew it",
     OTHER_HOST: "was issued for another host name: write the name that it was issued for into the URL",
     OTHER_ADDRESS: "was not issued for this IP address: write the host name that it was issued for into the URL",

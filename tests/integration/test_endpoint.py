@@ -247,7 +247,7 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
             (can.token_ids, can.stop_included, can.forced, can.chosen_logprobs, can.prompt_logprobs, can.metrics)
         )
         assert (can.prefix_cache, can.cached_tokens, examined.faithful) == (True, True, True)
-        assert examined.scoring > 0
+        assert examined.scoring is not None
         assert can.suffix_scoring is (True if examined.role == "large" else None)
     assert diagnosis.large.digits is not None
     assert 0 < diagnosis.large.digits <= 1

@@ -38,7 +38,7 @@ Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 async def failure(url: str, **settings: Any) -> EndpointError:
     """Return the error of connecting to *url*, which has one line and none of the library's words."""
     with pytest.raises(EndpointError) as caught:
-        async with VllmEndpoint(Endpoint(role="large", url=url, **{"retries": 0, **settings})):
+        async with VllmEndpoint(Endpoint.model_validate({"role": "large", "url": url, "retries": 0, **settings})):
             pytest.fail("connected")
     message = str(caught.value)
     assert not LEAKS.search(message), message

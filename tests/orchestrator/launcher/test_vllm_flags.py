@@ -174,7 +174,7 @@ def test_a_failure_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_several_programs_keep_one_result_and_leave_no_parts(cache: Path, runs: Callable[[], int]) -> None:
     with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(lambda _: parse(LINES), range(8))) == [PARSED] * 8
+        assert list(pool.map(parse, [LINES] * 8)) == [PARSED] * 8
     assert runs() <= 8
     assert [file.suffix for file in kept(cache)] == [".json"]
 
