@@ -95,7 +95,7 @@ LACKS: Mapping[str, Lack] = {
 
 UNKNOWN: Mapping[str, str] = {
     "version": "the server does not report its version: let a proxy forward /version",
-    "speculation": "without /metrics it is not known whether the server drafts tokens itself: let a proxy forward /metrics",
+    "speculation": "without /metrics it is not known whether the server drafts tokens: let a proxy forward /metrics",
     "prefix_cache": "neither replies nor /metrics tell what is read from the cache: start vLLM with "
     "--enable-prompt-tokens-details, or let a proxy forward /metrics",
 }
@@ -480,10 +480,9 @@ def _about_unknowns(report: EndpointReport, can: Capabilities) -> list[Finding]:
     for name in ("version", "speculation", *LACKS):
         if getattr(can, name) is not None:
             continue
-        why, _, cure = UNKNOWN.get(
-            name, f"it could not be found out whether it has {_spaced(name)}: {AGAIN}"
-        ).partition(": ")
-        findings.append(Finding(name, report.role, "unknown", why, cure))
+        default = f"it could not be found out whether it has {_spaced(name)}: {AGAIN}"
+        message, _, cure = UNKNOWN.get(name, default).partition(": ")
+        findings.append(Finding(name, report.role, "unknown", message, cure))
     if why := report.failures.get("verdicts"):
         message = f"the time of a verdict could not be measured ({why})"
         findings.append(Finding("verdicts", report.role, "unknown", message, AGAIN))
