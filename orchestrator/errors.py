@@ -5,6 +5,7 @@ Everything that stepspec raises on purpose.
     |-- ConfigurationError (ValueError)     a setting, an option or an argument of the user is wrong
     |-- EndpointError                       a served model failed: with its role, its URL and the kind of request
     |   |-- EndpointUnavailable             no connection, a server error, or no response before the deadline
+    |   |   `-- EndpointUnreachable         no connection: refused, an unknown host, no TLS, ...
     |   |-- EndpointRejected                the server rejected the request: key, model name, body
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
     |   `-- MalformedReply                  the response does not match the request
@@ -50,6 +51,10 @@ class EndpointError(StepspecError):
 
 class EndpointUnavailable(EndpointError):
     """No connection, a server error, or no response before the deadline. Another replica, or a retry, may work."""
+
+
+class EndpointUnreachable(EndpointUnavailable):
+    """There is no connection to the server: every other request to it will fail too, for now."""
 
 
 class EndpointRejected(EndpointError):

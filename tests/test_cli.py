@@ -13,7 +13,9 @@ import typer
 import typer.core
 
 from stepspec import cli
+from stepspec.evals.testbed.stand_in import stand_in_process
 from stepspec.orchestrator import trace
+from stepspec.orchestrator.endpoints import probe
 from stepspec.orchestrator.events import Started
 from stepspec.policies import METHODS, describe_options
 from stepspec.policies.relay import CUES
@@ -233,9 +235,33 @@ def test_the_doctor_looks_at_every_model_of_a_nested_pair(tmp_path: Path, capfd:
     nowhere = ("http://127.0.0.1:9", "http://127.0.0.1:19", "http://127.0.0.1:29")
     tiny, small, large = (f'{{ url = "{url}", retries = 0 }}' for url in nowhere)
     (tmp_path / "stepspec.toml").write_text(f"large = {large}\n[small]\nsmall = {tiny}\nlarge = {small}\n")
-    assert call("doctor", "--json") == 0
+    assert call("doctor", "--json") == 1
     found = orjson.loads(capfd.readouterr().out)
-    urls = {name: (pair["small"]["url"], pair["large"]["url"]) for name, pair in found.items()}
+    urls = {pair["name"]: (pair["small"]["url"], pair["large"]["url"]) for pair in found["pairs"]}
     assert urls == {"small.small with small.large": nowhere[:2], "small.large with large": nowhere[1:]}
-    assert call("doctor") == 0
+    assert (found["ok"], found["critic"]) == (False, None)
+    assert call("doctor") == 1
     assert "small.large with large" in capfd.readouterr().out
+
+
+def test_the_doctor_says_by_its_exit_code_and_its_last_line_whether_it_works(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(probe, "CROWDS", (8,))  # whether the servers order by priority does not matter here
+    with stand_in_process() as small, stand_in_process() as large:
+        assert call("doctor", "--small", small, "--large", large) == 0
+        printed = capfd.readouterr().out.splitlines()
+        assert re.fullmatch(r"It works: \d+ cost speed or accuracy\.", printed[-1])
+        assert all(len(line.split("  ")) > 1 for line in printed if line.startswith("costs"))
+        assert call("doctor", "--small", small, "--large", large, "--critic", large) == 1
+        printed = capfd.readouterr().out.splitlines()
+        assert any(line.startswith("cannot work  critic: no /pooling or no /tokenize here") for line in printed)
+        assert printed[-1].startswith("It cannot work like this: 1 thing cannot work, ")
+    assert call("doctor", "--small", small, "--large", large, "--json") == 1
+    found = orjson.loads(capfd.readouterr().out)
+    assert [finding["check"] for finding in found["pairs"][0]["findings"]] == ["connection", "connection"]
+
+
+def test_the_doctor_prints_the_schema_of_its_json(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("doctor", "--json-schema") == 0
+    assert set(orjson.loads(capfd.readouterr().out)["properties"]) == {"ok", "summary", "pairs", "critic"}

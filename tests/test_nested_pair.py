@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
 
 from stepspec import Endpoint, NestedPair, Solver, settings
 from stepspec.cli import terminal
 from stepspec.orchestrator import Ledger, trace
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable
+from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.nesting import (
     NestedEndpoint,
@@ -224,3 +225,13 @@ def test_the_terminal_shows_the_work_of_each_inner_model() -> None:
         "small.large: 2 tokens kept, 2 discarded",
         "small.small: 36 tokens kept, 32 discarded, 2 of 4 drafts stood",
     ]
+
+
+async def test_the_cure_for_a_key_names_the_table_of_the_model() -> None:
+    server = FakeVllm(SCRIPT, key="right")
+    async with server.serve("small") as inner, server.serve("large") as outer:
+        small = NestedPair(small=inner, large=outer)
+        large = outer.model_copy(update={"api_key": SecretStr("right")})
+        with pytest.raises(EndpointRejected, match=r"STEPSPEC_SMALL__(SMALL|LARGE)__API_KEY"):
+            async with Solver(small, large):
+                pytest.fail("it has no key")

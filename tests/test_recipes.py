@@ -151,7 +151,7 @@ def test_a_dry_run_of_a_recipe_passes(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     known = frozenset(flag for one in pair.started.values() for flag in one.flags)
 
-    def parsed(_: object) -> ParsedFlags:  # vLLM itself checks all recipes at once below
+    def parsed(*_: object) -> ParsedFlags:  # vLLM itself checks all recipes at once below
         return ParsedFlags(known, {})
 
     monkeypatch.setattr(vllm_flags, "parse", parsed)

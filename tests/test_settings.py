@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepspec import Endpoint, settings
+from stepspec import Endpoint, NestedPair, settings
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.drift import Histogram
 
@@ -38,6 +38,58 @@ def test_an_endpoint_is_a_url_or_a_table(nowhere: Path, monkeypatch: pytest.Monk
     assert loaded.large is not None
     assert (loaded.small.role, loaded.small.v1, loaded.small.model) == ("small", "http://a:1/v1", "tiny")
     assert (loaded.large.role, loaded.large.v1) == ("large", "http://b:2/v1")
+
+
+@pytest.mark.parametrize(
+    ("file", "variables", "arguments", "url"),
+    [
+        ('large = "http://f:1"', {}, {}, "http://f:1"),
+        ('[large]\nurl = "http://f:1"', {}, {}, "http://f:1"),
+        ("", {"STEPSPEC_LARGE": "http://v:1"}, {}, "http://v:1"),
+        ("", {}, {"large": "http://a:1"}, "http://a:1"),
+        ('[large]\nurl = "http://f:1"\nmodel = "other"', {}, {"large": "http://a:1"}, "http://a:1"),
+    ],
+    ids=["line", "table", "variable", "argument", "argument before table"],
+)
+def test_the_key_of_a_variable_is_used_wherever_the_url_stands(
+    file: str,
+    variables: dict[str, str],
+    arguments: dict[str, Any],
+    url: str,
+    nowhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (nowhere / "stepspec.toml").write_text(file)
+    for name, value in {**variables, "STEPSPEC_LARGE__API_KEY": "secret"}.items():
+        monkeypatch.setenv(name, value)
+    large = settings.load(**arguments).large
+    assert large is not None
+    assert (large.url, large.model) == (url, None)
+    assert large.api_key is not None
+    assert large.api_key.get_secret_value() == "secret"
+    monkeypatch.setenv("STEPSPEC_CRITIC__API_KEY", "other")
+    critic = settings.load(critic="http://c:1", **arguments).critic
+    assert critic is not None
+    assert critic.api_key is not None
+
+
+def test_the_key_of_a_model_in_a_nested_pair_is_used_beside_its_url(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "stepspec.toml").write_text('[small]\nlarge = "http://m:1"\nsmall = "http://t:1"\n')
+    monkeypatch.setenv("STEPSPEC_SMALL__LARGE__API_KEY", "secret")
+    small = settings.load().small
+    assert isinstance(small, NestedPair)
+    assert small.large.api_key is not None
+    assert (small.large.url, small.small) == ("http://m:1", Endpoint(role="small", url="http://t:1"))
+
+
+def test_a_key_that_an_endpoint_has_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "secret")
+    own = Endpoint.model_validate({"role": "large", "url": "http://a:1", "api_key": "own"})
+    assert settings.load(large=own).large == own
+    without = own.model_copy(update={"api_key": None})
+    assert settings.load(large=without).large == without
 
 
 def test_replicas_are_a_list_in_the_file_and_separated_by_commas_in_a_variable(

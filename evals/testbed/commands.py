@@ -12,7 +12,7 @@ from rich.text import Text
 from stepspec.orchestrator.events import Observer
 from stepspec.orchestrator.launcher import Served, TokenSpeculation
 from stepspec.orchestrator.launcher.launch import RunningServer
-from stepspec.orchestrator.launcher.up import as_json, as_text, until_signalled
+from stepspec.orchestrator.launcher.up import Deaths, as_json, as_text, until_signalled
 
 from ..experiments.arms import LARGE, SHIPPED, SMALL, measure
 from ..results import Result, summarise
@@ -30,21 +30,31 @@ async def up(
     models: Path | None = None,
     log_dir: Path | None = None,
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
+    keep_going: bool = False,
 ) -> None:
     """
     Start the servers of *roles*, print their URLs when all are ready, and return when a signal has stopped them.
 
     *speculation* is by role; the models are by default those of *world*. Progress goes to standard error. With
-    *json_output*, standard output is one line: a JSON object by role. Raise ServerError if a server does not start or
-    ends by itself.
+    *json_output*, standard output is one line: a JSON object by role. Raise ServerError if a server does not start, or
+    ends by itself, as `Deaths` says.
     """
     console = Console(stderr=True)
 
     async def serve() -> None:
+        deaths = Deaths(console, len(roles), keep_going=keep_going)
         starting = running(
-            profile, roles, console=console, world=world, models=models, log_dir=log_dir, speculation=speculation
+            profile,
+            roles,
+            console=console,
+            world=world,
+            models=models,
+            log_dir=log_dir,
+            speculation=speculation,
+            on_death=deaths,
         )
         async with starting as served:
+            deaths.all_ready = True
             pairs = {name: _describe(server, speculation.get(name)) for name, server in served.items()}
             print(as_json(pairs) if json_output else as_text(pairs), flush=True)
             for name in SCORERS & served.keys():

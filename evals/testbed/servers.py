@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -23,9 +23,10 @@ from rich.console import Console
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.vllm import warm_up
-from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.errors import ConfigurationError, ServerDied
 from stepspec.orchestrator.launcher import Served, Server, TokenSpeculation, launch
 from stepspec.orchestrator.launcher.commands import ZEROS, arguments
+from stepspec.orchestrator.launcher.launch import raise_death
 from stepspec.orchestrator.launcher.up import show_progress
 
 MODELS = Path(__file__).parent / "models"
@@ -306,11 +307,12 @@ async def running(
     speculation: Mapping[str, TokenSpeculation] = NO_SPECULATION,
     sequences: int = SEQUENCES,
     judge: str = JUDGE,
+    on_death: Callable[[ServerDied], object] = raise_death,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Start the servers of *roles*, with a line of progress on *console*, and stop them when the block is left.
 
-    The arguments are those of `miniature_servers`.
+    The arguments are those of `miniature_servers` and of `launch`.
     """
     async with AsyncExitStack() as stack:
         folder = models or find_world(world).models
@@ -327,7 +329,12 @@ async def running(
         )
         with show_progress(console) as on_progress:
             launching = launch(
-                servers, log_dir=log_dir, ready_timeout=ready_timeout, on_progress=on_progress, prepare=_warm_up
+                servers,
+                log_dir=log_dir,
+                ready_timeout=ready_timeout,
+                on_progress=on_progress,
+                prepare=_warm_up,
+                on_death=on_death,
             )
             served = await stack.enter_async_context(launching)
         yield served

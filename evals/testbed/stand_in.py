@@ -275,9 +275,18 @@ class FakeVllm:
                 choice["prompt_logprobs"] = [None, *(self.row(number, count) for number in prompt[1:])]
             if "allowed_token_ids" in body:
                 choice["logprobs"] = {"top_logprobs": [self.grades(prompt, body.get("logprob_token_ids", []))]}
+                choice["token_ids"] = body["allowed_token_ids"][:1]
+            elif "prompt_logprobs" not in body:
+                choice |= self.written_at_once(body | {"prompt": prompt})
             choices.append(choice)
             cached = self.cache(prompt)
         return {"choices": choices, "usage": self.usage(prompts(body), cached if "prompt_logprobs" not in body else 0)}
+
+    def written_at_once(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Join the chunks of the answer to one prompt."""
+        pieces = self.choices({"stop": (), **body})
+        ids = [number for piece in pieces for number in piece["token_ids"] or ()]
+        return pieces[-1] | {"text": "".join(piece["text"] for piece in pieces), "token_ids": ids or None}
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         text = self.decode(prompt)
@@ -547,11 +556,10 @@ class StandIn(FakeVllm):
         for choice, prompt in zip(reply["choices"], prompts(body), strict=True):
             if body["max_tokens"] == 1 and prompt.count(TURN) > 3:  # after the question of a judge
                 choice["text"] = max(grades := self.grades(prompt, []), key=lambda key: grades[key])
-                choice["text"] = self.decode([int(choice["text"].removeprefix("token_id:"))])
-                continue
-            written = list(self.pieces(body | {"prompt": prompt}))
-            choice |= written[-1] | {"text": "".join(piece["text"] for piece in written)}
-            reply["usage"]["completion_tokens"] += sum(len(piece["token_ids"] or ("",)) for piece in written) - 1
+                number = int(choice["text"].removeprefix("token_id:"))
+                choice |= {"text": self.decode([number]), "token_ids": [number]}
+            else:
+                reply["usage"]["completion_tokens"] += len(choice["token_ids"] or ("",)) - 1
         return reply
 
     async def complete(self, request: web.Request) -> web.StreamResponse:

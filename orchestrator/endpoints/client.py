@@ -30,9 +30,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext
+from .failures import no_connection
 from .settings import Address, Deadlines
 from .vllm_protocol import (
     COMPLETIONS,
@@ -113,8 +114,9 @@ class Connection:
     The requests of a run carry vLLM's ``priority``, unless the settings forbid it or the server has refused one.
     """
 
-    def __init__(self, endpoint: Address) -> None:
+    def __init__(self, endpoint: Address, table: str = "") -> None:
         self.endpoint = endpoint
+        self._table = table or endpoint.role
         self.priorities = endpoint.priorities
         self._session: aiohttp.ClientSession | None = None
         self._proxy = _proxy(endpoint.url)
@@ -138,7 +140,7 @@ class Connection:
 
     def call(self, verb: str) -> Call:
         """Describe a request, for its errors."""
-        return Call(self.endpoint.role, self.endpoint.url, verb)
+        return Call(self.endpoint.role, self.endpoint.url, verb, self.endpoint.api_key is not None, self._table)
 
     async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
         """Send *body* to *path* and return the reply. *retries* None means the settings' number."""
@@ -155,7 +157,7 @@ class Connection:
     async def model_names(self) -> list[str]:
         """List the names of the served models, adapters last."""
         call = self.call("connect")
-        return model_names(parse_object(call, await self.get(call, MODELS)))
+        return model_names(call, parse_object(call, await self.get(call, MODELS)))
 
     async def model_name(self) -> str:
         """Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not served."""
@@ -164,7 +166,8 @@ class Connection:
         if served and wanted in (None, *served):
             return wanted or served[0]
         message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
-        raise self.call("connect").error(EndpointRejected, message)
+        cure = f"; name one of them as model in [{self._table}], or leave model out" if served else ""
+        raise self.call("connect").error(EndpointRejected, f"{message}{cure}")
 
     @asynccontextmanager
     async def stream(self, call: Call, body: Body) -> AsyncGenerator[Events]:
@@ -206,7 +209,8 @@ class Connection:
             try:
                 return await response.aread()
             except BROKEN as exc:
-                raise _Retryable(call.error(EndpointUnavailable, f"the connection broke ({exc!r})")) from exc
+                broke = "the connection broke before the end of the answer: did the server die?"
+                raise _Retryable(call.error(EndpointUnavailable, broke)) from exc
             finally:
                 await response.aclose()
 
@@ -242,9 +246,11 @@ class Connection:
                     response = await self._session.post(url, data=content, headers=headers, proxy=self._proxy)
                 log.debug("%s %s: %d", "GET" if body is None else "POST", url, response.status)
                 if response.status >= 400:
-                    raise _refusal(call, response.status, response.headers.get("retry-after"), await response.read())
+                    after = response.headers.get("retry-after")
+                    raise _refusal(call, response.status, after, await response.read(), path)
             except BROKEN as exc:
-                raise _no_connection(call, exc) from exc
+                message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self._proxy)
+                raise _Retryable(call.error(EndpointUnreachable, message)) from exc
         return Response(response)
 
     async def _retry(self, send: Callable[[], Awaitable[T]], deadline: float, retries: int | None = None) -> T:
@@ -297,15 +303,16 @@ class ConnectedEndpoint(Generic[A]):
     """
     One served model and the connection to it, which all runs share; the connection is closed on leaving.
 
-    Entering raises an `EndpointError`, with the cure, if the server cannot be used.
+    Entering raises an `EndpointError`, with the cure, if the server cannot be used. The cure names the *table* of the
+    settings, by default that of the role.
     """
 
-    def __init__(self, settings: A) -> None:
-        self.settings = settings
+    def __init__(self, settings: A, table: str = "") -> None:
+        self.settings, self._table = settings, table
         self.name = settings.model or ""
 
     async def __aenter__(self) -> Self:
-        self.connection = Connection(self.settings)
+        self.connection = Connection(self.settings, self._table)
         try:
             self.name = await self.connection.model_name()
             await self._learn()
@@ -409,7 +416,7 @@ class Events:
         try:
             piece = await anext(self._pieces)
         except (StopAsyncIteration, *BROKEN) as exc:
-            reason = self._late or f"the stream broke off ({exc!r}): did the server die?"
+            reason = self._late or "the stream broke off: did the server die?"
             raise self._call.error(EndpointUnavailable, reason) from exc
         self._arrived = self._loop.time()
         *lines, self._rest = (self._rest + piece).split(b"\n")
@@ -443,14 +450,9 @@ class _Retryable(Exception):
         self.error, self.after = error, after
 
 
-def _refusal(call: Call, status: int, again_after: str | None, body: bytes) -> Exception:
-    error = http_error(call, status, body)
+def _refusal(call: Call, status: int, again_after: str | None, body: bytes, path: str) -> Exception:
+    error = http_error(call, status, body, path)
     return _Retryable(error, retry_after(again_after)) if retryable(status) else error
-
-
-def _no_connection(call: Call, cause: Exception) -> _Retryable:
-    message = f"no connection ({str(cause) or type(cause).__name__}); is the server running, and is the URL right?"
-    return _Retryable(call.error(EndpointUnavailable, message))
 
 
 def _proxy(url: str) -> str | None:

@@ -15,7 +15,7 @@ from random import choices, shuffle
 from typing import Any, Literal, TypeAlias
 
 from ..concurrency import at_once, background
-from ..errors import EndpointError, EndpointRejected, MalformedReply
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, MalformedReply
 from . import vllm_protocol
 from .client import Connection
 from .metrics import CacheConfig, read_cache_config
@@ -32,12 +32,13 @@ AHEAD = 8  # prompts, and a quarter of the crowd: less may be chance
 FIRST, CROWD, LAST = 1, 2, 3
 
 
-async def ordering(connection: Connection, model: str, tokens: Sequence[int], room: int) -> Ordering:
+async def ordering(connection: Connection, model: str, tokens: Sequence[int], room: int) -> Ordering | None:
     """
     Send crowds of prompts made of *tokens*, for `PATIENCE` seconds at most, and compare the order of the answers.
 
     *room* is the context length in tokens. "kept": the server orders requests by priority. "not seen": it serves them
-    in the order of arrival, or is too fast for a queue to form. "refused": it rejects a priority.
+    in the order of arrival, or is too fast for a queue to form. "refused": it rejects a priority. None: a request
+    failed for another reason. Raise `EndpointUnreachable` if the server is gone.
 
     One race that shows no order proves nothing: a busy machine may delay the two requests until the crowd is over.
     """
@@ -53,9 +54,11 @@ async def ordering(connection: Connection, model: str, tokens: Sequence[int], ro
                 return "kept"
             pace = (loop.time() - began) / crowd
     except EndpointRejected as exc:
-        return "refused" if "priority" in exc.cause.lower() else "not seen"
+        return "refused" if "priority" in exc.cause.lower() else None
+    except EndpointUnreachable:
+        raise
     except EndpointError:
-        pass
+        return None
     return "not seen"
 
 
@@ -134,7 +137,7 @@ class Capabilities:
     prompt_logprobs: bool | None
     prefix_cache: bool | None
     cached_tokens: bool | None
-    metrics: bool
+    metrics: bool | None
     speculation: bool | None
     suffix_scoring: bool | None = None
     cache: CacheConfig | None = None
@@ -145,7 +148,8 @@ async def probe(
     connection: Connection, model: str, encoder: ModelTokenizer, *, suffix_scoring: bool = False
 ) -> Capabilities:
     """
-    Try one capability after the other. A rejected request means that it is missing; nothing is raised.
+    Try one capability after the other. A rejected request means that it is missing, one that fails for another reason
+    that it is unknown. Raise `EndpointUnreachable` if the server is gone.
 
     *suffix_scoring* is tried only if the settings allow it: a server without the right flags may crash.
     """
@@ -169,19 +173,20 @@ class _Probe:
     async def run(self) -> Capabilities:
         written = await self._choice(4, return_token_ids=True)
         metrics = await self._metrics()
-        cache = read_cache_config(metrics.encode())
+        cache = read_cache_config((metrics or "").encode())
         prefix_cache, cached_tokens = await self._cache(cache)
         speculation = SPECULATION in metrics if metrics else None
+        scored = await self._choice(1, prompt_logprobs=0)
         return Capabilities(
             version=await self._version(),
-            token_ids=bool(written.get("token_ids")) if written else None,
-            stop_included=await self._stop_included(written.get("text", "")),
-            forced=await self._forced(written.get("token_ids") or []),
-            chosen_logprobs=not speculation and await self._chosen_logprobs(),
-            prompt_logprobs=bool((await self._choice(1, prompt_logprobs=0)).get("prompt_logprobs")),
+            token_ids=None if written is None else bool(written.get("token_ids")),
+            stop_included=await self._stop_included((written or {}).get("text", "")),
+            forced=await self._forced((written or {}).get("token_ids") or []),
+            chosen_logprobs=False if speculation else await self._chosen_logprobs(),
+            prompt_logprobs=None if scored is None else bool(scored.get("prompt_logprobs")),
             prefix_cache=prefix_cache,
             cached_tokens=cached_tokens,
-            metrics=bool(metrics),
+            metrics=None if metrics is None else bool(metrics),
             speculation=speculation,
             cache=cache,
             tried=len(self._long),
@@ -192,7 +197,8 @@ class _Probe:
         stop = text.strip()[-1:]
         if not stop:
             return None
-        return str((await self._choice(4, stop=[stop], include_stop_str_in_output=True)).get("text")).endswith(stop)
+        choice = await self._choice(4, stop=[stop], include_stop_str_in_output=True)
+        return None if choice is None else str(choice.get("text")).endswith(stop)
 
     async def _forced(self, written: list[int]) -> bool | None:
         """Allow only one token, which the model would not write."""
@@ -200,10 +206,12 @@ class _Probe:
         if not written or not others:
             return None
         choice = await self._choice(1, allowed_token_ids=others[:1], return_token_ids=True)
-        return choice.get("token_ids") == others[:1]
+        return None if choice is None else choice.get("token_ids") == others[:1]
 
-    async def _chosen_logprobs(self) -> bool:
+    async def _chosen_logprobs(self) -> bool | None:
         reply = await self._post(vllm_protocol.choice_body(self._model, self._prompt, self._digits, by_id=True))
+        if reply is None:
+            return None
         try:
             digits = {str(number): number for number in self._digits}
             return len(vllm_protocol.choice_probabilities(self._call, reply, digits)) == len(digits)
@@ -212,7 +220,8 @@ class _Probe:
 
     async def _cache(self, cache: CacheConfig | None) -> tuple[bool | None, bool | None]:
         """Repeat ever longer prompts; return whether one was read from the cache, and whether the usage reports it."""
-        hit, reported = None, False
+        hit: bool | None = None
+        reported: bool | None = None
         for length in self._lengths(cache):
             self._long = self._fresh(length)
             hit, reported = await self._repeated(self._long)
@@ -234,15 +243,17 @@ class _Probe:
         shuffle(prompt)
         return prompt
 
-    async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool]:
+    async def _repeated(self, prompt: Sequence[int]) -> tuple[bool | None, bool | None]:
         """Send *prompt* several times; look for cache hits in the usage, or else in the metrics."""
         body = vllm_protocol.completion_body(self._model, prompt, vllm_protocol.GREEDY, 1)
         reply = await self._post(body)
         before = await self._hits()
         for _ in range(REPEATS - 1):
             reply = await self._post(body)
-            if vllm_protocol.usage(reply)[1]:
+            if reply and vllm_protocol.usage(reply)[1]:
                 return True, True
+        if reply is None:
+            return None, None
         after = await self._hits()
         usage: dict[str, Any] = reply.get("usage") or {}
         reported = bool(usage.get("prompt_tokens_details"))
@@ -257,39 +268,52 @@ class _Probe:
         start, last = len(prompt) - 1, str(prompt[-1])
         for _ in range(TRIES):
             reply = await self._post(vllm_protocol.suffix_scoring_body(self._model, prompt, 0), GENERATE)
-            rows = vllm_protocol.computed_rows(reply, prompt[start:], start)
+            rows = vllm_protocol.computed_rows(reply or {}, prompt[start:], start)
             if rows is not None:
                 whole = await self._post(vllm_protocol.scoring_body(self._model, prompt, 0))
+                if not whole:
+                    return False
                 expected = vllm_protocol.prompt_rows(self._call, whole, start)
                 return bool(abs(expected[0][last]["logprob"] - rows[0][last]["logprob"]) < NEAR)
         return False
 
     async def _hits(self) -> float | None:
-        lines = [line for line in (await self._metrics()).splitlines() if line.startswith(HITS)]
+        lines = [line for line in (await self._metrics() or "").splitlines() if line.startswith(HITS)]
         return sum(float(line.rpartition(" ")[2]) for line in lines) if lines else None
 
-    async def _metrics(self) -> str:
+    async def _metrics(self) -> str | None:
         text = await self._get(METRICS)
-        return text.decode(errors="replace") if b"vllm:" in text else ""
+        return None if text is None else text.decode(errors="replace") if b"vllm:" in text else ""
 
     async def _version(self) -> str | None:
-        return vllm_protocol.version(await self._get(VERSION))
+        return vllm_protocol.version(await self._get(VERSION) or b"")
 
-    async def _choice(self, limit: int, **fields: Any) -> dict[str, Any]:
+    async def _choice(self, limit: int, **fields: Any) -> dict[str, Any] | None:
+        """Complete the prompt. Return {} if the server rejects that, None if the request fails for another reason."""
         reply = await self._post(
             vllm_protocol.completion_body(self._model, self._prompt, vllm_protocol.GREEDY, limit) | fields
         )
+        if reply is None:
+            return None
         choices: list[dict[str, Any]] = reply.get("choices") or [{}]
         return choices[0]
 
-    async def _post(self, body: Body, path: str = COMPLETIONS) -> Reply:
+    async def _post(self, body: Body, path: str = COMPLETIONS) -> Reply | None:
         try:
             return await self._connection.post(self._call, path, body, retries=RETRIES)
+        except EndpointUnreachable:
+            raise
+        except EndpointUnavailable:
+            return None
         except EndpointError:
             return {}
 
-    async def _get(self, path: str) -> bytes:
+    async def _get(self, path: str) -> bytes | None:
         try:
             return await self._connection.get(self._call, path, retries=RETRIES)
+        except EndpointUnreachable:
+            raise
+        except EndpointUnavailable:
+            return None
         except EndpointError:
             return b""

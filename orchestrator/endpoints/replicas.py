@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from ..chain import Chain, Message, Role, Step, Token
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, StepspecError
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, StepspecError
 from ..events import Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from ..stats import Acceptance
@@ -179,9 +179,11 @@ class ReplicatedModel:
 Messages = tuple[Message, ...]
 
 
-def connect(settings: Endpoint) -> ModelEndpoint:
-    """Make the endpoint that *settings* describe; it connects on entering."""
-    return ReplicatedEndpoint(settings) if settings.replicas else VllmEndpoint(settings)
+def connect(settings: Endpoint, table: str = "") -> ModelEndpoint:
+    """Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of the settings."""
+    if settings.replicas:
+        return ReplicatedEndpoint(settings, lambda server: VllmEndpoint(server, table))
+    return VllmEndpoint(settings, table)
 
 
 class ReplicatedEndpoint:
@@ -268,8 +270,16 @@ class ReplicatedEndpoint:
         return total(await asyncio.gather(*(endpoint.acceptance() for endpoint in self._up)))
 
     async def capabilities(self) -> Capabilities:
-        """Find out what all servers can do that were up at least once."""
-        every = await asyncio.gather(*(endpoint.capabilities() for endpoint in self._entered))
+        """
+        Find out what all servers can do that were up at least once.
+
+        Those that cannot be reached now are left out; raise `EndpointUnreachable` if none can.
+        """
+        found = await asyncio.gather(*(endpoint.capabilities() for endpoint in self._entered), return_exceptions=True)
+        every = [each for each in found if isinstance(each, Capabilities)]
+        for failure in found:
+            if isinstance(failure, BaseException) and not (every and isinstance(failure, EndpointUnreachable)):
+                raise failure
         shared: dict[str, Any] = {}
         for name in [capability.name for capability in fields(Capabilities)]:
             first, *others = values = [getattr(capabilities, name) for capabilities in every]

@@ -33,12 +33,23 @@ NO_PENALTY = (
 def _base_url(url: str) -> str:
     """Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do not have."""
     parts = urlsplit(url.strip())
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not _is_host(parts.hostname or ""):
         raise ValueError(f"{url!r} is not the URL of a server; write it like http://localhost:8000/v1")
+    try:
+        parts.port  # noqa: B018  # raises for a port that is no number from 0 to 65535
+    except ValueError:
+        raise ValueError(f"{url!r} has no valid port; write it like http://localhost:8000/v1") from None
     if parts.query or parts.fragment:
         raise ValueError(f"{url!r} has a query or a fragment; write it like http://localhost:8000/v1")
     path = parts.path.rstrip("/").removesuffix("/v1").rstrip("/")
     return urlunsplit((parts.scheme, parts.netloc, path, "", ""))
+
+
+def _is_host(name: str) -> bool:
+    try:
+        return bool(name.encode("idna")) and not any(character.isspace() for character in name)
+    except UnicodeError:  # an empty part between two dots, or one of more than 63 characters
+        return False
 
 
 def _none_if_empty(key: object) -> object:

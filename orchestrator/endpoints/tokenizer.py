@@ -24,6 +24,7 @@ from .vllm_protocol import (
     EncodedPrompt,
     completion_body,
     detokenize_body,
+    detokenized,
     spell,
     tokenize_body,
     tokenize_messages_body,
@@ -139,7 +140,7 @@ class ModelTokenizer:
     async def decode(self, ids: Sequence[int]) -> str:
         """Decode *ids*, special tokens included."""
         reply = await self._connection.post(self._call, DETOKENIZE, detokenize_body(self._model, ids))
-        return str(reply["prompt"])
+        return detokenized(self._call, reply)
 
     async def pieces(self, ids: Collection[int]) -> dict[int, str]:
         """Decode each of *ids* by itself; half a character becomes a replacement character."""

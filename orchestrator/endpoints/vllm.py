@@ -57,8 +57,8 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
     template cannot be learnt.
     """
 
-    def __init__(self, settings: Endpoint) -> None:
-        super().__init__(settings)
+    def __init__(self, settings: Endpoint, table: str = "") -> None:
+        super().__init__(settings, table)
         self.by_id: bool | None = None  # whether it returns log-probabilities of given ids; None: not tried
         self.polled_at = -inf  # the second of the loop's clock at which its metrics were requested last
         self.reading: AcceptanceReading | None = None  # of a server that speculates on tokens

@@ -6,6 +6,7 @@ Pure: no I/O and no clock. A second back end would need another module like this
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import exp
@@ -38,6 +39,13 @@ GREEDY = Sampling(temperature=0.0, top_p=1.0)
 REPLACEMENT = "\ufffd"  # stands for bytes that are no complete character
 NOT_JSON_COMPLIANT = "not JSON compliant"  # vLLM's complaint if uninitialised memory holds no finite number
 TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "context window")
+NO_TEMPLATE = "must provide a chat template"  # the complaint of vLLM, in words of transformers
+TEMPLATE_CURE = (
+    "the model has no chat template: start vLLM with --chat-template FILE, or serve a model that was trained on "
+    "conversations (its name often ends in Instruct, Chat or Thinking)"
+)
+NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
+TITLE, TAG = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL), re.compile(r"<[^>]*>")
 
 
 # Errors
@@ -45,11 +53,18 @@ TOO_LONG = ("maximum context length", "maximum model length", "max_model_len", "
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The model's role, the server's URL and the verb of a request, for its error messages."""
+    """
+    What the error messages of a request name: the model's role, the server's URL, and the verb of the request.
+
+    *keyed* is whether it has a key. *table* is the model's table of the settings, such as ``small.large``; "" is its
+    role.
+    """
 
     role: Party
     url: str
     verb: str
+    keyed: bool = False
+    table: str = ""
 
     def error(self, kind: type[E], message: str) -> E:
         return kind(message, role=self.role, url=self.url, verb=self.verb)
@@ -68,18 +83,49 @@ def retry_after(header: str | None) -> float:
         return 0.0
 
 
-def http_error(call: Call, status: int, body: bytes) -> EndpointError:
-    """Make the error for a response with an HTTP *status* of 400 or more."""
+def http_error(call: Call, status: int, body: bytes, path: str = "") -> EndpointError:
+    """Make the error for a response of *path* with an HTTP *status* of 400 or more."""
     message = _error_message(body)
     if status in (401, 403):
-        return call.error(EndpointRejected, f"the key was refused (HTTP {status}: {message}); set the right api_key")
+        return call.error(EndpointRejected, _refused_key(call, status, message))
     if status == 404:
-        return call.error(EndpointRejected, f"HTTP 404: {message}; is a vLLM server at this URL?")
+        return call.error(EndpointRejected, f"HTTP 404: {_not_found(call, message, path)}")
+    if status in NOT_READY:
+        cause = (
+            f"HTTP {status}: {message}; wait until the server is ready: it may be loading its model, or be overloaded"
+        )
+        return call.error(EndpointUnavailable, cause)
     if retryable(status):
         return call.error(EndpointUnavailable, f"HTTP {status}: {message}")
     if any(words in message for words in TOO_LONG):
         return call.error(ContextTooLong, message)
+    if NO_TEMPLATE in message:
+        return call.error(EndpointRejected, TEMPLATE_CURE)
     return call.error(EndpointRejected, f"HTTP {status}: {message}")
+
+
+def _refused_key(call: Call, status: int, message: str) -> str:
+    refused = "the key was refused" if call.keyed else "a key is needed, and none is set"
+    table = call.table or call.role
+    setting = f"api_key in [{table}], or STEPSPEC_{table.upper().replace('.', '__')}__API_KEY"
+    return f"{refused} (HTTP {status}: {message}); set {'the right' if call.keyed else 'it as'} {setting}"
+
+
+def _not_found(call: Call, message: str, path: str) -> str:
+    if path == MODELS:
+        return (
+            f"{message}, at {path}: no OpenAI-compatible server is at this URL; is the port right, and does the URL "
+            "end where /v1 begins, or in /v1, such as http://localhost:8000/v1?"
+        )
+    if path in (TOKENIZE, DETOKENIZE):
+        return (
+            f"{message}, at {path}, which every vLLM server has: is this another server, or a proxy that forwards only "
+            "/v1? Let it forward all paths, or use vLLM's own URL"
+        )
+    if path in PRIORITISED and "model" in message.lower():
+        table = call.table or call.role
+        return f"{message.rstrip('.')}; does the server serve another model now? Correct model in [{table}]"
+    return f"{message}; is a vLLM server at this URL?"
 
 
 def _stream_error(call: Call, reply: Reply) -> EndpointError:
@@ -89,15 +135,26 @@ def _stream_error(call: Call, reply: Reply) -> EndpointError:
 
 
 def _error_message(body: bytes) -> str:
-    """Find the server's message in the *body* of an error, in any of the usual shapes."""
+    """Find the server's message in the *body* of an error, in any of the usual shapes, as one line."""
     try:
         reply: object = orjson.loads(body)
     except orjson.JSONDecodeError:
-        return body.decode(errors="replace").strip()[:500] or "no reason given"
+        text = body.decode(errors="replace").strip()
+        return one_line(_page_title(text) if text.startswith("<") else text)[:500] or "no reason given"
     for key in ("error", "message", "detail"):
         if isinstance(reply, dict):
             reply = cast("dict[str, Any]", reply).get(key, reply)
-    return str(reply)[:500]
+    return one_line(str(reply))[:500]
+
+
+def _page_title(page: str) -> str:
+    """Return the title of a web page, or its text if it has none."""
+    title = TITLE.search(page)
+    return title[1] if title else TAG.sub(" ", page)
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def parse_object(call: Call, body: bytes) -> Reply:
@@ -107,7 +164,11 @@ def parse_object(call: Call, body: bytes) -> Reply:
     except orjson.JSONDecodeError:
         reply = None
     if not isinstance(reply, dict):
-        raise call.error(MalformedReply, f"not a JSON object: {body[:200]!r}")
+        text = body.decode(errors="replace").strip()
+        if text.startswith("<"):
+            title = one_line(_page_title(text))[:80]
+            raise call.error(MalformedReply, f"a web page ({title!r}), not JSON; is this the URL of a vLLM server?")
+        raise call.error(MalformedReply, f"not a JSON object: {body[:200]!r}; is this the URL of a vLLM server?")
     return cast("Reply", reply)
 
 
@@ -152,10 +213,14 @@ class EncodedPrompt:
 # The server and its tokenizer
 
 
-def model_names(reply: Reply) -> list[str]:
-    """List the names of the served models, adapters last."""
-    models: list[Reply] = reply.get("data") or []
-    return [model["id"] for model in sorted(models, key=lambda model: bool(model.get("parent")))]
+def model_names(call: Call, reply: Reply) -> list[str]:
+    """List the names of the served models, adapters last. Raise `MalformedReply` for anything but a list of models."""
+    try:
+        models: list[Reply] = reply["data"] or []
+        return [str(model["id"]) for model in sorted(models, key=lambda model: bool(model.get("parent")))]
+    except (LookupError, TypeError, AttributeError) as exc:
+        message = f"{MODELS} answered {str(reply)[:200]}, which is no list of models; is this the URL of a vLLM server?"
+        raise call.error(MalformedReply, message) from exc
 
 
 def version(body: bytes) -> str | None:
@@ -193,6 +258,15 @@ def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
         return list(reply["tokens"]), int(reply["max_model_len"])
     except (LookupError, TypeError, ValueError) as exc:
         message = f"{TOKENIZE} answered {str(reply)[:200]}, which is not vLLM's answer"
+        raise call.error(MalformedReply, message) from exc
+
+
+def detokenized(call: Call, reply: Reply) -> str:
+    """Read a reply of ``/detokenize``. Raise `MalformedReply`."""
+    try:
+        return str(reply["prompt"])
+    except LookupError as exc:
+        message = f"{DETOKENIZE} answered {str(reply)[:200]}, which is not vLLM's answer"
         raise call.error(MalformedReply, message) from exc
 
 

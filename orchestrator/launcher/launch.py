@@ -133,6 +133,11 @@ async def nothing_to_prepare(served: Served) -> None:
     """Leave a server as it is."""
 
 
+def raise_death(death: ServerDied) -> None:
+    """Stop all servers."""
+    raise death
+
+
 @asynccontextmanager
 async def launch(
     servers: Sequence[Server],
@@ -142,6 +147,7 @@ async def launch(
     grace: float = 5.0,
     on_progress: Callable[[Progress], object] = lambda progress: None,
     prepare: Prepare = nothing_to_prepare,
+    on_death: Callable[[ServerDied], object] = raise_death,
 ) -> AsyncGenerator[Mapping[str, Served]]:
     """
     Start *servers* together and yield them by name once all of them answer; stop them on the way out.
@@ -149,13 +155,20 @@ async def launch(
     A server that answers is ready once *prepare* has returned for it.
 
     Raise ServerNotReady after *ready_timeout* seconds, and ServerDied as soon as one ends by itself, cancelling the
-    block as asyncio.timeout() does. Logs go to *log_dir*; without one, to a new folder that is kept only after such an
-    error. On the way out a server has *grace* seconds to end before it is killed.
+    block as asyncio.timeout() does. *on_death* is called for one that ends after it was ready, whose process group is
+    gone then: if it returns, the others go on. Logs go to *log_dir*; without one, to a new folder that is kept only
+    after such an error. On the way out a server has *grace* seconds to end before it is killed.
     """
     _check(servers)
-    with _log_folder(log_dir) as folder:
+    deaths: list[ServerDied] = []
+
+    def died(death: ServerDied) -> None:
+        deaths.append(death)
+        on_death(death)
+
+    with _log_folder(log_dir, deaths) as folder:
         async with aiohttp.ClientSession(timeout=REQUEST_TIMEOUT) as http:
-            shared = _Launch(folder, time.monotonic(), ready_timeout, grace, on_progress, http, prepare)
+            shared = _Launch(folder, time.monotonic(), ready_timeout, grace, on_progress, http, prepare, died)
             processes = [_ServerProcess(server, shared) for server in servers]
             async with supervised(*(process.run() for process in processes)):
                 yield {process.server.name: await process.served for process in processes}
@@ -170,8 +183,8 @@ def _check(servers: Sequence[Server]) -> None:
 
 
 @contextmanager
-def _log_folder(log_dir: Path | None) -> Generator[Path]:
-    """Yield *log_dir*; if None, a temporary folder that is kept only if a server fails."""
+def _log_folder(log_dir: Path | None, deaths: Sequence[ServerDied]) -> Generator[Path]:
+    """Yield *log_dir*; if None, a temporary folder that is kept only if a server fails, or *deaths* has one."""
     if log_dir is not None:
         log_dir.mkdir(parents=True, exist_ok=True)
         yield log_dir
@@ -183,7 +196,7 @@ def _log_folder(log_dir: Path | None) -> Generator[Path]:
         keep = True
         raise
     finally:
-        if not keep:
+        if not (keep or deaths):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -198,6 +211,7 @@ class _Launch:
     on_progress: Callable[[Progress], object]
     http: aiohttp.ClientSession
     prepare: Prepare
+    on_death: Callable[[ServerDied], None]
 
     @property
     def elapsed(self) -> float:
@@ -213,10 +227,13 @@ class _ServerProcess:
         self._log = launch.log_folder / f"{server.name}.log"
 
     async def run(self) -> None:
-        """Run the server until cancelled; raise ServerError if it does not start, or ends by itself."""
+        """Run the server until cancelled; raise ServerError if it does not start, or as `launch` does if it ends."""
         for attempt in range(1, ATTEMPTS + 1):
             code = await self._run_once()
             stolen = not self.served.done() and not self.server.port and port_taken(self._log_end())
+            if self.served.done():
+                self._launch.on_death(self._died(code))
+                return
             if not stolen or attempt == ATTEMPTS:
                 raise self._died(code)
 

@@ -129,7 +129,7 @@ def installed_vllm() -> InstalledVllm | None:
     files = [Path(place) / SPECULATION_SOURCE for place in spec.submodule_search_locations or ()]
     source = next((file.read_text(encoding="utf-8") for file in files if file.is_file()), None)
     methods = speculation_methods(source) if source else None
-    return InstalledVllm(_vllm_version(), methods, importlib.util.find_spec("arctic_inference") is not None)
+    return InstalledVllm(vllm_version(), methods, importlib.util.find_spec("arctic_inference") is not None)
 
 
 def speculation_methods(source: str) -> frozenset[str] | None:
@@ -156,7 +156,8 @@ def _literal_words(node: ast.expr, types: Mapping[str, ast.expr]) -> set[str]:
     return {word for part in parts for word in _literal_words(part, types)}
 
 
-def _vllm_version() -> str | None:
+def vllm_version() -> str | None:
+    """Return the version of the installed vLLM; None if no distribution states it."""
     for distribution in VLLM_DISTRIBUTIONS:
         try:
             return importlib.metadata.version(distribution)

@@ -6,6 +6,7 @@ The small model may be a pair itself. Values only; `load` reads the file and exp
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from itertools import pairwise
@@ -116,6 +117,7 @@ class TokenSpeculation(BaseModel, frozen=True, extra="forbid"):
         return {**config, **self.more}
 
 
+VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")  # as shells accept it
 CONNECTED, STARTED = "a server that runs", "a server to start"  # tags of the two kinds of models
 Dtype: TypeAlias = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -179,6 +181,9 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(f"flags: write {flag!r} as {spelled + dot + key!r}")
             if flag in SETTING_OF:
                 raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
+        for variable in self.environment:
+            if not VARIABLE.fullmatch(variable):
+                raise ValueError(f"environment: {variable!r} is no name of a variable; write letters, digits and _")
         if VISIBLE in self.environment:
             raise ValueError(f"environment: {VISIBLE!r} has its own setting, gpus")
         return self

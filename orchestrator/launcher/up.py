@@ -6,28 +6,43 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Generator, Iterable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from ..chain import Role
 from ..concurrency import background
 from ..endpoints.client import Connection
 from ..endpoints.settings import Endpoint
 from ..endpoints.vllm import warm_up
-from ..errors import EndpointError
+from ..errors import EndpointError, ServerDied
 from . import vllm_flags
-from .commands import as_toml, outline, servers, shell_line, solver_settings, waves
-from .launch import Progress, RunningServer, Served, launch
+from .commands import as_toml, outline, shell_line, solver_settings, waves
+from .launch import Progress, RunningServer, Served, Server, launch, raise_death
 from .machine import MachineFacts, inspect_machine, visible_cards
 from .pair import Pair, StartedServer, load
 from .preflight import check_pair, warnings
+from .process import reserve_port
 
+FIRST_PORT = 8001  # of the ports in printed commands
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+WAITING = "checking the flags of {} with vLLM's own parser, which takes some seconds to import; the result is kept"
 USAGE = "These are settings of a solver: write them to a file, and name it with --config."
 
 
@@ -56,7 +71,7 @@ def _complete_flags(pair: Pair, facts: MachineFacts, console: Console) -> Pair:
     if not (lines := vllm_flags.flagged_lines(complete)):
         return pair
     with console.status("checking the flags with vLLM's parser"):
-        parsed = vllm_flags.parse(lines)
+        parsed = vllm_flags.parse(lines, lambda: _note(console, WAITING.format(" and ".join(lines))))
     if isinstance(parsed, str):
         _note(console, f"not checked: the flags of {' and '.join(lines)}: vLLM's parser could not be run ({parsed})")
         return pair
@@ -89,21 +104,55 @@ def command_lines(pair: Pair) -> str:
         for path, nested in pair.nested.items()
     ]
     lines += [f"# {path} runs at {', '.join(endpoint.urls)}" for path, endpoint in pair.connected.items()]
-    return "\n".join([*lines, *map(shell_line, servers(pair, visible_cards(os.environ)))])
+    return "\n".join([*lines, *shell_lines(waves(pair, visible_cards(os.environ)))])
 
 
-async def up(pair: Pair, console: Console, *, json_output: bool = False, log_dir: Path | None = None) -> None:
+def shell_lines(waves: Sequence[Sequence[Server]]) -> Iterator[str]:
+    """
+    Yield the shell command of every server, with a comment before each of the *waves* but the first.
+
+    A server whose port is 0 gets the next free one from `FIRST_PORT` on, as two commands cannot choose the same.
+    """
+    taken = {server.port for wave in waves for server in wave}
+    for place, wave in enumerate(waves):
+        if place:
+            yield f"# when {' and '.join(server.name for server in waves[place - 1])} can be used, on the same cards:"
+        for server in wave:
+            port = server.port or next(port for port in count(FIRST_PORT) if port not in taken and _free(server, port))
+            taken.add(port)
+            yield shell_line(replace(server, port=port))
+
+
+def _free(server: Server, port: int) -> bool:
+    try:
+        reserve_port(server.host, port).close()
+    except OSError:
+        return False
+    return True
+
+
+async def up(
+    pair: Pair,
+    console: Console,
+    *,
+    json_output: bool = False,
+    log_dir: Path | None = None,
+    keep_going: bool = False,
+) -> None:
     """
     Start *pair*, print where its models are, and return when a signal has stopped the servers.
 
     Print the settings of a solver that uses them; with *json_output* one line: an object with the servers by role.
-    Progress goes to *console*.
+    Progress goes to *console*. A server that dies raises ServerDied, which stops the others, as `Deaths` says.
     """
 
     async def serve() -> None:
+        deaths = Deaths(console, len(pair.started), keep_going=keep_going)
         async with AsyncExitStack() as stack:
             with show_progress(console) as on_progress:
-                models = await stack.enter_async_context(running(pair, log_dir=log_dir, on_progress=on_progress))
+                starting = running(pair, log_dir=log_dir, on_progress=on_progress, on_death=deaths)
+                models = await stack.enter_async_context(starting)
+            deaths.all_ready = True
             by_role = outline(pair, lambda path: asdict(models[path]))
             print(json.dumps(by_role) if json_output else as_toml(solver_settings(pair, models)), flush=True)
             for note in _notes(pair, settings_printed=not json_output):
@@ -111,6 +160,32 @@ async def up(pair: Pair, console: Console, *, json_output: bool = False, log_dir
             await asyncio.Event().wait()
 
     await until_signalled(serve())
+
+
+class Deaths:
+    """
+    What a server's death does to the others: it stops them, unless *keep_going* is set and all *started* were ready.
+
+    With *keep_going*, the death is printed on *console*, and only that of the last server is raised.
+    """
+
+    def __init__(self, console: Console, started: int, *, keep_going: bool) -> None:
+        self.all_ready = False
+        self._console, self._left, self._keep_going = console, started, keep_going
+
+    def __call__(self, death: ServerDied) -> None:
+        """Raise *death*, or print it."""
+        self._left -= 1
+        if not self._left:
+            raise ServerDied(f"{death}\n  no server is left")
+        others = "the other server" if self._left == 1 else f"the {self._left} other servers"
+        if not self._keep_going:
+            raise ServerDied(f"{death}\n  {others} stopped too; with --keep-going, others are kept")
+        if not self.all_ready:
+            raise ServerDied(f"{death}\n  {others} stopped too: --keep-going begins when all are ready")
+        runs = "runs" if self._left == 1 else "run"
+        self._console.print(Text.assemble(("error: ", "bold red"), str(death)), soft_wrap=True)
+        self._console.print(f"  {others} still {runs} (--keep-going); Ctrl-C stops what is left", soft_wrap=True)
 
 
 def _notes(pair: Pair, *, settings_printed: bool) -> Iterator[str]:
@@ -131,6 +206,7 @@ async def running(
     *,
     log_dir: Path | None = None,
     on_progress: Callable[[Progress], object] = lambda progress: None,
+    on_death: Callable[[ServerDied], object] = raise_death,
 ) -> AsyncGenerator[Mapping[str, RunningServer]]:
     """
     Yield every model by its path once all answer. Servers that share a card are started one after the other.
@@ -149,6 +225,7 @@ async def running(
                 ready_timeout=pair.ready_seconds,
                 on_progress=on_progress,
                 prepare=partial(_warm_up, pair),
+                on_death=on_death,
             )
             served |= await stack.enter_async_context(launching)
         started = {path: _running_server(server, served[path]) for path, server in pair.started.items()}

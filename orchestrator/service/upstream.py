@@ -14,6 +14,7 @@ import orjson
 from ..chain import Role
 from ..concurrency import background
 from ..endpoints import ModelEndpoint, ReplicatedEndpoint
+from ..endpoints.failures import no_connection
 from . import payloads
 from .errors import ApiError
 from .observers import HealthChecked, ServiceObserver, ServiceRequest
@@ -91,14 +92,15 @@ class UpstreamProxy:
                 return
             except (TimeoutError, aiohttp.ClientError) as exc:
                 if connection.started:
-                    error = ApiError(503, f"the answer broke off: {exc!r}", code="upstream_error", retry=False)
+                    message = "the answer broke off: did the server die?"
+                    error = ApiError(503, message, code="upstream_error", retry=False)
                     request.error = error
                     await connection.fail(error)
                     return
                 if isinstance(exc, TimeoutError):
                     message = f"the {model.role} model did not answer in time"
                     raise ApiError(504, message, code="deadline", retry=False) from None
-                failures.append(f"{url}: {exc}")
+                failures.append(f"{url}: {no_connection(exc, url, endpoint.settings.deadlines.connect)}")
         message = f"the {model.role} model's server cannot be reached: {'; '.join(failures)}"
         raise ApiError(503, message, code="upstream_unavailable")
 

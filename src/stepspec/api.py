@@ -604,14 +604,15 @@ def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
             raise ConfigurationError(f"{path}: {exc}") from exc
 
 
-def connected(settings: Endpoint | NestedPair) -> ModelEndpoint:
-    """Make the endpoint of one model or of a nested pair, to be entered."""
+def connected(settings: Endpoint | NestedPair, table: str = "") -> ModelEndpoint:
+    """Make the endpoint of one model or of a nested pair, to be entered; *table* is its table of the settings."""
+    table = table or settings.role
     if isinstance(settings, Endpoint):
-        return connect(settings)
+        return connect(settings, table)
     return NestedEndpoint(
         settings.role,
-        connected(settings.small),
-        connect(settings.large),
+        connected(settings.small, f"{table}.small"),
+        connect(settings.large, f"{table}.large"),
         partial(policies.make, settings.policy, **settings.options),
         about=settings.policy,
         ahead=settings.ahead,

@@ -164,10 +164,20 @@ def _merged(upper: Mapping[str, Any], lower: Mapping[str, Any]) -> dict[str, Any
 
 def _with_tables(layer: Layer) -> Layer:
     """Turn URLs that stand in place of a model's table into tables, which hide those of later layers."""
-    urls = {role: layer.values[role] for role in ROLES if isinstance(layer.values.get(role), str)}
-    models = {role for role in ROLES if isinstance(layer.values.get(role), BaseModel)}
-    tables = {role: {"url": url} for role, url in urls.items()}
-    return replace(layer, values={**layer.values, **tables}, replaces=frozenset(urls) | models)
+    given = {role: layer.values[role] for role in ROLES if role in layer.values}
+    replaces = frozenset(role for role, value in given.items() if isinstance(value, str | BaseModel))
+    tables = {role: _as_table(value) for role, value in given.items()}
+    return replace(layer, values={**layer.values, **tables}, replaces=replaces)
+
+
+def _as_table(model: object) -> object:
+    """Turn the URL of a *model* into a table, also within the tables of a nested pair."""
+    if isinstance(model, str):
+        return {"url": model}
+    if not isinstance(model, Mapping):
+        return model
+    table = cast("Mapping[str, object]", model)
+    return {key: _as_table(value) if key in ("small", "large") else value for key, value in table.items()}
 
 
 def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:

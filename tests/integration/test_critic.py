@@ -16,6 +16,7 @@ from stepspec.evals.testbed.servers import ENVIRONMENT, FLAGS, MODELS
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator import Chain, Step
 from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint, RewardModelEndpoint
+from stepspec.orchestrator.endpoints.doctor import diagnose_critic
 from stepspec.orchestrator.endpoints.reward_model import sigmoid
 from stepspec.orchestrator.endpoints.vllm_protocol import pooled_values
 from stepspec.orchestrator.errors import EndpointRejected
@@ -163,3 +164,21 @@ async def test_a_problem_is_solved_under_a_critics_eyes(
     assert solution.ledger.critic.requests >= one_by_one.ledger.critic.requests == len(drafts) - len(blank) > 0
     assert solution.ledger.critic.judging > 0
     assert solution.ledger.critic.written == solution.ledger.critic.failed == 0
+
+
+async def test_the_doctor_examines_every_kind_of_head(critics: Mapping[str, Served]) -> None:
+    for served in critics.values():
+        report = await diagnose_critic(CriticEndpoint(url=served.base_url))
+        assert (report.problem, report.model) == ("", served.served_name)
+        assert report.right is not None
+        assert report.wrong is not None
+        assert 0 < report.right < 1
+        assert 0 < report.wrong < 1
+        expected = [] if report.right > report.wrong else ["costs"]  # The weights are random.
+        assert [finding.outcome for finding in report.findings] == expected
+
+
+async def test_the_doctor_distinguishes_a_writing_model_from_a_reward_model(pair: Pair) -> None:
+    report = await diagnose_critic(CriticEndpoint(url=pair.small.base_url))
+    assert "--runner pooling" in report.problem
+    assert [finding.outcome for finding in report.findings] == ["cannot work"]

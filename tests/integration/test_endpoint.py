@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import exp
 from pathlib import Path
 
+import jsonschema_rs
 import pytest
 from jinja2 import Environment
 
@@ -19,14 +21,15 @@ from stepspec.orchestrator.chain import Chain, Role, Step
 from stepspec.orchestrator.endpoints import Endpoint, VllmEndpoint, VllmModel, learn, vllm_protocol
 from stepspec.orchestrator.endpoints.chat_template import Messages
 from stepspec.orchestrator.endpoints.client import separate_cache
-from stepspec.orchestrator.endpoints.doctor import diagnose, render
+from stepspec.orchestrator.endpoints.doctor import diagnose, examine, render, report_json, report_schema
+from stepspec.orchestrator.errors import EndpointRejected
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.launcher import Served
 from stepspec.orchestrator.step_ends import StepEnds
 from stepspec.prompts import load
 
 from ..contracts.model import DIGITS, ModelContract, Subject, kept_open
-from .conftest import Pair, running_requests
+from .conftest import Pair, running_requests, serving
 
 pytestmark = pytest.mark.servers
 GRADE = load("specreason.grade")
@@ -230,7 +233,10 @@ async def test_a_chain_crosses_between_vocabularies_as_text(small_other: Pair) -
 async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
     small = Endpoint(role="small", url=pair.small.base_url)
     large = endpoint_of(pair.large, "large")
-    diagnosis = await diagnose(small, large, question=GRADE.text, opening=GRADE.opening)
+    report = await examine({"small with large": (small, large)}, question=GRADE.text, opening=GRADE.opening)
+    assert report.ok
+    (diagnosis,) = report.pairs
+    jsonschema_rs.validator_for(report_schema()).validate(report_json(report))
     assert diagnosis.same_vocabulary
     for examined in (diagnosis.small, diagnosis.large):
         can = examined.can
@@ -241,10 +247,27 @@ async def test_the_doctor_finds_the_pair_well(pair: Pair) -> None:
             (can.token_ids, can.stop_included, can.forced, can.chosen_logprobs, can.prompt_logprobs, can.metrics)
         )
         assert (can.prefix_cache, can.cached_tokens, examined.faithful) == (True, True, True)
-        assert examined.scoring > 0
+        assert examined.scoring is not None
         assert can.suffix_scoring is (True if examined.role == "large" else None)
+    assert diagnosis.large.digits is not None
     assert 0 < diagnosis.large.digits <= 1
-    assert render(diagnosis)
+    assert not [finding for finding in diagnosis.findings if finding.outcome in ("cannot work", "unknown")]
+    assert len([*render(report)]) > len(diagnosis.findings)
+
+
+async def test_a_model_without_a_chat_template_is_refused_with_the_cure(
+    pair: Pair, forked: tuple[str, ...], tmp_path: Path
+) -> None:
+    (plain,) = servers.miniature_servers("off", ["small"])
+    shutil.copytree(plain.model, tmp_path / "base", ignore=shutil.ignore_patterns("chat_template.jinja"))
+    with serving([replace(plain, name="base", model=tmp_path / "base")], forked) as served:
+        base = Endpoint(role="small", url=served["base"].base_url)
+        diagnosis = await diagnose(base, endpoint_of(pair.large, "large"))
+        with pytest.raises(EndpointRejected, match="the model has no chat template: start vLLM with --chat-template"):
+            async with VllmEndpoint(base):
+                pytest.fail("it has no template")
+    assert diagnosis.small.problem.startswith("the model has no chat template: start vLLM with --chat-template FILE")
+    assert diagnosis.large.problem == ""
 
 
 @pytest.mark.parametrize(

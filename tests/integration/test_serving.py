@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -23,6 +24,7 @@ from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ServerDied
 from stepspec.orchestrator.events import Called, Event
 from stepspec.orchestrator.launcher import Served
+from stepspec.orchestrator.launcher.process import child
 
 from ..orchestrator.launcher.running import children, gone, members
 from .conftest import Pair
@@ -98,6 +100,36 @@ async def test_up_starts_three_models_and_prints_their_settings(settings: IO[byt
         await program.communicate()
     assert program.returncode == 0
     assert all([await gone(leader) for leader in leaders])
+
+
+async def test_a_printed_command_serves_the_model_in_a_shell(tmp_path: Path) -> None:
+    printing = ("up", "--testbed", "--profile", "off", "--dry-run")
+    dry = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stepspec", *printing), stdout=asyncio.subprocess.PIPE
+    )
+    printed, _ = await dry.communicate()
+    lines = printed.decode().splitlines()
+    assert len(lines) == 2
+    words = shlex.split(lines[1])
+    port, name = (words[words.index(flag) + 1] for flag in ("--port", "--served-model-name"))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = ("/bin/sh", "-c", lines[1])
+    async with child(command, env=environment, log=tmp_path / "log", grace=5.0) as shell:
+        served = Served("small", f"http://127.0.0.1:{port}/v1", name, shell.pid, tmp_path / "log")
+        async with asyncio.timeout(120):
+            while not await _healthy(served):
+                assert not shell.ended.done(), (tmp_path / "log").read_text()
+                await asyncio.sleep(0.5)
+        answer = await complete(served)
+    assert answer["usage"]["completion_tokens"] == TOKENS
+
+
+async def _healthy(served: Served) -> bool:
+    try:
+        async with aiohttp.ClientSession() as http, http.get(f"{served.base_url}/models") as reply:
+            return reply.status == 200
+    except aiohttp.ClientError:
+        return False
 
 
 async def up_to(program: asyncio.subprocess.Process, last: bytes) -> bytes:

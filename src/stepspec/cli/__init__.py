@@ -11,7 +11,6 @@ from stepspec.evals import cli as eval_cli
 from stepspec.evals.calibration import command as calibration
 from stepspec.evals.command_line import add_command, new_app, run, verbatim
 from stepspec.evals.estimate import command as estimate
-from stepspec.evals.flags import KEYS, with_settings
 from stepspec.evals.report import command as report
 
 from . import config, inspect, serve, solve, tune, up
@@ -72,7 +71,7 @@ add_command(app, solve.solve, solve.EXAMPLES)
 add_command(app, serve.serve, serve.EXAMPLES)
 add_command(app, inspect.show_trace, inspect.TRACE_EXAMPLES, name="trace")
 add_command(app, inspect.list_policies, inspect.POLICIES_EXAMPLES, name="policies")
-add_command(app, with_settings("doctor", KEYS)(inspect.doctor), inspect.DOCTOR_EXAMPLES)
+add_command(app, inspect.doctor, inspect.DOCTOR_EXAMPLES)
 app.add_typer(config.app, name="config")
 add_command(app, estimate.command, estimate.EXAMPLES, name="estimate")
 add_command(app, tune.profile_pair, tune.PROFILE_EXAMPLES, name="profile")

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import typer
 from pydantic import BaseModel, SecretStr
-from rich.table import Table
+from rich.text import Text
 
 from stepspec.evals.command_line import add_command, new_app
 from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
@@ -100,14 +100,16 @@ def show(json: Json = False) -> None:
             {name: {"value": each.value, "source": each.source, "name": each.name} for name, each in shown.items()}
         )
         return
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("setting", no_wrap=True)
-    table.add_column("value", overflow="fold")
-    table.add_column("from", overflow="fold")
-    for name, each in shown.items():
-        value = "none" if each.value is None else one_line(each.value)
-        table.add_row(name, value, each.name or each.source, style="dim" if each.source == "default" else None)
-    stdout.print(table)
+    rows = [("setting", "value", "from")]
+    rows += [
+        (name, "none" if each.value is None else one_line(each.value), each.name or each.source)
+        for name, each in shown.items()
+    ]
+    first, second = (max(len(row[column]) for row in rows) for column in (0, 1))
+    for name, value, source in rows:
+        style = "bold" if source == "from" else "dim" if source == "default" else ""
+        line = f"{name:<{first}}  {value:<{second}}  {source}"
+        stdout.print(Text(line, style), soft_wrap=True)  # a setting is one line, also for grep
 
 
 def path() -> None:

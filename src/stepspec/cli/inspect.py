@@ -13,15 +13,16 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from stepspec.orchestrator.endpoints.doctor import diagnose, render
+from stepspec.evals.flags import SERVERS, with_settings
+from stepspec.orchestrator.endpoints.doctor import examine, render, report_json, report_schema
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.nesting import neighbours
 from stepspec.orchestrator.service.page import html
-from stepspec.prompts import load
+from stepspec.prompts import load, replacing
 
 from .. import policies
 from ..api import Solver
-from .terminal import Json, LargeUrl, SmallUrl, print_json, stderr, stdout, wait
+from .terminal import Json, print_json, stderr, stdout, wait
 
 TRACE_EXAMPLES = """
 Examples:
@@ -49,8 +50,11 @@ Examples:
   stepspec doctor --small http://localhost:8001/v1 \\
       --large http://localhost:8002/v1
 
-  # both servers are in stepspec.toml
-  stepspec doctor --json | jq .large
+  # servers of stepspec.toml
+  stepspec doctor --json | jq '.pairs[].findings[]'
+
+  # before a run that needs the reward model
+  stepspec doctor --critic http://localhost:8003/v1 || exit 1
 """
 
 INDENT = 11  # columns of the labels: "  options  "
@@ -79,9 +83,18 @@ def show_trace(
     stderr.print(f"wrote {target}", highlight=False, soft_wrap=True)
 
 
-def doctor(small: SmallUrl = None, large: LargeUrl = None, json: Json = False) -> None:
+@with_settings("doctor", SERVERS, before="json")
+def doctor(
+    json: Json = False,
+    json_schema: Annotated[
+        bool, typer.Option("--json-schema", help="Print the JSON schema of the output of --json, and check nothing.")
+    ] = False,
+) -> None:
     """
-    Test what both endpoints can do; report what is missing and what that costs.
+    Test what all endpoints can do; report what does not work, what costs, and the cure of each. Exit with 1 if
+    anything cannot work.
+
+    Each line begins with its outcome: "works"; "costs", which is slower or less exact; "cannot work"; "unknown".
 
     The prefix cache is tested with prompts longer than the server's block: hybrid models (linear attention, Mamba)
     cache in blocks of 528 to 1600 tokens. "A verdict reads" is how many tokens of a growing chain each further verdict
@@ -89,21 +102,21 @@ def doctor(small: SmallUrl = None, large: LargeUrl = None, json: Json = False) -
 
     In a nested pair, every model is tested together with the next larger one, which judges it.
     """
-    solver = Solver(small, large)
-    grade = load("specreason.grade")
-    pairs = neighbours(solver.settings.small or solver.small.settings, solver.large.settings)
-    diagnoses = {
-        name: wait(diagnose(*endpoints, question=grade.text, opening=grade.opening))
-        for name, endpoints in pairs.items()
-    }
-    if json:
-        tables = {name: dataclasses.asdict(diagnosis) for name, diagnosis in diagnoses.items()}
-        print_json(tables if len(tables) > 1 else next(iter(tables.values())))
+    if json_schema:
+        print_json(report_schema())
         return
-    for name, diagnosis in diagnoses.items():
-        if len(diagnoses) > 1:
-            stdout.print(Text(name, "bold"))
-        stdout.print(render(diagnosis))
+    solver = Solver()
+    grade, settings = load("specreason.grade"), solver.settings
+    pairs = neighbours(settings.small or solver.small.settings, solver.large.settings)
+    with stderr.status("examining the servers"), replacing(settings.prompts):
+        report = wait(examine(pairs, settings.critic, question=grade.text, opening=grade.opening))
+    if json:
+        print_json(report_json(report))
+    else:
+        for part in render(report):
+            stdout.print(part, soft_wrap=isinstance(part, Text))  # A finding is one line, also for grep.
+    if not report.ok:
+        raise typer.Exit(1)
 
 
 def list_policies(

@@ -13,7 +13,6 @@ from stepspec.evals.testbed import commands as testbed
 from stepspec.evals.testbed.servers import SHORT, miniature_servers, speculations
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher import up as launcher
-from stepspec.orchestrator.launcher.commands import shell_line
 
 from .. import policies
 from ..api import check_nested_policies
@@ -73,10 +72,16 @@ def up(
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only check the file and print the commands.")] = False,
     log_dir: Annotated[Path | None, typer.Option(help="Folder for the servers' logs.")] = None,
+    keep_going: Annotated[
+        bool, typer.Option("--keep-going", help="If a server dies, keep the others; otherwise all stop.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """
     Start the vLLM servers of a pair, print where they are, and stop them on Ctrl-C.
+
+    If a server dies, its exit code, the end of its log and the place of the log are printed, all servers stop, and the
+    exit code is 1.
 
     The small model may be a pair itself, to any depth. For a file, the settings of a solver are printed.
 
@@ -89,17 +94,28 @@ def up(
         checked = launcher.load_checked(pair, stderr, policies.METHODS)
         check_nested_policies(checked.nested)
         if dry_run:
-            stdout.print(launcher.command_lines(checked), markup=False, highlight=False, soft_wrap=True)
+            print(launcher.command_lines(checked))  # A console would change tabs, and words such as :key: to emoji.
         else:
-            wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir))
+            wait(launcher.up(checked, stderr, json_output=json, log_dir=log_dir, keep_going=keep_going))
         return
     roles = ("large", "small", *(("small-other",) if other else ()), *(("tiny",) if tiny else ()))
     chosen = speculations(speculation)
     if dry_run:
-        commands = map(shell_line, miniature_servers(profile, roles, world=world, speculation=chosen))
-        stdout.print("\n".join(commands), markup=False, highlight=False, soft_wrap=True)
+        servers = miniature_servers(profile, roles, world=world, speculation=chosen)
+        if any(each.method == "draft_model" for each in chosen.values()) and profile != "off":
+            print("# the model that drafts tokens is not paced here, as it is when `up` starts the servers itself")
+        print("\n".join(launcher.shell_lines([servers])))
         return
-    wait(testbed.up(profile, roles, world=world, json_output=json, log_dir=log_dir, speculation=chosen))
+    starting = testbed.up(
+        profile,
+        roles,
+        world=world,
+        json_output=json,
+        log_dir=log_dir,
+        speculation=chosen,
+        keep_going=keep_going,
+    )
+    wait(starting)
 
 
 def _refuse_testbed_options(context: typer.Context, pair: Path) -> None:

@@ -123,7 +123,7 @@ def test_servers_that_do_not_speculate_are_left_out() -> None:
 def test_the_doctor_shows_it() -> None:
     speculating = replace(GOOD, acceptance=Acceptance(10, 40, 20))
     (row,) = [line for line in shown(conclude(FAST, speculating)).splitlines() if line.startswith("drafted tokens")]
-    assert row.split("accepted")[1].split() == ["-", "50%,", "3.00", "a", "pass"]
+    assert row.split("accepted")[1].split() == ["none", "50%,", "3.00", "a", "pass"]
 
 
 async def test_a_server_without_metrics_has_no_acceptance() -> None:

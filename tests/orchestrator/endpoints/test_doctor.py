@@ -2,32 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+import asyncio
+import math
+from dataclasses import fields, replace
 from io import StringIO
 from typing import Any
 
+import jsonschema_rs
 import orjson
 import pytest
+from aiohttp import web
 from rich.console import Console
 
-from stepspec.orchestrator.endpoints import Endpoint, probe
+from stepspec.orchestrator.endpoints import CriticEndpoint, Endpoint, probe
 from stepspec.orchestrator.endpoints.doctor import (
-    COSTS,
+    AGAIN,
+    LACKS,
+    CriticReport,
     Diagnosis,
     EndpointReport,
+    Outcome,
     Reading,
+    Report,
     conclude,
+    conclude_critic,
     diagnose,
+    diagnose_critic,
     render,
+    report_json,
+    report_schema,
 )
 from stepspec.orchestrator.endpoints.metrics import CacheConfig
 from stepspec.orchestrator.endpoints.probe import Capabilities
+from stepspec.orchestrator.stats import Acceptance
 
-from .server import GENERATE, FakeVllm
+from .server import GENERATE, Break, FakeVllm, Refuse
 from .test_caching import info
+from .test_reward_model import FakePooling
 
 ALL = Capabilities("0.32.0", True, True, True, True, True, True, True, True, False, suffix_scoring=True)
-GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, 0.1, 0.03, ALL)
+GOOD = EndpointReport("large", "http://l", "", "big", 4096, "v", True, True, 0.97, 0.1, 0.03, ALL, ordering="kept")
 FAST = replace(GOOD, role="small", url="http://s", model="tiny", between=0.006)
 
 
@@ -42,33 +56,58 @@ def without(name: str, value: bool | None) -> Capabilities:
     return replace(ALL, **fields)
 
 
-def shown(diagnosis: Diagnosis) -> str:
+def shown(*diagnoses: Diagnosis) -> str:
     console = Console(width=160, file=StringIO())
     with console.capture() as capture:
-        console.print(render(diagnosis))
+        for part in render(Report.of(diagnoses)):
+            console.print(part, soft_wrap=True)
     return capture.get()
+
+
+def note(name: str) -> str:
+    return f"no {name.replace('_', ' ')}: {LACKS[name].cost}: {LACKS[name].cure}"
+
+
+def outcomes(diagnosis: Diagnosis) -> dict[str, Outcome]:
+    return {finding.check: finding.outcome for finding in diagnosis.findings}
 
 
 def test_a_complete_pair_has_no_notes() -> None:
     diagnosis = conclude(FAST, GOOD)
     assert diagnosis.same_vocabulary
     assert diagnosis.notes == ()
-    assert "Nothing is missing." in shown(diagnosis)
+    assert shown(diagnosis).splitlines()[-1] == "It works. Nothing is missing."
     assert "0.32.0" in shown(diagnosis)
 
 
-@pytest.mark.parametrize("name", COSTS)
-def test_missing_features_are_named_with_their_cost(name: str) -> None:
-    lacking = replace(GOOD, can=without(name, False))
-    assert conclude(FAST, lacking).notes == (f"large: no {name.replace('_', ' ')}: {COSTS[name]}",)
-    unknown = replace(GOOD, can=without(name, None))
-    assert conclude(FAST, unknown).notes == ()
+@pytest.mark.parametrize("name", LACKS)
+def test_missing_features_are_named_with_their_cost_and_unknown_ones_as_unknown(name: str) -> None:
+    lacking = conclude(FAST, replace(GOOD, can=without(name, False)))
+    assert lacking.notes == (f"large: {note(name)}",)
+    assert outcomes(lacking) == {name: LACKS[name].outcome}
+    unknown = conclude(FAST, replace(GOOD, can=without(name, None)))
+    assert outcomes(unknown) == {name: "unknown"}
+    assert unknown.findings[0].cure
+    for diagnosis, mark in ((lacking, "no"), (unknown, "unknown")):
+        (row,) = [line for line in shown(diagnosis).splitlines() if line.startswith(name.replace("_", " ") + " ")]
+        assert row.split()[-2:] == ["yes", mark]
+
+
+def test_a_version_that_is_not_reported_is_unknown() -> None:
+    diagnosis = conclude(FAST, replace(GOOD, can=without("version", None)))
+    assert outcomes(diagnosis) == {"version": "unknown"}
+    (row,) = [line for line in shown(diagnosis).splitlines() if line.startswith("vLLM ")]
+    assert row.split() == ["vLLM", "0.32.0", "unknown"]
 
 
 @pytest.mark.parametrize(
     ("change", "note"),
     [
         ({"vocabulary": "w"}, "the vocabularies differ"),
+        ({"context": 1024}, "chains of thought end after 1024 tokens: start vLLM with a larger --max-model-len"),
+        ({"model": "tiny"}, "both serve 'tiny'"),
+        ({"url": "http://s", "model": "tiny"}, "small and large are the same server"),
+        ({"failures": {"scoring": "no"}}, "policies that score drafts (BiLD, reflective) cannot use it: no"),
         ({"digits": 0.1}, "puts 10% on digits"),
         ({"between": 0.007}, "speculation cannot pay"),
         ({"faithful": False}, "does not survive encoding"),
@@ -76,8 +115,70 @@ def test_missing_features_are_named_with_their_cost(name: str) -> None:
     ],
 )
 def test_mismatches_are_reported(change: dict[str, Any], note: str) -> None:
-    (warning,) = conclude(FAST, replace(GOOD, **change)).notes
-    assert note in warning
+    diagnosis = conclude(FAST, replace(GOOD, **change))
+    (warning,) = diagnosis.findings
+    assert note in str(warning)
+    assert warning.outcome == "costs"
+    assert warning.cure
+    report = Report.of([diagnosis])
+    assert (report.ok, report.summary) == (True, "It works: 1 costs speed or accuracy.")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"context": 200}, "large: its context of 200 tokens has no room for a step and its verdict: start vLLM with"),
+        (
+            {"failures": {"judging": "no logprobs"}},
+            "large: it cannot judge: no logprobs: serve it with vLLM, or choose",
+        ),
+        ({"failures": {"writing": "HTTP 500: no"}}, f"large: it cannot write a step: HTTP 500: no: {AGAIN}"),
+        ({"thinks": False, "thinks_by": "template"}, "pair: this pair is refused: the small model thinks in a block"),
+        (
+            {"can": without("token_ids", False)},
+            "large: no token ids: no step can be written: serve the model with vLLM",
+        ),
+        ({"can": without("suffix_scoring", False)}, "large: suffix scoring is set, but the server does not do it"),
+        ({"problem": "no connection"}, "large: no connection"),
+    ],
+)
+def test_what_cannot_work_is_no_mere_cost(change: dict[str, Any], words: str) -> None:
+    diagnosis = conclude(FAST, replace(GOOD, **change))
+    (finding,) = [each for each in diagnosis.findings if each.outcome != "works"]
+    assert finding.outcome == "cannot work"
+    assert str(finding).startswith(words)
+    report = Report.of([diagnosis])
+    assert (report.ok, report.summary) == (False, "It cannot work like this: 1 thing cannot work.")
+
+
+def test_two_models_behind_one_gateway_are_no_complaint() -> None:
+    assert conclude(FAST, replace(GOOD, url=FAST.url)).findings == ()
+
+
+def test_a_small_model_that_cannot_judge_suits_most_policies() -> None:
+    diagnosis = conclude(replace(FAST, failures={"judging": "no logprobs"}), GOOD)
+    (finding,) = diagnosis.findings
+    assert (finding.outcome, finding.subject) == ("costs", "small")
+
+
+def test_the_summary_counts_every_outcome_once() -> None:
+    weak = replace(GOOD, can=replace(ALL, metrics=False, cached_tokens=False, version=None), failures={"judging": "no"})
+    summary = Report.of([conclude(FAST, weak)]).summary
+    assert summary == ("It cannot work like this: 1 thing cannot work, 2 cost speed or accuracy, 1 is unknown.")
+
+
+def test_what_cannot_work_is_printed_first_and_brackets_are_no_markup() -> None:
+    weak = replace(GOOD, thinks=False, thinks_by="effect", can=without("metrics", False))
+    lines = shown(conclude(FAST, weak)).splitlines()
+    findings = [line for line in lines if line.startswith(("cannot work", "costs", "unknown"))]
+    assert [line.partition("  ")[0] for line in findings] == ["cannot work", "costs", "costs"]
+    assert "or set thinks = true in [large]" in findings[0]
+
+
+def test_a_verdict_that_cannot_be_timed_is_unknown() -> None:
+    diagnosis = conclude(FAST, replace(GOOD, failures={"verdicts": "HTTP 500: no"}))
+    assert outcomes(diagnosis) == {"verdicts": "unknown"}
+    assert "HTTP 500: no" in diagnosis.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +211,7 @@ async def test_suffix_scoring_is_tried_only_where_it_is_allowed(
     assert diagnosis.large.can is not None
     assert diagnosis.large.can.suffix_scoring is found
     assert any(path == GENERATE for path, _ in server.requests) is allowed
-    assert (diagnosis.large.scoring > 0) is (found is not False)
+    assert (diagnosis.large.scoring is None) is (found is False)
 
 
 async def test_a_server_that_scores_suffixes_wrongly_is_found_out() -> None:
@@ -128,26 +229,189 @@ async def test_a_server_that_scores_suffixes_wrongly_is_found_out() -> None:
     assert diagnosis.large.can.suffix_scoring is False
 
 
-async def test_a_server_that_is_not_there_is_a_finding() -> None:
-    endpoints = (Endpoint(role=role, url="http://127.0.0.1:9", retries=0) for role in ("small", "large"))
-    diagnosis = await diagnose(*endpoints)
+async def test_a_server_that_is_not_there_is_a_finding_at_once() -> None:
+    endpoints = (Endpoint(role=role, url="http://127.0.0.1:9", retries=1000) for role in ("small", "large"))
+    async with asyncio.timeout(30):  # A thousand retries would take hours.
+        diagnosis = await diagnose(*endpoints)
     assert [note.split(":")[0] for note in diagnosis.notes] == ["small", "large"]
-    assert "no connection" in diagnosis.notes[0]
-    assert not diagnosis.same_vocabulary
-    assert "cannot be used" in shown(diagnosis)
-    assert orjson.loads(orjson.dumps(asdict(diagnosis)))["small"]["problem"]
+    assert "connection refused" in diagnosis.notes[0]
+    assert diagnosis.same_vocabulary is None
+    lines = shown(diagnosis).splitlines()
+    assert "cannot be used" in lines[2]
+    assert not any(line.startswith("vLLM") for line in lines)
+    assert lines[-1] == "It cannot work like this: 2 things cannot work."
 
 
-def test_replicas_are_shown_with_notes_that_differ() -> None:
-    dead = EndpointReport("large", "http://dead", problem="no connection")
-    same, lacking = replace(GOOD, url="http://same"), replace(GOOD, url="http://lacking", can=without("metrics", False))
-    diagnosis = conclude(FAST, GOOD, same, lacking, dead, replace(GOOD, url="http://else", model="else"))
-    assert diagnosis.notes == (
-        f"large at http://lacking: no metrics: {COSTS['metrics']}",
-        "large at http://dead: no connection",
-        "large at http://else: it does not serve what http://l does, and is refused",
-    )
-    assert all(one.url in shown(diagnosis) for one in diagnosis.others)
+async def test_the_cure_names_the_table_of_a_model_in_a_nested_pair() -> None:
+    server = FakeVllm(("So", "</think>"), key="right")
+    async with server.serve("small") as small, server.serve("large") as large:
+        diagnosis = await diagnose(small, large, name="small.small with small.large")
+    assert "set it as api_key in [small.small], or STEPSPEC_SMALL__SMALL__API_KEY" in diagnosis.notes[0]
+    assert "set it as api_key in [small.large], or STEPSPEC_SMALL__LARGE__API_KEY" in diagnosis.notes[1]
+
+
+async def test_the_other_server_is_examined_all_the_same() -> None:
+    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
+    async with server.serve("large") as large:
+        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    assert (diagnosis.large.model, diagnosis.large.problem) == ("fake", "")
+    assert diagnosis.small.problem
+    (row,) = [line for line in shown(diagnosis).splitlines() if line.startswith("token ids")]
+    assert row.split() == ["token", "ids", "unknown", "yes"]
+
+
+async def test_a_server_that_dies_during_the_examination_is_a_finding() -> None:
+    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
+    server.faults.extend([None] * 3 + [Break(after=0)] * 3)
+    async with server.serve("large") as large:
+        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    assert diagnosis.large.problem.startswith("it stopped answering while it was examined: no connection: ")
+
+
+async def test_a_server_that_dies_while_it_writes_is_a_finding() -> None:
+    class Dying(FakeVllm):
+        async def stream(self, request: web.Request, body: dict[str, Any], fault: Any) -> web.StreamResponse:
+            await self.fail(request, Break(after=0))
+            raise AssertionError("it lives on")
+
+    server = Dying(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
+    async with server.serve("large") as large:
+        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    assert diagnosis.large.problem.startswith("it stopped answering while it was examined: no connection: ")
+
+
+async def test_a_connection_that_is_reset_once_is_no_finding() -> None:
+    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
+    async with server.serve("large") as large:
+        first = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+        asked = [
+            body for path, body in server.requests if "allowed_token_ids" in body and "return_token_ids" not in body
+        ]
+        before = server.requests.index(("/v1/completions", asked[1]))  # the grade, after the probe's own question
+        count = sum(path == "/v1/completions" for path, _ in server.requests[:before])
+        server.faults.extend([None] * count + [Break(after=0)])
+        again = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    assert not server.faults
+    assert again.large.failures == {}
+    assert [finding.check for finding in again.findings] == [finding.check for finding in first.findings]
+
+
+async def test_requests_that_fail_leave_what_they_would_have_shown_unknown() -> None:
+    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1}, block=16)
+    server.faults.extend([Refuse(500, "busy")] * 400)
+    async with server.serve("large") as large:
+        diagnosis = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
+    can = diagnosis.large.can
+    assert can is not None
+    assert (can.token_ids, can.stop_included, can.forced, can.chosen_logprobs) == (None,) * 4
+    assert (can.prompt_logprobs, can.prefix_cache, can.cached_tokens) == (None,) * 3
+    assert (diagnosis.large.digits, diagnosis.large.first, diagnosis.large.ordering) == (None,) * 3
+    found = [finding for finding in diagnosis.findings if finding.subject == "large"]
+    assert {finding.check for finding in found if finding.outcome == "cannot work"} == {"judging", "writing"}
+    assert {"token_ids", "ordering", "version"} <= {finding.check for finding in found if finding.outcome == "unknown"}
+
+
+async def test_a_judge_without_log_probabilities_cannot_work() -> None:
+    class Mute(FakeVllm):
+        def answer(self, body: dict[str, Any]) -> dict[str, Any]:
+            reply = super().answer(body)
+            for choice in reply["choices"]:
+                choice.pop("logprobs", None)
+            return reply
+
+    server = Mute(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
+    async with server.serve("small") as small, server.serve("large") as large:
+        diagnosis = await diagnose(small, large)
+    judging = {finding.subject: finding.outcome for finding in diagnosis.findings if finding.check == "judging"}
+    assert judging == {"small": "costs", "large": "cannot work"}
+
+
+def check(report: Report) -> dict[str, Any]:
+    """Validate the JSON of *report* by its schema."""
+    values = report_json(report)
+    jsonschema_rs.validator_for(report_schema()).validate(orjson.loads(orjson.dumps(values)))
+    return values
+
+
+async def test_the_json_has_one_shape_in_every_situation() -> None:
+    server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1}, block=16, metrics=info(block_size=16))
+    gone = Endpoint(role="small", url="http://127.0.0.1:9")
+    async with server.serve("small") as small, server.serve("large") as large:
+        pairs = [await diagnose(small, large), await diagnose(gone, large)]
+    weak = replace(GOOD, can=replace(ALL, version=None, metrics=None), digits=math.nan, failures={"verdicts": "no"})
+    made = [
+        conclude(FAST, cached(True, LARGE_BLOCKS)),
+        conclude(FAST, replace(GOOD, acceptance=Acceptance(10, 40, 20)), replace(GOOD, url="http://same")),
+        conclude(FAST, weak),
+    ]
+    critic = CriticReport("http://c", model="prm", right=0.9, wrong=0.1)
+    every = [
+        *(Report.of([pair]) for pair in (*pairs, *made)),
+        Report.of([*pairs, *made], critic),
+        Report.of(pairs[:1], CriticReport("http://c", "no connection")),
+    ]
+    shapes = [check(report) for report in every]
+    assert {tuple(shape) for shape in shapes} == {("ok", "summary", "pairs", "critic")}
+    assert {tuple(pair) for shape in shapes for pair in shape["pairs"]} == {
+        ("small", "large", "same_vocabulary", "findings", "others", "name")
+    }
+    assert {tuple(end) for shape in shapes for pair in shape["pairs"] for end in (pair["small"], pair["large"])} == {
+        tuple(field.name for field in fields(EndpointReport))
+    }
+    assert [shape["ok"] for shape in shapes[:2]] == [True, False]
+
+
+def test_the_schema_refuses_another_shape() -> None:
+    values = report_json(Report.of([conclude(FAST, GOOD)]))
+    values["pairs"][0]["findings"] = [{"check": "a", "subject": "b", "outcome": "fine", "message": "c"}]
+    with pytest.raises(jsonschema_rs.ValidationError, match='"fine" is not one of'):
+        jsonschema_rs.validator_for(report_schema()).validate(values)
+
+
+def rating(right: float, wrong: float) -> FakePooling:
+    """A reward model that gives these logits to a right and to a wrong step."""
+    return FakePooling(lambda text: [wrong if "7 + 7" in text else right], able=True)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "outcome", "words"),
+    [
+        (2.0, -2.0, None, ""),
+        (-1.0, 1.0, "costs", "it rates a right step 0.27 and an obviously wrong one 0.73: set delimiter, layout and"),
+    ],
+)
+async def test_a_reward_model_is_to_rate_a_right_step_above_a_wrong_one(
+    right: float, wrong: float, outcome: Outcome | None, words: str
+) -> None:
+    async with rating(right, wrong).serve() as settings:
+        critic = await diagnose_critic(settings)
+    assert (critic.problem, critic.model) == ("", "prm")
+    assert [finding.outcome for finding in critic.findings] == ([outcome] if outcome else [])
+    assert all(str(finding).startswith(f"critic: {words}") for finding in critic.findings)
+    report = Report.of([conclude(FAST, GOOD)], critic)
+    assert report.ok
+    check(report)
+
+
+@pytest.mark.parametrize(("value", "shown_as"), [(1.5, "1.5"), (-0.1, "-0.1"), (math.nan, "nan"), (math.inf, "inf")])
+async def test_values_outside_of_0_to_1_are_no_ratings(value: float, shown_as: str) -> None:
+    critic = conclude_critic(CriticReport("http://c", model="prm", right=value, wrong=0.5))
+    (finding,) = critic.findings
+    assert finding.outcome == "cannot work"
+    assert finding.message == f"its ratings are not numbers from 0 to 1 but {shown_as}"
+    report = Report.of([conclude(FAST, GOOD)], critic)
+    assert not report.ok
+    check(report)
+
+
+@pytest.mark.parametrize("server", [FakePooling(routes=()), FakePooling(names=()), FakePooling(lambda text: "high")])
+async def test_a_reward_model_that_cannot_be_used_is_a_finding(server: FakePooling) -> None:
+    async with server.serve() as settings:
+        critic = await diagnose_critic(settings)
+    assert critic.problem
+    assert not Report.of([conclude(FAST, GOOD)], critic).ok
+    gone = await diagnose_critic(CriticEndpoint(url="http://127.0.0.1:9", retries=1000))
+    assert "connection refused" in gone.problem
 
 
 async def test_of_several_replicas_the_first_that_can_be_used_speaks_for_the_others() -> None:
@@ -224,8 +488,8 @@ def test_a_context_shorter_than_a_block_is_not_taken_for_a_cache_that_is_off() -
 
 
 def test_a_cache_that_is_off_is_to_be_switched_on() -> None:
-    (note,) = conclude(FAST, cached(False, CacheConfig(False, 640, None, None, KNOWN))).notes
-    assert note == f"large: no prefix cache: {COSTS['prefix_cache']}"
+    (found,) = conclude(FAST, cached(False, CacheConfig(False, 640, None, None, KNOWN))).notes
+    assert found == f"large: {note('prefix_cache')}"
 
 
 @pytest.mark.parametrize(

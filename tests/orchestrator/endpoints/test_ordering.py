@@ -80,7 +80,7 @@ class QueueingVllm(FakeVllm):
         await asyncio.sleep(0.0005 if isinstance(entry, int) else 0.01)  # the answers go over several connections
 
 
-async def ordering_of(server: FakeVllm, meet: Meet) -> Ordering:
+async def ordering_of(server: FakeVllm, meet: Meet) -> Ordering | None:
     async with meet(server) as met:
         tokens = await met.endpoint.encoder.encode("So one two")
         return await ordering(met.endpoint.connection, met.endpoint.name, tokens, 64)
@@ -118,15 +118,25 @@ async def test_a_server_that_refuses_priorities_is_detected(meet: Meet) -> None:
         assert await ordering(met.endpoint.connection, met.endpoint.name, tokens, 64) == "refused"
 
 
+@pytest.mark.parametrize("fault", [Refuse(500, "busy"), Refuse(400, "no"), Break(after=0)])
+async def test_a_request_that_fails_for_another_reason_shows_nothing(meet: Meet, fault: Refuse | Break) -> None:
+    server = FakeVllm(WORDS)
+    async with meet(server, retries=0) as met:
+        tokens = await met.endpoint.encoder.encode("So one two")
+        server.faults.extend([fault] * 3)
+        assert await ordering(met.endpoint.connection, met.endpoint.name, tokens, 64) is None
+
+
 @pytest.mark.parametrize(
     ("ordering", "note"),
     [
         ("kept", None),
         ("not seen", "large: it was not seen to order requests by priority: while it is busy, verdicts wait behind"),
+        (None, "large: it could not be found out whether it orders requests by priority"),
         ("refused", "large: it refuses priorities, and is sent none: while it is busy, verdicts wait behind bets"),
     ],
 )
-def test_the_cost_of_a_missing_order_is_reported(ordering: Ordering, note: str | None) -> None:
+def test_the_cost_of_a_missing_order_is_reported(ordering: Ordering | None, note: str | None) -> None:
     notes = conclude(FAST, replace(GOOD, ordering=ordering)).notes
     assert len(notes) == (note is not None)
     assert (note or "") in "".join(notes)

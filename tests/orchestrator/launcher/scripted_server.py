@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -58,6 +59,12 @@ def family() -> None:
     serve()
 
 
+def short() -> None:
+    """Serve for a moment."""
+    threading.Timer(2.0, os._exit, [7]).start()
+    serve()
+
+
 def robbed() -> None:
     """Find the port taken, as often as the marker file has lines."""
     marker = Path(os.environ["MARKER"])
@@ -75,4 +82,4 @@ if __name__ == "__main__":
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
-    {"serve": serve, "crash": crash, "mute": mute, "family": family, "robbed": robbed}[options.model]()
+    {"serve": serve, "crash": crash, "mute": mute, "family": family, "short": short, "robbed": robbed}[options.model]()

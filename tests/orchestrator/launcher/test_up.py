@@ -8,21 +8,24 @@ import json
 import os
 import signal
 import tomllib
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from rich.console import Console
 
+from stepspec.orchestrator.concurrency import background
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, ServerDied
-from stepspec.orchestrator.launcher import Server, launch
+from stepspec.orchestrator.launcher import Served, Server, launch
 from stepspec.orchestrator.launcher import up as module
 from stepspec.orchestrator.launcher.launch import RunningServer
 from stepspec.orchestrator.launcher.pair import Pair
 from stepspec.orchestrator.launcher.up import command_lines, load_checked, running, up
 
-from .running import members, scripted
+from .running import die, gone, members, scripted
 
 CONSOLE = Console(quiet=True)
 PAIR = Pair.model_validate({"large": {"model": "big", "speculation": "ngram"}, "small": {"model": "tiny"}})
@@ -144,9 +147,64 @@ async def test_notes_about_settings_are_separate_from_the_settings(
         await up(Pair.model_validate({"large": urls["large"], "small": small}), console)
     shown = cast("io.StringIO", console.file).getvalue()
     assert settings_of(outputs[0])["small"]["large"] == {"url": urls["small"]}
-    assert "name it in STEPSPEC_CONFIG" in shown
+    assert "name it with --config" in shown
     assert "The key of small.large is not among them: set STEPSPEC_SMALL__LARGE__API_KEY." in shown
     assert "Ctrl-C" not in shown
+
+
+async def test_a_death_stops_the_others_and_says_so(waves: list[list[Server]], tmp_path: Path) -> None:
+    with pytest.raises(
+        ServerDied, match=r"(?s)the small server ended while it was in use, with exit code 7.*its log: "
+    ):
+        await up_with_deaths(tmp_path, ["small"], keep_going=False)
+    with pytest.raises(ServerDied, match=r"\n  the other server stopped too; with --keep-going, others are kept$"):
+        await up_with_deaths(tmp_path, ["small"], keep_going=False)
+
+
+async def test_with_keep_going_the_others_run_until_none_is_left(waves: list[list[Server]], tmp_path: Path) -> None:
+    waves[1] = [scripted("family", name="small")]
+    shown = await up_with_deaths(tmp_path, ["small"], keep_going=True)
+    assert "the small server ended while it was in use, with exit code 7" in shown
+    assert f"its log: {tmp_path}/small.log" in shown
+    assert "the other server still runs (--keep-going)" in shown
+    with pytest.raises(ServerDied, match=r"(?s)the large server ended .*\n  no server is left$"):
+        await up_with_deaths(tmp_path, ["small", "large"], keep_going=True)
+
+
+async def test_keep_going_begins_when_all_servers_are_ready(waves: list[list[Server]], tmp_path: Path) -> None:
+    waves[:] = [[scripted("short", name="large")], [scripted("mute", name="small")]]
+    with pytest.raises(ServerDied, match="the other server stopped too: --keep-going begins when all are ready"):
+        await up(PAIR, CONSOLE, log_dir=tmp_path, keep_going=True)
+
+
+async def up_with_deaths(folder: Path, names: list[str], *, keep_going: bool) -> str:
+    """Start both servers, have those called *names* die one after the other, then end by a signal; return stderr."""
+    console = Console(file=io.StringIO(), width=200)
+    pids: dict[str, int] = {}
+
+    @asynccontextmanager
+    async def watched(*arguments: Any, **options: Any) -> AsyncGenerator[Any]:
+        async with running(*arguments, **options) as models:
+            pids.update({name: one.pid or 0 for name, one in models.items()})
+            async with background(deaths(models)):
+                yield models
+
+    async def deaths(models: Any) -> None:
+        for name in names:
+            one = models[name]
+            await die(Served(name, one.base_url, one.model, one.pid, Path(one.log)))
+            assert await gone(one.pid)
+        if keep_going and (survivors := [name for name in models if name not in names]):
+            assert all(members(pids[name]) for name in survivors)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "running", watched)
+        try:
+            await up(PAIR, console, log_dir=folder, keep_going=keep_going)
+        finally:
+            assert not any(members(pid) for pid in pids.values())
+    return cast("io.StringIO", console.file).getvalue()
 
 
 def _collect_output(capsys: pytest.CaptureFixture[str], outputs: list[str]) -> None:
@@ -178,7 +236,10 @@ def test_a_file_is_checked_and_skipped_checks_are_reported(
         load_checked(file, CONSOLE)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert command_lines(THREE).splitlines()[0] == "# small is a pair: bild over small.small and small.large, 1 ahead"
-    assert len(command_lines(THREE).splitlines()) == 4
+    assert [line for line in command_lines(THREE).splitlines()[1:] if line.startswith("#")] == [
+        "# when large can be used, on the same cards:",
+        "# when small.large can be used, on the same cards:",
+    ]
     file.write_text('[large]\nmodel = "./gone"\n[small]\nmodel = "org/tiny"\ngpus = [1]\n')
     with pytest.raises(ConfigurationError, match=f"large.model: no model at {tmp_path}/gone"):
         load_checked(file, CONSOLE)

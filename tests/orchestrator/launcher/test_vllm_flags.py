@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +87,7 @@ def test_the_last_line_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         ("raise ImportError('no such module')", "ImportError: no such module"),
         ("raise SystemExit(3)", "exit code 3"),
         ("print('no answer')", "Expecting value"),
-        ("import time; time.sleep(60)", "timed out"),
+        ("import time; time.sleep(60)", "it was not done after 0.5 s"),
     ],
 )
 def test_an_unavailable_parser_has_a_reason(source: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,6 +96,96 @@ def test_an_unavailable_parser_has_a_reason(source: str, why: str, monkeypatch: 
     message = parse({})
     assert isinstance(message, str)
     assert why in message
+
+
+COUNTING = """
+import json, pathlib, sys
+with pathlib.Path({marker!r}).open("a") as runs:
+    runs.write("x")
+print(json.dumps({{"flags": ["seed"], "refusals": {{name: "" for name in json.load(sys.stdin)}}}}))
+"""
+LINES = {"large": ["--model", "big", "--seed", "1"]}
+PARSED = ParsedFlags(frozenset({"seed"}), {"large": ""})
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Count how often the parser was run."""
+    monkeypatch.setattr(vllm_flags, "vllm_version", lambda: "0.32.0")
+    marker = tmp_path / "runs"
+    marker.touch()
+    scripted(monkeypatch, COUNTING.format(marker=str(marker)))
+    return lambda: marker.stat().st_size
+
+
+def kept(cache: Path) -> list[Path]:
+    return [path for path in cache.rglob("*") if path.is_file()]
+
+
+def test_a_result_is_kept_for_the_same_lines(cache: Path, runs: Callable[[], int]) -> None:
+    waits: list[int] = []
+    for _ in range(3):
+        assert parse(LINES, lambda: waits.append(1)) == PARSED
+    assert (runs(), len(waits)) == (1, 1)
+    (file,) = kept(cache)
+    assert file.parent == cache / "stepspec" / "vllm-flags"
+
+
+def test_another_line_vllm_variable_or_file_has_a_result_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: Callable[[], int]
+) -> None:
+    template = tmp_path / "template.jinja"
+    lines = {"large": [*LINES["large"], "--chat-template", str(template)]}
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: template.write_text("one"),
+        lambda: os.utime(template, ns=(1, 1)),
+        lambda: monkeypatch.setenv("VLLM_PLUGINS", "one"),
+        lambda: monkeypatch.setattr(vllm_flags, "vllm_version", lambda: "0.33.0"),
+        lambda: lines["large"].append("--enforce-eager"),
+    ]
+    for count, change in enumerate(changes, 1):
+        change()
+        assert parse(lines) == parse(lines) == PARSED
+        assert runs() == count
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"flags": 3}', b"\xff"])
+def test_a_damaged_file_is_replaced(cache: Path, runs: Callable[[], int], damage: bytes) -> None:
+    parse(LINES)
+    (file,) = kept(cache)
+    file.write_bytes(damage)
+    assert parse(LINES) == PARSED
+    assert parse(LINES) == PARSED
+    assert runs() == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_time_only(cache: Path, runs: Callable[[], int]) -> None:
+    (cache / "stepspec").write_text("a file")
+    assert parse(LINES) == parse(LINES) == PARSED
+    assert runs() == 2
+
+
+def test_a_failure_is_not_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scripted(monkeypatch, "raise SystemExit(3)")
+    assert parse(LINES) == "exit code 3"
+    assert kept(cache) == []
+
+
+def test_several_programs_keep_one_result_and_leave_no_parts(cache: Path, runs: Callable[[], int]) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(parse, [LINES] * 8)) == [PARSED] * 8
+    assert runs() <= 8
+    assert [file.suffix for file in kept(cache)] == [".json"]
+
+
+def test_the_wait_is_announced_also_without_a_terminal(
+    file: Path, runs: Callable[[], int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(FILE.replace("max-num-seq = 3", "seed = 3"))
+    for expected in (True, False):
+        load_checked(file, Console(width=200))
+        assert ("checking the flags of large with vLLM's own parser" in capsys.readouterr().out) is expected
 
 
 @pytest.fixture

@@ -84,6 +84,8 @@ async def test_a_server_that_is_down_is_503() -> None:
         await runner.cleanup()
         reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
     assert (reply.status, reply.error["code"]) == (503, "upstream_unavailable")
+    assert "no connection: " in reply.error["message"]
+    assert "ssl:default" not in reply.error["message"]
 
 
 @pytest.mark.parametrize(("key", "words"), [("theirs", "refused the service's key for it"), ("", "without a key")])

@@ -1,0 +1,92 @@
+"""
+Why a server cannot be reached, in plain words with the cure: the HTTP client's exceptions as sentences. Pure.
+
+The texts of the client library name its own settings and objects, so that none of them is shown to a user.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import aiohttp
+
+EXPIRED, OTHER_HOST, OTHER_ADDRESS = 10, 62, 64  # OpenSSL's verify codes
+CERTIFICATES: Mapping[int | None, str] = {
+    EXPIRED: "has expired: renew it",
+    OTHER_HOST: "was issued for another host name: write the name that it was issued for into the URL",
+    OTHER_ADDRESS: "was not issued for this IP address: write the host name that it was issued for into the URL",
+}
+DEFAULT_PORTS = {"http": 80, "https": 443}
+
+
+def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = None) -> str:
+    """
+    Explain that a request to *url* failed before its answer, with the exception *exc*.
+
+    *seconds* is the deadline for a connection. *proxy* is the URL of the proxy that the environment names.
+    """
+    if isinstance(exc, aiohttp.ClientHttpProxyError):
+        return f"no connection: the proxy {_public(proxy)} answers with HTTP {exc.status}; {_without_proxy(url)}"
+    if isinstance(exc, aiohttp.ClientProxyConnectionError):
+        reason = _reason(exc.os_error, proxy or url, seconds)
+        return f"no connection to the proxy {_public(proxy)}: {reason.partition(';')[0]}; {_without_proxy(url)}"
+    return f"no connection: {_reason(exc, url, seconds)}"
+
+
+def _reason(exc: Exception, url: str, seconds: float) -> str:
+    parts = urlsplit(url)
+    host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme, "")
+    cause = exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc
+    cause = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
+    match cause:
+        case ssl.SSLCertVerificationError():
+            signed = "is not signed by an authority that this machine trusts: name the authority's file in "
+            return f"the TLS certificate {CERTIFICATES.get(cause.verify_code, f'{signed}SSL_CERT_FILE')}"
+        case ssl.SSLError():
+            return f"no TLS is spoken at {host}:{port}; write http:// instead of https://"
+        case socket.gaierror():
+            return f"no address is known for the host {host!r}; is the name in the URL right?"
+        case TimeoutError():
+            return (
+                f"{host}:{port} did not accept it within {seconds:g} s (deadlines.connect); is the host up, and does a "
+                "firewall block the port?"
+            )
+        case ConnectionRefusedError() | OSError(errno=errno.ECONNREFUSED):
+            return (
+                f"nothing listens at {host}:{port} (connection refused); start the server, wait until it has loaded "
+                "its model, or correct the port"
+            )
+        case OSError(errno=errno.EHOSTUNREACH | errno.ENETUNREACH):
+            return f"there is no route to {host}; is the host up, and in a network that this machine reaches?"
+        case aiohttp.ServerDisconnectedError() | ConnectionError() if parts.scheme == "https":
+            return f"{host}:{port} closed it before the answer; did the server die, or does it speak no TLS (http://)?"
+        case aiohttp.ServerDisconnectedError() | ConnectionError():
+            return f"{host}:{port} closed it before the answer; did the server die, or does it expect https://?"
+        case aiohttp.TooManyRedirects():
+            return f"{host}:{port} redirects from one address to the next; is this the URL of a vLLM server?"
+        case aiohttp.InvalidURL() | aiohttp.NonHttpUrlClientError():
+            return f"{host}:{port} redirects to an address that is no URL; is this the URL of a vLLM server?"
+        case aiohttp.ClientResponseError() | aiohttp.ClientPayloadError():
+            return f"what listens at {host}:{port} does not speak HTTP; is the port right?"
+        case OSError(errno=int(number)) if number > 0:
+            return f"{os.strerror(number).lower()} at {host}:{port}; is the server running, and is the URL right?"
+        case _:
+            return f"the request to {host}:{port} failed; is the server running, and is the URL right?"
+
+
+def _public(proxy: str | None) -> str:
+    """Return the URL without a name and a password."""
+    scheme, _, rest = (proxy or "").partition("//")
+    return f"{scheme}//{rest.rpartition('@')[2]}"
+
+
+def _without_proxy(url: str) -> str:
+    return (
+        f"the environment names it (http_proxy, https_proxy or all_proxy): add {urlsplit(url).hostname} to no_proxy "
+        "if the server needs no proxy"
+    )
