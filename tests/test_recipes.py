@@ -167,8 +167,11 @@ def test_a_dry_run_of_a_recipe_passes(
 
 
 @pytest.mark.servers
-def test_the_installed_vllm_takes_every_command_line_of_every_recipe() -> None:
+def test_the_installed_vllm_takes_every_command_line_of_every_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its own parser reads them, with the names of parsers and the methods of speculation."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made = {f"{path.stem} {one.name}": one for path in ALL for one in servers(load(path))}
     result = vllm_flags.parse({name: one.command(8000)[len(one.program) :] for name, one in made.items()})
     assert isinstance(result, ParsedFlags), result
