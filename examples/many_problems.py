@@ -28,9 +28,9 @@ async def main(problems: list[str]) -> None:
             try:
                 solution = await solver.solve(problem)
             except StepspecError as error:
-                return {"line": number, "problem": problem, "error": str(error)}
+                return {"number": number, "problem": problem, "error": str(error)}
         return {
-            "line": number,
+            "number": number,
             "problem": problem,
             "answer": solution.answer,
             "finish_reason": solution.finish_reason,

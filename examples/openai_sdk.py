@@ -64,7 +64,9 @@ def with_options() -> None:
 
 
 def structured() -> None:
-    completion = client.chat.completions.parse(model="auto", messages=messages, response_format=Count)
+    # A model whose prompt does not mention JSON may write white space where the schema allows it.
+    system: ChatCompletionMessageParam = {"role": "system", "content": 'Answer in JSON, such as {"count": 1}.'}
+    completion = client.chat.completions.parse(model="auto", messages=[system, *messages], response_format=Count)
     print("parsed:", completion.choices[0].message.parsed)
 
 

@@ -40,8 +40,8 @@ async def test_every_problem_has_its_line_and_a_failure_spoils_no_other(tmp_path
         printed = await run_example(
             "many_problems.py", variables=pair.settings, folder=tmp_path, stdin="\n\n".join(problems)
         )
-    lines = sorted(map(json.loads, printed.splitlines()), key=lambda line: line["line"])
-    assert [(line["line"], line["problem"]) for line in lines] == list(enumerate(map(str.strip, problems), 1))
+    lines = sorted(map(json.loads, printed.splitlines()), key=lambda line: line["number"])
+    assert [(line["number"], line["problem"]) for line in lines] == list(enumerate(map(str.strip, problems), 1))
     failed = lines.pop(3)
     assert "leaves no room to think in a context of 1024" in failed["error"]
     assert "answer" not in failed

@@ -15,7 +15,7 @@ PROGRAMS = sorted(name for name in TRACKED.split() if name.endswith(".py") and "
 
 
 def test_every_example_is_listed() -> None:
-    listed = re.findall(r"^\| \[[^]]+\]\(([^)]+)\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
+    listed = re.findall(r"^\| \[[^]]+\]\(([^)/]+)/?[^)]*\) \|", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted({name.split("/")[0] for name in TRACKED.split()} - {"README.md"})
 
 
