@@ -16,6 +16,7 @@ from rich.progress import TaskID
 
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, find, half, load, own
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
@@ -86,7 +87,7 @@ def calibrate(
     name it in STEPSPEC_CONFIG.
     """
     if importlib.util.find_spec("scipy") is None:
-        raise ConfigurationError("`stepspec calibrate` needs scipy: pip install 'stepspec[evals]'")
+        raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
     from .policy_file import (
         CalibrationSettings,
         changed_settings,

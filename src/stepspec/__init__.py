@@ -1,5 +1,7 @@
 """Reasoning-step-level speculation over two vLLM endpoints."""
 
+from importlib.metadata import version
+
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, Step
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.errors import StepspecError
@@ -21,6 +23,9 @@ __all__ = [
     "Solver",
     "Step",
     "StepspecError",
+    "__version__",
     "asolve",
     "solve",
 ]
+
+__version__ = version("stepspec")
