@@ -20,6 +20,7 @@ from rich.console import Console
 from stepspec import policies, prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.run_options import RETIRED, arm_options, refuse_retired
 from stepspec.settings import Settings
@@ -326,7 +327,7 @@ def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManag
     try:
         from .ray_pool import cluster
     except ModuleNotFoundError as exc:
-        raise ConfigurationError(f"--ray needs {exc.name}: pip install 'stepspec[evals,ray]'") from exc
+        raise ConfigurationError(f"--ray needs {exc.name}: {install_command('evals', 'ray')}") from exc
     return cluster(address, workers, stderr)
 
 

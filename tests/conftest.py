@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from .distributions import Distributions, built_once
+
 TESTS = Path(__file__).parent
 CLIENTS = TESTS / "integration" / "clients"
 VOCABULARIES, DOCKER = "vocabularies", "docker"
@@ -84,6 +86,12 @@ def shared_folder(config: pytest.Config) -> Path:
         return Path(config.option.basetemp).parent  # xdist gives each worker a folder below that of the run
     factory: pytest.TempPathFactory = vars(config)["_tmp_path_factory"]
     return factory.getbasetemp()
+
+
+@pytest.fixture(scope="session")
+def distributions(request: pytest.FixtureRequest) -> Distributions:
+    """The wheel and the sdist of this clone."""
+    return built_once(shared_folder(request.config))
 
 
 def _works(config: pytest.Config) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
+from importlib.metadata import version
 from pathlib import Path
 
 import orjson
@@ -12,7 +13,7 @@ import pytest
 import typer
 import typer.core
 
-from stepspec import cli
+from stepspec import __version__, cli
 from stepspec.evals.testbed.stand_in import stand_in_process
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.endpoints import probe
@@ -185,7 +186,7 @@ def test_the_help_lists_every_command(capfd: pytest.CaptureFixture[str]) -> None
 
 def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
-    assert capfd.readouterr().out.strip() == "0.1.0"
+    assert capfd.readouterr().out.strip() == __version__ == version("stepspec")
 
 
 def test_settings_learnt_from_traces_are_printed_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,29 +1,38 @@
-"""The wheel owns one import name, and everything in the four folders travels with it."""
+"""The wheel and the sdist: what they hold, which version they have, and that every supported Python runs them."""
 
+import os
+import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import entry_points, version
+from email.message import Message
+from email.parser import Parser
+from importlib.metadata import entry_points
 from pathlib import Path
+from urllib.parse import unquote
 from zipfile import ZipFile
 
 import pytest
+from packaging.version import Version
+from uv import find_uv_bin
 
 import stepspec
 
+from .distributions import VERSIONS, Distributions, build, fresh, outside, python
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src/stepspec"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+REPOSITORY = "https://github.com/stepspec/stepspec"
 FOLDERS = ["evals", "orchestrator", "policies", "prompts"]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZipFile]:
-    folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
-    (built,) = folder.glob("*.whl")
-    with ZipFile(built) as opened:
+def wheel(distributions: Distributions) -> Iterator[ZipFile]:
+    with ZipFile(distributions.wheel) as opened:
         yield opened
 
 
@@ -52,10 +61,10 @@ def test_each_link_points_at_the_real_folder(folder: str) -> None:
     assert link.resolve() == ROOT / folder
 
 
-def test_the_wheel_owns_one_import_name(wheel: ZipFile) -> None:
+def test_the_wheel_owns_one_import_name(wheel: ZipFile, distributions: Distributions) -> None:
     assert {name.split("/")[0] for name in wheel.namelist()} == {
         "stepspec",
-        f"stepspec-{version('stepspec')}.dist-info",
+        f"stepspec-{distributions.version}.dist-info",
     }
 
 
@@ -84,10 +93,171 @@ def test_the_wheel_imports_next_to_hostile_names(wheel: ZipFile, tmp_path: Path)
 
 
 def test_the_installed_entry_points_are_those_declared() -> None:
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = PROJECT["project"]
     for group, names in {
         "console_scripts": declared["scripts"],
         "vllm.general_plugins": declared["entry-points"]["vllm.general_plugins"],
     }.items():
         installed = {point.name: point.value for point in entry_points(group=group)}
         assert names.items() <= installed.items()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_a_fresh_environment_runs_it_without_any_extra(
+    distributions: Distributions, kind: str, version: str, tmp_path: Path
+) -> None:
+    built: Path = getattr(distributions, kind)
+    programs = fresh(tmp_path / "environment", python(version), str(built))
+    done = subprocess.run(
+        [ROOT / ".ci/smoke", str(programs), distributions.version], env=outside(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    if kind == "wheel":
+        serve = [programs / "stepspec", "serve"]
+        error = unquote(subprocess.run(serve, env=outside(), capture_output=True, text=True).stderr)
+        hint = f'pip install "stepspec[serve] @ file://{built}"'
+        assert error == f"error: `stepspec serve` needs fastapi, uvicorn, prometheus_client, structlog: {hint}\n"
+
+
+def test_the_smoke_test_notices_another_version(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [ROOT / ".ci/smoke", str(Path(sys.executable).parent), "0.0.1"], env=outside(), capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("stepspec --version is '")
+    assert done.stderr.endswith("' instead of '0.0.1'\n")
+
+
+def test_every_supported_python_is_declared() -> None:
+    declared = PROJECT["project"]
+    prefix = "Programming Language :: Python :: 3."
+    named = {"3." + each.removeprefix(prefix) for each in declared["classifiers"] if each.startswith(prefix)}
+    assert named == {*VERSIONS}
+    assert declared["requires-python"] == f">={VERSIONS[0]}"
+
+
+def test_the_wheel_of_the_sdist_is_that_of_the_tree(distributions: Distributions, tmp_path: Path) -> None:
+    subprocess.run(["tar", "-xf", distributions.sdist, "-C", tmp_path], check=True)
+    (source,) = tmp_path.iterdir()
+    (again,) = build(source, tmp_path / "built", "wheel")
+    assert again.name == distributions.wheel.name
+    assert again.read_bytes() == distributions.wheel.read_bytes()
+
+
+def test_the_sdist_holds_the_files_of_git_and_no_link(distributions: Distributions) -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("these sources are not a clone")
+    with tarfile.open(distributions.sdist) as packed:
+        members = packed.getmembers()
+    assert all(member.isreg() for member in members)
+    held = {member.name.partition("/")[2] for member in members} - {"PKG-INFO"}
+    tracked = {name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()}
+    links = tuple(f"docker/helm/stepspec/{name}/" for name in ("alerts", "dashboards"))
+    assert {name for name in held if not name.startswith(links)} == tracked
+
+
+def described(wheel: ZipFile) -> Message:
+    (metadata,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
+    return Parser().parsestr(wheel.read(metadata).decode())
+
+
+def test_twine_finds_nothing_to_complain_about(distributions: Distributions) -> None:
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict"]
+    done = subprocess.run([*command, distributions.wheel, distributions.sdist], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("PASSED") == 2
+
+
+def test_the_package_index_shows_authors_and_addresses(wheel: ZipFile) -> None:
+    metadata = described(wheel)
+    assert metadata["Author"] == "The stepspec authors"
+    addresses = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
+    assert {*addresses} == {"Homepage", "Documentation", "Repository", "Changelog", "Issues"}
+    assert all(address.startswith(REPOSITORY) for address in addresses.values())
+
+
+def test_links_and_images_of_the_readme_work_on_the_package_index(wheel: ZipFile, distributions: Distributions) -> None:
+    shown = str(described(wheel).get_payload())
+    targets = re.findall(r"(!?)\[[^\]]*\]\(([^)]*)\)", shown)
+    assert len(targets) == len(re.findall(r"\]\([^)]*\)", (ROOT / "README.md").read_text()))
+    assert all(target.startswith("https://") for _, target in targets)
+    tag = f"v{distributions.version}"
+    raw, page = f"https://raw.githubusercontent.com/stepspec/stepspec/{tag}/", f"{REPOSITORY}/blob/{tag}/"
+    paths = {target.removeprefix(raw if image else page).partition("#")[0] for image, target in targets}
+    assert {"docs/images/page-light.png", "docs/results.md", "LICENSE"} <= paths
+    assert all((ROOT / path).exists() for path in paths)
+
+
+def test_only_the_repository_says_that_there_is_no_release(wheel: ZipFile) -> None:
+    shown = str(described(wheel).get_payload())
+    assert "not on PyPI" not in shown
+    assert "<!--" not in shown
+    assert "pip install stepspec" in shown
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Path:
+    """A repository with one commit and what the version depends on."""
+    folder = tmp_path / "clone"
+    folder.mkdir()
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    git(folder, "init", "--quiet", "--initial-branch", "main")
+    git(folder, "add", ".")
+    git(folder, "commit", "--quiet", "--message", "first")
+    return folder
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost", "-c", "commit.gpgsign=false")
+    return subprocess.run(
+        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def version_of(folder: Path, **variables: str) -> str:
+    command = [sys.executable, "-m", "hatchling", "version"]
+    env = {key: value for key, value in os.environ.items() if not key.startswith(("SETUPTOOLS_SCM", "GIT_"))}
+    return subprocess.run(
+        command, cwd=folder, env=env | variables, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def test_a_clone_without_tags_has_a_development_version_with_its_commit(clone: Path) -> None:
+    commit = git(clone, "rev-parse", "--short=7", "HEAD")
+    assert version_of(clone).startswith(f"0.1.0.dev1+g{commit}")
+
+
+def test_the_version_is_that_of_the_tag_and_grows_after_it(clone: Path) -> None:
+    git(clone, "tag", "unrelated")
+    git(clone, "tag", "v1.2.3")
+    assert version_of(clone) == "1.2.3"
+    git(clone, "commit", "--quiet", "--allow-empty", "--message", "second")
+    later = Version(version_of(clone))
+    assert Version("1.2.3") < later < Version("1.2.4")
+    assert later.is_devrelease
+    git(clone, "tag", "v1.3.0rc1")
+    assert version_of(clone) == "1.3.0rc1"
+    (clone / "README.md").write_text("changed")
+    assert Version(version_of(clone)).is_devrelease
+
+
+def test_sources_without_git_have_the_version_that_they_are_given(clone: Path) -> None:
+    fallback = PROJECT["tool"]["hatch"]["version"]["fallback-version"]
+    shutil.rmtree(clone / ".git")
+    assert version_of(clone) == fallback
+    assert version_of(clone, SETUPTOOLS_SCM_PRETEND_VERSION_FOR_STEPSPEC="1.2.3") == "1.2.3"
+
+
+def test_an_editable_installation_needs_no_build_environment(clone: Path, tmp_path: Path) -> None:
+    for name in (*FOLDERS, "src/stepspec"):
+        (clone / name).mkdir(parents=True)
+    (clone / "LICENSE").touch()
+    git(clone, "tag", "v1.2.3")
+    target = tmp_path / "target"
+    command = [find_uv_bin(), "--quiet", "pip", "install", "--offline", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*command, "--python", sys.executable, "--target", target, "--editable", clone], check=True)
+    assert (target / "stepspec-1.2.3.dist-info").is_dir()
+    assert (target / "_stepspec.pth").read_text().strip() == str(clone / "src")

@@ -13,6 +13,7 @@ import pytest
 from stepspec import Solver, service_factory
 from stepspec import settings as configuration
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.service.app import listen
 from stepspec.orchestrator.service.settings import ServiceSettings
 
@@ -96,7 +97,7 @@ def test_without_the_extra_the_error_names_the_package_to_install(
 
     monkeypatch.setattr(importlib.util, "find_spec", without)
     assert call("serve") == 2
-    assert "needs uvicorn: pip install 'stepspec[serve]'" in capfd.readouterr().err
+    assert f"needs uvicorn: {install_command('serve')}" in capfd.readouterr().err
 
 
 def test_the_core_and_the_command_do_without_the_extra() -> None:

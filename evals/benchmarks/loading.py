@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias, cast
 import orjson
 
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 
 from ..sample import Task
 from .benchmark import Benchmark
@@ -124,9 +125,7 @@ def _library(name: str, what: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as exc:
-        raise ConfigurationError(
-            f"{what} needs {name}: pip install 'stepspec[evals]', or pass --data FILE.jsonl"
-        ) from exc
+        raise ConfigurationError(f"{what} needs {name}: {install_command('evals')}, or pass --data FILE.jsonl") from exc
 
 
 def half(task: Task) -> Half:

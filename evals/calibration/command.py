@@ -16,6 +16,7 @@ from rich.progress import TaskID
 from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 
 from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
 from ..cli import contact, wait
@@ -106,7 +107,7 @@ def calibrate(
     The policy file is a settings file: name it with --config.
     """
     if importlib.util.find_spec("scipy") is None:
-        raise ConfigurationError("`stepspec calibrate` needs scipy: pip install 'stepspec[evals]'")
+        raise ConfigurationError(f"`stepspec calibrate` needs scipy: {install_command('evals')}")
     from .policy_file import (
         CalibrationSettings,
         changed_settings,

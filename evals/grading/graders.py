@@ -18,6 +18,7 @@ import orjson
 
 from stepspec.orchestrator.concurrency import to_the_end
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 
 from . import worker as worker_script
 from .answers import Metric, compare_plainly, extract_answer
@@ -37,7 +38,7 @@ SCRIPT = (sys.executable, "-P", str(Path(worker_script.__file__).resolve()))
 def require(metric: Metric) -> None:
     """Raise `ConfigurationError` if *metric* needs what is not installed."""
     if metric in NEEDS_ALGEBRA and importlib.util.find_spec(LIBRARY) is None:
-        raise ConfigurationError("grading needs math-verify: pip install 'stepspec[evals]'")
+        raise ConfigurationError(f"grading needs math-verify: {install_command('evals')}")
 
 
 class Graders:

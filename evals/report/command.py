@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from stepspec import __version__
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.service.page import html
 
@@ -81,8 +81,7 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
 
 def _origin() -> str:
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    version = importlib.metadata.version("stepspec")
-    return f"Made by stepspec {version} on {datetime.date.today()}: {command}"
+    return f"Made by stepspec {__version__} on {datetime.date.today()}: {command}"
 
 
 def _write_traces(folder: Path, section: Section, prefix: str) -> Links:

@@ -23,6 +23,7 @@ import aiohttp
 
 from ..concurrency import background, supervised
 from ..errors import ConfigurationError, ServerDied, ServerError, ServerNotReady
+from ..installation import VLLM_FOR_CPUS, install_command
 from .process import Child, child, failure_lines, port_taken, reserve_port
 
 State: TypeAlias = Literal["starting", "ready"]
@@ -179,7 +180,7 @@ def _check(servers: Sequence[Server]) -> None:
     if len(set(names)) < len(names):
         raise ConfigurationError(f"two servers share a name: {', '.join(names)}")
     if any(server.program == _own_vllm() for server in servers) and importlib.util.find_spec("vllm") is None:
-        raise ConfigurationError("vLLM is not installed: pip install 'stepspec[testbed]', with a GPU 'stepspec[vllm]'")
+        raise ConfigurationError(f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}")
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from ..errors import ConfigurationError
+from ..installation import VLLM_FOR_CPUS, install_command
 from .machine import VISIBLE, Card, MachineFacts, ModelFiles
 from .pair import METHODS, Pair, StartedServer
 
@@ -170,7 +171,6 @@ def _cache_number_bytes(server: StartedServer) -> float | None:
     return BYTES["fp8"] if dtype.startswith("fp8") else BYTES.get(dtype)
 
 
-INSTALL_VLLM = "pip install 'stepspec[vllm]', on a CPU 'stepspec[testbed]'"
 INSTALL_SUFFIX = "pip install arctic-inference==0.1.1, or choose ngram, which needs nothing"
 ROUNDING = 1e-9
 ADVISED_SHARE = 0.9  # of a card, for all models on it together; each server takes some memory beyond its share
@@ -199,7 +199,7 @@ def warnings(pair: Pair, facts: MachineFacts) -> tuple[str, ...]:
 
 def _errors(pair: Pair, facts: MachineFacts, methods: Collection[str]) -> Iterator[str]:
     if pair.started and facts.vllm is None:
-        yield f"vLLM is not installed: {INSTALL_VLLM}"
+        yield f"vLLM is not installed: {install_command('vllm')}; {VLLM_FOR_CPUS}"
     yield from _address_errors(pair, facts)
     yield from _name_errors(pair, methods)
     yield from _card_errors(pair, facts)

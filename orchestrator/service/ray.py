@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ..errors import ConfigurationError
+from ..installation import install_command
 
 try:
     from ray import serve
@@ -29,7 +31,7 @@ try:
     from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
     from ray.serve.schema import LoggingConfig
 except ImportError as exc:
-    raise ConfigurationError(f"the service on Ray needs {exc.name}: pip install 'stepspec[serve,ray]'") from exc
+    raise ConfigurationError(f"the service on Ray needs {exc.name}: {install_command('serve', 'ray')}") from exc
 
 from stepspec import service_factory
 from stepspec.settings import Settings
@@ -86,7 +88,7 @@ class ServiceFront:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         proxy = ReplicaProxy(Starlette(), self._send, self._scrape, self._settings, self._log.log.warning)
         middleware = RequestMiddleware(
-            proxy, settings=self._settings, version=service_factory.VERSION, observe=self._observe
+            proxy, settings=self._settings, version=version("stepspec"), observe=self._observe
         )
         return _without_id(middleware)
 

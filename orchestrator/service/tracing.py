@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigurationError
 from ..events import Answering, Started
+from ..installation import install_command
 from ..trace import Moment
 from .observers import (
     MODEL_PATHS,
@@ -49,7 +50,7 @@ def configured() -> bool:
 def connect(version: str, exporter: SpanExporter | None = None) -> TracerProvider:
     """Make the provider that sends spans where the ``OTEL_*`` variables say. Raise `ConfigurationError` without SDK."""
     if find_spec("opentelemetry.sdk") is None:
-        raise ConfigurationError("tracing needs the OpenTelemetry SDK: pip install 'stepspec[otel]'")
+        raise ConfigurationError(f"tracing needs the OpenTelemetry SDK: {install_command('otel')}")
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor

@@ -5,6 +5,7 @@ Reasoning-step-level speculation over two vLLM endpoints.
 `trace` are modules with everything that is raised, that happens in a run, and that reads and writes records of runs.
 """
 
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
@@ -59,12 +60,15 @@ __all__ = [
     "Threshold",
     "Token",
     "Verdict",
+    "__version__",
     "asolve",
     "errors",
     "events",
     "solve",
     "trace",
 ]
+
+__version__ = version("stepspec")
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.calibration_monitor import Calibration
+from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.service.interfaces import CalibrationStatus, JudgeStatus, Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
 
-from . import policies
+from . import __version__, policies
 from . import settings as configuration
 from .api import Solver
 from .settings import Settings
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from stepspec.orchestrator.service.app import Service
     from stepspec.orchestrator.service.observers import RequestLog
 
-VERSION = importlib.metadata.version("stepspec")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "structlog")
 
 
@@ -31,7 +30,7 @@ def require() -> None:
     """Raise `ConfigurationError` if what the service needs is not installed."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigurationError(f"`stepspec serve` needs {', '.join(missing)}: pip install 'stepspec[serve]'")
+        raise ConfigurationError(f"`stepspec serve` needs {', '.join(missing)}: {install_command('serve')}")
 
 
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
@@ -85,7 +84,7 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
                 logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
         observers: list[ServiceObserver] = [logs]
         if settings.tracing or tracing.configured():
-            tracer = tracing.Tracing(tracing.connect(VERSION))
+            tracer = tracing.Tracing(tracing.connect(__version__))
             await stack.enter_async_context(tracer.flushed())
             observers.insert(0, tracer)
         yield Service(offer(solver), settings, observers), logs
@@ -102,7 +101,7 @@ def offer(solver: Solver) -> Offer:
         engine=solver,
         methods=methods,
         defaults=chosen.run,
-        version=VERSION,
+        version=__version__,
         judge_status=lambda: judge_status(solver),
         speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,

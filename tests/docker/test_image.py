@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 import tomllib
 from collections.abc import Iterable
 from importlib.metadata import packages_distributions, requires
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,6 +20,7 @@ from stepspec.cli import app
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import load
 
+from ..distributions import build
 from .files import DOCKER, ROOT, outside, run, tool
 
 DOCKERFILE = DOCKER / "Dockerfile"
@@ -154,13 +157,39 @@ def test_the_image_does_not_start_without_a_key(bare: pytest.MonkeyPatch) -> Non
     assert load().service.log_format == "json"
 
 
-def test_the_chart_and_the_image_have_the_version_of_the_package() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
-    assert f"ARG VERSION={version}\n" in DOCKERFILE.read_text()
+def test_the_chart_has_the_newest_version_of_the_changelog() -> None:
+    version = re.findall(r"^## \[(\d[^\]]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0]
     chart = (DOCKER / "helm/stepspec/Chart.yaml").read_text()
     assert f"\nversion: {version}\nappVersion: {version}\n" in chart
-    assert f"stepspec:{version}" in (DOCKER / "compose.parts.yaml").read_text()
-    assert f"stepspec-testbed:{version}" in (DOCKER / "compose.cpu.yaml").read_text()
+
+
+def test_an_image_of_a_clone_has_a_development_version() -> None:
+    default = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["version"]["fallback-version"]
+    assert ("ARG", f"VERSION={default}") in instructions()
+    assert "stepspec:dev}" in (DOCKER / "compose.parts.yaml").read_text()
+    assert "stepspec-testbed:dev}" in (DOCKER / "compose.cpu.yaml").read_text()
+
+
+def test_package_and_label_have_the_version_that_the_build_is_given(tmp_path: Path) -> None:
+    """Run what the Dockerfile sets before it installs, on the files that it copies: they have no git."""
+    assert [rest for word, rest in instructions() if word == "ARG"].count(
+        "VERSION"
+    ) == 2  # once in each stage that uses it
+    assert 'org.opencontainers.image.version="${VERSION}"' in stage("runtime")["LABEL"]
+    settings, _, install = stage("build")["RUN"].partition(" ")
+    assert install.startswith("uv pip install --no-deps")
+    variable, _, value = settings.partition("=")
+    assert value == "${VERSION}"
+    for word, rest in instructions():
+        if word == "COPY" and not rest.startswith("--from"):
+            *sources, target = rest.split()
+            for source in sources:
+                place = tmp_path / target / (Path(source).name if (ROOT / source).is_file() else "")
+                copied = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+                place.parent.mkdir(parents=True, exist_ok=True)
+                copied(ROOT / source, place)
+    (built,) = build(tmp_path, tmp_path / "built", "wheel", **{variable: "9.8.7"})
+    assert built.name == "stepspec-9.8.7-py3-none-any.whl"
 
 
 STARTING = """

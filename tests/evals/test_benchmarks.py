@@ -21,6 +21,7 @@ from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, choose, find, load,
 from stepspec.evals.grading.answers import LETTERS
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 
 DATA = Path(__file__).parent / "data"
 
@@ -185,7 +186,7 @@ def test_without_a_network_the_error_names_the_option_to_pass(tmp_path: Path) ->
 
 def test_without_the_library_the_error_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ConfigurationError, match=r"needs datasets: pip install 'stepspec\[evals\]'"):
+    with pytest.raises(ConfigurationError, match=re.escape(f"needs datasets: {install_command('evals')}, or")):
         load(find("gsm8k"))
 
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from stepspec.evals import cli
 from stepspec.evals.runner import WorkerLost
 from stepspec.orchestrator.errors import ConfigurationError, WorkersLost
+from stepspec.orchestrator.installation import install_command
 
 from ..fakes import run
 
@@ -53,7 +54,7 @@ def test_without_ray_the_error_names_the_package_to_install() -> None:
     words = [sys.executable, "-c", lines, "eval", "arithmetic", "--testbed", "--ray", "local"]
     run = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert run.returncode == 2
-    assert run.stderr.strip() == "error: --ray needs ray: pip install 'stepspec[evals,ray]'"
+    assert run.stderr.strip() == f"error: --ray needs ray: {install_command('evals', 'ray')}"
 
 
 class FakeRay:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import Annotated
 
 import typer
 
+from stepspec import __version__
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.calibration import command as calibration
 from stepspec.evals.command_line import add_command, new_app, run, verbatim
@@ -53,7 +53,7 @@ def main() -> None:
 
 def _print_version(requested: bool) -> None:
     if requested:
-        stdout.print(importlib.metadata.version("stepspec"), highlight=False)
+        stdout.print(__version__, highlight=False)
         raise typer.Exit
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.launcher.machine import Card, InstalledVllm, MachineFacts, ModelFiles
 from stepspec.orchestrator.launcher.pair import Pair, StartedServer
 from stepspec.orchestrator.launcher.preflight import check_pair, memory_need, model_shape, warnings
@@ -47,7 +48,7 @@ def test_a_pair_that_fits_is_let_through() -> None:
 
 
 def test_without_vllm_nothing_can_be_started_but_it_may_be_connected_to() -> None:
-    assert "vLLM is not installed: pip install 'stepspec[vllm]'" in complaint(pair(), facts(None))
+    assert f"vLLM is not installed: {install_command('vllm')}; without a GPU" in complaint(pair(), facts(None))
     elsewhere = Pair.model_validate({"large": {"url": "http://a:1"}, "small": {"url": "http://b:1"}})
     assert check_pair(elsewhere, facts(None)) == ()
 

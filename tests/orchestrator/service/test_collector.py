@@ -18,6 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
+from stepspec import __version__
 from stepspec.orchestrator.service import tracing
 
 from ...program import Program, serve
@@ -133,7 +134,8 @@ async def test_a_collector_gets_the_spans_of_a_run(tmp_path: Path) -> None:
     below = [span for span in collector.spans if span.kind == Span.SPAN_KIND_CLIENT]
     within = [span for span in collector.spans if span.kind == Span.SPAN_KIND_INTERNAL]
     assert len(collector.spans) == 1 + len(below) + len(within)
-    assert {(each["service.name"], each["service.version"]) for each in collector.resources} == {("stepspec", "0.1.0")}
+    versions = {(each["service.name"], each["service.version"]) for each in collector.resources}
+    assert versions == {("stepspec", __version__)}
     assert (request.name, request.trace_id.hex(), request.parent_span_id.hex()) == ("chat specreason", TRACE, CLIENT)
     about = attributes_of(request.attributes)
     assert (about["http.response.status_code"], about["url.path"]) == (200, "/v1/chat/completions")

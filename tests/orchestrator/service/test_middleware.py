@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
+from stepspec import __version__
 from stepspec.orchestrator.service.middleware import ApiKeys, RequestMiddleware
 from stepspec.orchestrator.service.observers import HEALTH_PATHS
 
@@ -196,7 +197,7 @@ def test_a_public_address_needs_a_key_or_a_word() -> None:
 
 async def test_the_version_and_the_page() -> None:
     async with serving() as served:
-        assert (await served.get("/version")).json == {"version": "0.1.0"}
+        assert (await served.get("/version")).json == {"version": __version__}
         page = await served.get("/")
     assert page.headers["Content-Type"].startswith("text/html")
     assert b"<html" in page.body

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.parser import text_string_to_metric_families
 
+from stepspec import __version__
 from stepspec.orchestrator.events import Called, Drafted, Started
 from stepspec.orchestrator.service import tracing
 from stepspec.orchestrator.service.observers import (
@@ -76,7 +77,7 @@ async def test_metrics_count_requests_runs_steps_and_tokens() -> None:
     assert found(samples, "queue_seconds_count") == 3
     assert (found(samples, "requests_running"), found(samples, "requests_waiting")) == (0, 0)
     assert (found(samples, "upstream_up", role="small"), found(samples, "upstream_up", role="large")) == (1, 1)
-    assert found(samples, "info", version="0.1.0") == 1
+    assert found(samples, "info", version=__version__) == 1
 
 
 async def test_a_request_refused_before_its_body_has_no_model() -> None:

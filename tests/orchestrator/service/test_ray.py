@@ -16,6 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 from stepspec import service_factory
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.service import ray as service_on_ray
 from stepspec.orchestrator.service.ray import build
 
@@ -129,7 +130,7 @@ def test_without_ray_the_error_names_the_package_to_install() -> None:
     code = "import sys; sys.modules['ray'] = None; import stepspec.orchestrator.service.ray"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode
-    assert "the service on Ray needs ray: pip install 'stepspec[serve,ray]'" in done.stderr
+    assert f"the service on Ray needs ray: {install_command('serve', 'ray')}" in done.stderr
 
 
 def test_nothing_else_needs_ray() -> None:

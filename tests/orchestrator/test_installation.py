@@ -1,0 +1,75 @@
+"""The hint to install an extra repeats the way in which stepspec was installed; real records come from real tools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from uv import find_uv_bin
+
+from stepspec.orchestrator.installation import install_command
+
+
+@pytest.fixture(autouse=True)
+def nothing_remembered() -> Iterator[None]:
+    install_command.cache_clear()
+    yield
+    install_command.cache_clear()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder of packages on the path: stepspec's metadata, without a record of its origin."""
+    metadata = tmp_path / "stepspec-1.2.3.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.4\nName: stepspec\nVersion: 1.2.3\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    return metadata
+
+
+INSIDE = "file:///home/somebody/stepspec"
+WHEEL = "file:///home/somebody/stepspec-1.2.3-py3-none-any.whl"
+REMOTE = "https://github.com/stepspec/stepspec"
+
+
+@pytest.mark.parametrize(
+    ("record", "command"),
+    [
+        (None, 'pip install "stepspec[evals,ray]"'),
+        ({"url": INSIDE, "dir_info": {}}, 'in your clone, pip install ".[evals,ray]"'),
+        ({"url": INSIDE, "dir_info": {"editable": False}}, 'in your clone, pip install ".[evals,ray]"'),
+        ({"url": INSIDE, "dir_info": {"editable": True}}, 'in your clone, pip install --editable ".[evals,ray]"'),
+        ({"url": WHEEL, "archive_info": {}}, f'pip install "stepspec[evals,ray] @ {WHEEL}"'),
+        (
+            {"url": REMOTE, "vcs_info": {"vcs": "git", "requested_revision": "main", "commit_id": "5e2e845"}},
+            f'pip install "stepspec[evals,ray] @ git+{REMOTE}@5e2e845"',
+        ),
+    ],
+)
+def test_an_extra_is_added_as_stepspec_was_installed(site: Path, record: dict[str, Any] | None, command: str) -> None:
+    if record is not None:
+        (site / "direct_url.json").write_text(json.dumps(record))
+    assert install_command("evals", "ray") == command
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_what_an_installer_records_is_understood(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, editable: bool
+) -> None:
+    project, target = tmp_path / "clone", tmp_path / "site"
+    project.mkdir()
+    (project / "pyproject.toml").write_text(
+        '[build-system]\nrequires = []\nbuild-backend = "hatchling.build"\n\n'
+        '[project]\nname = "stepspec"\nversion = "1.2.3"\n\n'
+        '[tool.hatch.build.targets.wheel]\npackages = ["."]\n'
+    )
+    words = [find_uv_bin(), "--quiet", "pip", "install", "--offline", "--no-build-isolation", "--no-deps"]
+    place = ["--python", sys.executable, "--target", str(target)]
+    subprocess.run([*words, *place, *(["--editable"] if editable else []), str(project)], check=True)
+    monkeypatch.setattr(sys, "path", [str(target)])
+    assert install_command("otel") == f'in your clone, pip install {"--editable " if editable else ""}".[otel]"'
