@@ -21,7 +21,6 @@ CERTIFICATES: Mapping[int | None, str] = {
     OTHER_HOST: "was issued for another host name: write the name that it was issued for into the URL",
     OTHER_ADDRESS: "was not issued for this IP address: write the host name that it was issued for into the URL",
 }
-DEFAULT_PORTS = {"http": 80, "https": 443}
 
 
 def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = None) -> str:
@@ -40,7 +39,7 @@ def no_connection(exc: Exception, url: str, seconds: float, proxy: str | None = 
 
 def _reason(exc: Exception, url: str, seconds: float) -> str:
     parts = urlsplit(url)
-    host, port = parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme, "")
+    host, port = parts.hostname, parts.port or (443 if parts.scheme == "https" else 80)
     cause = exc.certificate_error if isinstance(exc, aiohttp.ClientConnectorCertificateError) else exc
     cause = cause.os_error if isinstance(cause, aiohttp.ClientConnectorError) else cause
     match cause:

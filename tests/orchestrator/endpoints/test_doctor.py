@@ -284,9 +284,7 @@ async def test_a_connection_that_is_reset_once_is_no_finding() -> None:
     server = FakeVllm(("So", " it", "\n\n", "</think>"), digits={"9": -0.1})
     async with server.serve("large") as large:
         first = await diagnose(Endpoint(role="small", url="http://127.0.0.1:9"), large)
-        asked = [
-            body for path, body in server.requests if "allowed_token_ids" in body and "return_token_ids" not in body
-        ]
+        asked = [body for _, body in server.requests if "allowed_token_ids" in body and "return_token_ids" not in body]
         before = server.requests.index(("/v1/completions", asked[1]))  # the grade, after the probe's own question
         count = sum(path == "/v1/completions" for path, _ in server.requests[:before])
         server.faults.extend([None] * count + [Break(after=0)])
