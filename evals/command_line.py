@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -164,7 +164,7 @@ class _Stderr(logging.Handler):
 
 
 @contextmanager
-def logging_to_stderr() -> Iterator[None]:
+def logging_to_stderr() -> Generator[None]:
     """Print the project's warnings, and what it waits for, on standard error; ``--verbose`` prints more."""
     handler, waiting = _Stderr(), logging.getLogger(WAITING)
     loggers = log, waiting, logging.getLogger()

@@ -132,7 +132,7 @@ class Flag:
     @property
     def name(self) -> str:
         """The flag as a user writes it."""
-        option = cast("Any", self.annotation).__metadata__[0]
+        option = self.annotation.__metadata__[0]
         declared = (option.default, *(option.param_decls or ()))  # typer takes the first name for a default
         return next(str(name).partition("/")[0] for name in declared if str(name).startswith("--"))
 

@@ -171,7 +171,7 @@ def test_one_thing_has_one_spelling() -> None:
 def test_the_flags_of_settings_are_those_of_every_command_that_runs_models(flag: str) -> None:
     known = {name: {each.name for each in options(command)} for name, command in COMMANDS.items()}
     solving = {"solve", "serve", "eval", "calibrate", "estimate", "profile", "config show"}
-    without = {"serve"} if flag in ("max_tokens", "max_steps") else set()
+    without = {"serve"} if flag in ("max_tokens", "max_steps") else set[str]()
     if flag.startswith("critic"):
         without = {"estimate", "profile"}  # of two models
     assert {name for name in solving if flag not in known[f"stepspec {name}"]} == without

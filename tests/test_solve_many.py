@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import io
+import os
+import re
+import signal
+import subprocess
 import sys
 import threading
+import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,11 +21,14 @@ import orjson
 import pytest
 
 from stepspec.cli.many import Problem, SolutionFile, read_problems
-from stepspec.evals.testbed.stand_in import StandIn
+from stepspec.evals.testbed.stand_in import Latency, StandIn
+from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import Started
 
 from .test_cli import call
 
+ROOT = Path(__file__).parents[1]
 TOO_LONG = "long " * 3000  # more than the stand-in's context holds
 
 
@@ -134,9 +142,12 @@ def test_without_a_file_the_lines_go_to_standard_output(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO("first\nsecond\nthird\n"))
-    assert call("solve", "--problems", "-", "--limit", "2", "--system", "Be brief.") == 0
+    assert call("solve", "--problems", "-", "--limit", "2", "--system", "Be brief.", "--trace", "traces") == 0
     printed = [orjson.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [line["problem"] for line in printed] == ["first", "second"]
+    started = [moment.event for path in Path("traces").iterdir() for moment in trace.read(path)[:1]]
+    posed = [[message.content for message in event.messages] for event in started if isinstance(event, Started)]
+    assert sorted(posed) == [["Be brief.", "first"], ["Be brief.", "second"]]
 
 
 @pytest.mark.usefixtures("pair")
@@ -146,6 +157,44 @@ def test_one_answer_goes_to_a_file_too(nowhere: Path, capfd: pytest.CaptureFixtu
     assert capfd.readouterr().out == ""
     assert call("solve", "6 x 7", "--json", "-o", "answer.json") == 0
     assert orjson.loads((nowhere / "answer.json").read_bytes())["answer"] == "42"
+
+
+@pytest.mark.usefixtures("pair")
+def test_verbose_logs_requests_and_twice_the_libraries(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("solve", "6 x 7", "--json") == 0
+    assert "GET" not in capfd.readouterr().err
+    assert call("solve", "6 x 7", "--json", "-v") == 0
+    printed = capfd.readouterr()
+    assert re.search(r"^GET http://\S+/v1/models: 200$", printed.err, re.MULTILINE)
+    assert "asyncio" not in printed.err
+    assert orjson.loads(printed.out)["answer"] == "42"
+    assert call("solve", "6 x 7", "--json", "-vv") == 0
+    printed = capfd.readouterr()
+    assert re.search(r"^asyncio: ", printed.err, re.MULTILINE)
+    assert len(re.findall(r"stepspec\.requests: GET \S+/v1/models: 200", printed.err)) == 2  # each line once
+    assert call("solve", "6 x 7", "--json") == 0
+    assert "GET" not in capfd.readouterr().err
+
+
+def test_ctrl_c_leaves_whole_lines_and_the_command_goes_on(nowhere: Path) -> None:
+    (nowhere / "problems.txt").write_text("".join(f"{number} + 1\n" for number in range(8)))
+    words = [sys.executable, "-m", "stepspec", "solve", "--problems", "problems.txt", "-o", "solved.jsonl"]
+    with serving(StandIn(steps=2, step_tokens=10, latency=Latency(token=0.01))) as url:
+        urls = {"STEPSPEC_SMALL": url, "STEPSPEC_LARGE": url, "PYTHONPATH": str(ROOT / "src"), "no_proxy": "*"}
+        with subprocess.Popen(words, env=os.environ | urls, stderr=subprocess.PIPE) as first:
+            path = nowhere / "solved.jsonl"
+            while not (path.is_file() and path.read_bytes().count(b"\n")):
+                assert first.poll() is None
+                time.sleep(0.01)
+            first.send_signal(signal.SIGINT)
+            _, errors = first.communicate(timeout=60)
+        assert first.returncode == 130, errors.decode()
+        before = lines(path)
+        assert 1 <= len(before) < 8
+        second = subprocess.run(words, env=os.environ | urls, check=False, timeout=120)
+    assert second.returncode == 0
+    assert lines(path)[: len(before)] == before
+    assert sorted(line["problem"] for line in lines(path)) == [f"{number} + 1" for number in range(8)]
 
 
 def test_what_an_interruption_leaves_is_continued(nowhere: Path) -> None:

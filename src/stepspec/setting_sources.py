@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -58,7 +58,7 @@ def command_line() -> CommandLine:
 
 
 @contextmanager
-def with_command_line(flags: CommandLine) -> Iterator[None]:
+def with_command_line(flags: CommandLine) -> Generator[None]:
     """Let the settings that are loaded in this block come from *flags* first."""
     token = _COMMAND_LINE.set(flags)
     try:

@@ -1,6 +1,7 @@
 """Chains are values: growing one makes another, and cutting a step keeps its tokens true."""
 
 import pickle
+from collections.abc import Sequence
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any
 
@@ -136,3 +137,14 @@ def test_a_rival_without_a_reason_is_the_chosen_one() -> None:
     assert Rollback(rivals=(one, other)).chosen is other
     assert Rollback(rivals=(one,)).chosen is None
     assert Rollback() == Rollback(keep=0)
+
+
+def test_a_system_message_stands_first_unless_the_conversation_has_one() -> None:
+    def messages(problem: str | Sequence[Message], system: str | None) -> list[tuple[str, str]]:
+        return [(each.role, each.content) for each in Chain.of(problem, system=system).messages]
+
+    assert messages("1 + 1", "Be brief.") == [("system", "Be brief."), ("user", "1 + 1")]
+    assert messages("1 + 1", None) == messages("1 + 1", "") == [("user", "1 + 1")]
+    turns = [Message("user", "1 + 1"), Message("assistant", "2"), Message("user", "and 1?")]
+    assert messages(turns, "Be brief.")[0] == ("system", "Be brief.")
+    assert messages([Message("system", "Own."), *turns], "Be brief.")[:2] == [("system", "Own."), ("user", "1 + 1")]

@@ -21,12 +21,15 @@ SETTINGS = Endpoint(role="large", url="http://127.0.0.1:9", retries=2, deadlines
 def connect(connection: Connection, monkeypatch: pytest.MonkeyPatch, seconds: float) -> float:
     """Let *connection* look for its model while each try takes *seconds* to fail; return how long it took in all."""
 
+    def pause(state: object) -> float:
+        return 0.5
+
     async def send(*request: object) -> object:
         await asyncio.sleep(seconds)
         raise module._no_connection(connection.call("connect"), OSError())  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(connection, "_send_once", send)
-    monkeypatch.setattr(module, "_wait", lambda state: 0.5)
+    monkeypatch.setattr(module, "_wait", pause)
 
     async def work() -> None:
         with pytest.raises(EndpointUnavailable):
