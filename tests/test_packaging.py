@@ -114,7 +114,7 @@ def test_a_fresh_environment_runs_it_without_any_extra(
     )
     assert done.returncode == 0, done.stderr
     if kind == "wheel":
-        serve = [programs / "stepspec", "serve"]
+        serve = [str(programs / "stepspec"), "serve"]
         error = unquote(subprocess.run(serve, env=outside(), capture_output=True, text=True).stderr)
         hint = f'pip install "stepspec[serve] @ file://{built}"'
         assert error == f"error: `stepspec serve` needs fastapi, uvicorn, prometheus_client, structlog: {hint}\n"

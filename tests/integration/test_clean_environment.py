@@ -92,7 +92,7 @@ def environment(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def started(command: Sequence[str | Path], home: Path, log: Path) -> Generator[Callable[[str], str]]:
+def started(command: Sequence[str], home: Path, log: Path) -> Generator[Callable[[str], str]]:
     """Run *command* until the block ends; yield a function that waits for a line with a text and returns it."""
     with log.open("w") as output:
         process = subprocess.Popen(command, cwd=home, env=environment(home), stdout=output, stderr=subprocess.STDOUT)
@@ -116,7 +116,7 @@ def started(command: Sequence[str | Path], home: Path, log: Path) -> Generator[C
 @pytest.fixture(scope="module")
 def servers(programs: Path, home: Path) -> Iterator[Sequence[str]]:
     """The options that name the two servers."""
-    stand_in = [programs / "python", "-m", "stepspec.evals.testbed.stand_in", "--port", "0", "--steps", "4"]
+    stand_in = [str(programs / "python"), "-m", "stepspec.evals.testbed.stand_in", "--port", "0", "--steps", "4"]
     with (
         started([*stand_in, "--model", "small"], home, home / "small.log") as small,
         started([*stand_in, "--model", "large"], home, home / "large.log") as large,
@@ -168,7 +168,7 @@ def test_calibrate_explains_itself(run: Run) -> None:
 def test_a_request_of_an_openai_client_is_answered(
     run: Run, programs: Path, servers: Sequence[str], home: Path
 ) -> None:
-    command = [programs / "stepspec", "serve", *servers, "--port", "0", "--log-format", "json"]
+    command = [str(programs / "stepspec"), "serve", *servers, "--port", "0", "--log-format", "json"]
     with started(command, home, home / "service.log") as line:
         url = json.loads(line('"serving"'))["url"]
         assert ANSWER in run("python", "-c", CLIENT, OPENAI_BASE_URL=url)
