@@ -84,7 +84,7 @@ def _summary(summary: Summary, stamp: str) -> Markup:
             _figure(summary.chart, stamp, "h3"),
             element(
                 "section",
-                element("h3", "Method by method" if summary.sentences else "How to read this"),
+                element("h3", "Verdict on each method" if summary.sentences else "About the verdict"),
                 verdicts,
                 element("p", stamp, class_="stamp"),
                 class_="card",

@@ -16,7 +16,7 @@ from .svg import GLYPH, NARROW, Markup, Scale, element, join, line, svg, text
 
 TOP, FOOT, EDGE = 20.0, 22.0, 8.0
 DIGIT = 6.7  # pixels, the width of a figure in the column at the right
-RADIUS, BAR, ARROW = 4.5, 12.0, 5.0
+RADIUS, BAR, ARROW = 4.0, 12.0, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ def _draw(
     pitch = 34.0 if stacked else 28.0
     names = 0.0 if stacked else GLYPH * max(len(row.arm.arm.name) for row in rows) + 10
     figures = DIGIT * max(len(row.figures) for row in rows) + 6
-    x = Scale(*values, names + (0.0 if stacked else EDGE), width - figures - EDGE)
+    left = names + EDGE if not stacked else 0.0 if bars else ARROW + 1  # of the scale, with room for an arrow
+    x = Scale(*values, left, width - figures - EDGE)
     bottom = TOP + pitch * len(rows)
     ticks = [value for value in x.ticks(int((x.end - x.start) / 55)) if x.start <= x(value) <= x.end]
     grid = [line(x(value), TOP, x(value), bottom, "gridline") for value in ticks]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
-
-from .svg import GLYPH
 
 MARK = 5.5  # pixels, the radius of a dot
 DIRECTIONS = (0.0, 180.0, 90.0, 270.0, 60.0, 120.0, 300.0, 240.0)  # degrees, from the dot to its label, the best first
 DISTANCES = (9.0, 24.0, 40.0, 58.0, 78.0)
-STEP = 8.0  # pixels between the places that are tried where none of the near ones is free
+PASSES = 3
+ACROSS, DOWN = 20.0, 16.0  # pixels between the places that are tried where none of the near ones is free
+LETTER = 7.2  # pixels, a character of a label in a wide font, so that labels keep apart in any
+SURCHARGE = 14.0  # pixels that a label may be further away to avoid being next to another dot
 CROSSING = 60.0  # pixels that a label may be further away to avoid a crossing of its leader with another label
 
 Point: TypeAlias = tuple[float, float]
@@ -55,7 +56,11 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The label of the dot at (*x*, *y*): centred at (*label_x*, *label_y*), *distance* from the dot."""
+    """
+    The label of the dot at (*x*, *y*): centred at (*label_x*, *label_y*), *distance* from the dot.
+
+    *led*: it is so far from its dot, or so near to another one, that a line has to lead to it.
+    """
 
     x: float
     y: float
@@ -63,11 +68,7 @@ class Label:
     label_y: float
     distance: float
     box: Box
-
-    @property
-    def led(self) -> bool:
-        """Whether the label is so far from its dot that a line has to lead to it."""
-        return self.distance > DISTANCES[0]
+    led: bool
 
     @property
     def leader(self) -> tuple[Point, Point]:
@@ -81,17 +82,16 @@ def dot_box(x: float, y: float) -> Box:
 
 def place_labels(names: Sequence[str], dots: Sequence[Point], area: Box) -> list[Label]:
     """
-    Place a label for each of the *dots* within *area*, crowded dots first.
+    Place a label for each of the *dots* within *area*, crowded dots first; then move each label once more or twice.
 
-    A label is as near as possible without covering a dot or a label placed before it. Where there is no free place in
-    *area*, it covers as little as possible.
+    A label is as near as possible without covering a dot or another label. Where there is no free place in *area*, it
+    covers as little as possible.
     """
-    taken = [dot_box(x, y) for x, y in dots]
     order = sorted(range(len(dots)), key=lambda index: sum(math.dist(dots[index], dot) for dot in dots))
     labels: dict[int, Label] = {}
-    for index in order:
-        labels[index] = _best(names[index], dots[index], area, taken, list(labels.values()))
-        taken.append(labels[index].box)
+    for index in order * PASSES:
+        placed = [label for other, label in labels.items() if other != index]
+        labels[index] = _best(names[index], dots[index], area, dots, placed)
     return [labels[index] for index in range(len(dots))]
 
 
@@ -102,50 +102,75 @@ def overlapping(labels: Sequence[Label]) -> bool:
     return any(a.overlap(b) for a, b in pairs) or any(label.box.overlap(dot) for label in labels for dot in dots)
 
 
-def _best(name: str, dot: Point, area: Box, taken: Sequence[Box], placed: Sequence[Label]) -> Label:
-    near = [_around(name, *dot, distance, turn) for distance in DISTANCES for turn in DIRECTIONS]
+def _best(name: str, dot: Point, area: Box, dots: Sequence[Point], placed: Sequence[Label]) -> Label:
+    """Return the best label of *dot*, given all *dots* and the labels that are *placed*."""
+    others = [other for other in dots if other != dot]
+    around = [dot_box(*other) for other in others]
+    taken = [dot_box(*dot), *around, *(label.box for label in placed)]
+
+    def cost(label: Label) -> float:
+        own = _distance(label.box, dot)
+        crowded = sum(_distance(label.box, other) <= own for other in others)
+        ours = sum(box.crossed(*label.leader) for box in taken[1:]) if label.led else 0
+        theirs = sum(label.box.crossed(*other.leader) for other in placed if other.led)
+        return label.distance + SURCHARGE * crowded + CROSSING * (ours + theirs)
+
+    near = [_around(name, *dot, distance, turn, others) for distance in DISTANCES for turn in DIRECTIONS]
     inside = [label for label in near if label.box.overlap(area) >= 0.999 * label.box.size]
-    free = [label for label in inside if not any(map(label.box.overlap, taken))]
-    best = min(free, key=lambda label: _cost(label, placed), default=None)
-    if best is not None and _cost(best, placed) < CROSSING:
-        return best
-    far = [label for label in _anywhere(name, *dot, area) if not any(map(label.box.overlap, taken))]
-    if free or far:
-        return min((*free, *far), key=lambda label: _cost(label, placed))
-    return min(inside or near[:1], key=lambda label: (sum(map(label.box.overlap, taken)), label.distance))
+    best, least = _cheapest(inside, taken, cost)
+    if best is None or least >= CROSSING:
+        far, farther = _cheapest(sorted(_anywhere(name, *dot, area, others), key=_distance_of), taken, cost)
+        best = far if farther < least else best
+    return best or min(inside or near[:1], key=lambda label: (sum(map(label.box.overlap, taken)), label.distance))
 
 
-def _cost(label: Label, placed: Sequence[Label]) -> float:
-    """The distance of *label*, with a surcharge for each leader, of this or *placed* labels, that crosses a label."""
-    ours = sum(other.box.crossed(*label.leader) for other in placed) if label.led else 0
-    theirs = sum(label.box.crossed(*other.leader) for other in placed if other.led)
-    return label.distance + CROSSING * (ours + theirs)
+def _distance_of(label: Label) -> float:
+    return label.distance
 
 
-def _around(name: str, x: float, y: float, distance: float, degrees: float) -> Label:
+def _cheapest(
+    options: Iterable[Label], taken: Sequence[Box], cost: Callable[[Label], float]
+) -> tuple[Label | None, float]:
+    """Return the label with the least *cost* that covers nothing *taken*, and its cost; *options* are by distance."""
+    best, least = None, math.inf
+    for label in options:
+        if label.distance >= least:  # a cost is at least the distance
+            break
+        if not any(map(label.box.overlap, taken)) and (price := cost(label)) < least:
+            best, least = label, price
+    return best, least
+
+
+def _distance(box: Box, dot: Point) -> float:
+    return math.dist(dot, box.nearest(*dot))
+
+
+def _around(name: str, x: float, y: float, distance: float, degrees: float, others: Sequence[Point]) -> Label:
     right, up = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     width, height = _half(name)
-    return _at(name, x, y, x + right * (distance + width), y - up * (distance + height), distance)
+    centre = x + right * (distance + width), y - up * (distance + height)
+    return _at(name, (x, y), centre, distance, others)
 
 
-def _anywhere(name: str, x: float, y: float, area: Box) -> Iterator[Label]:
+def _anywhere(name: str, x: float, y: float, area: Box, others: Sequence[Point]) -> Iterator[Label]:
     """Yield labels all over *area*."""
     width, height = _half(name)
-    across = int((area.right - area.left - 2 * width) / STEP)
-    down = int((area.bottom - area.top - 2 * height) / STEP)
+    across = int((area.right - area.left - 2 * width) / ACROSS)
+    down = int((area.bottom - area.top - 2 * height) / DOWN)
     for column, row in itertools.product(range(across + 1), range(down + 1)):
-        label_x, label_y = area.left + width + STEP * column, area.top + height + STEP * row
-        label = _at(name, x, y, label_x, label_y, 0.0)
-        distance = math.dist((x, y), label.box.nearest(x, y))
-        yield replace(label, distance=max(DISTANCES[0] + 1, distance))
+        centre = area.left + width + ACROSS * column, area.top + height + DOWN * row
+        yield _at(name, (x, y), centre, None, others)
 
 
 def _half(name: str) -> Point:
     """Half of the width and of the height of a label."""
-    return GLYPH * len(name) / 2, 8.0
+    return LETTER * len(name) / 2, 8.0
 
 
-def _at(name: str, x: float, y: float, label_x: float, label_y: float, distance: float) -> Label:
-    width, height = _half(name)
-    box = Box(label_x - width, label_y - height, label_x + width, label_y + height)
-    return Label(x, y, label_x, label_y, distance, box)
+def _at(name: str, dot: Point, centre: Point, distance: float | None, others: Sequence[Point]) -> Label:
+    """Return the label at *centre*; by default, *distance* is that of its box."""
+    (width, height), (x, y) = _half(name), centre
+    box = Box(x - width, y - height, x + width, y + height)
+    own = _distance(box, dot)
+    led = distance is None or distance > DISTANCES[0] or any(_distance(box, other) <= own for other in others)
+    return Label(*dot, x, y, own if distance is None else distance, box, led)

@@ -215,15 +215,15 @@ def scatter(arms: Sequence[ArmFigures], width: float) -> Markup:
     No label covers another one or a dot: the drawing gets higher until there is room for all.
     """
     height = 370.0 if width > NARROW else 340.0
-    drawn, clear = _scatter(arms, width, height)
-    while not clear and height < HIGHEST:
+    drawn, labels = _scatter(arms, width, height)
+    while overlapping(labels) and height < HIGHEST:
         height += 40.0
-        drawn, clear = _scatter(arms, width, height)
+        drawn, labels = _scatter(arms, width, height)
     return drawn
 
 
-def _scatter(arms: Sequence[ArmFigures], width: float, height: float) -> tuple[Markup, bool]:
-    """Draw the plot at this *height*; return it, and whether its labels cover nothing."""
+def _scatter(arms: Sequence[ArmFigures], width: float, height: float) -> tuple[Markup, list[Label]]:
+    """Draw the plot at this *height*; return it, and its labels."""
     results = [f.standing.result for f in arms]
     x = Scale(0.0, 1.12 * max(r.seconds for r in results), LEFT, width - RIGHT)
     lowest = min(r.accuracy_interval[0] for r in results)
@@ -243,7 +243,7 @@ def _scatter(arms: Sequence[ArmFigures], width: float, height: float) -> tuple[M
         *(_dot(f, *dot) for f, dot in zip(arms, dots, strict=True)),
         *(_label(f, label) for f, label in zip(arms, labels, strict=True)),
     )
-    return drawn, not overlapping(labels)
+    return drawn, labels
 
 
 def _dot(f: ArmFigures, x: float, y: float) -> Markup:

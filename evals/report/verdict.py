@@ -171,7 +171,7 @@ def headline(verdicts: Sequence[Verdict]) -> str:
         best = max(good, key=lambda verdict: verdict.speedup.value)
         return (
             f"Of {len(methods)} methods, {best.arm} is the fastest that excludes a loss above {limit}: "
-            f"{_speed_words(best)} than the large model alone."
+            f"{_speed_words(best)}."
         )
     if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in methods):
         return f"Too few problems to tell whether any of the faster methods loses at most {limit} of accuracy."
