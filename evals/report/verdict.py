@@ -186,7 +186,8 @@ def small_print(max_loss: float) -> str:
         "Faster: mean seconds of the large model alone divided by those of the method, on the same problems; slower: "
         "the reciprocal. Accuracy: the difference from the large model alone. Brackets are 95% intervals: a bootstrap "
         "over the problems for the time, Tango's score interval for the accuracy (with several samples per problem, a "
-        f"bootstrap). A loss above {points(max_loss)} is excluded if the whole interval is above it. About N more: "
+        f"bootstrap). A loss above {points(max_loss)} is excluded if the whole interval is above "
+        f"-{points(max_loss)}. About N more: "
         "with N further problems, the interval is as likely as not to exclude that loss, if both are equally accurate "
         "and disagree as often as so far. Each interval stands for itself: of many methods, some will err."
     )

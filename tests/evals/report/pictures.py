@@ -25,7 +25,7 @@ from ...browser import browsing, find
 DOCS = Path(__file__).parents[3] / "docs"
 IMAGES = DOCS / "images"
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1.5}
-PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 1000}, "device_scale_factor": 2}
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 1090}, "device_scale_factor": 2}
 SCREENS = 2  # of the phone, side by side
 REMARK = (
     "Made for the documentation on a machine that was busy with other work: this shows the look of a report, and no "
@@ -69,8 +69,9 @@ async def take_phone(browser: Browser, document: str) -> Path:
     ]
     images = "".join(f'<img width="{width}" src="data:image/png;base64,{b64encode(one).decode()}">' for one in screens)
     style = "body{margin:0;display:flex;gap:24px;background:#fff}"
-    await page.set_viewport_size({"width": SCREENS * width + 24 * (SCREENS - 1), "height": height})
-    await page.set_content(f"<style>{style}</style>{images}")
+    await page.close()
+    side_by_side = {"width": SCREENS * width + 24 * (SCREENS - 1), "height": height}
+    page = await open_page(browser, f"<style>{style}</style>{images}", {**PHONE, "viewport": side_by_side}, "light")
     path = IMAGES / "report-phone.png"
     await page.screenshot(path=path)
     await page.close()
