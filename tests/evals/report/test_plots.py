@@ -221,6 +221,7 @@ def test_differences_stand_on_their_side_of_one_line_in_the_order_of_the_speed_c
     ((zero, top, bottom),) = numbers(tree, "zero", "x1", "y1", "y2")
     ((limit, *_),) = numbers(tree, "limit", "x1", "y1", "y2")
     assert small_x < limit < zero == shipped_x
+    assert (zero - limit) / (zero - small_x) == pytest.approx(2 / 25, abs=0.01)  # 2 points and 25 points
     assert all(top < y < bottom for (y,) in numbers(tree, "mark", "cy"))
     assert all(0 <= x <= width for line in numbers(tree, "span-line", "x1", "x2") for x in line)
     (farther,) = {x for (x,) in numbers(parsed(differences(arms, width, 0.3)), "limit", "x1")}
