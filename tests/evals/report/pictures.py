@@ -11,7 +11,7 @@ import sys
 from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from playwright.async_api import Browser, Page
 
@@ -22,6 +22,8 @@ from stepspec.evals.report.section import build_section
 
 from ...browser import browsing, find
 
+Scheme = Literal["light", "dark"]
+SCHEMES: tuple[Scheme, ...] = ("light", "dark")
 DOCS = Path(__file__).parents[3] / "docs"
 IMAGES = DOCS / "images"
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1.5}
@@ -41,13 +43,13 @@ def remarked(run: Run) -> Run:
     return replace(run, folders=(replace(first, record={**first.record, "sessions": sessions}), *others))
 
 
-async def open_page(browser: Browser, document: str, options: dict[str, Any], scheme: str) -> Page:
+async def open_page(browser: Browser, document: str, options: dict[str, Any], scheme: Scheme) -> Page:
     page = await browser.new_page(**options, color_scheme=scheme, reduced_motion="reduce")
     await page.set_content(document)
     return page
 
 
-async def take_desk(browser: Browser, document: str, scheme: str) -> Path:
+async def take_desk(browser: Browser, document: str, scheme: Scheme) -> Path:
     """Take the page up to the first plots below the summary."""
     page = await open_page(browser, document, DESK, scheme)
     box = await page.locator(".block .columns").first.bounding_box()
@@ -86,7 +88,7 @@ async def main(folder: Path) -> None:
     section = build_section(remarked(run), load_prices(DOCS / "prices.toml"))
     document = to_html([(section, {})], "Made for docs/reports.md")
     async with browsing(executable) as browser:
-        for scheme in ("light", "dark"):
+        for scheme in SCHEMES:
             print(await take_desk(browser, document, scheme))
         print(await take_phone(browser, document))
 

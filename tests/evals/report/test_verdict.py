@@ -142,6 +142,7 @@ def test_the_control_says_what_the_judge_is_worth(right: int, words: str) -> Non
     assert (method.like, method.judge) == ("", None)
     assert control.like == "method"
     assert control.judge == difference(100, max(0, 99 - right), max(0, right - 99))
+    assert control.judge is not None
     low, high = 100 * control.judge.low, 100 * control.judge.high
     assert control.sentence.endswith(
         f"the judge of method adds {99 - right:+.1f} points [{low:+.1f}, {high:+.1f}]: {words}"
