@@ -136,16 +136,33 @@ def oracle(small: Sequence[Sample], large: Sequence[Sample]) -> list[Sample]:
 
 
 def _summary(result: Result, ours: Sequence[Sample], large: Sequence[Sample], repeats: int) -> ArmSummary:
-    gained = sum(a.correct and not b.correct for a, b in zip(ours, large, strict=True))
-    lost = sum(b.correct and not a.correct for a, b in zip(ours, large, strict=True))
-    apart = difference(len(ours) // repeats, gained / repeats, lost / repeats)
-    if repeats > 1:
-        gains = [int(a.correct) - int(b.correct) for a, b in zip(ours, large, strict=True)]
-        bootstrap = bootstrap_ratio(by_problem(gains, repeats), [repeats] * (len(gains) // repeats))
-        apart = bootstrap if bootstrap.low < bootstrap.high else apart  # a score interval always has a width
+    gained, lost = disagreements(ours, large)
+    apart = paired_difference(ours, large, repeats)
     p = mcnemar(gained, lost) if repeats == 1 else None
     cut = sum(sample.correct for sample in ours if sample.outcome == "truncated")
     return ArmSummary(result, apart, p, _tokens(ours), dict(Counter(s.outcome for s in ours)), cut)
+
+
+def disagreements(ours: Sequence[Sample], theirs: Sequence[Sample]) -> tuple[int, int]:
+    """Count the samples that only *ours* have right, and those that only *theirs* have right."""
+    pairs = list(zip(ours, theirs, strict=True))
+    return sum(a.correct and not b.correct for a, b in pairs), sum(b.correct and not a.correct for a, b in pairs)
+
+
+def paired_difference(ours: Sequence[Sample], theirs: Sequence[Sample], repeats: int) -> Interval:
+    """
+    The accuracy of *ours* minus that of *theirs* on the same problems, with its 95% interval.
+
+    The interval is Tango's score interval (`difference`). With several samples per problem, it is a percentile
+    bootstrap over the problems, unless that has no width.
+    """
+    gained, lost = disagreements(ours, theirs)
+    score = difference(len(ours) // repeats, gained / repeats, lost / repeats)
+    if repeats == 1:
+        return score
+    gains = [int(a.correct) - int(b.correct) for a, b in zip(ours, theirs, strict=True)]
+    bootstrap = bootstrap_ratio(by_problem(gains, repeats), [repeats] * (len(gains) // repeats))
+    return bootstrap if bootstrap.low < bootstrap.high else score  # a score interval always has a width
 
 
 def _tokens(samples: Sequence[Sample]) -> Tokens:

@@ -18,10 +18,11 @@ from stepspec.orchestrator.service.page import html
 
 from ..evaluation import TRACES
 from .formats import to_html, to_json, to_markdown
-from .layout import Links
+from .layout import Links, summarise
 from .prices import load_prices
 from .run_folder import merge_folders, read_folder
 from .section import Case, Section, build_section
+from .verdict import MAX_LOSS
 
 EXAMPLES = """
 Examples:
@@ -31,7 +32,7 @@ Examples:
   stepspec report runs/math500 runs/gsm8k --prices prices.toml -o reports
 """
 
-stderr = Console(stderr=True)
+stdout, stderr = Console(), Console(stderr=True)
 
 
 def command(
@@ -49,20 +50,32 @@ def command(
         Path | None,
         typer.Option(help="A TOML file with the prices of the GPUs; docs/reports.md shows one.", metavar="FILE"),
     ] = None,
+    max_loss: Annotated[
+        float,
+        typer.Option(help="The acceptable loss of accuracy, as a share of all problems; the verdicts are about it."),
+    ] = MAX_LOSS,
 ) -> None:
     """
     Write report.md, report.json and report.html about runs: accuracy, time, cost, and their causes.
 
+    The verdict on each method comes first, and is printed too.
+
     Runs with the same problems, models, sampling and budget share a section; every other run has its own section.
     """
+    if not 0 < max_loss < 1:
+        raise ConfigurationError(
+            f"--max-loss {max_loss}: use a share above 0 and below 1; 0.02 is 2 points of accuracy"
+        )
     price_list = load_prices(prices)
-    sections = [build_section(run, price_list) for run in merge_folders([read_folder(run) for run in runs])]
+    sections = [build_section(run, price_list, max_loss) for run in merge_folders([read_folder(run) for run in runs])]
     folder = output or (runs[0] if len(runs) == 1 else Path("report"))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write(folder, sections)
     except OSError as exc:
         raise ConfigurationError(f"{exc.filename}: {exc.strerror}") from exc
+    for section in sections:
+        _show(section)
     for name in ("report.md", "report.json", "report.html"):
         stderr.print(f"wrote {folder / name}", highlight=False, soft_wrap=True)
 
@@ -77,6 +90,14 @@ def write(folder: Path, sections: Sequence[Section]) -> None:
     (folder / "report.md").write_text(to_markdown(linked, origin), encoding="utf-8")
     (folder / "report.html").write_text(to_html(linked, origin), encoding="utf-8")
     (folder / "report.json").write_bytes(to_json(sections, origin))
+
+
+def _show(section: Section) -> None:
+    """Print the verdicts, without markup: intervals stand in brackets."""
+    summary = summarise(section)
+    lines = [section.stamp, summary.headline, *(f"  {name}: {said}" for name, said in summary.sentences)]
+    for line in filter(None, lines):
+        stdout.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _origin() -> str:

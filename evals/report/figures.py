@@ -159,6 +159,11 @@ def compute_figures(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: 
     return [_arm_figures(known[s.result.name], s, by_arm[s.result.name]) for s in standings]
 
 
+def by_time(arms: Iterable[ArmFigures]) -> list[ArmFigures]:
+    """Return the arms that ran, the fastest first."""
+    return sorted((f for f in arms if not f.bound), key=lambda f: f.standing.result.ratio_to_large)
+
+
 def samples_by_number(done: Mapping[Place, Sample], arms: Sequence[Arm], repeats: int) -> dict[str, dict[int, Sample]]:
     """Return the samples that the figures are computed from, by arm and number."""
     numbers = {id(sample): number for (number, _), sample in done.items()}

@@ -12,10 +12,11 @@ import orjson
 
 from stepspec.orchestrator.service.page import allowed, script, style
 
-from .layout import Block, Links, Plot, PlotPair, blocks
+from .layout import Block, Links, Plot, PlotPair, Summary, blocks, summarise
 from .section import Section, provenance
 from .svg import Markup, both, element, join
 from .tables import Cell, Link, Table
+from .verdict import headline
 
 FOLDER = Path(__file__).parent
 HALF_PAGE = 76  # characters of a table row that fit into half of the page's width
@@ -49,6 +50,7 @@ def _section(number: int, section: Section, links: Links) -> Markup:
         "section",
         element("div", element("h2", section.title, id=name), _models(section), class_="title"),
         element("p", section.stamp, class_="status"),
+        _summary(summarise(section), section.stamp),
         _remarks(section),
         element("nav", *_contents(number, shown), class_="contents", aria_label=f"Contents of {section.title}"),
         *(_block(f"{number}-{index}", block, section.stamp) for index, block in enumerate(shown)),
@@ -70,6 +72,27 @@ def _models(section: Section) -> Markup:
         class_="models",
         aria_label="Models",
     )  # fmt: skip
+
+
+def _summary(summary: Summary, stamp: str) -> Markup:
+    sentences = (element("li", element("strong", name), f": {said}") for name, said in summary.sentences)
+    verdicts = element("ul", *sentences, class_="verdicts") if summary.sentences else Markup()
+    return join(
+        element("p", summary.headline, class_="headline") if summary.headline else Markup(),
+        element(
+            "div",
+            _figure(summary.chart, stamp, "h3"),
+            element(
+                "section",
+                element("h3", "Verdict on each method" if summary.sentences else "About the verdict"),
+                verdicts,
+                element("p", stamp, class_="stamp"),
+                class_="card",
+            ),
+            class_="columns summary",
+        ),
+        element("p", summary.note, class_="note"),
+    )
 
 
 def _remarks(section: Section) -> Markup:
@@ -103,7 +126,7 @@ def _block(name: str, block: Block, stamp: str) -> Markup:
     )
 
 
-def _figure(plot: Plot | PlotPair, stamp: str) -> Markup:
+def _figure(plot: Plot | PlotPair, stamp: str, heading: str = "h4") -> Markup:
     if isinstance(plot, PlotPair):
         drawn = element(
             "div",
@@ -114,7 +137,7 @@ def _figure(plot: Plot | PlotPair, stamp: str) -> Markup:
     else:
         drawn, keys = both(plot.draw), element("ul", *map(_key, plot.keys), class_="legend") if plot.keys else Markup()
     caption = element("figcaption", element("p", plot.note, class_="note"), element("p", stamp, class_="stamp"))
-    return element("figure", element("h4", plot.title), drawn, keys, caption, class_="card")
+    return element("figure", element(heading, plot.title), drawn, keys, caption, class_="card")
 
 
 def _key(key: tuple[str, str, bool]) -> Markup:
@@ -191,6 +214,7 @@ def to_markdown(sections: Sequence[tuple[Section, Links]], origin: str) -> str:
 
 def _section_lines(section: Section, links: Links) -> Iterator[str]:
     yield from (f"## {_escape(section.title)}", "", _escape(section.stamp), "")
+    yield from _summary_lines(summarise(section))
     for remark in section.remarks:
         yield from (f"> {remark}", "")
     for block in blocks(section, links):
@@ -200,6 +224,15 @@ def _section_lines(section: Section, links: Links) -> Iterator[str]:
     yield from ("### How it was measured", "")
     yield from (f"- **{name}**: {_escape(value)}" for name, value in provenance(section))
     yield ""
+
+
+def _summary_lines(summary: Summary) -> Iterator[str]:
+    if summary.headline:
+        yield from (f"**{_escape(summary.headline)}**", "")
+    if summary.sentences:
+        yield from (f"- **{_escape(name)}**: {_escape(said)}" for name, said in summary.sentences)
+        yield ""
+    yield from (summary.note, "")
 
 
 def _table_lines(table: Table, stamp: str) -> Iterator[str]:
@@ -232,6 +265,7 @@ def _values(section: Section) -> dict[str, Any]:
         "about": section.stamp,
         "remarks": section.remarks,
         "problems": section.problems,
+        "verdict": _verdict(section),
         "origin": [{"name": name, "value": value} for name, value in provenance(section)],
         "arms": [{**asdict(figures), "arm": figures.arm.record()} for figures in section.figures],
         "judges": [{"arm": j.arm, "scores": len(j.verdicts), "separation": j.separation} for j in judges],
@@ -240,4 +274,12 @@ def _values(section: Section) -> dict[str, Any]:
         "costs": section.costs,
         "cases": section.cases,
         "measured": section.run.about,
+    }
+
+
+def _verdict(section: Section) -> dict[str, Any]:
+    return {
+        "headline": headline(section.verdicts),
+        "max_loss": section.max_loss,
+        "arms": [{**asdict(verdict), "sentence": verdict.sentence} for verdict in section.verdicts],
     }

@@ -104,10 +104,10 @@ def is_right_prefix(problem: Problem, text: str) -> bool:
     state = begin(problem)
     *complete, last = paragraphs(text) or [""]
     for paragraph in complete:
-        if not is_right(problem, state, paragraph):
+        if state.index > len(problem.operations) or not is_right(problem, state, paragraph):
             return False
         state = advance(problem, state, paragraph)
-    if state.index > len(problem.operations):  # the end of the thinking was written
+    if state.index > len(problem.operations):  # the end of the thinking was written, and nothing may follow it
         return not last.strip()
     unchecked = State(state.index, state.value)  # the check of the last operation is optional
     return any(expected(problem, option).startswith(last) for option in (state, unchecked))

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from . import paper_tables, plots, tables
+from . import interval_plots, paper_tables, plots, tables
 from .figures import ArmFigures
 from .judging import JudgeReport
 from .plots import front, scatter
 from .section import Case, Section
 from .svg import Drawing, Markup
 from .tables import Cell, Link, Row, Table, number
+from .verdict import headline, points, small_print
 
 Links: TypeAlias = Mapping[tuple[int, str], str]  # paths of the pages of traces, by the sample's number and arm
 MAX_PROBLEM = 220  # characters of a problem that are shown
@@ -45,9 +46,38 @@ class Block:
     tables: tuple[Table, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """
+    The beginning of a section: the *headline*, a chart of the times, and the sentences about arms by their names.
+
+    The headline is empty if no method was measured. A sentence that is the headline is not repeated.
+    """
+
+    headline: str
+    chart: Plot
+    sentences: tuple[tuple[str, str], ...]
+    note: str
+
+
+def summarise(section: Section) -> Summary:
+    methods = [verdict for verdict in section.verdicts if not verdict.like]
+    listed = [verdict for verdict in section.verdicts if verdict.like or len(methods) > 1]
+    return Summary(
+        headline(section.verdicts),
+        Plot(
+            "Time of a problem, large alone = 1",
+            "Mean seconds divided by those of the large model alone, with 95% intervals; less is better.",
+            lambda width: interval_plots.speed_chart(section.figures, width),
+        ),
+        tuple((verdict.arm, f"{verdict.sentence}.") for verdict in listed),
+        small_print(section.max_loss),
+    )
+
+
 def blocks(section: Section, links: Links) -> Iterator[Block]:
     ran = [f for f in section.figures if not f.bound]
-    compared = [f for f in ran if f.arm.policy != "large"]
+    compared = any(f.arm.policy != "large" for f in ran)
     yield Block(
         "Accuracy and time",
         (
@@ -59,9 +89,10 @@ def blocks(section: Section, links: Links) -> Iterator[Block]:
             ),
             Plot(
                 "Points of accuracy against large alone",
-                "On the same problems, with 95% intervals. An interval that includes 0 proves neither a difference nor "
-                "its absence.",
-                lambda width: plots.differences(compared, width),
+                "On the same problems, with 95% intervals, the fastest first. Dashed: the acceptable loss, "
+                f"{points(section.max_loss)}; an interval to the right of it excludes a larger loss. An arrow is "
+                "outside of the scale.",
+                lambda width: interval_plots.differences(section.figures, width, section.max_loss),
             ),
         )
         if compared

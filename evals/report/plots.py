@@ -1,19 +1,20 @@
 """
-The plots of a report as SVG: stacked bars, differences, score histograms, ROC curves, accuracy against time. Pure.
+The plots of a report as SVG: stacked bars, score histograms, ROC curves, accuracy against time. Pure.
 
 Each function takes figures and a width in pixels, and returns a drawing with a text for screen readers.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from .figures import ArmFigures
 from .judging import JudgeReport, ScoredVerdict, Separation
-from .svg import GLYPH, NARROW, Markup, Scale, element, join, line, svg, text
+from .labels import MARK, Box, Label, overlapping, place_labels
+from .marks import author, draw_mark
+from .svg import NARROW, Markup, Scale, element, join, line, svg, text
 
 ROW, BAR, HEAD, AXIS = 42.0, 14.0, 16.0, 24.0
 
@@ -90,28 +91,6 @@ def _part(part: Part, left: float, right: float, top: float) -> Markup:
         data_author=part.author,
         data_wasted=part.wasted,
     )
-
-
-def differences(arms: Sequence[ArmFigures], width: float) -> Markup:
-    """Draw the differences in accuracy from the large model alone, in percentage points, with their intervals."""
-    shown = [f.standing for f in arms]
-    low = min(0.0, *(s.difference.low for s in shown)) * 100
-    high = max(0.0, *(s.difference.high for s in shown)) * 100
-    x = Scale(low - 1, high + 1, 6.0, width - 6.0)
-    bottom = ROW * len(shown)
-    ticks = x.ticks(int(width / 70))
-    axis = [text(x(tick), bottom + 16, f"{tick:+g}" if tick else "0", "axis", "middle") for tick in ticks]
-    rows: list[Markup] = []
-    for row, (f, s) in enumerate(zip(arms, shown, strict=True)):
-        value, least, most = (100 * share for share in (s.difference.value, s.difference.low, s.difference.high))
-        y = ROW * row + HEAD + 12
-        rows += [line(x(tick), y - 8, x(tick), y + 10, "gridline" if tick else "zero") for tick in {*ticks, 0.0}]
-        rows.append(text(0.0, ROW * row + 13, f.arm.name, "label"))
-        rows.append(text(width, ROW * row + 13, f"{value:+.1f} [{least:+.1f}, {most:+.1f}]", "value", "end"))
-        rows.append(line(x(least), y, x(most), y, "span-line"))
-        rows.append(element("circle", cx=x(value), cy=y, r=4.5, class_="mark", data_author="method"))
-    label = "; ".join(f"{s.result.name}: {100 * s.difference.value:+.1f} points" for s in shown)
-    return svg(width, bottom + AXIS, f"Difference in accuracy from large alone. {label}", *axis, *rows)
 
 
 HEIGHT, CURVE_BOTTOM, NAMES = 190.0, 20.0, 18.0
@@ -212,35 +191,7 @@ def curve(judge: JudgeReport, separation: Separation) -> Markup:
 
 
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 50.0, 42.0
-MARK = 5.5
-DIRECTIONS = (0.0, 180.0, 90.0, 270.0, 60.0, 120.0, 300.0, 240.0)  # degrees, from the dot to its label, the best first
-DISTANCES = (9.0, 24.0, 40.0, 58.0, 78.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def overlap(self, other: Box) -> float:
-        """Return the area of the overlap with *other*."""
-        width = min(self.right, other.right) - max(self.left, other.left)
-        height = min(self.bottom, other.bottom) - max(self.top, other.top)
-        return width * height if width > 0 and height > 0 else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """The label of the dot at (*x*, *y*): centred at (*label_x*, *label_y*), *distance* from the dot."""
-
-    x: float
-    y: float
-    label_x: float
-    label_y: float
-    distance: float
-    box: Box
+HIGHEST = 900.0  # pixels
 
 
 def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
@@ -258,25 +209,46 @@ def front(arms: Sequence[ArmFigures]) -> list[ArmFigures]:
 
 
 def scatter(arms: Sequence[ArmFigures], width: float) -> Markup:
-    """Draw the accuracy of all arms against their mean seconds, with the Pareto front."""
-    results = [f.standing.result for f in arms]
+    """
+    Draw the accuracy of all arms against their mean seconds, with the Pareto front.
+
+    No label covers another one or a dot: the drawing gets higher until there is room for all.
+    """
     height = 370.0 if width > NARROW else 340.0
+    drawn, labels = _scatter(arms, width, height)
+    while overlapping(labels) and height < HIGHEST:
+        height += 40.0
+        drawn, labels = _scatter(arms, width, height)
+    return drawn
+
+
+def _scatter(arms: Sequence[ArmFigures], width: float, height: float) -> tuple[Markup, list[Label]]:
+    """Draw the plot at this *height*; return it, and its labels."""
+    results = [f.standing.result for f in arms]
     x = Scale(0.0, 1.12 * max(r.seconds for r in results), LEFT, width - RIGHT)
     lowest = min(r.accuracy_interval[0] for r in results)
     y = Scale(max(0.0, lowest - 0.03), 1.0, height - BOTTOM, TOP)
     dots = [(x(r.seconds), y(r.accuracy)) for r in results]
-    label = "; ".join(f"{r.name}: {r.accuracy:.1%}, {r.seconds:.2f} s" for r in results)
     area = Box(LEFT + 2, 0.0, width - 2, height - BOTTOM - 2)
-    return svg(
+    labels = place_labels([r.name for r in results], dots, area)
+    described = "; ".join(f"{r.name}: {r.accuracy:.1%}, {r.seconds:.2f} s" for r in results)
+    drawn = svg(
         width,
         height,
-        f"Accuracy against seconds per problem. {label}",
+        f"Accuracy against seconds per problem. {described}",
         _axes(x, y, width, height),
         _front([(x(f.standing.result.seconds), y(f.standing.result.accuracy)) for f in front(arms)], width - RIGHT),
         *(_whisker(f, x, y) for f in arms),
-        *(_mark(f, *dot) for f, dot in zip(arms, dots, strict=True)),
-        *(_label(f, label) for f, label in zip(arms, place_labels([r.name for r in results], dots, area), strict=True)),
-    )  # fmt: skip
+        *(line(*start, *end, "leader") for start, end in (label.leader for label in labels if label.led)),
+        *(_dot(f, *dot) for f, dot in zip(arms, dots, strict=True)),
+        *(_label(f, label) for f, label in zip(arms, labels, strict=True)),
+    )
+    return drawn, labels
+
+
+def _dot(f: ArmFigures, x: float, y: float) -> Markup:
+    r = f.standing.result
+    return draw_mark(f, x, y, f"{r.name}: {r.accuracy:.1%}, {r.seconds:.2f} s, n = {r.n}")
 
 
 def _axes(x: Scale, y: Scale, width: float, height: float) -> Markup:
@@ -304,60 +276,8 @@ def _whisker(f: ArmFigures, x: Scale, y: Scale) -> Markup:
     return line(seconds, y(low), seconds, y(high), "whisker", data_author=author(f))
 
 
-def author(f: ArmFigures) -> str:
-    """Return the name of the arm's colour in the style sheet: a baseline has its model's."""
-    return f.arm.policy if f.baseline else "critic" if f.arm.like else "method" if f.method else "bound"
-
-
-def _mark(f: ArmFigures, x: float, y: float) -> Markup:
-    """Draw the dot of an arm. Its shape repeats its colour: a disc, a square for large alone, a diamond for a bound."""
-    r = f.standing.result
-    name = element("title", f"{r.name}: {r.accuracy:.1%}, {r.seconds:.2f} s, n = {r.n}")
-    kind = {"class_": "mark", "data_author": author(f)}
-    if f.arm.policy == "large" or f.bound:
-        rotation = f"rotate(45 {x:.1f} {y:.1f})" if f.bound else None
-        side = 2 * MARK - 1.0
-        return element(
-            "rect", name, x=x - side / 2, y=y - side / 2, width=side, height=side, rx=1.5, transform=rotation, **kind
-        )
-    return element("circle", name, cx=x, cy=y, r=MARK, **kind)
-
-
 def _label(f: ArmFigures, label: Label) -> Markup:
-    name = text(label.label_x, label.label_y + 4, f.arm.name, "label", "middle", data_author=author(f))
-    if label.distance <= DISTANCES[0]:
-        return name
-    edge = min(max(label.x, label.box.left), label.box.right), min(max(label.y, label.box.top), label.box.bottom)
-    return join(line(label.x, label.y, *edge, "leader"), name)
-
-
-def place_labels(names: Sequence[str], dots: Sequence[tuple[float, float]], area: Box) -> list[Label]:
-    """
-    Place a label for each of the *dots* within *area*, crowded dots first.
-
-    A label covers as little as possible of the dots and of the labels placed before it, and is as near as possible.
-    """
-    taken = [Box(x - MARK - 1, y - MARK - 1, x + MARK + 1, y + MARK + 1) for x, y in dots]
-    order = sorted(range(len(dots)), key=lambda index: sum(math.dist(dots[index], dot) for dot in dots))
-    labels: dict[int, Label] = {}
-    for index in order:
-        options = [_option(names[index], *dots[index], distance, turn) for distance in DISTANCES for turn in DIRECTIONS]
-        inside = [label for label in options if label.box.overlap(area) >= 0.999 * _size(label.box)] or options[:1]
-        labels[index] = min(inside, key=lambda label: (sum(map(label.box.overlap, taken)), label.distance))
-        taken.append(labels[index].box)
-    return [labels[index] for index in range(len(dots))]
-
-
-def _size(box: Box) -> float:
-    return (box.right - box.left) * (box.bottom - box.top)
-
-
-def _option(name: str, x: float, y: float, distance: float, degrees: float) -> Label:
-    right, up = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    width, height = GLYPH * len(name) / 2, 8.0  # half of the label's
-    label_x, label_y = x + right * (distance + width), y - up * (distance + height)
-    box = Box(label_x - width, label_y - height, label_x + width, label_y + height)
-    return Label(x, y, label_x, label_y, distance, box)
+    return text(label.label_x, label.label_y + 4, f.arm.name, "label", "middle", data_author=author(f))
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,11 @@ from stepspec.orchestrator.errors import ConfigurationError
 from ..experiments.arms import LARGE
 from ..sample import Sample
 from ..testbed.servers import miniature
-from .figures import ArmFigures, ServerCounters, compute_figures, samples_by_number, server_counters
+from .figures import ArmFigures, ServerCounters, by_time, compute_figures, samples_by_number, server_counters
 from .judging import JudgeReport, assess_judge, known_verdicts
 from .prices import Cost, Prices, compute_costs
 from .run_folder import Run
+from .verdict import MAX_LOSS, Verdict, judge_methods
 
 SHOWN = 5  # cases that are slowest or most disputed
 SHOWN_APART = 12  # cases that only one of the method and the large model got right
@@ -47,7 +48,7 @@ class Cases:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """The figures of one *run*, with its costs by *prices*."""
+    """The figures of one *run*, with its costs by *prices*, and verdicts on a loss of *max_loss*, the fastest first."""
 
     run: Run
     figures: tuple[ArmFigures, ...]
@@ -56,6 +57,8 @@ class Section:
     prices: Prices
     costs: tuple[Cost, ...]
     cases: Cases
+    verdicts: tuple[Verdict, ...]
+    max_loss: float
 
     @property
     def title(self) -> str:
@@ -130,8 +133,12 @@ def _miniature(commands: list[str]) -> str:
     )
 
 
-def build_section(run: Run, prices: Prices) -> Section:
-    """Compute everything about *run*. Raise `ConfigurationError` if no problem was solved by all of its arms."""
+def build_section(run: Run, prices: Prices, max_loss: float = MAX_LOSS) -> Section:
+    """
+    Compute everything about *run*. The verdicts are about a loss of accuracy above *max_loss*, a share.
+
+    Raise `ConfigurationError` if no problem was solved by all of its arms.
+    """
     figures = compute_figures(run.done, run.arms, run.repeats)
     if not figures:
         names = ", ".join(str(folder.path) for folder in run.folders)
@@ -151,6 +158,8 @@ def build_section(run: Run, prices: Prices) -> Section:
         prices,
         tuple(compute_costs(figures, prices)),
         choose_cases(figures, samples, run.repeats),
+        tuple(judge_methods(by_time(figures), samples, run.repeats, max_loss)),
+        max_loss,
     )
 
 

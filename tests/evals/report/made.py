@@ -98,6 +98,24 @@ def record(about: Mapping[str, Any]) -> dict[str, Any]:
     return {"about": about, "benchmark": benchmark, "sessions": [session]}
 
 
+def crowd(count: int, problems: int = 20) -> tuple[tuple[Arm, ...], dict[tuple[int, str], Sample]]:
+    """
+    Arms with long names and their samples: both baselines, a control, and methods, *count* in all.
+
+    Three of the methods are at the same place, and all others but one are nearly as fast and as accurate.
+    """
+    methods = [Arm.of(f"speculative-thinking:{place:x}", "specreason") for place in range(count - 3)]
+    control = Arm.of("random like speculative-thinking:0", "random", like=methods[0].name)
+    done = {(n, LARGE.name): large(4.0 + n / 9, correct=n != 3) for n in range(problems)}
+    done |= {(n, SMALL.name): small(1.0 + n / 40, correct=n % 3 == 0) for n in range(problems)}
+    done |= {(n, control.name): mixed(1.9 + n / 20, correct=n % 2 == 0, arm=control) for n in range(problems)}
+    for place, arm in enumerate(methods):
+        seconds = 9.0 if place == len(methods) - 1 else 2.0 + max(0, place - 2) / 25
+        for n in range(problems):
+            done[n, arm.name] = mixed(seconds + n / 20, correct=n != max(0, place - 2) % 4, arm=arm)
+    return (LARGE, SMALL, *methods, control), done
+
+
 def make_section(path: Path, prices: Prices | None = None, **changed: Any) -> Section:
     """The section of a report about a folder that is made at *path*."""
     (run,) = merge_folders([read_folder(folder(path, **changed))])

@@ -26,6 +26,7 @@ def test_every_beginning_of_the_worked_reasoning_is_right_and_a_wrong_digit_is_n
     assert not is_right_prefix(problem, wrong[: result + 1])
     assert not is_right_prefix(problem, wrong)
     assert not is_right_prefix(problem, text + "More.\n\n")
+    assert not is_right_prefix(problem, text + "More.\n\nAnd more.")  # text may go on for any number of paragraphs
 
 
 def test_a_check_may_be_left_out() -> None:

@@ -16,7 +16,7 @@ from stepspec.evals.report.section import build_section
 
 from ...orchestrator.service.page.conftest import Open
 from ...orchestrator.service.page.test_accessible import violations
-from .made import RECORDED, make_section
+from .made import RECORDED, crowd, make_section
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -25,6 +25,8 @@ PRICES = Path(__file__).parents[3] / "docs" / "prices.toml"
 (RUN,) = merge_folders([read_folder(RECORDED)])
 LINKS = {(case.number, case.arm): "traces/one.html" for case in build_section(RUN, Prices()).cases.slowest}
 DOCUMENT = to_html([(build_section(RUN, load_prices(PRICES)), LINKS)], "Made for a test")
+ARMS, DONE = crowd(10)
+CROWD_TEXTS = [f"What is {n} + 1?" for n in range(20)]
 Scheme = Literal["light", "dark"]
 EACH = """
 elements => elements.map((element) => {
@@ -43,17 +45,71 @@ elements => elements.map((element) => {
 """
 
 
+OVERLAPS = """
+labels => {
+  const marks = [...labels[0].ownerSVGElement.querySelectorAll(".mark")];
+  const [names, dots] = [labels, marks].map((all) => all.map((one) => one.getBoundingClientRect()));
+  const meet = (one, other) => one.left < other.right && other.left < one.right
+    && one.top < other.bottom - 2 && other.top < one.bottom - 2;
+  return names.flatMap((one, at) => [...names.slice(at + 1), ...dots].filter((other) => meet(one, other)).length)
+    .reduce((sum, count) => sum + count, 0);
+}
+"""
+
+
+@pytest.fixture
+def crowded(tmp_path: Path) -> str:
+    """The report of ten arms with long names, several of them at the same place."""
+    section = make_section(tmp_path / "crowd", done=DONE, arms=ARMS, texts=CROWD_TEXTS)
+    return to_html([(section, {})], "Made for a test")
+
+
 async def wide(page: Page) -> bool:
     return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [320, 375, 1280])
+@pytest.mark.parametrize("width", [320, 390, 1280])
 async def test_the_report_is_accessible(width: int, scheme: Scheme, opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(DOCUMENT), color_scheme=scheme, viewport={"width": width, "height": 800})
     await expect(page.get_by_role("heading", name="arithmetic")).to_be_visible()
     assert await violations(page) == []
     assert not await wide(page)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_ten_arms_are_accessible(
+    width: int, scheme: Scheme, crowded: str, opened: Open, saved: Callable[[str], str]
+) -> None:
+    page = await opened(saved(crowded), color_scheme=scheme, viewport={"width": width, "height": 800})
+    assert await violations(page) == []
+    assert not await wide(page)
+    shown = page.locator(f".summary .drawing.{'narrow' if width < 700 else 'wide'} .label")
+    assert await shown.count() == len(ARMS)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 800), (390, 844)])
+async def test_the_verdict_and_the_chart_of_ten_arms_are_on_the_first_screen(
+    width: int, height: int, crowded: str, opened: Open, saved: Callable[[str], str]
+) -> None:
+    page = await opened(saved(crowded), viewport={"width": width, "height": height})
+    verdict = await page.locator(".headline").bounding_box()
+    chart = await page.locator(f".summary .drawing.{'narrow' if width < 700 else 'wide'}").bounding_box()
+    assert verdict is not None
+    assert chart is not None
+    assert 0 < verdict["y"] < chart["y"]
+    assert chart["y"] + chart["height"] <= height
+
+
+@pytest.mark.parametrize(("width", "shown"), [(390, "narrow"), (1280, "wide")])
+async def test_labels_keep_apart_in_the_fonts_of_the_browser(
+    width: int, shown: str, crowded: str, opened: Open, saved: Callable[[str], str]
+) -> None:
+    page = await opened(saved(crowded), viewport={"width": width, "height": 800})
+    labels = page.locator(f".block .drawing.{shown} svg[aria-label^='Accuracy against'] .label")
+    assert await labels.count() == len(ARMS) + 1
+    assert await labels.evaluate_all(OVERLAPS) == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import re
 from dataclasses import replace
@@ -13,12 +14,14 @@ import pytest
 from stepspec.evals.experiments.arms import LARGE, SHIPPED, SMALL
 from stepspec.evals.report import plots
 from stepspec.evals.report.figures import ArmFigures, compute_figures
+from stepspec.evals.report.interval_plots import differences, speed_chart
 from stepspec.evals.report.judging import JudgeReport, ScoredVerdict, separate
-from stepspec.evals.report.plots import Box, front, place_labels, scatter
+from stepspec.evals.report.labels import Box, Label, overlapping, place_labels
+from stepspec.evals.report.plots import front, scatter
 from stepspec.evals.report.svg import NARROW, WIDE, Markup, Scale, element
 from stepspec.evals.sample import Arm
 
-from .made import ARMS, large, mixed, samples, small
+from .made import ARMS, crowd, large, mixed, samples, small
 
 widths = pytest.mark.parametrize("width", [WIDE, NARROW])
 
@@ -99,14 +102,78 @@ def test_labels_stand_to_the_right_where_there_is_room_and_above_where_there_is_
     assert middle.label_y < 190
 
 
-def test_a_label_far_from_its_dot_is_led_to_it() -> None:
-    crowd = [Arm.of(f"a method of a long name, {n}", "specreason") for n in range(9)]
-    done = {(n, LARGE.name): large(4.0) for n in range(4)}
-    done |= {(n, arm.name): mixed(2.0 + place / 100, arm=arm) for n in range(4) for place, arm in enumerate(crowd)}
-    tree = parsed(scatter(compute_figures(done, (LARGE, *crowd)), WIDE))
-    led = numbers(tree, "leader", "x1", "x2")
-    assert led
-    assert {round(start) for start, _ in led} <= {round(x) for (x,) in numbers(tree, "mark", "cx") if x == x}
+def boxes(tree: ElementTree.Element) -> list[Box]:
+    """The boxes of the labels of a drawing: DejaVu Sans is among the widest fonts, with 7.1 pixels for a character."""
+    found = [one for one in tree.iter("text") if one.get("class") == "label"]
+    places = [(float(one.get("x", 0)), float(one.get("y", 0)), 7.1 * len(one.text or "") / 2) for one in found]
+    return [Box(x - half, y - 11, x + half, y + 3) for x, y, half in places]
+
+
+@widths
+@pytest.mark.parametrize("count", [10, 14])
+def test_the_labels_of_a_crowd_cover_neither_each_other_nor_a_dot(count: int, width: float) -> None:
+    arms, done = crowd(count)
+    tree = parsed(scatter(compute_figures(done, arms), width))
+    labels = boxes(tree)
+    assert len(labels) == count + 1  # and the oracle
+    dots = [(x, y) for x, y in numbers(tree, "mark", "cx", "cy") if x == x]
+    dots += [(x + side / 2, y + side / 2) for x, y, side in numbers(tree, "mark", "x", "y", "width") if x == x]
+    assert len(dots) == count + 1
+    assert len(set(dots)) <= count - 1  # some are at the same place
+    height = float(tree.get("height", 0))
+    for one, other in itertools.combinations(labels, 2):
+        assert one.overlap(other) == 0
+    for label in labels:
+        assert all(label.overlap(Box(x - 5, y - 5, x + 5, y + 5)) == 0 for x, y in dots)
+        assert label.left >= 0
+        assert label.right <= width
+        assert 0 <= label.top < label.bottom <= height
+
+
+def test_labels_that_are_moved_are_led_to_their_dots_and_no_leader_crosses_a_label() -> None:
+    arms, done = crowd(10)
+    tree = parsed(scatter(compute_figures(done, arms), WIDE))
+    leaders = numbers(tree, "leader", "x1", "y1", "x2", "y2")
+    assert len(leaders) >= 3
+    discs = [(x, y) for x, y in numbers(tree, "mark", "cx", "cy") if x == x]
+    squares = [(x + w / 2, y + w / 2) for x, y, w in numbers(tree, "mark", "x", "y", "width") if x == x]
+    assert all(min(math.dist(leader[:2], dot) for dot in (*discs, *squares)) < 0.2 for leader in leaders)
+    crossed = sum(box.crossed((x1, y1), (x2, y2)) for box in boxes(tree) for x1, y1, x2, y2 in leaders)
+    assert crossed == 0
+
+
+def test_the_drawing_gets_higher_if_there_is_no_room() -> None:
+    arms, done = crowd(30)
+    tree = parsed(scatter(compute_figures(done, arms), NARROW))
+    assert float(tree.get("height", 0)) > 340
+    labels = boxes(tree)
+    assert not any(one.overlap(other) for one, other in itertools.combinations(labels, 2))
+
+
+def test_labels_without_room_cover_as_little_as_possible() -> None:
+    area = Box(0, 0, 120, 40)
+    placed = place_labels(["a long label"] * 5, [(60.0, 20.0)] * 5, area)
+    assert overlapping(placed)
+    assert len(placed) == 5
+
+
+def test_a_line_crosses_a_box_or_not() -> None:
+    box = Box(10, 10, 20, 20)
+    assert box.crossed((0, 0), (30, 30))
+    assert box.crossed((15, 0), (15, 30))
+    assert not box.crossed((0, 0), (9, 9))
+    assert not box.crossed((0, 15), (0, 30))
+    assert not box.crossed((0, 25), (30, 25))
+    assert not box.crossed((0, 12), (12, 0))
+
+
+def test_a_label_next_to_another_dot_is_led_to_its_own() -> None:
+    def led(labels: list[Label]) -> list[bool]:
+        return [label.led for label in labels]
+
+    area = Box(0, 0, WIDE, 340)
+    assert led(place_labels(["one", "two"], [(100.0, 200.0), (300.0, 200.0)], area)) == [False, False]
+    assert any(led(place_labels(["one"] * 6, [(100.0 + 9 * at, 200.0) for at in range(6)], area)))
 
 
 @widths
@@ -121,14 +188,69 @@ def test_the_length_of_a_bar_is_its_value(arms: list[ArmFigures], width: float) 
     assert "100.0 tokens" in "".join(tree.itertext())
 
 
+def texts(tree: ElementTree.Element, kind: str) -> list[str]:
+    return ["".join(one.itertext()) for one in tree.iter("text") if kind in one.get("class", "").split()]
+
+
 @widths
-def test_differences_stand_on_their_side_of_the_line(arms: list[ArmFigures], width: float) -> None:
-    shown = [f for f in arms if f.arm in (SMALL, SHIPPED)]
-    tree = parsed(plots.differences(shown, width))
+def test_the_speed_chart_has_a_row_for_every_arm_that_ran_the_fastest_first(
+    arms: list[ArmFigures], width: float
+) -> None:
+    tree = parsed(speed_chart(arms, width))
+    assert texts(tree, "label") == [SMALL.name, SHIPPED.name, LARGE.name]
+    assert texts(tree, "value")[1:] == ["0.88 [0.62, 1.12]", "1.00"]
+    (line,) = numbers(tree, "zero", "x1", "y1", "x2", "y2")
+    bars = numbers(tree, "length", "x", "width", "y")
+    zero = bars[0][0]
+    unit = line[0] - zero  # pixels for the time of the large model alone
+    assert [length / unit for _, length, _ in bars] == pytest.approx([0.25, 0.875, 1.0], abs=0.01)
+    assert line[1] < bars[0][2] < bars[-1][2] < line[3]  # through all rows
+    (low, high), *_ = [pair for pair in numbers(tree, "span-line", "x1", "x2") if pair[1] - pair[0] > 10]
+    assert [(low - zero) / unit, (high - zero) / unit] == pytest.approx([0.62, 1.12], abs=0.02)
+    assert tree.get("role") == "img"
+    assert f"{SMALL.name}: 0.25" in tree.get("aria-label", "")
+
+
+@widths
+def test_differences_stand_on_their_side_of_one_line_in_the_order_of_the_speed_chart(
+    arms: list[ArmFigures], width: float
+) -> None:
+    tree = parsed(differences(arms, width, 0.02))
+    assert texts(tree, "label") == [SMALL.name, SHIPPED.name]
     (small_x,), (shipped_x,) = numbers(tree, "mark", "cx")
-    (zero,) = {x for (x,) in numbers(tree, "zero", "x1")}
-    assert small_x < zero == shipped_x
+    ((zero, top, bottom),) = numbers(tree, "zero", "x1", "y1", "y2")
+    ((limit, *_),) = numbers(tree, "limit", "x1", "y1", "y2")
+    assert small_x < limit < zero == shipped_x
+    assert (zero - limit) / (zero - small_x) == pytest.approx(2 / 25, abs=0.01)  # 2 points and 25 points
+    assert all(top < y < bottom for (y,) in numbers(tree, "mark", "cy"))
     assert all(0 <= x <= width for line in numbers(tree, "span-line", "x1", "x2") for x in line)
+    (farther,) = {x for (x,) in numbers(parsed(differences(arms, width, 0.3)), "limit", "x1")}
+    assert farther < limit
+    assert texts(tree, "axis")[-2:] == ["-2", "0"]
+
+
+@widths
+def test_what_is_outside_of_the_scale_of_the_methods_is_an_arrow(width: float) -> None:
+    many = {(n, LARGE.name): large(4.0) for n in range(200)} | {(n, SHIPPED.name): mixed(2.0) for n in range(200)}
+    many |= {(n, SMALL.name): small(1.0, correct=n < 40) for n in range(200)}
+    tree = parsed(differences(compute_figures(many, ARMS), width, 0.02))
+    assert len(numbers(tree, "arrow")) == len(numbers(tree, "mark")) == 1
+    assert texts(tree, "value")[0].startswith("-80.0 [-85")
+
+
+@widths
+@pytest.mark.parametrize("count", [10, 14])
+def test_rows_keep_apart(count: int, width: float) -> None:
+    arms, done = crowd(count)
+    figures = compute_figures(done, arms)
+    for tree, rows in (
+        (parsed(speed_chart(figures, width)), count),
+        (parsed(differences(figures, width, 0.02)), count - 1),
+    ):
+        lines = [y for (y,) in numbers(tree, "label", "y")]
+        assert len(lines) == rows
+        assert all(below - above >= 14 for above, below in itertools.pairwise(lines))
+        assert max(lines) < float(tree.get("height", 0))
 
 
 def made(*graded: ScoredVerdict, policy: str = "specreason") -> JudgeReport:

@@ -25,7 +25,14 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_report_is_written_into_the_run_folder(recorded: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert call("report", "run") == 0
     printed = capfd.readouterr()
-    assert printed.out == ""
+    stamp, summary, *sentences = printed.out.splitlines()
+    assert stamp.startswith("arithmetic, n = 12; ")
+    assert summary == "Too few problems to tell whether any of the faster methods loses at most 2 points of accuracy."
+    assert [line.split(":")[0].strip() for line in sentences] == ["bild", "random like specreason", "specreason"]
+    assert sentences[0] == (
+        "  bild: 1.9x faster [1.6, 2.1], accuracy +0.0 points [-24.3, +24.3]: "
+        "too few problems to exclude a loss above 2 points; about 180 more would."
+    )
     assert [line.split("/")[-1] for line in printed.err.splitlines()] == ["report.md", "report.json", "report.html"]
     found = orjson.loads((recorded / "report.json").read_bytes())
     (section,) = found["sections"]
@@ -40,6 +47,43 @@ def test_the_figures_are_those_that_eval_came_to(recorded: Path) -> None:
     summary = orjson.loads((recorded / "summary.json").read_bytes())
     assert [arm["standing"] for arm in section["arms"]] == summary["arms"]
     assert len(section["arms"]) == 6
+
+
+def test_every_format_begins_with_the_verdict(recorded: Path) -> None:
+    assert call("report", "run", "--max-loss", "0.3") == 0
+    (section,) = orjson.loads((recorded / "report.json").read_bytes())["sections"]
+    verdict = section["verdict"]
+    assert verdict["max_loss"] == 0.3
+    assert (
+        verdict["headline"]
+        == "Of 2 methods, bild is the fastest that excludes a loss above 30 points: 1.9x faster [1.6, 2.1]."
+    )
+    first = verdict["arms"][0]
+    assert (first["arm"], first["speed"], first["loss"], first["further_for_loss"]) == (
+        "bild",
+        "faster",
+        "excluded",
+        None,
+    )
+    assert first["sentence"].endswith("no loss above 24.3 points at 95%")
+    written = (recorded / "report.md").read_text(encoding="utf-8")
+    assert (
+        written.index("Of 2 methods, bild")
+        < written.index("- **bild**: 1.9x faster")
+        < written.index("> The miniature")
+    )
+    page = (recorded / "report.html").read_text(encoding="utf-8")
+    assert (
+        page.index('class="headline">Of 2 methods')
+        < page.index("<strong>bild</strong>: 1.9x")
+        < page.index('class="notice"')
+    )
+
+
+@pytest.mark.parametrize("share", ["0", "1", "2", "-0.1", "nan"])
+def test_a_loss_that_is_no_share_is_refused(share: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("report", "run", "--max-loss", share) == 2
+    assert "use a share above 0 and below 1" in " ".join(capfd.readouterr().err.split())
 
 
 def test_the_judge_is_held_against_the_truth(recorded: Path) -> None:

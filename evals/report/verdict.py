@@ -1,0 +1,252 @@
+"""The verdict on each method: is it faster, does it lose accuracy, or which number of problems would tell. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..experiments.arms import LARGE
+from ..results import Interval, difference, disagreements, paired_difference
+from ..sample import Sample
+from .figures import ArmFigures
+
+MAX_LOSS = 0.02  # a share of all problems, as for `stepspec calibrate`
+MOST = 100_000  # further problems; larger numbers help nobody
+
+Speed: TypeAlias = Literal["faster", "slower", "unknown"]
+Loss: TypeAlias = Literal["excluded", "shown", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """
+    What a run shows about one method or control, compared with the large model alone on the same problems.
+
+    *speedup*: mean seconds of the large model alone over the mean seconds of the arm. Its 95% interval is a percentile
+    bootstrap over the problems, in which both arms keep the same problems: the reciprocal of that of
+    `Result.ratio_to_large`.
+
+    *difference*: accuracy of the arm minus that of the large model alone, as a share. Its 95% interval is Tango's score
+    interval for paired shares; with several samples per problem, a percentile bootstrap over the problems.
+
+    *speed* is known if the interval of the speed-up excludes 1. A *loss* above *max_loss* is excluded if the interval
+    of the difference lies above -*max_loss*, and shown if it lies below. Each end of a 95% interval errs in 2.5% of
+    all runs, so that each statement about one end does so.
+
+    *further_for_speed* and *further_for_loss* are the further problems with which the interval is as likely as not to
+    tell; None if it tells already, or if `MOST` would be too few. See `further_for_speed` and `further_for_loss`.
+
+    A control has the name of its method in *like*, and *judge* is the accuracy of that method minus that of the
+    control, with an interval as above: what the method's judge is worth, since both accept the same share of drafts.
+    """
+
+    arm: str
+    speedup: Interval
+    speed: Speed
+    further_for_speed: int | None
+    difference: Interval
+    loss: Loss
+    max_loss: float
+    further_for_loss: int | None
+    like: str = ""
+    judge: Interval | None = None
+
+    @property
+    def good(self) -> bool:
+        """Whether the arm is shown to be faster, and not to lose more than *max_loss*."""
+        return self.speed == "faster" and self.loss == "excluded"
+
+    @property
+    def sentence(self) -> str:
+        """The verdict in one sentence, without the name of the arm."""
+        ending = _judge_words(self.like, self.judge) if self.judge else f": {_loss_words(self)}"
+        return f"{_speed_words(self)}, accuracy {_points(self.difference)}{ending}"
+
+
+def judge_methods(
+    figures: Sequence[ArmFigures],
+    samples: Mapping[str, Mapping[int, Sample]],
+    repeats: int = 1,
+    max_loss: float = MAX_LOSS,
+) -> list[Verdict]:
+    """
+    Judge all methods and controls, in the order of *figures*.
+
+    *samples* has those of each arm by number, and *repeats* samples for each problem.
+    """
+    by_arm = {name: list(numbered.values()) for name, numbered in samples.items()}
+    return [_judge(f, by_arm, repeats, max_loss) for f in figures if f.method or f.arm.like]
+
+
+def _judge(f: ArmFigures, by_arm: Mapping[str, list[Sample]], repeats: int, max_loss: float) -> Verdict:
+    ours, large = by_arm[f.arm.name], by_arm[LARGE.name]
+    problems, apart = len(ours) // repeats, f.standing.difference
+    ratio = Interval(f.standing.result.ratio_to_large, *f.standing.result.ratio_to_large_interval)
+    speed: Speed = (
+        "unknown" if not ratio.value else "faster" if ratio.high < 1 else "slower" if ratio.low > 1 else "unknown"
+    )
+    loss: Loss = "excluded" if apart.low >= -max_loss else "shown" if apart.high < -max_loss else "unknown"
+    gained, lost = disagreements(ours, large)
+    return Verdict(
+        arm=f.arm.name,
+        speedup=Interval(_inverse(ratio.value), _inverse(ratio.high), _inverse(ratio.low)),
+        speed=speed,
+        further_for_speed=further_for_speed(problems, ratio) if speed == "unknown" else None,
+        difference=apart,
+        loss=loss,
+        max_loss=max_loss,
+        further_for_loss=(
+            further_for_loss(problems, gained / repeats, lost / repeats, apart, max_loss) if loss == "unknown" else None
+        ),
+        like=f.arm.like,
+        judge=paired_difference(by_arm[f.arm.like], ours, repeats) if f.arm.like in by_arm else None,
+    )
+
+
+def _inverse(ratio: float) -> float:
+    return 1 / ratio if ratio else math.inf
+
+
+def further_for_loss(problems: int, gained: float, lost: float, apart: Interval, max_loss: float) -> int | None:
+    """
+    Return how many further problems exclude a loss above *max_loss*; None if that are more than `MOST`.
+
+    So far, *gained* of *problems* were right in this arm only, *lost* in the other arm only, and *apart* is the
+    interval of the difference. Both arms are assumed to be equally accurate on the further problems and to disagree
+    as often as so far: with this number the lower end of the interval is expected at -*max_loss*, so that the interval
+    excludes the loss in about half of all continuations. If the arm is in fact less accurate, more are needed.
+    """
+    half = (gained + lost) / 2 / problems  # of the share on which the arms disagree
+    width = apart.value - apart.low
+    score = apart == difference(problems, gained, lost)
+
+    def excluded(further: int) -> bool:
+        total = problems + further
+        if score:
+            low = difference(total, gained + half * further, lost + half * further).low
+        else:  # a bootstrap interval, which narrows with the root of the number of problems
+            low = apart.value * problems / total - width * math.sqrt(problems / total)
+        return low >= -max_loss
+
+    return _least(excluded)
+
+
+def further_for_speed(problems: int, ratio: Interval) -> int | None:
+    """
+    Return how many further problems make the interval of *ratio* exclude 1; None if that are more than `MOST`.
+
+    The ratio of the times is assumed to stay as it is, and its interval to narrow with the root of the number of
+    problems, on a logarithmic scale. That happens in about half of all continuations.
+    """
+    if not (ratio.low > 0 and ratio.value != 1):
+        return None
+    distance = math.log(ratio.value)
+    edge = math.log(ratio.high if distance < 0 else ratio.low)
+    needed = problems * ((distance - edge) / distance) ** 2
+    return max(1, math.ceil(needed) - problems) if needed - problems <= MOST else None
+
+
+def _least(holds: Callable[[int], bool]) -> int | None:
+    """Return the least number from 1 to `MOST` for which *holds*, which holds for all larger ones; None if none."""
+    if not holds(MOST):
+        return None
+    low, high = 0, MOST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def headline(verdicts: Sequence[Verdict]) -> str:
+    """Sum up the verdicts on all methods in one sentence; empty if no method was measured."""
+    methods = [verdict for verdict in verdicts if not verdict.like]
+    if not methods:
+        return ""
+    if len(methods) == 1:
+        return f"{methods[0].arm}: {methods[0].sentence}."
+    limit = points(methods[0].max_loss)
+    if good := [verdict for verdict in methods if verdict.good]:
+        best = max(good, key=lambda verdict: verdict.speedup.value)
+        return (
+            f"Of {len(methods)} methods, {best.arm} is the fastest that excludes a loss above {limit}: "
+            f"{_speed_words(best)}."
+        )
+    if any(verdict.speed == "faster" and verdict.loss == "unknown" for verdict in methods):
+        return f"Too few problems to tell whether any of the faster methods loses at most {limit} of accuracy."
+    if any(verdict.speed == "unknown" and verdict.loss != "shown" for verdict in methods):
+        return "No method is shown to be faster than the large model alone."
+    return f"No method is faster than the large model alone without a loss above {limit}."
+
+
+def small_print(max_loss: float) -> str:
+    """Explain the sentences of the verdicts."""
+    return (
+        "Faster: mean seconds of the large model alone divided by those of the method, on the same problems; slower: "
+        "the reciprocal. Accuracy: the difference from the large model alone. Brackets are 95% intervals: a bootstrap "
+        "over the problems for the time, Tango's score interval for the accuracy (with several samples per problem, a "
+        f"bootstrap). A loss above {points(max_loss)} is excluded if the whole interval is above "
+        f"-{points(max_loss)}. About N more: "
+        "with N further problems, the interval is as likely as not to exclude that loss, if both are equally accurate "
+        "and disagree as often as so far. Each interval stands for itself: of many methods, some will err."
+    )
+
+
+def points(share: float) -> str:
+    """Write *share* in percentage points."""
+    value = f"{100 * share:g}"
+    return f"{value} point" if value == "1" else f"{value} points"
+
+
+def _speed_words(verdict: Verdict) -> str:
+    s = verdict.speedup
+    if not math.isfinite(s.value):
+        return "no time measured"
+    if verdict.speed == "faster":
+        return _times("faster", s, s.low)
+    if verdict.speed == "slower":
+        slower = Interval(_inverse(s.value), _inverse(s.high), _inverse(s.low))
+        return _times("slower", slower, slower.low)
+    further = f"; about {_about(verdict.further_for_speed)} more would tell" if verdict.further_for_speed else ""
+    return f"no difference in time shown ({s.value:.2f}x [{s.low:.2f}, {s.high:.2f}]{further})"
+
+
+def _times(word: str, ratio: Interval, nearest: float) -> str:
+    """Write *ratio* with as few decimals as show that its *nearest* end is not 1."""
+    digits = next((digits for digits in (1, 2) if round(nearest, digits) != 1), 3)
+    value, low, high = (f"{number:.{digits}f}" for number in (ratio.value, ratio.low, ratio.high))
+    return f"{value}x {word} [{low}, {high}]"
+
+
+def _loss_words(verdict: Verdict) -> str:
+    low, high = (round(100 * edge, 1) + 0.0 for edge in (verdict.difference.low, verdict.difference.high))
+    less = verdict.difference.high < 0
+    if verdict.loss == "shown":
+        return f"a loss of at least {-high:.1f} points at 95%"
+    if verdict.loss == "excluded":
+        if verdict.difference.low > 0:
+            return "more accurate at 95%"
+        return f"{'a loss, but none' if less else 'no loss'} above {abs(low):.1f} points at 95%"
+    limit, further = points(verdict.max_loss), verdict.further_for_loss
+    told = (
+        f"a loss, and too few problems to tell if it is above {limit}"
+        if less
+        else (f"too few problems to exclude a loss above {limit}")
+    )
+    return f"{told}; {f'about {_about(further)} more would' if further else f'{MOST:,} more would not'}"
+
+
+def _judge_words(like: str, judge: Interval) -> str:
+    found = "better than" if judge.low > 0 else "worse than" if judge.high < 0 else "not shown to differ from"
+    return f"; the judge of {like} adds {_points(judge)}: {found} chance"
+
+
+def _points(share: Interval) -> str:
+    value, low, high = (round(100 * number, 1) + 0.0 for number in (share.value, share.low, share.high))
+    return f"{value:+.1f} points [{low:+.1f}, {high:+.1f}]"
+
+
+def _about(number: int) -> str:
+    """Round *number* to two digits."""
+    return f"{float(f'{number:.2g}'):,.0f}"

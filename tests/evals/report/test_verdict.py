@@ -1,0 +1,300 @@
+"""The verdicts: worked out on paper, and by simulation, that intervals cover the truth and predictions come true."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from stepspec.evals import results
+from stepspec.evals.experiments.arms import LARGE, SHIPPED
+from stepspec.evals.report.figures import by_time, compute_figures, samples_by_number
+from stepspec.evals.report.section import build_section
+from stepspec.evals.report.verdict import (
+    MOST,
+    Verdict,
+    further_for_loss,
+    further_for_speed,
+    headline,
+    judge_methods,
+    points,
+)
+from stepspec.evals.results import Interval, difference
+from stepspec.evals.sample import Arm, Sample
+
+from .made import large, make_section, mixed
+
+METHOD, OTHER = Arm.of("method", "specreason"), Arm.of("other", "bild")
+CONTROL = Arm.of("random like method", "random", like="method")
+Measured = dict[tuple[int, str], Sample]
+
+
+def measured(arm: Arm, seconds: Sequence[float], correct: Sequence[bool]) -> Measured:
+    pairs = enumerate(zip(seconds, correct, strict=True))
+    if arm is LARGE:
+        return {(n, arm.name): large(time, correct=right) for n, (time, right) in pairs}
+    return {(n, arm.name): mixed(time, correct=right, arm=arm) for n, (time, right) in pairs}
+
+
+def judged(done: Measured, *arms: Arm, repeats: int = 1, max_loss: float = 0.02) -> list[Verdict]:
+    every = (LARGE, *arms)
+    figures = by_time(compute_figures(done, every, repeats))
+    return judge_methods(figures, samples_by_number(done, every, repeats), repeats, max_loss)
+
+
+def against(n: int, gained: int, lost: int, seconds: float = 2.0, arm: Arm = METHOD) -> Measured:
+    """*n* problems that take the large model 4 seconds, and *arm* others, give or take a tenth."""
+    times = [seconds * (1.1 if place % 2 else 0.9) for place in range(n)]
+    ours = [place < n - lost for place in range(n)]
+    theirs = [place >= gained for place in range(n)]
+    return {**measured(LARGE, [4.0] * n, theirs), **measured(arm, times, ours)}
+
+
+def test_a_faster_method_that_loses_nothing_says_up_to_which_loss() -> None:
+    (found,) = judged(against(400, gained=4, lost=3), METHOD)
+    apart = difference(400, 4, 3)
+    assert (found.speed, found.loss, found.good) == ("faster", "excluded", True)
+    assert found.difference == apart
+    assert found.speedup.value == pytest.approx(2.0)
+    assert found.speedup.low < 2 < found.speedup.high
+    assert (found.further_for_speed, found.further_for_loss) == (None, None)
+    assert found.sentence == (
+        f"2.0x faster [2.0, 2.0], accuracy +0.2 points [{100 * apart.low:+.1f}, {100 * apart.high:+.1f}]: "
+        f"no loss above {-100 * apart.low:.1f} points at 95%"
+    )
+
+
+def test_the_speedup_is_the_reciprocal_of_the_ratio_of_the_tables() -> None:
+    done = {**measured(LARGE, [3.0, 4.0, 5.0, 9.0], [True] * 4), **measured(METHOD, [2.0, 2.0, 2.0, 5.0], [True] * 4)}
+    (found,) = judged(done, METHOD)
+    tables = compute_figures(done, (LARGE, METHOD))[-1].standing.result
+    assert found.speedup.value == pytest.approx(21 / 11)
+    assert (1 / found.speedup.high, 1 / found.speedup.low) == pytest.approx(tables.ratio_to_large_interval)
+
+
+def test_twelve_problems_are_too_few_and_the_verdict_says_how_many_are_missing() -> None:
+    (found,) = judged(against(12, gained=0, lost=0), METHOD)
+    assert (found.loss, found.further_for_loss) == ("unknown", 177)
+    assert difference(12 + 177, 0, 0).low >= -0.02 > difference(12 + 176, 0, 0).low
+    assert found.sentence.endswith(": too few problems to exclude a loss above 2 points; about 180 more would")
+    (looser,) = judged(against(12, gained=0, lost=0), METHOD, max_loss=0.25)
+    assert looser.sentence.endswith("no loss above 24.3 points at 95%")
+
+
+@pytest.mark.parametrize(
+    ("gained", "lost", "loss", "words"),
+    [
+        (0, 40, "shown", "a loss of at least 15.0 points at 95%"),
+        (0, 6, "unknown", "a loss, and too few problems to tell if it is above 2 points; about 640 more would"),
+        (20, 1, "excluded", "more accurate at 95%"),
+    ],
+)
+def test_losses_and_gains_are_called_by_their_names(gained: int, lost: int, loss: str, words: str) -> None:
+    (found,) = judged(against(200, gained, lost), METHOD)
+    assert (found.loss, found.sentence.split(": ")[-1]) == (loss, words)
+
+
+def test_a_loss_within_the_limit_is_still_a_loss() -> None:
+    (found,) = judged(against(2000, gained=0, lost=12), METHOD)
+    assert found.sentence.endswith("a loss, but none above 1.0 points at 95%")
+
+
+def test_a_slower_method_is_called_slower() -> None:
+    (found,) = judged(against(400, gained=0, lost=0, seconds=6.0), METHOD)
+    assert (found.speed, found.good) == ("slower", False)
+    assert found.sentence.startswith("1.5x slower [1.5, 1.5], accuracy +0.0 points")
+
+
+def test_equal_times_show_no_difference() -> None:
+    (found,) = judged(against(60, gained=0, lost=0, seconds=3.98), METHOD)
+    assert found.speed == "unknown"
+    assert found.further_for_speed is not None
+    assert found.sentence.startswith("no difference in time shown (1.01x [0.98, 1.03]; about ")
+    (same,) = judged(against(60, gained=0, lost=0, seconds=4.0), METHOD)
+    assert same.further_for_speed is None
+    assert "more would tell" not in same.sentence.split("accuracy")[0]
+
+
+def test_small_differences_get_the_decimals_that_show_them() -> None:
+    (found,) = judged(against(400, gained=0, lost=0, seconds=3.9), METHOD)
+    assert found.sentence.startswith("1.03x faster [1.02, 1.04]")
+
+
+def test_an_arm_without_any_time_is_neither_faster_nor_slower() -> None:
+    done = {**measured(LARGE, [4.0] * 30, [True] * 30), **measured(METHOD, [0.0] * 30, [False] * 30)}
+    (found,) = judged(done, METHOD)
+    assert (found.speed, found.loss) == ("unknown", "shown")
+    assert found.sentence.startswith("no time measured, accuracy -100.0 points")
+
+
+@pytest.mark.parametrize(
+    ("right", "words"),
+    [(40, "better than chance"), (99, "not shown to differ from chance"), (100, "not shown to differ from chance")],
+)
+def test_the_control_says_what_the_judge_is_worth(right: int, words: str) -> None:
+    done = against(100, gained=0, lost=1)
+    done |= measured(CONTROL, [2.5] * 100, [place < right for place in range(100)])
+    method, control = judged(done, METHOD, CONTROL)
+    assert (method.like, method.judge) == ("", None)
+    assert control.like == "method"
+    assert control.judge == difference(100, max(0, 99 - right), max(0, right - 99))
+    assert control.judge is not None
+    low, high = 100 * control.judge.low, 100 * control.judge.high
+    assert control.sentence.endswith(
+        f"the judge of method adds {99 - right:+.1f} points [{low:+.1f}, {high:+.1f}]: {words}"
+    )
+
+
+def test_a_judge_may_be_worse_than_chance() -> None:
+    done = against(100, gained=0, lost=60) | measured(CONTROL, [2.5] * 100, [True] * 100)
+    assert judged(done, METHOD, CONTROL)[1].sentence.endswith("worse than chance")
+
+
+def test_the_headline_names_the_fastest_method_that_loses_nothing() -> None:
+    done = against(400, 0, 0) | against(400, 0, 40, seconds=1.0, arm=OTHER)
+    assert headline(judged(done, METHOD, OTHER)) == (
+        "Of 2 methods, method is the fastest that excludes a loss above 2 points: 2.0x faster [2.0, 2.0]."
+    )
+    assert headline(judged(against(400, 0, 0), METHOD)).startswith("method: 2.0x faster [2.0, 2.0], accuracy +0.0")
+    assert headline([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("n", "lost", "seconds", "words"),
+    [
+        (12, 0, 2.0, "Too few problems to tell whether any of the faster methods loses at most 2 points of accuracy."),
+        (400, 0, 4.0, "No method is shown to be faster than the large model alone."),
+        (400, 80, 2.0, "No method is faster than the large model alone without a loss above 2 points."),
+        (400, 0, 6.0, "No method is faster than the large model alone without a loss above 2 points."),
+    ],
+)
+def test_the_headline_promises_nothing(n: int, lost: int, seconds: float, words: str) -> None:
+    done = against(n, 0, lost, seconds) | against(n, 0, lost, seconds, arm=OTHER)
+    assert headline(judged(done, METHOD, OTHER)) == words
+
+
+def test_several_samples_of_a_problem_are_no_further_problems() -> None:
+    rng = random.Random(4)
+    once = [rng.random() < 0.9 for _ in range(60)]
+    four_times = [right for right in once for _ in range(4)]
+    done = measured(LARGE, [4.0] * 240, [True] * 240) | measured(METHOD, [2.0] * 240, four_times)
+    (found,) = judged(done, METHOD, repeats=4)
+    (single,) = judged({**measured(LARGE, [4.0] * 60, [True] * 60), **measured(METHOD, [2.0] * 60, once)}, METHOD)
+    assert found.difference.value == single.difference.value
+    assert found.difference.high - found.difference.low == pytest.approx(
+        single.difference.high - single.difference.low, rel=0.2
+    )
+
+
+def test_a_bootstrap_interval_is_extrapolated_by_its_width() -> None:
+    apart = Interval(0.0, -0.04, 0.04)
+    assert further_for_loss(100, 3.5, 3.5, apart, 0.02) == 300  # half the width: four times the problems
+    assert further_for_loss(100, 3.5, 3.5, apart, 1e-6) is None
+
+
+def test_speeds_are_extrapolated_on_a_logarithmic_scale() -> None:
+    found = further_for_speed(100, Interval(0.95, 0.88, 1.03))
+    needed = 100 * (math.log(1.03 / 0.95) / math.log(1 / 0.95)) ** 2
+    assert found == math.ceil(needed) - 100
+    assert further_for_speed(100, Interval(1 / 0.95, 1 / 1.03, 1 / 0.88)) == found
+    assert further_for_speed(100, Interval(1.0, 0.9, 1.1)) is None
+    assert further_for_speed(100, Interval(1.0001, 0.9, 1.1)) is None
+    assert further_for_speed(100, Interval(0.0, 0.0, 0.0)) is None
+    assert MOST == 100_000
+
+
+def test_points() -> None:
+    assert [points(share) for share in (0.02, 0.01, 0.005)] == ["2 points", "1 point", "0.5 points"]
+
+
+def test_a_section_has_the_verdicts_in_the_order_of_the_times(tmp_path: Path) -> None:
+    section = make_section(tmp_path)
+    assert [verdict.arm for verdict in section.verdicts] == [SHIPPED.name]
+    assert section.verdicts[0].max_loss == section.max_loss == 0.02
+    assert build_section(section.run, section.prices, 0.7).verdicts[0].loss == "excluded"
+
+
+# Simulations: the truth is known, and many runs are drawn from it.
+
+RUNS = 300
+
+
+def drawn(rng: random.Random, n: int, gains: float, losses: float, ratio: float = 0.6, spread: float = 0.4) -> Measured:
+    """A run of *n* problems of unequal difficulty; *ratio* is that of the expected times."""
+    difficulty = [rng.lognormvariate(0, 0.5) for _ in range(n)]
+    kinds = rng.choices(("gain", "loss", "right", "wrong"), (gains, losses, 0.8 - gains - losses, 0.2), k=n)
+    theirs = [4.0 * each * rng.lognormvariate(0, spread) for each in difficulty]
+    ours = [4.0 * ratio * each * rng.lognormvariate(0, spread) for each in difficulty]
+    return {
+        **measured(LARGE, theirs, [kind in ("loss", "right") for kind in kinds]),
+        **measured(METHOD, ours, [kind in ("gain", "right") for kind in kinds]),
+    }
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(results, "RESAMPLES", 300)
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_the_intervals_cover_the_truth_in_95_of_100_runs() -> None:
+    rng = random.Random(11)
+    found = [judged(drawn(rng, 80, 0.06, 0.08), METHOD)[0] for _ in range(RUNS)]
+    for truth, interval in ((1 / 0.6, "speedup"), (-0.02, "difference")):
+        intervals: list[Interval] = [getattr(verdict, interval) for verdict in found]
+        covered = sum(each.low <= truth <= each.high for each in intervals) / RUNS
+        assert 0.91 <= covered <= 0.985, interval  # three standard errors around 95%
+
+
+def kinds_of_problems(rng: random.Random, n: int, gains: float, losses: float) -> tuple[int, int]:
+    kinds = rng.choices((1, -1, 0), (gains, losses, 1 - gains - losses), k=n)
+    return kinds.count(1), kinds.count(-1)
+
+
+def test_a_loss_is_excluded_falsely_in_few_runs_only() -> None:
+    rng = random.Random(12)  # the true loss is the limit
+    outcomes = [kinds_of_problems(rng, 400, 0.03, 0.05) for _ in range(2000)]
+    wrong = sum(difference(400, gained, lost).low >= -0.02 for gained, lost in outcomes) / 2000
+    assert 0.015 <= wrong <= 0.04  # an end of a 95% interval
+
+
+@pytest.mark.parametrize(("n", "disagree"), [(300, 0.06), (100, 0.02), (500, 0.1)])
+def test_the_predicted_number_of_problems_is_right_within_a_factor(n: int, disagree: float) -> None:
+    """Where both are equally accurate: the number is that of theory, and with it every other run can tell."""
+    rng = random.Random(13)
+    theory = next(m for m in range(n, 9000) if difference(m, disagree / 2 * m, disagree / 2 * m).low >= -0.02)
+    totals, told = list[int](), list[bool]()
+    while len(totals) < RUNS:
+        gained, lost = kinds_of_problems(rng, n, disagree / 2, disagree / 2)
+        apart = difference(n, gained, lost)
+        if apart.low >= -0.02 or apart.high < -0.02:
+            continue  # these runs can tell already
+        further = further_for_loss(n, gained, lost, apart, 0.02)
+        assert further is not None
+        gained_later, lost_later = kinds_of_problems(rng, further, disagree / 2, disagree / 2)
+        total = n + further
+        totals.append(total)
+        told.append(difference(total, gained + gained_later, lost + lost_later).low >= -0.02)
+    assert theory / 1.5 <= median(totals) <= theory * 1.5
+    assert sum(theory / 2.5 <= total <= theory * 2.5 for total in totals) >= 0.9 * RUNS
+    assert 0.4 <= sum(told) / RUNS <= 0.75
+
+
+@pytest.mark.usefixtures("few_resamples")
+def test_the_predicted_number_of_problems_shows_the_speedup_in_every_other_run() -> None:
+    rng = random.Random(14)
+    told: list[bool] = []
+    estimate: Callable[[Measured], Verdict] = lambda done: judged(done, METHOD)[0]  # noqa: E731
+    while len(told) < 60:
+        done = drawn(rng, 60, 0.0, 0.0, ratio=0.9)
+        found = estimate(done)
+        if found.speed != "unknown" or found.further_for_speed is None or found.further_for_speed > 1000:
+            continue
+        later = drawn(rng, found.further_for_speed, 0.0, 0.0, ratio=0.9)
+        done |= {(60 + number, arm): sample for (number, arm), sample in later.items()}
+        told.append(estimate(done).speed == "faster")
+    assert 0.35 <= sum(told) / len(told) <= 0.85
