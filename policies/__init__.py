@@ -54,6 +54,7 @@ __all__ = [
     "describe_options",
     "make",
     "options",
+    "threshold",
 ]
 
 
@@ -62,13 +63,15 @@ class Method:
     """
     A policy that users can choose by name: how to *build* it, and its *paper*.
 
-    *needs* says what the endpoints must support beyond writing, *cost* what the method adds to every step.
+    *needs* says what the endpoints must support beyond writing, *cost* what the method adds to every step. *compared*
+    names the option that the scores of its verdicts are compared with; "" if there is none.
     """
 
     build: Callable[..., Policy]
     paper: str = ""
     needs: str = ""
     cost: str = ""
+    compared: str = ""
 
     @property
     def documentation(self) -> str:
@@ -105,6 +108,7 @@ METHODS: Mapping[str, Method] = {
         paper="SpecReason, arXiv:2504.07891",
         needs="probabilities of ten chosen tokens (large)",
         cost="one judge token of the large model; a rejected step is written again",
+        compared="threshold",
     ),
     "speculative-thinking": Method(
         SpeculativeThinking,
@@ -116,24 +120,28 @@ METHODS: Mapping[str, Method] = {
         paper="BiLD, arXiv:2302.07863",
         needs="the probability of every token as it is written (small) and of every token of a draft (large)",
         cost="the large model reads every ten tokens, each time with the whole chain where it cannot score a suffix",
+        compared="rollback",
     ),
     "glimpse": Method(
         Glimpse,
         paper="GlimpRouter, arXiv:2601.05110",
         needs="the 20 likeliest tokens of every place (small)",
         cost="one token of the small model where the large one writes",
+        compared="threshold",
     ),
     "cascade": Method(
         Cascade,
         paper="ConfSpec, arXiv:2602.18447",
         needs="probabilities of two chosen tokens (both)",
         cost="one judge token of the small model and, if in doubt, of the large one; a rejected step is written again",
+        compared="threshold",
     ),
     "choose": Method(
         Choose,
         paper="Recursive speculative decoding, arXiv:2402.14160, and SpecTr, arXiv:2310.15141, at the level of steps",
         needs="the likeliest tokens of every place (small); probabilities of ten chosen tokens (large)",
         cost="SpecReason's; a rejected step's rivals take one short request of each model, before it is written again",
+        compared="threshold",
     ),
     "random": Method(
         RandomControl,
@@ -156,6 +164,7 @@ METHODS: Mapping[str, Method] = {
         paper="Reward-guided Speculative Decoding, arXiv:2501.19324",
         needs="a reward model on a server of its own",
         cost="the reward model reads the chain; a rejected step is written again",
+        compared="threshold",
     ),
     "relay": Method(
         Relay,
@@ -202,6 +211,12 @@ def adaptable(name: str, chosen: Mapping[str, Any]) -> Adaptable | None:
         return None
     threshold = None if chosen.get("skip") else THRESHOLDS.get(name)
     return Adaptable(threshold, defaults(name)[threshold.option]) if threshold else Adaptable()
+
+
+def threshold(name: str, chosen: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The option that the scores of the policy called *name* are compared with, and its value; None without one."""
+    option = _find(name).compared
+    return (option, float({**defaults(name), **chosen}[option])) if option else None
 
 
 def make(
