@@ -48,12 +48,8 @@ function partsOf(span, view) {
   const period = periodOf(span, view);
   const drafts = view.drafts.filter((draft) => draft.period === period);
   if (purpose === "draft") return draftsOf(span, drafts);
-  if (purpose === "verify")
-    return verdictOf(
-      span,
-      drafts.find((draft) => draft.index === step),
-      view,
-    );
+  const judged = drafts.find((draft) => draft.index === step);
+  if (purpose === "verify") return verdictOf(span, judged, view);
   if (purpose === "answer") return answerOf(span, view.answer);
   const repaired = drafts.find(({ repair }) => repair && !repair.chosen && repair.index === step);
   return isRepair(span) && repaired ? repairOf(span, repaired) : [];

@@ -8,14 +8,15 @@ export function showSpeed(view) {
   find("speed").hidden = estimate === null;
   if (estimate === null) return;
   const known = estimate.factor !== null;
-  find("factor").textContent = known ? `${rounded2(estimate.factor)}×` : "Unknown";
+  find("speed").toggleAttribute("data-unknown", !known);
+  find("factor").textContent = known ? `${inDigits(estimate.factor)}×` : "Unknown";
   find("factor-says").textContent = known
     ? `as fast as the large model alone, estimated${view.finished ? "" : " so far"}`
-    : "how fast the large model alone would be";
+    : "speed against the large model alone";
   find("factor-how").textContent = known ? explained(estimate) : missing(estimate);
 }
 
-const rounded2 = (factor) => factor.toFixed(factor < 1 ? 2 : 1);
+const inDigits = (factor) => factor.toFixed(factor < 1 ? 2 : 1);
 
 const explained = ({ tokens, pace, first, alone, kept, seconds: took }) =>
   `In this run the large model took ${(1000 * pace).toFixed(1)} ms a token, measured on ${count(tokens)}, and ` +

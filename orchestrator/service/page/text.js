@@ -14,7 +14,10 @@ export function draftText(draft) {
   const kept = draft.kept ? draft.text.slice(0, draft.kept.characters) : "";
   const [keptParts, rest] = split(trimmed(authoredParts(draft), whole), clean(kept).length - leading(whole));
   return paragraph([
-    keptParts.length > 0 && h("span", { class: "kept-text", "data-author": draft.author }, keptParts.map(plain)),
+    keptParts.length > 0 && [
+      h("span", { class: "kept-text", "data-author": draft.author }, keptParts.map(plain)),
+      rest.length > 0 && h("span", { class: "cut" }, h("span", { class: "hidden" }, " rejected from here: ")),
+    ],
     rejectedParts(rest, comparison(draft)),
   ]);
 }
