@@ -289,8 +289,17 @@ function connectDrop() {
 function connectSteps() {
   const steps = find("steps");
   const draft = (event) => event.target.closest(".step")?.dataset.draft ?? null;
-  steps.addEventListener("pointerover", (event) => highlight(draft(event)));
-  steps.addEventListener("pointerleave", () => highlight(null));
+  let pointed = null;
+  // Only where the pointer moves: a page that scrolls under it, to a step that was gone to, points at nothing.
+  steps.addEventListener("pointermove", (event) => {
+    if (!(event.movementX || event.movementY) || draft(event) === pointed) return;
+    pointed = draft(event);
+    highlight(pointed);
+  });
+  steps.addEventListener("pointerleave", () => {
+    pointed = null;
+    highlight(null);
+  });
   steps.addEventListener("focusin", (event) => highlight(draft(event)));
   steps.addEventListener("focusout", () => highlight(null));
   steps.addEventListener("click", (event) => {

@@ -1,5 +1,7 @@
 // Which verdicts would have been others at another threshold. Only verdicts with a score can be asked that.
 
+import { roundUp } from "./axis.js";
+
 const HIGH_IS_DOUBT = ["bild", "glimpse"]; // their score is a doubt: the higher, the worse
 
 // *own* is the run's own threshold; null if the trace does not have it. Its verdicts limit it to *between* in any case.
@@ -12,7 +14,7 @@ export function thresholds(view) {
   const [low, high] = range(view.policy, own === null ? scores : [...scores, own]);
   const between = gap(scored, doubt, low, high);
   const option = view.threshold?.option ?? "threshold";
-  return { scored, doubt, low, high, step: (high - low) / 200, between, own, option };
+  return { scored, doubt, low, high, step: high > low ? roundUp((high - low) / 200) : 1, between, own, option };
 }
 
 export const passes = (score, threshold, doubt) => (doubt ? score <= threshold : score >= threshold);

@@ -67,7 +67,12 @@ const hatch = (model) =>
 
 function laneName(y, name, more, author) {
   const role = s("tspan", { class: "role" }, name);
-  return s("text", { class: author ? "lane" : "steps-name", x: LEFT, y: y + 14, "data-author": author }, role, more && ` ${more}`);
+  return s(
+    "text",
+    { class: author ? "lane" : "steps-name", x: LEFT, y: y + 14, "data-author": author },
+    role,
+    more && ` ${more}`,
+  );
 }
 
 function drawLane({ model, rows }, view, x, top) {

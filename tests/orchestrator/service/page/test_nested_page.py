@@ -116,7 +116,7 @@ async def test_every_model_has_its_account(opened: Open, saved: Callable[[str], 
     await expect(within.locator("caption")).to_have_text("Of these, within the pair")
     await expect(within.locator("thead th")).to_have_text(["SS small.small", "SL small.large"])
     await expect(within.locator("tbody tr").first).to_have_text("drafting0.31 s–")
-    await page.get_by_label("Tokens").check()
+    await page.get_by_role("radio", name="Tokens").check()
     await expect(within.locator("tbody tr").first).to_have_text("tokens kept2210")
     await expect(page.locator("#ledger-figures .figures")).to_contain_text("accepted within small50% of 4")
     await expect(page.locator("#ledger-figures .legend")).to_contain_text("kept 32")
