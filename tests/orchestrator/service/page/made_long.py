@@ -16,7 +16,9 @@ from stepspec.orchestrator.trace import Recorder, dump
 
 from ....fakes import Previous, ScriptedModel, run
 
-PROBLEM = "A number begins at 3. In every round it is doubled, then 7 is added, then it is taken modulo 1,000. What is it?"
+PROBLEM = (
+    "A number begins at 3. In every round it is doubled, then 7 is added, then it is taken modulo 1,000. What is it?"
+)
 LOOKS = ("So", "Next,", "Now", "Then", "On to")
 SLIP_EVERY = 11  # steps, about
 THRESHOLD = 7.0
