@@ -59,8 +59,8 @@ class Started:
     A run begins, with the conversation that poses the problem.
 
     *models* are pairs of a role and the model's name; models in a nested pair are listed by their paths, as in
-    `Called`. *seed* is that of the sampling; None if the models write greedily, and in traces without it. *threshold* is
-    the option of the policy that its scores are compared with, and the value; None if there is none, and in traces
+    `Called`. *seed* is that of the sampling; None if the models write greedily, and in traces without it. *threshold*
+    is the option of the policy that its scores are compared with, and the value; None if there is none, and in traces
     without it.
     """
 

@@ -68,7 +68,8 @@ def _texts(steps: int, random: Random) -> tuple[list[str], list[str]]:
         doubled, added = 2 * value, 2 * value + 7
         look = random.choice(LOOKS)
         ending = "\n</think>" if place == steps - 1 else "\n\n"
-        text = f"{look} round {place + 1}: the number is {value}. Doubled it is {doubled}, and with 7 it is {added}. Modulo 1,000 that is "
+        sums = f"Doubled it is {doubled}, and with 7 it is {added}."
+        text = f"{look} round {place + 1}: the number is {value}. {sums} Modulo 1,000 that is "
         value = added % 1000
         right.append(f"{text}{value}.{ending}")
         wrong.append(f"{text}{(value + random.choice((1, 10, 100))) % 1000}, I think.{ending}")

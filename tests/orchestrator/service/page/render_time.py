@@ -22,7 +22,7 @@ TIMES = 5
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a browser did: *layouts* and *elements* of the page, seconds of its *script*, and *seconds* since it was opened."""
+    """The *layouts* and *elements* of a page, the seconds of its *script*, and the *seconds* since it was opened."""
 
     layouts: int
     elements: int

@@ -1,4 +1,4 @@
-"""What the page marks as different between a rejected draft and its repair: whole words, and only where both are alike."""
+"""What differs between a rejected draft and its repair: whole words, and only where both are alike."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ def rows(trace: bytes, **options: Any) -> list[dict[str, Any]]:
 
 
 def chain(fates: str, *, finished: bool = True) -> bytes:
-    """A step a second for every letter: accepted (a), rejected and repaired (r), or a notice before the next one (n)."""
+    """A step a second for every letter: accepted (a) or rejected and repaired (r); n is a notice in between."""
     happened: list[Event] = [Started((), "specreason")]
     index = 0
     for fate in fates:

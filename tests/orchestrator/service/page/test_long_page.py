@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 from playwright.async_api import Locator, Page, expect
@@ -152,7 +153,7 @@ async def test_bars_and_ticks_have_the_numbers_of_steps(opened: Open, saved: Cal
     assert "answer" in numbers
     page = await opened(saved(TRACE))
     boxes = await page.locator(".commit text").evaluate_all("(all) => all.map((one) => one.getBBox())")
-    for one, other in zip(boxes, boxes[1:], strict=False):
+    for one, other in pairwise(boxes):
         assert one["x"] + one["width"] < other["x"]
 
 
@@ -175,7 +176,9 @@ async def test_the_time_line_zooms_and_follows_the_keys(opened: Open, saved: Cal
 
 async def test_the_speed_is_estimated_and_explained(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(SHORT))
-    await expect(page.locator("#speed p").first).to_have_text("1.4× as fast as the large model alone, estimated")
+    await expect(page.locator("#speed p").first).to_have_text(
+        "1.4\N{MULTIPLICATION SIGN} as fast as the large model alone, estimated"
+    )
     await page.get_by_text("How this is estimated").click()
     await expect(page.locator("#factor-how")).to_contain_text("30.0 ms a token, measured on 23")
     await expect(page.locator("#factor-how")).to_contain_text("the run took 1.32 s")
@@ -187,7 +190,7 @@ async def test_the_speed_is_estimated_and_explained(opened: Open, saved: Callabl
 async def test_the_ledger_shows_seconds_and_with_a_key_tokens(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(SHORT))
     rows = page.locator("#ledger-figures tbody tr")
-    await expect(rows.first).to_have_text("drafting0.50 s–")
+    await expect(rows.first).to_have_text("drafting0.50 s\N{EN DASH}")
     await expect(page.locator("#ledger-figures .legend")).to_contain_text("repaired 0.44 s")
     await page.get_by_role("radio", name="Seconds").focus()
     await page.keyboard.press("ArrowRight")

@@ -115,7 +115,7 @@ async def test_every_model_has_its_account(opened: Open, saved: Callable[[str], 
     await expect(whole.locator("thead th")).to_have_text(["S small", "L large"])
     await expect(within.locator("caption")).to_have_text("Of these, within the pair")
     await expect(within.locator("thead th")).to_have_text(["SS small.small", "SL small.large"])
-    await expect(within.locator("tbody tr").first).to_have_text("drafting0.31 s–")
+    await expect(within.locator("tbody tr").first).to_have_text("drafting0.31 s\N{EN DASH}")
     await page.get_by_role("radio", name="Tokens").check()
     await expect(within.locator("tbody tr").first).to_have_text("tokens kept2210")
     await expect(page.locator("#ledger-figures .figures")).to_contain_text("accepted within small50% of 4")

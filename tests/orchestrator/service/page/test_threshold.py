@@ -17,7 +17,8 @@ BODY = """
 const known = threshold.thresholds(seen(given[0]));
 const numbers = (drafts) => drafts.map((one) => one.number);
 const asked = given[1].map((at) => threshold.changes(known, at));
-return known && { ...known, usual: threshold.usual(known), asked: asked.map(({ rejected, accepted }) => [numbers(rejected), numbers(accepted)]) };
+const usual = known && threshold.usual(known);
+return known && { ...known, usual, asked: asked.map(({ rejected, accepted }) => [numbers(rejected), numbers(accepted)]) };
 """
 
 
