@@ -18,7 +18,8 @@ const known = threshold.thresholds(seen(given[0]));
 const numbers = (drafts) => drafts.map((one) => one.number);
 const asked = given[1].map((at) => threshold.changes(known, at));
 const usual = known && threshold.usual(known);
-return known && { ...known, usual, asked: asked.map(({ rejected, accepted }) => [numbers(rejected), numbers(accepted)]) };
+const answers = asked.map(({ rejected, accepted }) => [numbers(rejected), numbers(accepted)]);
+return known && { ...known, usual, asked: answers };
 """
 
 
