@@ -63,6 +63,11 @@ def test_a_short_chain_is_not_folded() -> None:
     assert kinds(rows(chain("a" * 24))) == ["24 folded"]
 
 
+def test_four_accepted_steps_are_worth_a_fold() -> None:
+    assert kinds(rows(chain("r" * 20 + "aaaa" + "r"))) == [*["draft"] * 20, "4 folded", "draft"]
+    assert kinds(rows(chain("r" * 21 + "aaa" + "r"))) == ["draft"] * 25
+
+
 def test_an_open_fold_is_followed_by_its_steps() -> None:
     trace = chain("r" + "a" * 30)
     assert kinds(rows(trace, opened=[1])) == ["draft", "30 folded", *["draft"] * 30]
