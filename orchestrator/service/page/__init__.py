@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parent
 # In the order of their imports: they are joined into one script, so that no name may occur in two of them.
 MODULES = (
     "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "threshold",
-    "within", "spans", "theme", "announce", "text", "chain", "timeline", "highlight", "keys", "speed", "summary",
+    "within", "spans", "theme", "announce", "text", "chain", "highlight", "timeline", "keys", "speed", "summary",
     "slider", "form", "live", "trust", "page",
 )  # fmt: skip
 LIVE = "'self'"  # the only origin that the live page may connect to

@@ -4,6 +4,16 @@ import { find } from "./element.js";
 
 const SELECTED = "data-selected";
 
+let pointer = null; // where it was last
+
+export function connectPointer() {
+  const keep = (event) => (pointer = [event.clientX, event.clientY]);
+  document.addEventListener("pointermove", keep, { capture: true });
+}
+
+// Whether the pointer came to another place. If the page scrolled under it, to what was gone to, it points at nothing.
+export const hasMoved = ({ clientX, clientY }) => pointer?.[0] !== clientX || pointer?.[1] !== clientY;
+
 export function highlight(draft) {
   const on = draft !== null && draft !== undefined && draft !== "";
   document.documentElement.toggleAttribute("data-selecting", on);

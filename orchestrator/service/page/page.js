@@ -5,7 +5,7 @@ import { finishReason, showAnswer, showChain, showProblem } from "./chain.js";
 import { count, find, h, seconds } from "./element.js";
 import { LONG, wasRejected } from "./folds.js";
 import { offerMethods, offerOptions, request } from "./form.js";
-import { highlight, rowOf, showBars } from "./highlight.js";
+import { connectPointer, hasMoved, highlight, rowOf, showBars } from "./highlight.js";
 import { connectKeys, keepStop, stopAt } from "./keys.js";
 import { advice, hasKey, keepKey, methods, solve, trust } from "./live.js";
 import { EMPTY, reduce } from "./reduce.js";
@@ -265,6 +265,7 @@ function connect() {
   });
   find("key-cancel").addEventListener("click", () => find("key-dialog").close(""));
   showLegend(find("legend"));
+  connectPointer();
   connectDrop();
   connectSteps();
   connectThreshold();
@@ -289,17 +290,8 @@ function connectDrop() {
 function connectSteps() {
   const steps = find("steps");
   const draft = (event) => event.target.closest(".step")?.dataset.draft ?? null;
-  let pointed = null;
-  // Only where the pointer moves: a page that scrolls under it, to a step that was gone to, points at nothing.
-  steps.addEventListener("pointermove", (event) => {
-    if (!(event.movementX || event.movementY) || draft(event) === pointed) return;
-    pointed = draft(event);
-    highlight(pointed);
-  });
-  steps.addEventListener("pointerleave", () => {
-    pointed = null;
-    highlight(null);
-  });
+  steps.addEventListener("pointerover", (event) => hasMoved(event) && highlight(draft(event)));
+  steps.addEventListener("pointerleave", (event) => hasMoved(event) && highlight(null));
   steps.addEventListener("focusin", (event) => highlight(draft(event)));
   steps.addEventListener("focusout", () => highlight(null));
   steps.addEventListener("click", (event) => {

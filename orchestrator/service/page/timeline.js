@@ -3,6 +3,7 @@
 import { ticks } from "./axis.js";
 import { badge, count, h, mark, markPath, s, seconds } from "./element.js";
 import { fateOfPart, FATES } from "./fates.js";
+import { hasMoved } from "./highlight.js";
 import { lanesOf } from "./spans.js";
 
 const ROW = 18;
@@ -230,11 +231,10 @@ function connectSpans(svg, onSelect, focused, hadFocus) {
   const spanAt = (event) => (event.target.matches(".span") ? event.target : null);
   const select = (span, open = false) =>
     onSelect(span?.getAttribute("aria-label") ?? null, span?.dataset.draft ?? null, open);
-  for (const type of ["pointerover", "focusin"]) {
-    svg.addEventListener(type, (event) => spanAt(event) && select(spanAt(event)));
-  }
+  svg.addEventListener("pointerover", (event) => spanAt(event) && hasMoved(event) && select(spanAt(event)));
+  svg.addEventListener("focusin", (event) => spanAt(event) && select(spanAt(event)));
   svg.addEventListener("click", (event) => spanAt(event) && select(spanAt(event), true));
-  svg.addEventListener("pointerout", (event) => spanAt(event) && select(null));
+  svg.addEventListener("pointerout", (event) => spanAt(event) && hasMoved(event) && select(null));
   svg.addEventListener("focusout", () => select(null));
   svg.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && spanAt(event)) select(spanAt(event), true);

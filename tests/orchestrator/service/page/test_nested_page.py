@@ -119,7 +119,7 @@ async def test_every_model_has_its_account(opened: Open, saved: Callable[[str], 
     await page.get_by_role("radio", name="Tokens").check()
     await expect(within.locator("tbody tr").first).to_have_text("tokens kept2210")
     await expect(page.locator("#ledger-figures .figures")).to_contain_text("accepted within small50% of 4")
-    await expect(page.locator("#ledger-figures .legend")).to_contain_text("kept 32")
+    await expect(page.locator("#ledger-figures .legend")).to_contain_text("kept 42repaired 13")
 
 
 async def test_a_live_run_of_a_pair_shows_the_same(opened: Open, saved: Callable[[str], str]) -> None:
