@@ -59,13 +59,16 @@ class Started:
     A run begins, with the conversation that poses the problem.
 
     *models* are pairs of a role and the model's name; models in a nested pair are listed by their paths, as in
-    `Called`. *seed* is that of the sampling; None if the models write greedily, and in traces without it.
+    `Called`. *seed* is that of the sampling; None if the models write greedily, and in traces without it. *threshold*
+    is the option of the policy that its scores are compared with, and the value; None if there is none, and in traces
+    without it.
     """
 
     messages: tuple[Message, ...]
     policy: str
     models: tuple[tuple[str, str], ...] = ()
     seed: int | None = None
+    threshold: tuple[str, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)

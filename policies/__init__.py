@@ -59,6 +59,7 @@ __all__ = [
     "make",
     "named",
     "options",
+    "threshold",
 ]
 
 GRADES = (
@@ -79,6 +80,7 @@ BUILT_IN: Mapping[str, Method] = {
         cost="one judge token of the large model; a rejected step is written again",
         threshold=Threshold("threshold", (9, 8.5, 8, 7.5, 7, 6, 5, 4, 3, 2, 1, 0), compared=True),
         prompts=GRADES,
+        compared="threshold",
     ),
     "speculative-thinking": Method(
         SpeculativeThinking,
@@ -92,6 +94,7 @@ BUILT_IN: Mapping[str, Method] = {
         needs="the probability of every token as it is written (small) and of every token of a draft (large)",
         cost="the large model reads every ten tokens, each time with the whole chain where it cannot score a suffix",
         threshold=Threshold("rollback", (0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
+        compared="rollback",
     ),
     "glimpse": Method(
         Glimpse,
@@ -99,6 +102,7 @@ BUILT_IN: Mapping[str, Method] = {
         needs="the 20 likeliest tokens of every place (small)",
         cost="one token of the small model where the large one writes",
         threshold=Threshold("threshold", (0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.5, 2, 3)),
+        compared="threshold",
     ),
     "cascade": Method(
         Cascade,
@@ -107,6 +111,7 @@ BUILT_IN: Mapping[str, Method] = {
         cost="one judge token of the small model and, if in doubt, of the large one; a rejected step is written again",
         threshold=Threshold("sure", (1, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)),
         prompts=("check",),
+        compared="threshold",
     ),
     "choose": Method(
         Choose,
@@ -114,6 +119,7 @@ BUILT_IN: Mapping[str, Method] = {
         needs="the likeliest tokens of every place (small); probabilities of ten chosen tokens (large)",
         cost="SpecReason's; a rejected step's rivals take one short request of each model, before it is written again",
         prompts=("specreason.grade",),
+        compared="threshold",
     ),
     "random": Method(
         RandomControl,
@@ -140,6 +146,7 @@ BUILT_IN: Mapping[str, Method] = {
         needs="a reward model on a server of its own",
         cost="the reward model reads the chain; a rejected step is written again",
         threshold=Threshold("threshold", (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0), compared=True),
+        compared="threshold",
     ),
     "relay": Method(
         Relay,
@@ -193,6 +200,12 @@ def adaptable(name: str, chosen: Mapping[str, Any]) -> Adaptable | None:
         return None
     threshold = None if chosen.get("skip") else METHODS.find(name).threshold
     return Adaptable(threshold, defaults(name)[threshold.option]) if threshold else Adaptable()
+
+
+def threshold(name: str, chosen: Mapping[str, Any]) -> tuple[str, float] | None:
+    """The option that the scores of the policy called *name* are compared with, and its value; None without one."""
+    option = METHODS.find(name).compared
+    return (option, float({**defaults(name), **chosen}[option])) if option else None
 
 
 def make(

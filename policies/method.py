@@ -39,7 +39,8 @@ class Method:
 
     *needs* says what the endpoints must support beyond writing, *cost* what the method adds to every step. The
     *threshold*, if there is one, is the option that `stepspec calibrate` and `adapt` move. *prompts* are the names of
-    those that decide what the method does: a calibration holds only for the same texts.
+    those that decide what the method does: a calibration holds only for the same texts. *compared* names the option
+    that the scores of its verdicts are compared with, which the page of a run draws them against; "" if there is none.
 
     Lists show the first line of the documentation of *build*. Its sentences with ``*option*`` explain an option.
     """
@@ -50,6 +51,7 @@ class Method:
     cost: str = ""
     threshold: Threshold | None = None
     prompts: tuple[str, ...] = ()
+    compared: str = ""
 
     @property
     def source(self) -> object:
@@ -120,8 +122,9 @@ def read_method(name: str, value: object) -> Method:
         method.describe_options()
     except (NameError, PydanticSchemaGenerationError) as exc:
         raise ConfigurationError(f"{name}: the type of an option cannot be used: {exc}") from exc
-    if method.threshold and method.threshold.option not in method.options:
-        raise ConfigurationError(f"{name}: the threshold {method.threshold.option!r} is none of its options")
+    for option in (method.threshold.option if method.threshold else "", method.compared):
+        if option and option not in method.options:
+            raise ConfigurationError(f"{name}: the threshold {option!r} is none of its options")
     if unknown := sorted(set(method.prompts) - set(known())):
         raise ConfigurationError(f"{name}: there is no prompt {unknown[0]!r}: load it in the policy's module")
     return method

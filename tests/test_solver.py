@@ -420,6 +420,14 @@ async def test_a_run_with_auto_is_by_the_selected_one_of_the_calibrated_methods(
     assert kept[0] == ("large" if policy else "small")  # `lead` is an option of the alternative
 
 
+async def test_a_trace_has_the_threshold_of_its_run() -> None:
+    events: list[Event] = []
+    async with serving() as servers, servers.solver() as solver:
+        await solver.solve(PROBLEM, observe=events.append, options={"threshold": 6.5})
+        await solver.solve(PROBLEM, observe=events.append, policy="large")
+    assert [event.threshold for event in events if isinstance(event, Started)] == [("threshold", 6.5), None]
+
+
 async def test_an_alternative_whose_grades_have_drifted_is_not_selected() -> None:
     async with serving() as servers, choosing(servers, other_method()) as solver:
         promise = solver.alternatives["bild"]

@@ -360,7 +360,8 @@ class Solver:
         models = self._models(limits, seeded, watch, clock, format)
         auto = self._auto(models, run)
         names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
-        watch(Started(chain.messages, run.policy, names, known))
+        threshold = policies.threshold(run.policy, run.options)
+        watch(Started(chain.messages, run.policy, names, known, threshold))
         if selected is not None:
             watch(selected)
         if adapted is not None:

@@ -8,7 +8,7 @@ import pytest
 from stepspec import policies
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import foreseeable
-from stepspec.policies import METHODS, Solo, SpecReason, make, options
+from stepspec.policies import METHODS, Solo, SpecReason, adaptable, make, options, threshold
 
 from ..fakes import ScriptedModel, counting
 from ..orchestrator.arms import ARMS, ScriptedCritic
@@ -53,6 +53,20 @@ def test_options_are_those_of_the_policy_without_its_models() -> None:
         "skip_after": 8,
     }
     assert options("large") == options("small") == {}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_threshold_is_what_scores_are_compared_with(name: str) -> None:
+    found, moved = threshold(name, {}), adaptable(name, {})
+    assert found is None or found[1] == options(name)[found[0]].default
+    if moved and moved.threshold and moved.threshold.compared:
+        assert found == (moved.threshold.option, moved.default)
+
+
+def test_a_chosen_threshold_is_that_of_the_run() -> None:
+    assert threshold("specreason", {"threshold": 5, "sure": 0.5}) == ("threshold", 5.0)
+    assert threshold("bild", {"rollback": 2.5}) == ("rollback", 2.5)
+    assert threshold("random", {"p": 0.5}) is threshold("large", {}) is None
 
 
 def test_chosen_options_arrive_and_may_be_texts_of_a_command_line() -> None:

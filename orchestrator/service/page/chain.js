@@ -1,9 +1,11 @@
 // The chain: every draft in the order in which it was written, and what became of it.
 
-import { badge, h, keyed, plural, score, seconds } from "./element.js";
-import { THINK_END } from "./trace.js";
+import { badge, count, h, keyed, mark, plural, score, seconds } from "./element.js";
+import { fateOfPart } from "./fates.js";
+import { rowsOf } from "./folds.js";
+import { draftText, repairText } from "./text.js";
 
-const FATES = {
+const FATE_TEXTS = {
   drafted: "draft, not yet judged",
   accepted: "accepted, waits its turn",
   kept: "verified",
@@ -22,17 +24,31 @@ const REASONS = {
 
 export const finishReason = (reason) => REASONS[reason] ?? `Ended: ${reason}.`;
 
-export function showChain(list, view) {
+let folds = new Map(); // those that are shown: a fold that has not changed keeps its element
+
+export function showChain(list, view, options) {
   const label = view.policy === "specreason" ? "grade" : "score";
-  const notices = view.notices.map((notice) => ({ ...notice, key: `n${notice.number}` }));
-  const items = view.drafts.flatMap((draft, place) => [...notices.filter((one) => one.after === place), draft]);
-  items.push(...notices.filter((one) => one.after >= view.drafts.length));
+  const before = folds;
+  folds = new Map();
+  const items = rowsOf(view, options).map((row) => itemOf(row, before));
+  const render = { draft: (draft) => draftRow(draft, label), notice: noticeRow, fold: foldRow };
   keyed(
     list,
     items,
-    (item) => item.key ?? `d${item.number}`,
-    (item) => (item.key ? noticeRow(item) : draftRow(item, label)),
+    ({ key }) => key,
+    ({ kind, value }) => render[kind](value),
+    ({ value }) => value,
   );
+  return { folded: folds.size > 0, open: [...folds.values()].every(({ open }) => open) };
+}
+
+function itemOf(row, before) {
+  if (row.kind === "draft") return { kind: "draft", key: `d${row.draft.number}`, value: row.draft };
+  if (row.kind === "notice") return { kind: "notice", key: `n${row.notice.number}`, value: row.notice };
+  const old = before.get(row.first);
+  const value = old?.last === row.last && old.open === row.open ? old : row;
+  folds.set(row.first, value);
+  return { kind: "fold", key: `f${row.first}`, value };
 }
 
 export function showProblem(container, messages) {
@@ -58,18 +74,37 @@ function noticeRow({ at, text, cause }) {
   );
 }
 
+function foldRow({ first, last, from, to, count: steps, authors, tokens, seconds: took, open }) {
+  const what = authors.includes("large") && authors.length === 1 ? "steps of the large model" : "accepted steps";
+  return h(
+    "li",
+    { class: "fold row", tabindex: "-1", "data-first": first, "data-last": last },
+    h(
+      "button",
+      { type: "button", class: "fold-button", tabindex: "-1", "aria-expanded": String(open) },
+      mark("kept"),
+      authors.map(badge),
+      h("span", { class: "fold-what" }, `${count(steps)} ${what}, ${took.toFixed(1)} s`),
+      h("span", { class: "flip" }),
+      h("span", { class: "number" }, `${from + 1} to ${to + 1}, ${plural(tokens, "token")}`),
+    ),
+  );
+}
+
 function draftRow(draft, label) {
   const attributes = {
-    class: "step",
+    class: "step row",
+    tabindex: "-1",
     "data-fate": draft.fate,
     "data-author": draft.author,
     "data-draft": draft.number,
   };
-  const repair = draft.repair && attemptBlock({ ...draft.repair, fate: "repair" }, repairMeta(draft.repair));
-  return h("li", attributes, attemptBlock(draft, draftMeta(draft, label)), repair);
+  const repair =
+    draft.repair && attemptBlock({ ...draft.repair, fate: "repair" }, repairMeta(draft.repair), repairText(draft));
+  return h("li", attributes, attemptBlock(draft, draftMeta(draft, label), draftText(draft)), repair);
 }
 
-function attemptBlock(step, meta) {
+function attemptBlock(step, meta, text) {
   const colour = step.fate === "kept" || step.fate === "repair";
   return h(
     "div",
@@ -79,61 +114,10 @@ function attemptBlock(step, meta) {
       "div",
       {},
       h("p", { class: "meta" }, meta),
-      stepText(step),
+      text,
       step.rejectedWithin?.length > 0 && rejectedDrafts(step.rejectedWithin),
     ),
   );
-}
-
-function stepText(step) {
-  const text = step.text.replaceAll(THINK_END, "").trim();
-  if (!text)
-    return h("p", { class: "text blank" }, step.text.includes(THINK_END) ? "(closes the thinking)" : "(blank)");
-  if (step.pieces.length) return piecedText(step);
-  if (step.fate !== "rejected") return h("p", { class: "text" }, text);
-  const kept = step.kept ? step.text.slice(0, step.kept.characters) : "";
-  const struck = step.text.slice(kept.length).replaceAll(THINK_END, "").trimEnd();
-  return h(
-    "p",
-    { class: "text" },
-    kept && h("span", { class: "kept-text", "data-author": step.author }, kept.trimStart()),
-    h("del", {}, kept ? struck : struck.trimStart()),
-  );
-}
-
-// Of a pair: every piece with the mark of the model that wrote it.
-function piecedText(step) {
-  const { pieces, fate, kept, author } = step;
-  const [keptPieces, struck] = cutAt(pieces, fate === "rejected" ? (kept?.characters ?? 0) : Infinity);
-  const keptText = keptPieces.map(piece);
-  return h(
-    "p",
-    { class: "text" },
-    fate !== "rejected" && keptText,
-    fate === "rejected" && keptText.length > 0 && h("span", { class: "kept-text", "data-author": author }, keptText),
-    struck.length > 0 && h("del", {}, struck.map(piece)),
-  );
-}
-
-const piece = ({ path, text }) =>
-  h("span", { class: "piece", "data-author": path }, badge(path), h("span", { class: "hidden" }, `${path}: `), text);
-
-// The first *characters* of the pieces, and the rest, as they are shown: without the white space around the whole.
-function cutAt(pieces, characters) {
-  const shown = pieces.map(({ path, text }) => ({ path, text: text.replaceAll(THINK_END, "") }));
-  const whole = shown.map(({ text }) => text).join("");
-  const [from, to] = [whole.length - whole.trimStart().length, whole.trimEnd().length];
-  const between = (first, last) => {
-    let at = 0;
-    const cut = shown.map(({ path, text }) => {
-      const begins = at;
-      at += text.length;
-      return { path, text: text.slice(Math.max(0, first - begins), Math.max(0, last - begins)) };
-    });
-    return cut.filter(({ text }) => text);
-  };
-  const middle = Math.min(Math.max(from, characters), to);
-  return [between(from, middle), between(middle, to)];
 }
 
 // Drafts that a pair judged and rejected while it made a step: folded, because the step does not contain them.
@@ -147,7 +131,7 @@ function rejectedDrafts(drafts) {
         { class: "meta" },
         badge(path),
         part(path, "author"),
-        part(kept ? "kept in part" : "rejected", "fate"),
+        fatePart("rejected", kept ? "kept in part" : "rejected"),
         Number.isFinite(doubt) && part(`score ${score(doubt)}`, "grade"),
         reason && part(reason, "reason"),
       ),
@@ -163,25 +147,35 @@ function rejectedDrafts(drafts) {
 
 const part = (text, kind = "") => h("span", { class: kind }, text);
 
+const fatePart = (fate, text) => h("span", { class: "fate", "data-fate": fate }, fate && mark(fate), text);
+
+// The requests of a step are shown below it on demand.
+const openButton = (text) =>
+  h("button", { type: "button", class: "number requests-button", tabindex: "-1", "aria-expanded": "false" }, text);
+
 function draftMeta(draft, label) {
   const { verdict } = draft;
   const partly = draft.fate === "rejected" && draft.kept;
   return [
     part(`${draft.index + 1}`, "place"),
     part(draft.author, "author"),
-    part(partly ? "kept in part" : FATES[draft.fate], "fate"),
+    fatePart(fateOfPart({ fate: draft.fate }), partly ? "kept in part" : FATE_TEXTS[draft.fate]),
     Number.isFinite(verdict?.score) && part(`${label} ${score(verdict.score)}`, "grade"),
     verdict?.reason && verdict.reason !== label && part(verdict.reason, "reason"),
     part("", "flip"),
-    part(`${plural(draft.tokens, "token")}, ${seconds(draft.kept?.at ?? verdict?.at ?? draft.at)}`, "number"),
+    openButton(`${plural(draft.tokens, "token")}, ${seconds(draft.kept?.at ?? verdict?.at ?? draft.at)}`),
   ];
 }
 
 function repairMeta(repair) {
+  const committed = repair.kept !== null;
   return [
     part(`${repair.index + 1}`, "place"),
     part(repair.author, "author"),
-    part(`${repair.chosen ? "rival" : "repair"}${repair.kept === null ? ", not committed" : ""}`, "fate"),
+    fatePart(
+      committed ? "repaired" : null,
+      `${repair.chosen ? "rival" : "repair"}${committed ? "" : ", not committed"}`,
+    ),
     part(`${plural(repair.tokens, "token")}, ${seconds(repair.at)}`, "number"),
   ];
 }

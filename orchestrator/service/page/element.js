@@ -21,20 +21,24 @@ export const find = (id) => document.getElementById(id);
 
 const shown = new WeakMap();
 
-// Show one element for each item; an item that is the same value as before keeps its element.
-export function keyed(container, items, key, render) {
+// Show one element for each item; an item whose value is the same as before keeps its element.
+export function keyed(container, items, key, render, valueOf = (item) => item) {
   const before = shown.get(container) ?? new Map();
   const after = new Map();
   for (const item of items) {
     const name = key(item);
     const old = before.get(name);
-    after.set(name, old?.item === item ? old : { item, element: render(item) });
+    const value = valueOf(item);
+    after.set(name, old?.value === value ? old : { value, element: render(item) });
   }
   const elements = [...after.values()].map((one) => one.element);
-  for (const { element } of before.values()) if (!elements.includes(element)) element.remove();
-  elements.forEach((element, place) => {
-    if (container.children[place] !== element) container.insertBefore(element, container.children[place] ?? null);
-  });
+  const remaining = new Set(elements);
+  for (const { element } of before.values()) if (!remaining.has(element)) element.remove();
+  let next = container.firstElementChild;
+  for (const element of elements) {
+    if (element === next) next = next.nextElementSibling;
+    else container.insertBefore(element, next);
+  }
   shown.set(container, after);
 }
 
@@ -52,3 +56,17 @@ export const badge = (path) => {
   const letters = path.split(".").map((role) => LETTERS[role] ?? "?");
   return h("span", { class: "badge", "data-author": path, "aria-hidden": "true" }, letters.join(""));
 };
+
+// The mark of a fate says it as well as its colour. It is drawn around the point 0, 0, which fits bars and texts alike.
+const MARKS = {
+  kept: "M-3.5 0.5L-1 3L3.5 -2.5",
+  repaired: "M-3 -3.5V1H3.2M0.7 -1.7L3.4 1L0.7 3.7",
+  rejected: "M-3 -3L3 3M3 -3L-3 3",
+  lost: "M0 -3.2A3.2 3.2 0 1 1 -0.01 -3.2Z",
+};
+
+export const markPath = (fate, attributes) =>
+  s("path", { class: "mark", "data-fate": fate, d: MARKS[fate], ...attributes });
+
+export const mark = (fate) =>
+  s("svg", { class: "fate-mark", viewBox: "-6 -6 12 12", "aria-hidden": "true" }, markPath(fate));

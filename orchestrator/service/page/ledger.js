@@ -73,6 +73,27 @@ function speculation(windows) {
   });
 }
 
+const PURPOSES = {
+  draft: "drafting",
+  verify: "judging",
+  repair: "repairing",
+  hedge: "repairing",
+  answer: "answer",
+  watch: "stop rule",
+  shadow: "shadow checks",
+};
+
+// The seconds that the requests of each of the *models* were open, by the purpose of the request. They may overlap.
+export function secondsByPurpose(calls, models, nameOf) {
+  const purposes = [...new Set(Object.values(PURPOSES)), "other"];
+  const sums = Object.fromEntries(purposes.map((purpose) => [purpose, models.map(() => 0)]));
+  for (const call of calls) {
+    const place = models.indexOf(nameOf(call));
+    if (place >= 0) sums[PURPOSES[call.purpose] ?? "other"][place] += call.seconds;
+  }
+  return purposes.map((purpose) => ({ purpose, seconds: sums[purpose] }));
+}
+
 function account(view, name, mine) {
   const calls = view.calls.filter(mine);
   const sum = calls.reduce(charge, { ...NOTHING, kept: view.kept[name] ?? 0 });

@@ -2,13 +2,18 @@
 
 import { announceEvent } from "./announce.js";
 import { finishReason, showAnswer, showChain, showProblem } from "./chain.js";
-import { find, h, seconds } from "./element.js";
+import { count, find, h, seconds } from "./element.js";
+import { LONG, wasRejected } from "./folds.js";
 import { offerMethods, offerOptions, request } from "./form.js";
+import { connectPointer, hasMoved, highlight, rowOf, showBars } from "./highlight.js";
+import { connectKeys, keepStop, stopAt } from "./keys.js";
 import { advice, hasKey, keepKey, methods, solve, trust } from "./live.js";
 import { EMPTY, reduce } from "./reduce.js";
 import { connectThreshold, resetThreshold, showThreshold } from "./slider.js";
+import { spansOf } from "./spans.js";
+import { showSpeed } from "./speed.js";
 import { showLedger } from "./summary.js";
-import { highlight, showModels, showTimeline } from "./timeline.js";
+import { describe, showLegend, showModels, showTimeline } from "./timeline.js";
 import { formatTrace, parseTrace } from "./trace.js";
 import { connectTheme } from "./theme.js";
 import { trustSentences } from "./trust.js";
@@ -17,11 +22,18 @@ let events = [];
 let view = EMPTY;
 let running = null; // what ends the run that goes on
 let drawing = false;
+let spans = []; // of the view that is shown
+let opened = new Set(); // the folds of the chain that are open
+let zoom = 1;
+let drawnWidth = 0;
 
 function begin(all) {
   events = all;
   view = all.reduce(reduce, EMPTY);
   resetThreshold();
+  opened = new Set();
+  zoom = 1;
+  find("only-rejected").checked = false;
   complain(null);
   highlight(null);
   draw();
@@ -43,17 +55,40 @@ function draw() {
   find("empty").hidden = begun;
   find("save").disabled = !begun;
   find("copy").disabled = !(view.finished?.answer || view.answer?.text);
+  const widths = { plot: find("timeline-plot").clientWidth, scores: find("ledger-figures").clientWidth };
+  spans = spansOf(view); // Everything is measured above and written below, so that the page is laid out once.
   showModels(find("models"), view);
+  showSpeed(view);
   showProblem(find("conversation"), view.messages);
-  showChain(find("steps"), view);
+  drawChain();
   showAnswer(find("answer"), view);
   find("answering").hidden = !view.answer && !view.finished;
-  showLedger(find("ledger-figures"), view);
+  drawLedger();
   find("so-far").hidden = view.finished !== null;
-  if (begun) showTimeline(find("timeline-plot"), view, select);
-  if (begun) showThreshold(view);
+  if (begun) drawPlots(widths);
   status();
   if (follow) window.scrollTo({ top: document.body.scrollHeight });
+}
+
+function drawChain() {
+  const onlyRejected = find("only-rejected").checked;
+  const { folded, open } = showChain(find("steps"), view, { onlyRejected, opened });
+  const rejected = view.drafts.filter(wasRejected).length;
+  find("rejected-count").textContent = `${count(rejected)} of ${count(view.drafts.length)}`;
+  find("none-rejected").hidden = !onlyRejected || rejected > 0;
+  find("unfold").hidden = !folded;
+  find("unfold").textContent = open ? "Fold all" : "Unfold all";
+  keepStop();
+}
+
+const drawLedger = () =>
+  showLedger(find("ledger-figures"), view, spans, document.querySelector("[name='unit']:checked").value);
+
+function drawPlots({ plot, scores }) {
+  drawnWidth = plot;
+  find("zoom").hidden = view.drafts.length < LONG;
+  showTimeline(find("timeline-plot"), view, spans, plot, zoom, select);
+  showThreshold(view, scores);
 }
 
 function status() {
@@ -67,9 +102,62 @@ function status() {
 const ending = ({ reason, seconds: wall }) =>
   reason === "stop" ? `Finished in ${seconds(wall)}` : finishReason(reason);
 
-function select(text, draft) {
+function select(text, draft, open) {
   highlight(draft);
   find("details").textContent = text ?? find("details").dataset.hint;
+  if (open && draft !== null) reveal(draft);
+}
+
+// Go from the time line to a step of the chain, also to one that is folded or filtered out.
+function reveal(draft) {
+  if (!rowOf(draft)) {
+    find("only-rejected").checked = false;
+    drawChain();
+  }
+  const fold = rowOf(draft);
+  if (fold.matches(".fold")) toggleFold(fold);
+  stopAt(rowOf(draft));
+  rowOf(draft).focus();
+}
+
+function toggleFold({ dataset }) {
+  const first = Number(dataset.first);
+  if (!opened.delete(first)) opened.add(first);
+  drawChain();
+  showThreshold(view, find("ledger-figures").clientWidth);
+}
+
+function toggleFolds() {
+  const folds = [...find("steps").querySelectorAll(".fold")];
+  const closed = folds.filter((fold) => !opened.has(Number(fold.dataset.first)));
+  opened = new Set(closed.length ? folds.map((fold) => Number(fold.dataset.first)) : []);
+  drawChain();
+  showThreshold(view, find("ledger-figures").clientWidth);
+}
+
+// Open a row of the chain, or close it: a fold has steps, and a step has the requests that made it.
+function toggleRow(row) {
+  if (row.matches(".step")) return toggleRequests(row);
+  const { first } = row.dataset;
+  toggleFold(row);
+  const drawn = find("steps").querySelector(`.fold[data-first="${first}"]`);
+  stopAt(drawn);
+  drawn.focus();
+}
+
+function toggleRequests(row) {
+  const shown = row.querySelector(".requests");
+  const button = row.querySelector(".requests-button");
+  button.setAttribute("aria-expanded", String(shown === null));
+  if (shown) return shown.remove();
+  const own = spans.flatMap((span) =>
+    span.parts.filter((part) => String(part.draft) === row.dataset.draft).map((part) => [span, part]),
+  );
+  const sorted = own.toSorted(([, one], [, other]) => one.from - other.from);
+  const lines = sorted.map(([span, part]) => h("li", {}, describe(span, part, view)));
+  row.append(
+    h("ul", { class: "requests" }, lines.length ? lines : h("li", {}, "No request is known to belong to this step.")),
+  );
 }
 
 function complain(lines) {
@@ -176,13 +264,16 @@ function connect() {
     find("key-dialog").close("given");
   });
   find("key-cancel").addEventListener("click", () => find("key-dialog").close(""));
+  showLegend(find("legend"));
+  connectPointer();
   connectDrop();
   connectSteps();
   connectThreshold();
   connectTheme();
-  new ResizeObserver(
-    () => events.length && (showTimeline(find("timeline-plot"), view, select), showThreshold(view)),
-  ).observe(find("timeline-plot"));
+  connectKeys((row) => showBars(row.dataset.draft ?? row.dataset.first), toggleRow);
+  connectZoom();
+  for (const unit of document.querySelectorAll("[name='unit']")) unit.addEventListener("change", drawLedger);
+  new ResizeObserver(resized).observe(find("timeline-plot"));
 }
 
 function connectDrop() {
@@ -197,10 +288,40 @@ function connectDrop() {
 }
 
 function connectSteps() {
+  const steps = find("steps");
   const draft = (event) => event.target.closest(".step")?.dataset.draft ?? null;
-  find("steps").addEventListener("pointerover", (event) => highlight(draft(event)));
-  find("steps").addEventListener("pointerleave", () => highlight(null));
+  steps.addEventListener("pointerover", (event) => hasMoved(event) && highlight(draft(event)));
+  steps.addEventListener("pointerleave", (event) => hasMoved(event) && highlight(null));
+  steps.addEventListener("focusin", (event) => highlight(draft(event)));
+  steps.addEventListener("focusout", () => highlight(null));
+  steps.addEventListener("click", (event) => {
+    if (event.target.closest(".fold-button, .requests-button")) toggleRow(event.target.closest(".row"));
+  });
+  find("only-rejected").addEventListener(
+    "change",
+    () => (drawChain(), showThreshold(view, find("ledger-figures").clientWidth)),
+  );
+  find("unfold").addEventListener("click", toggleFolds);
 }
+
+function connectZoom() {
+  const to = (next) => {
+    const plot = find("timeline-plot");
+    const middle = (plot.scrollLeft + plot.clientWidth / 2) / plot.scrollWidth;
+    zoom = Math.min(32, Math.max(1, next));
+    redrawPlots();
+    find("zoom-out").disabled = zoom === 1;
+    find("zoom-in").disabled = zoom === 32;
+    plot.scrollLeft = middle * plot.scrollWidth - plot.clientWidth / 2;
+  };
+  find("zoom-in").addEventListener("click", () => to(2 * zoom));
+  find("zoom-out").addEventListener("click", () => to(zoom / 2));
+}
+
+const redrawPlots = () =>
+  drawPlots({ plot: find("timeline-plot").clientWidth, scores: find("ledger-figures").clientWidth });
+
+const resized = () => events.length && find("timeline-plot").clientWidth !== drawnWidth && redrawPlots();
 
 async function main() {
   connect();

@@ -7,6 +7,7 @@ export const EMPTY = Object.freeze({
   at: 0,
   messages: [],
   policy: "",
+  threshold: null, // of the policy, by option and value; null if it has none, and in traces without it
   models: {},
   drafts: [], // every step that was ever written, in the order in which they appeared
   // Those within a pair: *owner* is the draft that came of one, *part* the verdict on what it was part of, and *calls*
@@ -53,7 +54,11 @@ function draftAs(view, index, step, at) {
 const answerText = (text) => text.replaceAll(THINK_END, "").trim();
 
 const REDUCERS = {
-  Started: (view, { messages, policy, models }) => ({ ...view, messages, policy, models: Object.fromEntries(models) }),
+  Started(view, { messages, policy, models, threshold }) {
+    const [option, value] = threshold ?? [];
+    const known = threshold ? { option, value: number(value) } : null;
+    return { ...view, messages, policy, models: Object.fromEntries(models), threshold: known };
+  },
 
   Called: (view, call) => ({ ...view, calls: [...view.calls, { ...call, first: number(call.first) }] }),
 
@@ -174,7 +179,7 @@ function committed(view, index, step, at) {
   }
   const continues = (draft) => draft.index === index && isPending(draft) && draft.text.startsWith(step.text);
   const place = view.drafts.findLastIndex(continues);
-  const kept = { at, characters: step.text.length };
+  const kept = { at, characters: step.text.length, tokens: step.tokens.length };
   if (place < 0) return [...view.drafts, { ...draftAs(view, index, step, at), fate: "kept", kept }];
   const fate = view.drafts[place].fate === "rejected" ? "rejected" : "kept";
   return changed(view.drafts, place, { fate, kept });

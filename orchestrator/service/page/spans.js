@@ -6,8 +6,7 @@ import { isRepair, ownWithin } from "./within.js";
 const PARTIES = ["small", "large", "critic"];
 
 // One lane for each model; a pair has none of its own, once its models are known.
-export function lanesOf(view) {
-  const spans = spansOf(view);
+export function lanesOf(view, spans = spansOf(view)) {
   const known = [...Object.keys(view.models), ...spans.map((span) => span.model)];
   const models = PARTIES.flatMap((role) => {
     const within = cheapestFirst(known.filter((path) => path.startsWith(`${role}.`)));
@@ -46,9 +45,11 @@ export function spansOf(view) {
 // Requests without a purpose, as in traces from before purposes were recorded, belong to no step.
 function partsOf(span, view) {
   const { purpose, step } = span;
-  const drafts = view.drafts.filter((draft) => draft.period === periodOf(span, view));
+  const period = periodOf(span, view);
+  const drafts = view.drafts.filter((draft) => draft.period === period);
   if (purpose === "draft") return draftsOf(span, drafts);
-  if (purpose === "verify") return verdictOf(span, drafts.find((draft) => draft.index === step), view);
+  const judged = drafts.find((draft) => draft.index === step);
+  if (purpose === "verify") return verdictOf(span, judged, view);
   if (purpose === "answer") return answerOf(span, view.answer);
   const repaired = drafts.find(({ repair }) => repair && !repair.chosen && repair.index === step);
   return isRepair(span) && repaired ? repairOf(span, repaired) : [];

@@ -1,19 +1,19 @@
-// The ledger: what was kept, thrown away and spent on judging; for a run that is not over, so far.
+// The ledger: what each model spent its seconds or its tokens on, and what became of that; of a run that goes on, so far.
 
-import { count, h, percent, seconds } from "./element.js";
-import { ledgerOf } from "./ledger.js";
+import { badge, count, h, mark, percent, seconds } from "./element.js";
+import { FATES, secondsByFate, tokensByFate } from "./fates.js";
+import { ledgerOf, secondsByPurpose } from "./ledger.js";
 
 const ROWS = [
-  ["tokens kept", "kept", count],
-  ["discarded", "discarded", count],
-  ["judging", "judging", count],
-  ["prompt tokens", "prompt", count],
-  ["of these cached", "cached", count],
-  ["requests", "requests", count],
-  ["failed", "failed", count],
-  ["time writing", "writing", seconds],
-  ["time judging", "judged", seconds],
+  ["tokens kept", "kept"],
+  ["discarded", "discarded"],
+  ["judging", "judging"],
+  ["prompt tokens", "prompt"],
+  ["of these cached", "cached"],
+  ["requests", "requests"],
+  ["failed", "failed"],
 ];
+const BECAME = { ...FATES, other: "discarded otherwise", judging: "judging" };
 const UNDERNEATH = [
   ["drafted", ({ drafted }) => count(drafted)],
   ["accepted", ({ rate }) => (rate === null ? "–" : percent(rate))],
@@ -22,7 +22,8 @@ const UNDERNEATH = [
   ["others there", ({ shared }) => (shared ? "yes" : "none known")],
 ];
 
-export function showLedger(container, view) {
+// *unit* is "seconds" or "tokens".
+export function showLedger(container, view, spans, unit) {
   const ledger = ledgerOf(view);
   const figures = [
     ["wall time", seconds(ledger.seconds)],
@@ -35,45 +36,77 @@ export function showLedger(container, view) {
       `${percent(accepted / drafts)} of ${count(drafts)}`,
     ]),
   ];
+  const tables = unit === "seconds" ? secondsTables(view, ledger) : tokensTables(ledger);
   container.replaceChildren(
     h(
       "dl",
       { class: "figures" },
       figures.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value))),
     ),
-    fatesBar(ledger),
-    accounts(roles(ledger), h("caption", { class: "hidden" }, "Tokens, requests and seconds by model")),
-    ...(ledger.nested.length ? [accounts(within(ledger), h("caption", {}, "Of these, within the pair"))] : []),
+    fatesBar(unit === "seconds" ? secondsByFate(spans) : tokensByFate(view, ledger), FORMATS[unit]),
+    ...tables,
     ...(ledger.speculation.length ? [underneath(ledger.speculation)] : []),
   );
 }
 
-const roles = (ledger) =>
-  ["small", "large", "critic"]
-    .filter((role) => role !== "critic" || ledger.critic.requests)
-    .map((role) => [role, ledger[role]]);
+const FORMATS = { seconds, tokens: count };
 
-const within = (ledger) => ledger.nested.map((account) => [account.path, account]);
+const rolesOf = (ledger) => ["small", "large", "critic"].filter((role) => role !== "critic" || ledger.critic.requests);
 
-function fatesBar(ledger) {
-  const { small, large, critic } = ledger;
-  const writers = [...(ledger.nested.length ? within(ledger) : [["small", small]]), ["large", large]];
-  const parts = [
-    ...writers.map(([name, { kept }]) => [`${name}, kept`, name, kept, false]),
-    ...writers.map(([name, { discarded }]) => [`${name}, discarded`, name, discarded, true]),
-    ["judging", "judging", small.judging + large.judging + critic.judging, false],
-  ].filter(([, , tokens]) => tokens);
-  const share = ([, author, tokens, wasted]) => {
-    const segment = h("span", { "data-author": author, "data-wasted": wasted });
-    segment.style.flexGrow = tokens;
+const WITHIN = "Of these, within the pair";
+
+function secondsTables(view, ledger) {
+  const roles = rolesOf(ledger);
+  const paths = ledger.nested.map(({ path }) => path);
+  const title = h("caption", { class: "hidden" }, "Seconds that requests were open, by purpose and model");
+  return [
+    purposesTable(title, view, roles, (call) => call.role),
+    ...(paths.length ? [purposesTable(h("caption", {}, WITHIN), view, paths, (call) => call.path)] : []),
+    h("p", { class: "note" }, "Requests overlap: their sum may exceed the wall time."),
+  ];
+}
+
+function purposesTable(caption, view, models, nameOf) {
+  const found = secondsByPurpose(view.calls, models, nameOf).filter((one) => one.seconds.some((value) => value > 0));
+  const sums = models.map((_, place) => found.reduce((sum, one) => sum + one.seconds[place], 0));
+  const cell = (value) => (value ? seconds(value) : "–");
+  const rows = found.map(({ purpose, seconds: spent }) => [purpose, spent.map(cell)]);
+  return table(caption, models, [...rows, ["in all", sums.map(cell)]], true);
+}
+
+function tokensTables(ledger) {
+  const title = h("caption", { class: "hidden" }, "Tokens and requests by model");
+  const { nested } = ledger;
+  return [
+    accounts(
+      rolesOf(ledger).map((role) => [role, ledger[role]]),
+      title,
+    ),
+    ...(nested.length
+      ? [
+          accounts(
+            nested.map((one) => [one.path, one]),
+            h("caption", {}, WITHIN),
+          ),
+        ]
+      : []),
+  ];
+}
+
+// What became of all that was spent: its marks are those of the chain and of the time line.
+function fatesBar(sums, format) {
+  const parts = Object.entries(sums).filter(([, sum]) => sum > 0);
+  const share = ([fate, sum]) => {
+    const segment = h("span", { "data-fate": fate });
+    segment.style.flexGrow = sum;
     return segment;
   };
-  const legend = ([name, author, tokens, wasted]) =>
+  const legend = ([fate, sum]) =>
     h(
       "li",
       {},
-      h("span", { class: "swatch", "data-author": author, "data-wasted": wasted }),
-      `${name} ${count(tokens)}`,
+      fate in FATES ? mark(fate) : h("span", { class: "swatch", "data-fate": fate }),
+      `${BECAME[fate]} ${format(sum)}`,
     );
   return h(
     "div",
@@ -84,11 +117,12 @@ function fatesBar(ledger) {
 }
 
 function accounts(columns, caption) {
-  const shown = ROWS.filter(([, key]) => key !== "failed" || columns.some(([, account]) => account.failed));
+  const shownRows = ROWS.filter(([, key]) => key !== "failed" || columns.some(([, account]) => account.failed));
   return table(
     caption,
     columns.map(([name]) => name),
-    shown.map(([name, key, format]) => [name, columns.map(([, account]) => format(account[key]))]),
+    shownRows.map(([name, key]) => [name, columns.map(([, account]) => count(account[key]))]),
+    true,
   );
 }
 
@@ -101,12 +135,13 @@ function underneath(models) {
   );
 }
 
-function table(caption, names, rows) {
+// The columns of *models* have their marks.
+function table(caption, names, rows, models = false) {
   const head = h(
     "tr",
     {},
     h("td", {}),
-    names.map((name) => h("th", { scope: "col" }, breaking(name))),
+    names.map((name) => h("th", { scope: "col" }, models && badge(name), " ", breaking(name))),
   );
   const row = ([name, cells]) =>
     h(

@@ -61,4 +61,5 @@ CONFIDENT = Method(
     cost="one judge token of the large model for a draft in doubt; a rejected step is written again",
     threshold=Threshold("threshold", (1, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0)),  # the strictest first
     prompts=(CHECK.name,),
+    compared="threshold",
 )

@@ -50,7 +50,8 @@ def made(
         small.observe = large.observe = recorder
         policy = policies.make("specreason", small, large)
         chain = Chain.of(problem)
-        recorder(Started(chain.messages, "specreason", (("small", "tiny"), ("large", "huge"))))
+        models = (("small", "tiny"), ("large", "huge"))
+        recorder(Started(chain.messages, "specreason", models, threshold=("threshold", 7.0)))
         await run_to_answer(policy, chain, budget=Budget(), ahead=ahead, observe=recorder)
         return b"".join(map(dump, recorder.moments))
 

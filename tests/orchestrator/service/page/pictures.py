@@ -9,20 +9,23 @@ from typing import Any
 from stepspec.orchestrator.service.page import html
 
 from ....browser import browsing, find
+from .made_long import long_run
 
 TRACES = Path(__file__).parent / "traces"
 IMAGES = Path(__file__).parents[4] / "docs" / "images"
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1.5}
 PHONE: dict[str, Any] = {"viewport": {"width": 375, "height": 1180}, "device_scale_factor": 2}
+CUT = ("page-phone", "page-long")  # after one screen
 PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "page-light": ("specreason", {**DESK, "color_scheme": "light"}),
     "page-dark": ("specreason", {**DESK, "color_scheme": "dark"}),
     "page-phone": ("specreason", {**PHONE, "color_scheme": "light"}),
     "page-nested": ("nested", {**DESK, "color_scheme": "light", "device_scale_factor": 1.2}),
+    "page-long": ("long", {**DESK, "color_scheme": "light", "device_scale_factor": 1.2}),
 }
 
 
-async def main() -> None:
+async def main(documents: dict[str, str]) -> None:
     executable = find()
     if executable is None:
         raise SystemExit("no browser: run `make browser`")
@@ -30,15 +33,16 @@ async def main() -> None:
     async with browsing(executable) as browser:
         for name, (trace, options) in PICTURES.items():
             page = await browser.new_page(**options, reduced_motion="reduce")
-            await page.set_content(html((TRACES / f"{trace}.jsonl").read_bytes()))
+            await page.set_content(documents[trace])
             await page.locator("#answer .final-answer > :last-child").wait_for()
             for summary in await page.locator(".rejected-drafts > summary").all():
                 await summary.press("Enter")
             await page.locator("body").evaluate("() => { document.activeElement.blur(); scrollTo(0, 0); }")
-            await page.screenshot(path=IMAGES / f"{name}.png", full_page="phone" not in name)
+            await page.screenshot(path=IMAGES / f"{name}.png", full_page=name not in CUT)
             await page.close()
             print(IMAGES / f"{name}.png")
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    traces = {path.stem: path.read_bytes() for path in TRACES.glob("*.jsonl")} | {"long": long_run()}
+    asyncio.run(main({name: html(trace) for name, trace in traces.items()}))

