@@ -196,9 +196,16 @@ def _setting_of(command_name: str, parameter: str) -> str | None:
 
 
 def commands() -> Mapping[str, Any]:
-    """The commands by name, as typer made them."""
-    group: Any = typer.main.get_command(app)
-    return dict(group.commands)
+    """The commands by name, as typer made them; those of a group after its name."""
+    return dict(_commands(typer.main.get_command(app), ()))
+
+
+def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for name, each in group.commands.items():
+        if hasattr(each, "commands"):
+            yield from _commands(each, (*path, name))
+        else:
+            yield " ".join((*path, name)), each
 
 
 def command(name: str) -> Any:
@@ -211,7 +218,8 @@ def command_page() -> Iterator[str]:
     parent = group.make_context("stepspec", [], resilient_parsing=True)
     yield from ("| command | |", "|---|---|")
     for name, each in commands().items():
-        yield f"| [`stepspec {name}`](#stepspec-{name}) | {_cell(each.help.split(chr(10) + chr(10))[0])} |"
+        summary = _cell(each.help.partition("\n\n")[0])
+        yield f"| [`stepspec {name}`](#stepspec-{name.replace(' ', '-')}) | {summary} |"
     for name, each in commands().items():
         context = each.make_context(name, [], parent=parent, resilient_parsing=True)
         usage = each.get_usage(context).removeprefix("Usage: ")
