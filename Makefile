@@ -19,7 +19,7 @@ UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orche
 # Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
-SLOW := integration docker fidelity evals/calibration evals/report evals/experiments evals/testbed test_cli.py \
+SLOW := integration docs docker fidelity evals/calibration evals/report evals/experiments evals/testbed test_cli.py \
   $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
   $(addprefix orchestrator/service/,page test_description.py test_ray.py) test_packaging.py test_docs_site.py \
   $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
