@@ -196,7 +196,7 @@ async def test_python_runs(document: Path, block: Block, servers: tuple[str, str
 def test_wrong_commands_are_found() -> None:
     assert check("stepspec solve 'What is 1 + 1?' --small http://a --large http://b | jq .answer") is None
     assert "No such option" in str(check("stepspec solve x --tresholds 7"))
-    assert check("stepspec sovle x") == "there is no command sovle"
+    assert check("stepspec answer x") == "there is no command answer"
     assert "Missing argument" in str(check("stepspec eval"))
     assert check("STEPSPEC_SMAL__URL=x stepspec serve") == "there is no setting STEPSPEC_SMAL__URL"
     assert check("STEPSPEC_SMALL__URL=x stepspec serve # all") is None
