@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import sys
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, TypeVar, cast
 
 import orjson
 import typer
 from rich.console import Console
 
-from stepspec import policies
+from stepspec import policies, prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import answered_by, ended_by
@@ -24,10 +25,30 @@ from stepspec.orchestrator.run_options import RETIRED, arm_options, refuse_retir
 from stepspec.settings import Settings
 
 from . import provenance
-from .benchmarks import BENCHMARKS, Benchmark, bare, find, half, load, overlaps, own
-from .command_line import changed, finite, only_without_testbed, script
+from .benchmarks import BENCHMARKS, Benchmark, bare, choose, half, load, overlaps
+from .command_line import finite, only_without_testbed, script
 from .evaluation import Evaluation, evaluate
 from .experiments.arms import LARGE, SMALL
+from .flags import (
+    BUDGET,
+    SAMPLING,
+    SERVERS,
+    AnswerColumn,
+    BenchmarkName,
+    DataFile,
+    Fresh,
+    Json,
+    Limit,
+    MetricName,
+    Pace,
+    Policies,
+    ProblemColumn,
+    PromptName,
+    SharedOptions,
+    Testbed,
+    parse_options,
+    with_settings,
+)
 from .grading.graders import SECONDS, require
 from .plan import Plan, check_arm, testbed_settings
 from .results import SMALL_PRINT, ArmSummary, table
@@ -37,20 +58,28 @@ from .testbed.servers import miniature
 from .testbed.solving_pair import pair_solver
 
 CONTROL = "random"
+NO_OPTIONS: Mapping[str, Any] = {}
 FILE = ".toml"
+T = TypeVar("T")
 BASELINES: Mapping[str, Arm] = {"large": LARGE, "small": SMALL}
 
 
-def arms(chosen: Sequence[str], baselines: Sequence[str], controls: Sequence[str]) -> tuple[Arm, ...]:
+def arms(
+    chosen: Sequence[str],
+    baselines: Sequence[str],
+    controls: Sequence[str],
+    options: Mapping[str, Any] = NO_OPTIONS,
+) -> tuple[Arm, ...]:
     """
     The large model alone, the other *baselines*, the *chosen* methods, and *controls* of some of these methods.
 
-    Raise `ConfigurationError` for an unknown name, and for an arm that is named twice.
+    The *options* are of every chosen method that is no policy file, unless it sets its own. Raise `ConfigurationError`
+    for an unknown name, and for an arm that is named twice.
     """
     unknown = [name for name in baselines if name not in BASELINES]
     if unknown:
         raise ConfigurationError(f"no such baseline: {unknown[0]!r}; there are {' and '.join(BASELINES)}")
-    methods = [arm(spec) for spec in chosen]
+    methods = [arm(spec, options) for spec in chosen]
     others = [BASELINES[name] for name in dict.fromkeys(baselines) if name != "large"]
     competing = (LARGE, *others, *methods, *(control(name, methods) for name in controls))
     names = [competitor.name for competitor in competing]
@@ -60,15 +89,19 @@ def arms(chosen: Sequence[str], baselines: Sequence[str], controls: Sequence[str
     return competing
 
 
-def arm(spec: str) -> Arm:
-    """Parse one method: its name with options after a colon, or a policy file as ``stepspec calibrate`` writes it."""
+def arm(spec: str, options: Mapping[str, Any] = NO_OPTIONS) -> Arm:
+    """
+    Parse one method: its name with options after a colon, or a policy file as ``stepspec calibrate`` writes it.
+
+    A method that is no file has the *options* too, unless it sets its own.
+    """
     if spec.endswith(FILE):
         return _from_file(Path(spec))
     policy, _, rest = spec.partition(":")
     pairs = [part.partition("=") for part in rest.split(",")] if rest else []
     if not all(equals for _, equals, _ in pairs):
         raise ConfigurationError(f"{spec!r}: write options as NAME=VALUE after the colon, with commas between them")
-    return _arm(spec, policy, {name.strip(): _value(value) for name, _, value in pairs})
+    return _arm(spec, policy, {**options, **{name.strip(): _value(value) for name, _, value in pairs}})
 
 
 def calibrated(chosen: Sequence[str]) -> dict[str, str]:
@@ -93,7 +126,7 @@ def _from_file(path: Path) -> Arm:
     """Read the policy and the run options from a settings file; other settings, such as URLs, are ignored."""
     settings = _settings(path)
     for name in set(RETIRED) & set(settings):
-        refuse_retired(f"{path}: {name}", settings[name])
+        refuse_retired(name, settings[name], f"{path}: {name}")
     options = {name: settings[name] for name in arm_options() if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
 
@@ -117,7 +150,7 @@ def control(name: str, methods: Sequence[Arm]) -> Arm:
     """A control that accepts steps at random, as often as the arm *name* does, and is like that arm otherwise."""
     for method in methods:
         if method.name == name:
-            built = policies.METHODS[method.policy].build
+            built = policies.METHODS.find(method.policy).source
             run = method.run.with_overrides(
                 {
                     "policy": CONTROL,
@@ -139,42 +172,43 @@ def _value(text: str) -> Any:
 
 
 WIDTH = 170
-FILES = (".jsonl", ".parquet")
 EXAMPLES = """
 Examples:
 
-  stepspec eval math500 --policy specreason --policy bild --random specreason --limit 100 --small ... --large ...
+  stepspec eval math500 -p specreason -p bild --random specreason -n 100 \\
+      --small http://localhost:8001/v1 --large http://localhost:8002/v1
 
-  stepspec eval arithmetic --testbed --policy specreason:threshold=8 --policy reflective --policy calibrated.toml
+  # both servers are in stepspec.toml
+  stepspec eval arithmetic -p specreason:threshold=8 -p calibrated.toml
 
-  stepspec eval problems.jsonl --samples 4 --temperature 0.6 --small ... --large ...
+  stepspec eval problems.jsonl --samples 4 --temperature 0.6 -O threshold=8
 
-  stepspec eval math500 --ray auto --concurrency 8 --small ... --large ...     # on all machines of a Ray cluster
+  # on the miniature pair of this CPU
+  stepspec eval arithmetic --testbed --policy reflective --limit 20
+
+  # on all machines of a Ray cluster
+  stepspec eval math500 --ray auto --concurrency 8
 """
 
 ALONE = """
 Examples:
 
-  python -m stepspec.evals.{name} --policy specreason --policy bild --limit 100 --small ... --large ...
+  python -m stepspec.evals.{name} --policy specreason --policy bild --limit 100
 
-  python -m stepspec.evals.{name} --data {name}.parquet --policy policy.toml --half report --small ... --large ...
+  python -m stepspec.evals.{name} --data {name}.parquet --half report \\
+      --policy policy.toml
 
-  python -m stepspec.evals.{name} --samples 4 --temperature 0.6 --output runs/four --small ... --large ...
+  python -m stepspec.evals.{name} --samples 4 --temperature 0.6 --output runs/four
 """
 
 stdout, stderr = Console(), Console(stderr=True)
 
 
+@with_settings("eval", SERVERS, SAMPLING, BUDGET, before="testbed")
 def command(
-    benchmark: Annotated[
-        str, typer.Argument(help="math500, gsm8k, aime24, aime25, amc23, gpqa_diamond, arithmetic; or a file.")
-    ],
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy", "-p", help="A method with its options, or a policy file.", metavar="NAME[:OPTION=VALUE,...]"
-        ),
-    ] = None,
+    benchmark: BenchmarkName,
+    policy: Policies = None,
+    option: SharedOptions = None,
     baseline: Annotated[
         list[str] | None, typer.Option(help="large, which is always measured, or small; both by default.")
     ] = None,
@@ -182,26 +216,22 @@ def command(
         list[str] | None,
         typer.Option(help="Add a control that accepts steps at random, as often as this method does."),
     ] = None,
-    small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
-    large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
-    critic: Annotated[str | None, typer.Option(help="Base URL of the reward model's server.", metavar="URL")] = None,
-    testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair and measure that.")] = False,
-    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
-    data: Annotated[
-        Path | None, typer.Option(help="Read the problems from this JSONL or Parquet file, not from the hub.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only this number of problems, the first ones.")] = None,
+    testbed: Testbed = False,
+    profile: Pace = "paced",
+    data: DataFile = None,
+    problem_column: ProblemColumn = None,
+    answer_column: AnswerColumn = None,
+    metric: MetricName = None,
+    prompt: PromptName = None,
+    limit: Limit = None,
     part: Annotated[
         str | None,
         typer.Option("--half", help="report: leave out what `calibrate` uses; calibration: only that.", metavar="HALF"),
     ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Samples of each problem by each arm.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of the samples, the order of choices, and generated problems.")] = 0,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; by default as in the settings.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Token budget of a run, the same for all arms.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Wall time budget of a run, in seconds.")] = None,
     concurrency: Annotated[
-        int, typer.Option(min=1, help="Number of concurrent runs; with --ray, at every worker.")
+        int, typer.Option(min=1, help="Number of problems solved at the same time; with --ray, at every worker.")
     ] = 1,
     ray: Annotated[
         str | None,
@@ -218,55 +248,71 @@ def command(
         float, typer.Option(min=0.1, help="Maximum time to grade an answer, in seconds.")
     ] = SECONDS,
     output: Annotated[
-        Path | None, typer.Option(help="The run folder, by default runs/BENCHMARK. An interrupted run continues there.")
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="The run folder, by default runs/BENCHMARK. An interrupted run continues there.",
+            metavar="FOLDER",
+        ),
     ] = None,
     traces: Annotated[bool, typer.Option("--traces", help="Also keep the trace of every run in the folder.")] = False,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Discard the samples in the folder.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    fresh: Fresh = False,
+    json: Json = False,
 ) -> None:
     """
     Measure methods on a benchmark, next to each model alone: same servers, same problems, same budgets, interleaved.
 
     Endpoints and sampling may also come from STEPSPEC_* variables and from stepspec.toml.
     """
-    chosen, source = _chosen(benchmark, data)
+    chosen, source = choose(benchmark, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
+    if source and data:
+        raise ConfigurationError(f"{benchmark} is a file already: leave --data out")
+    source = source or data
     require(chosen.metric)
+    _check_half(chosen, source, part)
     methods = policy or ["specreason"]
-    competing = arms(methods, baseline or ["large", "small"], random or [])
-    all_tasks = _tasks(chosen, source, seed, None, part)
-    tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
+    competing = arms(methods, baseline or ["large", "small"], random or [], parse_options(option))
     if testbed:
-        only_without_testbed(small=small, large=large, critic=critic)
-    own_solver = None if testbed else Solver(small, large, critic=critic)
+        only_without_testbed()
+    own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
-    plan = _plan(settings, chosen, tasks, competing, samples, seed, temperature, max_tokens, max_seconds, concurrency)
-    finite("--grading-seconds", grading_seconds)
-    pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
-    sharing = _team(ray, workers)
-    remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
-    _remark(remarks)
+    with prompts.replacing(settings.prompts):
+        here = not chosen.source or source is not None  # else the data set is downloaded, once the servers answer
+        all_tasks = _tasks(chosen, source, seed, None, part) if here or testbed else ()
+        plan = _plan(settings, chosen, competing, samples, seed, concurrency)
+        if own_solver and not here:
+            wait(contact(own_solver))
+            all_tasks = _tasks(chosen, source, seed, None, part)
+        tasks = all_tasks[:limit] if chosen.made is None or source else _tasks(chosen, source, seed, limit, part)
+        plan = replace(plan, tasks=tasks)
+        finite("--grading-seconds", grading_seconds)
+        pair = own_solver or pair_solver(profile, stderr, (), seed, problems=0)
+        sharing = _team(ray, workers)
+        remarks = [] if source is None and chosen.made else overlaps(calibrated(methods), chosen.name, part)
+        _remark(remarks)
 
-    async def work() -> list[ArmSummary]:
-        async with sharing as team, pair as solver:
-            folder = output or Path("runs") / chosen.name
-            put, planned, every = _put(chosen, plan, all_tasks, solver.models)
-            evaluation = Evaluation(
-                put,
-                planned,
-                folder,
-                provenance.digest(every),
-                half=part,
-                profile=profile if testbed else None,
-                traces=traces,
-                fresh=fresh,
-                graders=graders,
-                patience=grading_seconds,
-                remarks=tuple(remarks),
-            )
-            return await evaluate(solver, evaluation, stderr, team)
+        async def work() -> list[ArmSummary]:
+            async with sharing as team, pair as solver:
+                folder = output or Path("runs") / chosen.name
+                put, planned, every = _put(chosen, plan, all_tasks, solver.models)
+                evaluation = Evaluation(
+                    put,
+                    planned,
+                    folder,
+                    provenance.digest(every),
+                    half=part,
+                    profile=profile if testbed else None,
+                    traces=traces,
+                    fresh=fresh,
+                    graders=graders,
+                    patience=grading_seconds,
+                    remarks=tuple(remarks),
+                )
+                return await evaluate(solver, evaluation, stderr, team)
 
-    _show(_wait(work()), as_json=json)
-    _remark(remarks)
+        _show(wait(work()), as_json=json)
+        _remark(remarks)
 
 
 def _remark(remarks: list[str]) -> None:
@@ -287,42 +333,37 @@ def _team(address: str | None, workers: int | None) -> AbstractAsyncContextManag
     return cluster(address, workers, stderr)
 
 
-def _chosen(name: str, data: Path | None) -> tuple[Benchmark, Path | None]:
-    """The benchmark called *name*, or the one in the file *name*, and the file to read it from."""
-    path = Path(name)
-    if path.suffix not in FILES:
-        return find(name), data
-    if data is not None:
-        raise ConfigurationError(f"{name} is a file already: leave --data out")
-    return own(path), path
-
-
-def _tasks(benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None) -> tuple[Task, ...]:
+def _check_half(benchmark: Benchmark, data: Path | None, part: str | None) -> None:
+    """Raise `ConfigurationError` if *benchmark* has no such *part*."""
     if part not in (None, "report", "calibration"):
         raise ConfigurationError(f"--half {part!r}: use report or calibration")
     if part is not None and benchmark.made is not None and data is None:
         raise ConfigurationError(f"{benchmark.name} has no halves: `calibrate` uses other seeds; leave --half out")
+
+
+def _tasks(benchmark: Benchmark, data: Path | None, seed: int, limit: int | None, part: str | None) -> tuple[Task, ...]:
     tasks = tuple(load(benchmark, data, seed=seed, limit=limit))
-    if part is None:
-        return tasks
-    return tuple(task for task in tasks if half(task) == part)
+    return tasks if part is None else tuple(task for task in tasks if half(task) == part)
 
 
 def _plan(
-    settings: Settings, benchmark: Benchmark, tasks: tuple[Task, ...], competing: tuple[Arm, ...], samples: int,
-    seed: int, temperature: float | None, max_tokens: int | None, max_seconds: float | None, concurrency: int,
-) -> Plan:  # fmt: skip
+    settings: Settings, benchmark: Benchmark, competing: tuple[Arm, ...], samples: int, seed: int, concurrency: int
+) -> Plan:
+    """The plan without its tasks, which may take long to load."""
     for arm in competing:
         check_arm(arm, settings)
-    sampling = changed(settings.sampling, {"temperature": ("--temperature", temperature)})
+    sampling = settings.sampling
     if samples > 1 and not sampling.temperature:
         raise ConfigurationError(
             f"--samples {samples} at temperature 0 are the same one {samples} times: set --temperature"
         )
-    limits = changed(
-        settings.budget, {"tokens": ("--max-tokens", max_tokens), "seconds": ("--max-seconds", max_seconds)}
-    )
-    return Plan(tasks, competing, benchmark.metric, sampling, limits.budget(), samples, seed, concurrency)
+    return Plan((), competing, benchmark.metric, sampling, settings.budget.budget(), samples, seed, concurrency)
+
+
+async def contact(solver: Solver) -> None:
+    """Connect to the servers once. Raise a `StepspecError` if one cannot be used."""
+    async with solver:
+        pass
 
 
 def _put(
@@ -334,7 +375,8 @@ def _put(
     return replace(benchmark, prompt=None), replace(plan, tasks=bare(plan.tasks)), bare(tasks)
 
 
-def _wait(work: Any) -> list[ArmSummary]:
+def wait(work: Coroutine[Any, Any, T]) -> T:
+    """Run *work*, which a later command can continue; Ctrl-C exits with 130."""
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
@@ -352,7 +394,13 @@ def _show(summaries: list[ArmSummary], *, as_json: bool) -> None:
 
 def alone(benchmark: str) -> None:
     """Run the command for one *benchmark*, as ``python -m stepspec.evals.NAME`` does."""
-    only: Any = partial(command, benchmark)
-    only.__name__, only.__doc__ = benchmark, command.__doc__
-    only.__annotations__ = get_type_hints(command, include_extras=True)
+
+    @wraps(command)
+    def only(**arguments: Any) -> None:
+        command(benchmark=benchmark, **arguments)
+
+    signature = inspect.signature(command)
+    parameters = [each for name, each in signature.parameters.items() if name != "benchmark"]
+    only.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    only.__name__ = benchmark
     script(only, ALONE.format(name=benchmark))

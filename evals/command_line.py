@@ -1,45 +1,195 @@
-"""Helpers that the command-line programs share: run a command, refuse wrong options early, show progress."""
+"""Shared by the command-line programs: run a command, log, refuse wrong options early, show progress."""
 
 from __future__ import annotations
 
+import functools
+import inspect
+import logging
 import math
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
 
 import typer
 from pydantic import BaseModel, ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
+from typer.core import TyperCommand
 
+from stepspec.orchestrator.endpoints.client import WAITING
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError
+from stepspec.setting_sources import ROLES, command_line
 
 M = TypeVar("M", bound=BaseModel)
+log = logging.getLogger("stepspec")
+
+
+RENAMED: Mapping[str, str] = {
+    "--at-once": "--concurrency",
+    "--concurrency": "--users",  # of `estimate`, where it was a list of numbers
+    "--count": "--limit",
+    "--problems": "--limit",  # where it was a number; `solve` and `estimate` have a flag of this name
+}
+"""Flags of earlier versions with their names of today."""
+
+_NAME = re.compile(r"[a-z_]+")
+_ASSIGNMENT = re.compile(r"[a-z_]+=", re.DOTALL)
+
+
+class Command(TyperCommand):
+    """A command that knows the flags of earlier versions."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, list(self._renamed(args)))
+
+    def _renamed(self, args: Sequence[str]) -> Iterator[str]:
+        """Replace flags of earlier versions, with a warning. Raise `ConfigurationError` for those that are gone."""
+        known = {name for parameter in self.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        words = iter(args)
+        for word in words:
+            if word == "--":
+                yield word
+                break
+            flag, equals, value = word.partition("=")
+            today = RENAMED.get(flag, "")
+            if today in known and flag not in known:
+                Console(stderr=True).print(f"{flag} is deprecated: use {today}", style="yellow", highlight=False)
+                yield f"{today}{equals}{value}"
+            elif word in ("-o", "--option"):
+                following = list(islice(words, 1))
+                _refuse_old_meaning(word, "".join(following), known)
+                yield from (word, *following)
+            else:
+                if word.startswith("-o"):
+                    _refuse_old_meaning("-o", word.removeprefix("-o"), known)
+                yield word
+        yield from words
+
+
+def _refuse_old_meaning(flag: str, value: str, known: Collection[str]) -> None:
+    """Raise `ConfigurationError` for a *value* that *flag* had in earlier versions, of a command with *known* flags."""
+    if flag == "-o" and "--option" in known and ("-o" not in known or _ASSIGNMENT.match(value)):
+        raise ConfigurationError(f"-o is no longer short for --option: write -O {value or 'NAME=VALUE'}")
+    if flag == "--option" and "--vary" in known and _NAME.fullmatch(value):
+        raise ConfigurationError(f"--option {value}: the option to calibrate is named with --vary {value}")
+
+
+def add_command(
+    app: typer.Typer, command: Callable[..., None], examples: str | None = None, *, name: str | None = None
+) -> None:
+    """Add *command* to *app*, called *name* if it is not called as the function is, with *examples* in its help."""
+    app.command(name, cls=Command, epilog=verbatim(examples))(_with_verbosity(command))
+
+
+Verbosity: TypeAlias = Annotated[
+    int,
+    typer.Option(
+        "--verbose",
+        "-v",
+        count=True,
+        show_default=False,
+        help="Log requests and retries on standard error; -vv: what libraries log, too.",
+    ),
+]
+
+
+def _with_verbosity(command: Callable[..., None]) -> Callable[..., None]:
+    """Give *command* the flag ``--verbose``."""
+    signature, hints = inspect.signature(command), get_type_hints(command, include_extras=True)
+    verbose = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=Verbosity)
+    own = [
+        each.replace(annotation=hints.get(each.name, each.annotation), kind=each.KEYWORD_ONLY)
+        for each in signature.parameters.values()
+    ]
+
+    @functools.wraps(command)
+    def run(*, verbose: int = 0, **arguments: Any) -> None:
+        _log_to_stderr(verbose)
+        command(**arguments)
+
+    parameters = [*own, verbose]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {each.name: each.annotation for each in parameters} | {"return": None}
+    return run
+
+
+def verbatim(examples: str | None) -> str | None:
+    """Mark the paragraphs of *examples*, so that help shows their lines as they are."""
+    return examples and examples.replace("\n\n", "\n\n\b\n")  # Click wraps no paragraph that begins with \b.
+
+
+def new_app(**more: Any) -> typer.Typer:
+    """Return an application whose help is plain text, with the errors of `run`."""
+    return typer.Typer(
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        **more,
+    )
 
 
 def script(command: Callable[..., None], examples: str | None = None) -> None:
     """Run *command* with the words of the command line, with *examples* in its help."""
-    app = typer.Typer(
-        add_completion=False,
-        rich_markup_mode=None,
-        pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
-    )
-    verbatim = examples and examples.replace("\n\n", "\n\n\b\n")  # Click wraps no paragraph that begins with \b.
-    app.command(epilog=verbatim)(command)
+    app = new_app(add_completion=False)
+    add_command(app, command, examples)
     run(app)
 
 
 def run(app: Callable[[], object]) -> None:
-    """Run *app*; print the project's own errors as one line, without a traceback."""
+    """
+    Run *app*; print the project's own errors as one line, without a traceback.
+
+    The exit code is 1 if something fails, 2 for wrong usage or settings, 130 after Ctrl-C.
+    """
+    with logging_to_stderr():
+        try:
+            app()
+        except StepspecError as exc:
+            Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
+            sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+
+
+class _Stderr(logging.Handler):
+    """Prints records in a line each, also while a progress bar is shown."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = "yellow" if record.levelno >= logging.WARNING or record.name == WAITING else "dim"
+        Console(stderr=True).print(Text(self.format(record), style), soft_wrap=True)
+
+
+@contextmanager
+def logging_to_stderr() -> Iterator[None]:
+    """Print the project's warnings, and what it waits for, on standard error; ``--verbose`` prints more."""
+    handler, waiting = _Stderr(), logging.getLogger(WAITING)
+    loggers = log, waiting, logging.getLogger()
+    levels = [each.level for each in loggers]
+    waiting.setLevel(logging.INFO)
+    log.addHandler(handler)
     try:
-        app()
-    except StepspecError as exc:
-        Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
-        sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.removeHandler(handler)
+            each.setLevel(level)
+
+
+def _log_to_stderr(verbosity: int) -> None:
+    """Show debugging records of the project, and with a *verbosity* of 2 those of all libraries."""
+    if verbosity:
+        log.setLevel(logging.DEBUG)
+    if verbosity > 1:
+        root = logging.getLogger()
+        root.setLevel(logging.DEBUG)
+        for handler in [each for each in log.handlers if isinstance(each, _Stderr)]:
+            log.removeHandler(handler)
+            root.addHandler(handler)
+            handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
 
 
 def changed(settings: M, flags: Mapping[str, tuple[str, object]]) -> M:
@@ -76,9 +226,10 @@ def writable(flag: str, path: Path) -> None:
         raise ConfigurationError(f"{flag} {path}: no file that can be written; name another")
 
 
-def only_without_testbed(**urls: str | None) -> None:
-    """Raise `ConfigurationError` if a server is named where the miniature pair is going to be started."""
-    if flags := [f"--{role}" for role, url in urls.items() if url is not None]:
+def only_without_testbed(**others: object) -> None:
+    """Raise `ConfigurationError` if a server is named, or one of *others* is set, beside the miniature pair."""
+    flags = [name for place, name in command_line().flags.items() if place[0] in ROLES]
+    if flags := [*flags, *(f"--{name}" for name, value in others.items() if value is not None)]:
         raise ConfigurationError(f"--testbed starts a pair of its own: leave out either it or {', '.join(flags)}")
 
 

@@ -56,14 +56,17 @@ class Evaluation:
     def about(self, solver: Solver) -> dict[str, Any]:
         """The values that have to agree for samples to belong to one run."""
         template = self.benchmark.template
+        replaced = {name: prompt.sha256 for name, prompt in solver.prompts.items()}
         return {
             "benchmark": self.benchmark.name,
             "problems": self.digest,
             "half": self.half,
             "profile": self.profile,
             "prompt": template.sha256 if template else None,
+            "system": solver.settings.system,
             "models": {"small": described(solver.small), "large": solver.large.name},
             "weights": weights_digest("large", "small") if self.profile else None,
+            **({"prompts": replaced} if replaced else {}),
             **identity(self.plan),
         }
 

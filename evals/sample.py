@@ -133,8 +133,7 @@ class Arm:
         No run may change with the runs before it, unless its arm has `auto`, nor be slowed down by those of another.
         """
         values = {name: getattr(self.run, name) for name in ("policy", "options", *arm_options())}
-        known = {name: value for name, value in values.items() if value is not None}
-        return defaults.model_copy(update=known | {"adapt": 0.0, "load": "ignore", "auto": self.run.auto})
+        return defaults.model_copy(update=values | {"adapt": 0.0, "load": "ignore"})
 
 
 @dataclass(frozen=True, slots=True)

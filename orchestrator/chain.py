@@ -176,9 +176,15 @@ class Chain(_Totalled):
     ends: StepEnds = field(default=BLANK_LINES, compare=False, repr=False)
 
     @classmethod
-    def of(cls, problem: str | Sequence[Message], ends: StepEnds = BLANK_LINES) -> Chain:
-        """Begin a chain with one user message, or with a conversation."""
+    def of(cls, problem: str | Sequence[Message], ends: StepEnds = BLANK_LINES, *, system: str | None = None) -> Chain:
+        """
+        Begin a chain with one user message, or with a conversation.
+
+        The *system* message stands before it, unless the conversation begins with one of its own.
+        """
         messages = (Message("user", problem),) if isinstance(problem, str) else tuple(problem)
+        if system and (not messages or messages[0].role != "system"):
+            messages = (Message("system", system), *messages)
         return cls(messages, ends=ends)
 
     @property

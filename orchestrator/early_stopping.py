@@ -1,5 +1,5 @@
 """
-Stop rules end the thinking early. A stop rule works with any policy.
+Stop rules end the thinking early. A stop rule works with any policy; `STOP_RULES` has them by name.
 
 A stop rule checks every committed chain while the next step is drafted and judged, so it delays no draft. The next step
 is committed only after the check is over. So the thinking ends at the same step at any lookahead, and however long a
@@ -9,11 +9,12 @@ check takes. A check that takes longer than *patience* seconds, or whose model f
 from __future__ import annotations
 
 import asyncio
+import inspect
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Protocol, TypeAlias, cast
 
 from .answer import boxed, close
 from .chain import Chain, Step
@@ -21,6 +22,7 @@ from .concurrency import to_the_end
 from .errors import ConfigurationError, EndpointError
 from .interfaces import Model, RequestContext, requesting
 from .lookahead import confidence
+from .registry import Registry
 
 PATIENCE = 10.0  # seconds
 
@@ -31,6 +33,10 @@ class StopRule(Protocol):
     async def __call__(self, chain: Chain) -> bool:
         """Return whether the thinking ends with *chain* and the answer follows. An `EndpointError` means no."""
         ...
+
+
+StopRuleFactory: TypeAlias = Callable[[Model], StopRule]
+"""A stop rule's class, or a function that builds one for one run: of the large model."""
 
 
 class StopRuleRunner:
@@ -146,3 +152,24 @@ def _probability(trial: Step) -> float:
         if length > len(TRIAL):
             return confidence(replace(trial, tokens=trial.tokens[place:]))
     return 0.0
+
+
+def read_stop_rule(name: str, value: object) -> StopRuleFactory:
+    """Return *value* as what builds a stop rule. Raise `ConfigurationError` if it takes anything but one model."""
+    if not callable(value):
+        raise ConfigurationError(f"{value!r} is neither a stop rule's class nor a function that builds one")
+    try:
+        inspect.signature(value).bind(None)
+    except TypeError as exc:
+        raise ConfigurationError(f"{name} has to take one argument, the large model: {exc}") from exc
+    return cast("StopRuleFactory", value)
+
+
+BUILT_IN: Mapping[str, StopRuleFactory] = {"trial-answer": TrialAnswer}
+STOP_RULES = Registry("stop rule", "stop rules", "stepspec.stop_rules", BUILT_IN, read_stop_rule)
+"""The stop rules by name: those above, those of plugins, and those that a program passed as a class."""
+
+
+def named(rule: str | StopRuleFactory) -> str:
+    """Return the name to choose *rule* by; a class or function is added to `STOP_RULES` under its own name."""
+    return rule if isinstance(rule, str) else STOP_RULES.add(rule)

@@ -137,6 +137,10 @@ class Policy(Protocol):
         ...
 
 
+PolicyFactory: TypeAlias = Callable[..., Policy]
+"""A policy's class, or a function that builds one: of *small* and *large*, and of options that have defaults."""
+
+
 class Preparing(Policy, Protocol):
     """A policy that compares every draft with a step of its own, which depends only on the chain before the draft."""
 

@@ -24,12 +24,14 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
 
 from .budget import Budget
+from .early_stopping import StopRuleFactory
 from .endpoints.settings import Sampling
 from .errors import ConfigurationError, near
-from .interfaces import AnsweredBy, EndedBy
+from .interfaces import AnsweredBy, EndedBy, PolicyFactory
 from .step_ends import BLANK_LINE, StepEnds
 
 LoadMode: TypeAlias = Literal["adapt", "ignore"]
@@ -87,19 +89,29 @@ class RunOption:
     calibrated: bool = True
 
 
-RETIRED = ("plan", "give_up")  # options that showed no gain; files of older versions name them
+_NO_GAIN = (
+    "this option is retired, because it showed no gain: remove it, and run `stepspec calibrate` again for a policy "
+    "file that was made with it"
+)
+RETIRED: Mapping[str, str] = {
+    "plan": _NO_GAIN,
+    "give_up": _NO_GAIN,
+    "early_exit": 'this option is now stop_rule = "trial-answer": write that instead',
+}
+"""Switches that files of older versions name, and what to do where one is on."""
 _SWITCH = TypeAdapter(bool)
 log = logging.getLogger("stepspec")
 
 
-def refuse_retired(name: str, value: object) -> None:
-    """Raise `ConfigurationError` if *value* switches the retired option *name* on, and log a note if it does not."""
+def refuse_retired(name: str, value: object, where: str = "") -> None:
+    """
+    Raise `ConfigurationError` if *value* switches the retired option *name* on, and log a note if it does not.
+
+    Messages call it *where*, by default by its name.
+    """
     if is_on(value):
-        raise ConfigurationError(
-            f"{name}: this option is retired, because it showed no gain: remove it, and run `stepspec calibrate` again "
-            "for a policy file that was made with it"
-        )
-    log.warning("%s: this option is retired, and switching it off has no effect: remove it", name)
+        raise ConfigurationError(f"{where or name}: {RETIRED[name]}")
+    log.warning("%s: this option is retired, and switching it off has no effect: remove it", where or name)
 
 
 def is_on(value: object) -> bool:
@@ -129,7 +141,7 @@ class RunOptions(BaseModel):
         str,
         RunOption(
             "The method; `stepspec policies` lists them.",
-            commands=("solve", "serve"),
+            commands=("solve", "serve", "adapt", "calibrate"),
             flags=("--policy", "-p"),
             service=False,  # which names it as its `model`
             arms=False,  # which have a field for it
@@ -139,9 +151,9 @@ class RunOptions(BaseModel):
     options: Annotated[
         dict[str, Any],
         RunOption(
-            "An option of the method.",
-            commands=("solve", "serve"),
-            flags=("--option", "-o"),
+            "An option of the method; may be repeated.",
+            commands=("solve", "serve", "adapt", "calibrate"),
+            flags=("--option", "-O"),
             arms=False,  # which have a field for them
             calibrated=False,  # the calibration compares them with their defaults filled in
         ),
@@ -150,7 +162,7 @@ class RunOptions(BaseModel):
         Count,
         RunOption(
             "Drafts made beyond the one to be committed next; 0: one after the other.",
-            commands=("solve", "serve"),
+            commands=("solve", "serve", "adapt"),
             calibrated=False,
         ),
     ] = 2
@@ -186,7 +198,10 @@ class RunOptions(BaseModel):
             "Who writes the answer: large, small or method (drafts and verdicts go on); by default as in the paper."
         ),
     ] = None
-    early_exit: Annotated[bool, RunOption("End the thinking once a trial answer is sure.")] = False
+    stop_rule: Annotated[
+        str | None,
+        RunOption("A rule that may end the thinking early, such as trial-answer: once a trial answer is sure."),
+    ] = None
     sure_bets: Annotated[
         bool, RunOption("Work ahead only of drafts that are likely to be accepted.", calibrated=False)
     ] = False
@@ -214,11 +229,19 @@ class RunOptions(BaseModel):
             calibrated=False,
         ),
     ] = 0
+    system: Annotated[
+        str | None,
+        RunOption(
+            "System message before the problem, unless the conversation begins with one.",
+            commands=("solve", "serve", "eval", "calibrate", "estimate", "profile"),
+            service=False,  # whose requests bring their own messages
+        ),
+    ] = None
     sampling: Annotated[
         Sampling,
         RunOption(
             "How the models sample when they write; judging is always greedy.",
-            commands=(),  # which have --temperature and --seed
+            commands=(),  # which have --temperature, --top-p, --top-k and --seed
             service=False,  # which has OpenAI's fields
             arms=False,  # which have a field for it
         ),
@@ -275,7 +298,7 @@ class RunOverrides(TypedDict, total=False):
     An option that is absent, or None, keeps its value.
     """
 
-    policy: str | None
+    policy: str | PolicyFactory | None
     options: Mapping[str, Any] | None
     ahead: int | None
     hedge: float | None
@@ -284,11 +307,12 @@ class RunOverrides(TypedDict, total=False):
     lead: int | None
     ending: EndedBy | None
     answer: AnsweredBy | None
-    early_exit: bool | None
+    stop_rule: str | StopRuleFactory | None
     sure_bets: bool | None
     adapt: float | None
     delimiter: Delimiter | None
     priority: int | None
+    system: str | None
 
 
 @cache
@@ -318,18 +342,16 @@ def service_options() -> tuple[str, ...]:
 
 def explain(exc: ValidationError, model: type[BaseModel], hidden: Collection[str] = ()) -> ConfigurationError:
     """Say in one line what is wrong with which field of *model*; parts of a place that are *hidden* are left out."""
-    return ConfigurationError(
-        "; ".join(_explain(model, error["type"], error["loc"], error["msg"], hidden) for error in exc.errors())
-    )
+    return ConfigurationError("; ".join(explain_error(model, error, hidden) for error in exc.errors()))
 
 
-def _explain(
-    model: type[BaseModel], kind: str, place: tuple[int | str, ...], message: str, hidden: Collection[str]
-) -> str:
+def explain_error(model: type[BaseModel], error: ErrorDetails, hidden: Collection[str] = ()) -> str:
+    """Say what is wrong with which field of *model*, as `explain` does, for one *error*."""
+    place = error["loc"]
     name = ".".join(str(part) for part in place if part not in hidden)
-    if kind == "extra_forbidden":
+    if error["type"] == "extra_forbidden":
         return f"unknown setting {name!r}{near(str(place[-1]), _model_at(model, place).model_fields)}"
-    message = message.removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
     return f"{name}: {message}" if name else message
 
 

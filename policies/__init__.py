@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, get_type_hints
+from collections.abc import Mapping
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from stepspec.orchestrator import Critic, Model, Policy
 from stepspec.orchestrator.errors import ConfigurationError, near
-from stepspec.orchestrator.feedback.adaptation import Adaptable
+from stepspec.orchestrator.feedback.adaptation import Adaptable, Threshold
+from stepspec.orchestrator.interfaces import PolicyFactory
+from stepspec.orchestrator.registry import Registry
 
 from .bild import BiLD
 from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
 from .lookahead_reasoning import LookaheadReasoning
-from .option_types import THRESHOLDS, describe, meaning
+from .method import NOT_OPTIONS, Method, Option, read_method
+from .option_types import describe
 from .random_control import RandomControl
 from .reflective import Reflective
 from .relay import Relay
@@ -27,11 +28,13 @@ from .reward import Reward
 from .solo import Solo, large_alone, small_alone
 from .specreason import SpecReason
 from .speculative_thinking import SpeculativeThinking
-from .wrappers import Ending, Led
+from .wrappers import COMPLETE, Ending, Led
 
 __all__ = [
     "BASELINES",
+    "COMPLETE",
     "METHODS",
+    "THRESHOLDS",
     "BiLD",
     "Cascade",
     "Choose",
@@ -41,6 +44,7 @@ __all__ = [
     "LookaheadReasoning",
     "Method",
     "Option",
+    "PolicyFactory",
     "RandomControl",
     "Reflective",
     "Relay",
@@ -53,51 +57,19 @@ __all__ = [
     "defaults",
     "describe_options",
     "make",
+    "named",
     "options",
 ]
 
+GRADES = (
+    "specreason.grade",
+    "specreason.first-wrong",
+    "specreason.grade-before",
+    "specreason.grade-known",
+    "specreason.grade-short",
+)
 
-@dataclass(frozen=True, slots=True)
-class Method:
-    """
-    A policy that users can choose by name: how to *build* it, and its *paper*.
-
-    *needs* says what the endpoints must support beyond writing, *cost* what the method adds to every step.
-    """
-
-    build: Callable[..., Policy]
-    paper: str = ""
-    needs: str = ""
-    cost: str = ""
-
-    @property
-    def documentation(self) -> str:
-        return inspect.getdoc(self.build) or ""
-
-    @property
-    def about(self) -> str:
-        """The first line of its documentation."""
-        return self.documentation.partition("\n")[0]
-
-    @property
-    def needs_critic(self) -> bool:
-        return self.takes("critic")
-
-    def takes(self, parameter: str) -> bool:
-        """Whether *build* has this *parameter*."""
-        return parameter in inspect.signature(self.build).parameters
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """The description of an option: its *default*, its valid *values* in words, and what it *means*."""
-
-    default: Any
-    values: str
-    means: str
-
-
-METHODS: Mapping[str, Method] = {
+BUILT_IN: Mapping[str, Method] = {
     "large": Method(large_alone),
     "small": Method(small_alone),
     "specreason": Method(
@@ -105,57 +77,69 @@ METHODS: Mapping[str, Method] = {
         paper="SpecReason, arXiv:2504.07891",
         needs="probabilities of ten chosen tokens (large)",
         cost="one judge token of the large model; a rejected step is written again",
+        threshold=Threshold("threshold", (9, 8.5, 8, 7.5, 7, 6, 5, 4, 3, 2, 1, 0), compared=True),
+        prompts=GRADES,
     ),
     "speculative-thinking": Method(
         SpeculativeThinking,
         paper="Speculative Thinking, arXiv:2504.12329",
         cost="nothing without a cue; with one, the small model's first words are written again",
+        prompts=("speculative-thinking.recap",),
     ),
     "bild": Method(
         BiLD,
         paper="BiLD, arXiv:2302.07863",
         needs="the probability of every token as it is written (small) and of every token of a draft (large)",
         cost="the large model reads every ten tokens, each time with the whole chain where it cannot score a suffix",
+        threshold=Threshold("rollback", (0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
     ),
     "glimpse": Method(
         Glimpse,
         paper="GlimpRouter, arXiv:2601.05110",
         needs="the 20 likeliest tokens of every place (small)",
         cost="one token of the small model where the large one writes",
+        threshold=Threshold("threshold", (0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.5, 2, 3)),
     ),
     "cascade": Method(
         Cascade,
         paper="ConfSpec, arXiv:2602.18447",
         needs="probabilities of two chosen tokens (both)",
         cost="one judge token of the small model and, if in doubt, of the large one; a rejected step is written again",
+        threshold=Threshold("sure", (1, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)),
+        prompts=("check",),
     ),
     "choose": Method(
         Choose,
         paper="Recursive speculative decoding, arXiv:2402.14160, and SpecTr, arXiv:2310.15141, at the level of steps",
         needs="the likeliest tokens of every place (small); probabilities of ten chosen tokens (large)",
         cost="SpecReason's; a rejected step's rivals take one short request of each model, before it is written again",
+        prompts=("specreason.grade",),
     ),
     "random": Method(
         RandomControl,
         cost="a rejected step is written again",
+        threshold=Threshold("p", (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)),
     ),
     "reflective": Method(
         Reflective,
         paper="Semantic Reflective Verification, arXiv:2505.18629",
         needs="log-probabilities of the draft with the likeliest tokens of each position (large)",
         cost="the large model reads the whole chain and the step twice; the rest of a rejected step is written again",
+        prompts=("reflective.reflect", "reflective.neutral"),
     ),
     "lookahead-reasoning": Method(
         LookaheadReasoning,
         paper="Lookahead Reasoning, arXiv:2506.19830",
         needs="probabilities of two chosen tokens (large)",
         cost="the large model writes every step as well, at the same time, and a judge token where the two differ",
+        prompts=("lookahead-reasoning.same",),
     ),
     "reward": Method(
         Reward,
         paper="Reward-guided Speculative Decoding, arXiv:2501.19324",
         needs="a reward model on a server of its own",
         cost="the reward model reads the chain; a rejected step is written again",
+        threshold=Threshold("threshold", (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0), compared=True),
     ),
     "relay": Method(
         Relay,
@@ -165,26 +149,33 @@ METHODS: Mapping[str, Method] = {
     ),
 }
 
+AUTO = "auto"  # the model name of the service for its default method
+METHODS = Registry("policy", "policies", "stepspec.policies", BUILT_IN, read_method, frozenset({AUTO}))
+"""The policies by name: those above, those of plugins, and those that a program passed as a class."""
 
+THRESHOLDS = {name: method.threshold for name, method in BUILT_IN.items() if method.threshold}
 BASELINES = ("large", "small")
-NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
 ELSEWHERE: Mapping[str, str] = {
     "first": "first steps by the large model are no method's own: pass lead=N, or --lead N",
     "plan": "retired, because it showed no gain: leave it out",
     "give_up": "retired, because it showed no gain: leave it out",
+    "early_exit": "early_exit is now an option of the run: pass stop_rule='trial-answer', or --stop-rule trial-answer",
     "answers": "who writes the answer is an option of the run: pass answer='large', or --answer large",
 }
 
 
+def named(policy: str | PolicyFactory) -> str:
+    """
+    Return the name to choose *policy* by; a class or a function is added to `METHODS` under its own name.
+
+    Raise `ConfigurationError` if it cannot build a policy.
+    """
+    return policy if isinstance(policy, str) else METHODS.add(policy)
+
+
 def options(name: str) -> Mapping[str, inspect.Parameter]:
     """The options of the policy called *name*, with their defaults and annotations."""
-    return _parameters(_find(name).build)
-
-
-@cache
-def _parameters(build: Callable[..., Policy]) -> Mapping[str, inspect.Parameter]:
-    parameters = inspect.signature(build).parameters
-    return {key: value for key, value in parameters.items() if key not in NOT_OPTIONS}
+    return METHODS.find(name).options
 
 
 def defaults(name: str) -> Mapping[str, Any]:
@@ -200,7 +191,7 @@ def adaptable(name: str, chosen: Mapping[str, Any]) -> Adaptable | None:
     """
     if name in BASELINES:
         return None
-    threshold = None if chosen.get("skip") else THRESHOLDS.get(name)
+    threshold = None if chosen.get("skip") else METHODS.find(name).threshold
     return Adaptable(threshold, defaults(name)[threshold.option]) if threshold else Adaptable()
 
 
@@ -212,7 +203,7 @@ def make(
 
     Raise `ConfigurationError` for unknown names or options and for wrong values.
     """
-    method, checked = _find(name), _options(name, chosen, has_critic=critic is not None)
+    method, checked = METHODS.find(name), _options(name, chosen, has_critic=critic is not None)
     parts = {"critic": critic, "sampled": sampled}
     return method.build(small, large, **{part: parts[part] for part in parts if method.takes(part)}, **checked)
 
@@ -224,14 +215,16 @@ def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool = True) -> M
     Unless *has_critic*, a policy that needs a reward model is rejected too.
     """
     checked = _options(name, chosen, has_critic=has_critic)
-    no_models = dict.fromkeys(set(inspect.signature(_find(name).build).parameters) - set(options(name)))
-    _find(name).build(**no_models, **checked)  # It may reject a combination of options.
+    method = METHODS.find(name)
+    no_models = dict.fromkeys(part for part in NOT_OPTIONS if method.takes(part))
+    method.build(**no_models, **checked)  # It may reject a combination of options.
     return checked
 
 
 def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mapping[str, Any]:
     """Check the *chosen* options one by one, without building the policy."""
-    method, known, kinds = _find(name), options(name), _kinds(name)
+    method = METHODS.find(name)
+    known, kinds = method.options, method.kinds
     for option in chosen:
         if option not in known:
             listed = ", ".join(f"{p.name}={p.default!r}" for p in known.values()) or "none"
@@ -250,17 +243,7 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mappi
 
 def describe_options(name: str) -> Mapping[str, Option]:
     """Describe the options of the policy called *name*."""
-    method, kinds = _find(name), _kinds(name)
-    return {
-        key: Option(option.default, describe(kinds[key]), meaning(method.documentation, key))
-        for key, option in options(name).items()
-    }
-
-
-@cache
-def _kinds(name: str) -> Mapping[str, TypeAdapter[Any]]:
-    hints = get_type_hints(_find(name).build, include_extras=True)
-    return {option: TypeAdapter(hints[option]) for option in options(name)}
+    return METHODS.find(name).describe_options()
 
 
 def _checked(policy: str, option: str, kind: TypeAdapter[Any], value: object) -> Any:
@@ -269,11 +252,3 @@ def _checked(policy: str, option: str, kind: TypeAdapter[Any], value: object) ->
     except ValidationError as exc:
         message = f"policy {policy!r}, option {option!r}: {describe(kind)} (got {value!r})"
         raise ConfigurationError(message, option=option) from exc
-
-
-def _find(name: str) -> Method:
-    if name not in METHODS:
-        raise ConfigurationError(
-            f"there is no policy {name!r}{near(name, METHODS)}; the policies: {', '.join(METHODS)}"
-        )
-    return METHODS[name]

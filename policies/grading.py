@@ -102,7 +102,7 @@ async def judge_several(
     if len(ends) == 1:
         return None
     answers = DIGITS[: len(ends) + 1]
-    question = FIRST_WRONG.text.format(count=len(ends))
+    question = FIRST_WRONG.fill(count=len(ends))
     probabilities = await judge.ask(chain.extend(draft), question, answers, opening=FIRST_WRONG.opening)
     total = sum(probabilities.values())
     if total == 0 or total < sure:

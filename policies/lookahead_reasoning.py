@@ -61,7 +61,7 @@ class LookaheadReasoning:
             return Rollback(reason="half a paragraph", instead=own)
         if own.plain == draft.plain:
             return Accept()
-        question = SAME.text.format(step=own.text.strip())
+        question = SAME.fill(step=own.text.strip())
         answer = await self.large.ask(chain.extend(draft), question, ("Yes", "No"), opening=SAME.opening)
         if answer["Yes"] > answer["No"] and sum(answer.values()) >= self.sure:
             return Accept(answer["Yes"])

@@ -1,8 +1,4 @@
-"""
-The options of policies: the types of their values, how they are described to users, and which one is a threshold.
-
-A threshold makes its policy stricter or looser. Calibration and adaptation move it.
-"""
+"""The options of policies: the types of their values, and how they are described to users."""
 
 from __future__ import annotations
 
@@ -12,12 +8,10 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.orchestrator.run_options import Share
 
 __all__ = [
     "MOST",
-    "THRESHOLDS",
     "Above0",
     "Amount",
     "AtLeast1",
@@ -73,13 +67,3 @@ def meaning(documentation: str, option: str) -> str:
     """Return the sentences of *documentation* about *option*: those with its name between asterisks."""
     sentences = (" ".join(sentence.split()) for sentence in SENTENCE_ENDS.split(documentation))
     return " ".join(sentence for sentence in sentences if f"*{option}*" in sentence)
-
-
-THRESHOLDS: Mapping[str, Threshold] = {
-    "specreason": Threshold("threshold", (9, 8.5, 8, 7.5, 7, 6, 5, 4, 3, 2, 1, 0), compared=True),
-    "reward": Threshold("threshold", (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0), compared=True),
-    "cascade": Threshold("sure", (1, 0.99, 0.97, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5)),
-    "bild": Threshold("rollback", (0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
-    "glimpse": Threshold("threshold", (0, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9, 1, 1.5, 2, 3)),
-    "random": Threshold("p", (0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1)),
-}

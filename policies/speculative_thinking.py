@@ -16,7 +16,7 @@ from stepspec.prompts import load
 
 from .option_types import AtLeast1
 
-RECAP = load("speculative-thinking.recap").text
+RECAP = load("speculative-thinking.recap")
 TAKEOVERS = ("affirmation", "reflection", "delimiter")
 
 
@@ -76,7 +76,7 @@ class SpeculativeThinking:
             return await self.small.write(chain)
         reflections, recaps = count_takeovers(chain)
         if reflections >= increased(self.limit, by=5 * recaps, most=30):
-            return Step(RECAP, "large", "length")
+            return Step(RECAP.text, "large", "length")
         if not self.reasoning:
             return Step("", "small", "until")
         return await self.small.write(chain, until=lambda partial: bool(self.opening_cue(partial)))
@@ -101,7 +101,7 @@ class SpeculativeThinking:
         if not chain.steps:
             return 0 if self.reasoning else self.begin
         last = chain.steps[-1]
-        if last.text == RECAP:
+        if last.text == RECAP.text:
             return increased(self.n3, by=25 * (count_takeovers(chain)[1] - 1), most=200)
         return self.n2 if last.note in TAKEOVERS and VERIFICATION.search(last.text) else 0
 
@@ -110,7 +110,7 @@ def count_takeovers(chain: Chain) -> tuple[int, int]:
     """Return the number of takeovers that reflect since the last recap, and the number of recaps."""
     reflections = recaps = 0
     for step in chain.steps:
-        if step.text == RECAP:
+        if step.text == RECAP.text:
             reflections, recaps = 0, recaps + 1
         elif step.note in TAKEOVERS and cue(step.text) == "reflection":
             reflections += 1

@@ -19,7 +19,9 @@ from stepspec.policies import METHODS, describe_options
 from stepspec.policies.relay import CUES
 
 DEAD = "--small", "http://127.0.0.1:1", "--large", "http://127.0.0.1:1"
-COMMANDS = [one.name or getattr(one.callback, "__name__", "") for one in cli.app.registered_commands]
+GROUP = typer.main.get_command(cli.app)
+assert isinstance(GROUP, typer.core.TyperGroup)
+COMMANDS = [name for name, command in GROUP.commands.items() if not isinstance(command, typer.core.TyperGroup)]
 
 
 def call(*arguments: str) -> int:
@@ -46,21 +48,21 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "1 + 1", "--small", "http://127.0.0.1:9"], "no large model"),
         (["solve", "  "], "the problem is empty"),
         (["solve", "x", "--small", "ftp://h", "--large", "http://h:1"], "'ftp://h' is not the URL of a server"),
-        (["solve", "x", "--temperature", "7"], "sampling.temperature"),
-        (["solve", "x", "-o", "threshold"], "write it as NAME=VALUE"),
+        (["solve", "x", "--temperature", "7"], "--temperature 7.0: Input should be less than or equal to 2"),
+        (["solve", "x", "-O", "threshold"], "write it as NAME=VALUE"),
         (["solve", "x", *DEAD, "-p", "specreasn"], "no policy 'specreasn' (did you mean 'specreason'?)"),
-        (["solve", "x", *DEAD, "-p", "bild", "-o", "fallbacks=1"], "no option 'fallbacks' (did you mean 'fallback'?)"),
-        (["solve", "x", *DEAD, "-p", "bild", "-o", "run=0"], "option 'run': a whole number of 1 or more (got 0)"),
+        (["solve", "x", *DEAD, "-p", "bild", "-O", "fallbacks=1"], "no option 'fallbacks' (did you mean 'fallback'?)"),
+        (["solve", "x", *DEAD, "-p", "bild", "-O", "run=0"], "option 'run': a whole number of 1 or more (got 0)"),
         (["solve", "x", *DEAD, "-p", "reward"], "needs a reward model"),
         (["serve", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
-        (["serve", *DEAD, "-o", "threshold=NaN"], "option 'threshold': a number from 0 to 9 (got 'NaN')"),
+        (["serve", *DEAD, "-O", "threshold=NaN"], "option 'threshold': a number from 0 to 9 (got 'NaN')"),
         (["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9 (got 'high')"),
         (["eval", "arithmetic", *DEAD, "-p", "specreason:thresholds=1"], "did you mean 'threshold'"),
         (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
         (["eval", "arithmetic", *DEAD, "-p", "reward"], "needs a reward model"),
         (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         (["adapt", "x.jsonl", "--share", "0.1", "-p", "specreasn"], "did you mean 'specreason'"),
-        (["adapt", "x.jsonl", "--share", "0.1", "-o", "thresholds=8"], "did you mean 'threshold'"),
+        (["adapt", "x.jsonl", "--share", "0.1", "-O", "thresholds=8"], "did you mean 'threshold'"),
         (["policies", "chose"], "no policy 'chose' (did you mean 'choose'?)"),
         (["policies", "chose", "--json"], "no policy 'chose' (did you mean 'choose'?)"),
         (["up"], "pass --testbed"),
@@ -161,10 +163,10 @@ def test_every_command_has_help(command: str, capfd: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_its_examples_use_existing_commands(command: str) -> None:
-    group = typer.main.get_command(cli.app)
-    assert isinstance(group, typer.core.TyperGroup)
-    known = {name: {flag for one in each.params for flag in one.opts} for name, each in group.commands.items()}
-    examples = re.findall(r"stepspec (\w+)([^\n|&]*)", group.commands[command].epilog or "")
+    assert isinstance(GROUP, typer.core.TyperGroup)
+    known = {name: {flag for one in each.params for flag in one.opts} for name, each in GROUP.commands.items()}
+    text = (GROUP.commands[command].epilog or "").replace("\\\n", "")
+    examples = re.findall(r"stepspec (\w+)([^\n|&]*)", text)
     assert command in {name for name, _ in examples}
     for name, line in examples:
         assert set(re.findall(r"(?<=\s)--?[a-z][\w-]*", line.partition(" # ")[0])) <= known[name]
@@ -186,7 +188,7 @@ def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_settings_learnt_from_traces_are_printed_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trace.write(tmp_path / "run.jsonl", [trace.Moment(0.0, Started((), "specreason"))])
-    learn = "adapt", "run.jsonl", "--share", "0.1", "-o", "threshold=8", "--ahead", "3"
+    learn = "adapt", "run.jsonl", "--share", "0.1", "-O", "threshold=8", "--ahead", "3"
     assert call(*learn) == 0
     printed = capfd.readouterr().out
     assert tomllib.loads(printed) == {"policy": "specreason", "ahead": 3, "options": {"threshold": 8.0}}

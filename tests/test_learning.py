@@ -21,8 +21,7 @@ from stepspec.orchestrator.feedback.learning import Learnings, start_learning
 from stepspec.orchestrator.interfaces import Policy
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.trace import Moment, read, write
-from stepspec.policies import adaptable, options
-from stepspec.policies.option_types import THRESHOLDS
+from stepspec.policies import THRESHOLDS, adaptable, options
 from stepspec.settings import Settings
 
 from .orchestrator.endpoints.server import Refuse

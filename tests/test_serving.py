@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stepspec import Solver, service_factory
+from stepspec import settings as configuration
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.service.app import listen
 from stepspec.orchestrator.service.settings import ServiceSettings
@@ -32,7 +33,7 @@ def test_flags_override_variables_and_variables_the_file(monkeypatch: pytest.Mon
     monkeypatch.setenv("STEPSPEC_SERVICE__PORT", "2")
     monkeypatch.setenv("STEPSPEC_SERVICE__MAX_RUNNING", "2")
     monkeypatch.setenv("STEPSPEC_SERVICE__KEYS", "first, second")
-    settings = service_factory.service_settings(port=3, host=None)
+    settings = configuration.load(service={"port": 3}).service
     assert (settings.port, settings.max_running, settings.keep_alive, settings.host) == (3, 2, 1.5, "127.0.0.1")
     assert [key.get_secret_value() for key in settings.keys] == ["first", "second"]
     assert "first" not in repr(settings)
@@ -51,7 +52,7 @@ def test_flags_override_variables_and_variables_the_file(monkeypatch: pytest.Mon
 )
 def test_wrong_settings_are_named(overrides: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
-        service_factory.service_settings(**overrides)
+        configuration.load(service=overrides)
 
 
 def test_a_public_address_without_a_key_is_one_line_and_exit_code_2(capfd: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +65,7 @@ def test_a_public_address_without_a_key_is_one_line_and_exit_code_2(capfd: pytes
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (None, "alternatives: bild.toml is not a policy file"),
+        (None, "--alternative: bild.toml is not a policy file"),
         ('policy = "bild"', "make a policy file with `stepspec calibrate`"),
         (f'policy = "bild"\n[calibration]\n{MADE}', "specreason is not calibrated itself"),
     ],

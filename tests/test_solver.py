@@ -334,7 +334,7 @@ async def test_grades_that_drift_away_from_the_calibration_are_told_once(
         ({"told": True}, {}, ""),
         ({"told": True}, {"options": {"threshold": 6.0, "read": "greedy"}}, "options.read"),
         ({"told": True}, {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5}, ""),
-        ({"told": True}, {"lead": 3, "early_exit": True}, "lead, early_exit"),
+        ({"told": True}, {"lead": 3, "stop_rule": "trial-answer"}, "lead, stop_rule"),
         ({"told": True}, {"budget": {"steps": 4}}, "budget.steps"),
         ({"told": True}, {"sampling": Sampling(temperature=1.0, top_p=1.0)}, "sampling.temperature"),
     ],

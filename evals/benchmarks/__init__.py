@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, get_args
 
-from stepspec.orchestrator.errors import ConfigurationError, near
+from stepspec import prompts
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.registry import Registry
 
+from ..grading.answers import Metric
 from ..sample import Task
 from .aime import AIME24, AIME25
 from .amc23 import AMC23
@@ -17,28 +22,115 @@ from .gsm8k import GSM8K
 from .loading import CALIBRATED_ON, bare, half, load, overlaps
 from .math500 import MATH500
 
-__all__ = ["BENCHMARKS", "CALIBRATED_ON", "Benchmark", "bare", "find", "half", "load", "overlaps", "own"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+FILES = (".jsonl", ".parquet")
+BOXED = "eval.boxed"  # the prompt of mathematical benchmarks
 
-BENCHMARKS: Mapping[str, Benchmark] = {
+__all__ = [
+    "BENCHMARKS",
+    "CALIBRATED_ON",
+    "METRICS",
+    "Benchmark",
+    "bare",
+    "choose",
+    "find",
+    "half",
+    "load",
+    "overlaps",
+    "own",
+]
+
+BUILT_IN: Mapping[str, Benchmark] = {
     benchmark.name: benchmark for benchmark in (MATH500, GSM8K, AIME24, AIME25, AMC23, GPQA_DIAMOND, ARITHMETIC)
 }
 
 
+def read_benchmark(name: str, value: object) -> Benchmark:
+    """Return *value* as the benchmark called *name*. Raise `ConfigurationError` if it cannot be one."""
+    if not isinstance(value, Benchmark):
+        raise ConfigurationError(f"{value!r} is no Benchmark")
+    sources = [bool(value.source), value.file is not None, value.made is not None]
+    if sum(sources) != 1:
+        raise ConfigurationError(f"{name} needs one of a source, a file and a function that makes its problems")
+    if value.metric not in METRICS:
+        raise ConfigurationError(f"{name}: there is no metric {value.metric!r}; the metrics: {', '.join(METRICS)}")
+    if value.prompt is not None and value.prompt not in prompts.known():
+        raise ConfigurationError(f"{name}: there is no prompt {value.prompt!r}")
+    return replace(value, name=name)
+
+
+BENCHMARKS = Registry("benchmark", "benchmarks", "stepspec.benchmarks", BUILT_IN, read_benchmark)
+"""The benchmarks by name: those above, and those of plugins."""
+
+
 def find(name: str) -> Benchmark:
     """Return the benchmark called *name*. Raise `ConfigurationError` if there is none."""
-    known = BENCHMARKS.get(name.lower().replace("-", "_"))
-    if known is None:
-        raise ConfigurationError(
-            f"there is no benchmark {name!r}{near(name.lower(), BENCHMARKS)}; there are {', '.join(BENCHMARKS)}, and "
-            "any JSONL or Parquet file with the columns 'problem', 'answer'"
-        )
-    return known
+    spelled = next((each for each in (name, name.lower().replace("-", "_")) if each in BENCHMARKS), name)
+    try:
+        return BENCHMARKS.find(spelled)
+    except ConfigurationError as exc:
+        if name in BENCHMARKS.broken:
+            raise
+        raise ConfigurationError(f"{exc}; or a JSONL or Parquet file with the problems and their answers") from exc
 
 
-def own(path: Path) -> Benchmark:
-    """A benchmark of somebody's own, in the file at *path*; its answers are mathematical objects."""
-    return Benchmark(path.stem, "the owner's", "math", ("problem", "answer"), _read)
+def own(
+    path: Path, *, problem: str = "problem", answer: str = "answer", metric: Metric = "math", prompt: str | None = BOXED
+) -> Benchmark:
+    """
+    A benchmark in a user's file at *path*, with the columns *problem* and *answer*; a column ``id`` names the problems.
+
+    *prompt* is the name of a template with the placeholder ``{problem}``; None: the problem alone.
+    """
+    return Benchmark(path.stem, "the owner's", metric, (problem, answer), _Columns(problem, answer), prompt=prompt)
 
 
-def _read(row: Row, seed: int) -> Task:
-    return Task(row["problem"], row["answer"], name=row.get("id", ""))
+def choose(
+    name: str, *, problem: str | None = None, answer: str | None = None, metric: str | None = None,
+    prompt: str | None = None,
+) -> tuple[Benchmark, Path | None]:  # fmt: skip
+    """
+    Return the benchmark called *name*, or the one in the file *name* and that file.
+
+    The other arguments are those of `own` as flags give them: they are for a file. *prompt* is the name of a prompt,
+    the path of a file with one, or "none". Raise `ConfigurationError`, which names the flag.
+    """
+    flags = {"--problem-column": problem, "--answer-column": answer, "--metric": metric, "--prompt": prompt}
+    path = Path(name)
+    if path.suffix not in FILES:
+        if given := [flag for flag, value in flags.items() if value is not None]:
+            raise ConfigurationError(f"{given[0]} is for a file of your own: {name} says itself how it is read and put")
+        return find(name), None
+    if not path.is_file():
+        raise ConfigurationError(f"no data at {path}")
+    if metric is not None and metric not in METRICS:
+        raise ConfigurationError(f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}")
+    chosen: Any = {"problem": problem, "answer": answer, "metric": metric}
+    template = {} if prompt is None else {"prompt": _template(prompt)}
+    return own(path, **{key: value for key, value in chosen.items() if value is not None}, **template), path
+
+
+def _template(prompt: str) -> str | None:
+    """The name of the *prompt* that a flag names. Raise `ConfigurationError` if no problem can be put into it."""
+    if prompt == "none":
+        return None
+    known = prompts.known()
+    try:
+        found = known[prompt] if prompt in known else prompts.load_file(Path(prompt))
+    except ValueError as exc:
+        names = ", ".join(name for name, each in known.items() if "problem" in each.original.placeholders)
+        raise ConfigurationError(f"--prompt {exc}; name a file, none, or one of: {names}") from exc
+    if "problem" not in found.original.placeholders:
+        raise ConfigurationError(f"--prompt {prompt}: the text needs {{problem}}, where the problem stands")
+    return found.name
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Reads the columns of a user's file that hold a problem and its answer."""
+
+    problem: str
+    answer: str
+
+    def __call__(self, row: Row, seed: int) -> Task:
+        return Task(row[self.problem], row[self.answer], name=row.get("id", ""))

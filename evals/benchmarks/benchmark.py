@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeAlias
 
-from stepspec.prompts import Prompt, load
+from stepspec.prompts import Prompt, known
 
 from ..grading.answers import Metric
 from ..sample import Task
@@ -19,9 +20,10 @@ class Benchmark:
     """
     A set of problems with their true answers.
 
-    *source*, *subset* and *split* name the data set on the Hugging Face hub; one without a source is *made* here, from
-    a seed and a number of problems. *read* makes a task of a row, which has at least these *columns*, and the seed.
-    *prompt* names the template that every problem is put into, for all arms alike; without one it stands alone.
+    *source*, *subset* and *split* name the data set on the Hugging Face hub. One without a source is read from a
+    *file*, JSONL or Parquet, or *made* from a seed and a number of problems. *read* makes a task of a row, which has at
+    least these *columns*, and the seed. *prompt* names the template that every problem is put into, for all arms alike;
+    without one it stands alone.
     """
 
     name: str
@@ -34,11 +36,12 @@ class Benchmark:
     split: str = "test"
     prompt: str | None = "eval.boxed"
     made: Callable[[int, int], list[Task]] | None = None
+    file: Path | None = None
 
     @property
     def template(self) -> Prompt | None:
-        return load(self.prompt) if self.prompt else None
+        return known()[self.prompt] if self.prompt else None
 
     def put(self, problem: str) -> str:
         """The text that a model gets to read for *problem*."""
-        return self.template.text.replace("{problem}", problem) if self.template else problem
+        return self.template.fill(problem=problem) if self.template else problem

@@ -30,6 +30,7 @@ def load(benchmark: Benchmark, data: Path | None = None, *, seed: int = 0, limit
 
     Raise `ConfigurationError`, which says what to do, if they cannot be had.
     """
+    data = data or benchmark.file
     if data is None and benchmark.made is not None:
         tasks = benchmark.made(seed, MADE if limit is None else limit)
     else:

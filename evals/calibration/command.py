@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import importlib.util
 import sys
@@ -14,11 +13,31 @@ import typer
 from rich.console import Console
 from rich.progress import TaskID
 
+from stepspec import prompts
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 
-from ..benchmarks import CALIBRATED_ON, Benchmark, bare, find, half, load, own
+from ..benchmarks import CALIBRATED_ON, Benchmark, bare, choose, half, load
+from ..cli import contact, wait
 from ..command_line import finite, only_without_testbed, progress_bars, script, writable
+from ..flags import (
+    BUDGET,
+    SAMPLING,
+    SERVERS,
+    AnswerColumn,
+    BenchmarkName,
+    Concurrency,
+    DataFile,
+    Fresh,
+    Json,
+    Limit,
+    MetricName,
+    Pace,
+    ProblemColumn,
+    PromptName,
+    Testbed,
+    with_settings,
+)
 from ..grading.graders import Graders, require
 from ..plan import check_arm, testbed_settings
 from ..provenance import digests
@@ -36,54 +55,55 @@ if TYPE_CHECKING:  # modules that need scipy are imported inside functions: `ste
 EXAMPLES = """
 Examples:
 
-  stepspec calibrate gsm8k --policy specreason --max-loss 0.01 --small http://localhost:8001/v1 --large http://localhost:8002/v1
+  stepspec calibrate gsm8k --policy specreason --max-loss 0.01 \\
+      --small http://localhost:8001/v1 --large http://localhost:8002/v1
 
-  stepspec calibrate problems.jsonl --policy bild --option rollback --values 1,2,4,8
+  # both servers are in stepspec.toml
+  stepspec calibrate problems.jsonl -p bild --vary rollback --values 1,2,4,8
 
-  stepspec calibrate arithmetic --testbed --count 400 --max-loss 0.02 --output policy.toml
+  stepspec calibrate arithmetic --testbed --limit 400 --max-loss 0.02
 
-  STEPSPEC_CONFIG=policy.toml stepspec serve --small ... --large ...
+  stepspec serve --config policy.toml
 """
 
 FORMAT = 2  # version of the lines in a trials file
 stdout, stderr = Console(), Console(stderr=True)
 
 
+@with_settings("calibrate", SERVERS, SAMPLING, BUDGET, before="testbed", help={"policy": "The method to calibrate."})
 def calibrate(
-    benchmark: Annotated[str, typer.Argument(help="A benchmark's name, or a JSONL or Parquet file of problems.")],
-    policy: Annotated[str, typer.Option("--policy", "-p", help="The method to calibrate.")] = "specreason",
+    benchmark: BenchmarkName,
     max_loss: Annotated[float, typer.Option(help="The largest loss, as a share of all problems.")] = 0.01,
     confidence: Annotated[float, typer.Option(help="Confidence of the promise.")] = 0.95,
-    small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
-    large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
-    critic: Annotated[str | None, typer.Option(help="Base URL of the reward model's server.", metavar="URL")] = None,
-    testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair on this CPU.")] = False,
-    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "off",
-    option: Annotated[
-        str | None, typer.Option(help="The option to calibrate; by default the method's threshold.")
+    vary: Annotated[
+        str | None,
+        typer.Option(help="The option to calibrate; by default the method's threshold.", metavar="NAME"),
     ] = None,
     values: Annotated[str | None, typer.Option(help="Its values, the strictest first: 9,8,7.")] = None,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="A file with the benchmark's columns, instead of the hub."),
-    ] = None,
-    count: Annotated[int | None, typer.Option(min=1, help="Maximum number of problems.")] = None,
+    testbed: Testbed = False,
+    profile: Pace = "off",
+    data: DataFile = None,
+    problem_column: ProblemColumn = None,
+    answer_column: AnswerColumn = None,
+    metric: MetricName = None,
+    prompt: PromptName = None,
+    limit: Limit = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the sampling, and of generated problems.")] = 0,
-    at_once: Annotated[int, typer.Option(min=1, help="Number of problems solved at the same time.")] = 8,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the policy file.")] = Path(
-        "policy.toml"
-    ),
+    concurrency: Concurrency = 8,
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the policy file.", metavar="FILE")
+    ] = Path("policy.toml"),
     work: Annotated[Path | None, typer.Option(help="File that keeps the runs; by default OUTPUT.trials.jsonl.")] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Discard earlier runs, and failed attempts.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    fresh: Fresh = False,
+    json: Json = False,
 ) -> None:
     """
     Find the loosest threshold whose loss against the large model alone is at most --max-loss, at --confidence.
 
     Half of the benchmark is used, chosen by hash; `stepspec eval --half report` measures on the other half. An
-    interrupted calibration continues when the same command is run again. With a larger --count it becomes another
-    attempt with the same runs, and the confidence holds for all attempts together. The policy file is a settings file:
-    name it in STEPSPEC_CONFIG.
+    interrupted calibration continues when the same command is run again. With a larger --limit it becomes another
+    attempt with the same runs, and the confidence holds for all attempts together; --fresh discards runs and attempts.
+    The policy file is a settings file: name it with --config.
     """
     if importlib.util.find_spec("scipy") is None:
         raise ConfigurationError("`stepspec calibrate` needs scipy: pip install 'stepspec[evals]'")
@@ -100,18 +120,21 @@ def calibrate(
 
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
-    file = Path(benchmark) if Path(benchmark).suffix in (".jsonl", ".parquet") else None
-    chosen = own(file) if file else find(benchmark)
-    threshold = find_threshold(policy, option, _numbers(values) if values else None)
+    chosen, file = choose(benchmark, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
     if testbed:
-        only_without_testbed(small=small, large=large, critic=critic)
-    own_solver = None if testbed else Solver(small, large, critic=critic)
+        only_without_testbed()
+    own_solver = None if testbed else Solver()
     settings = own_solver.settings if own_solver else testbed_settings()
+    policy = settings.policy
+    threshold = find_threshold(policy, vary, _numbers(values) if values else None)
     for value in threshold.values:
         check_arm(served_arm(settings, policy, threshold, value), settings)
     writable("--output", output)
+    if own_solver and chosen.source and data is None:
+        wait(contact(own_solver))  # before a data set is downloaded
     path = work or output.with_suffix(".trials.jsonl")
-    tasks = problems(chosen, data or file, seed, count)
+    with prompts.replacing(settings.prompts):
+        tasks = problems(chosen, data or file, seed, limit)
     require(chosen.metric)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": threshold.option, "seed": seed, "testbed": testbed,
@@ -137,7 +160,7 @@ def calibrate(
                 if too_few:
                     takes = "more than any number" if least is None else f"{least:,} even if none is lost"
                     stderr.print(f"{len(tasks)} problems cannot carry this promise: it takes {takes}", style="yellow")
-                result = await _search(solve, len(tasks), threshold, store, test, at_once)
+                result = await _search(solve, len(tasks), threshold, store, test, concurrency)
                 result = dataclasses.replace(result, attempt=store.attempt_number(end), counts=not too_few)
                 if not too_few:  # too few problems cannot promise anything, so they use up no attempt
                     store.end_attempt(end)
@@ -148,11 +171,7 @@ def calibrate(
                 promise_conditions(solver.settings, policy, threshold),
             )  # fmt: skip
 
-    try:
-        calibrated = asyncio.run(main())
-    except KeyboardInterrupt:
-        stderr.print("interrupted: the same command goes on from here", style="yellow")
-        raise typer.Exit(130) from None
+    calibrated = wait(main())
     if json:
         stdout.print_json(orjson.dumps(calibrated.json()).decode())
     else:
@@ -161,7 +180,7 @@ def calibrate(
     if calibrated.result.loosest is None:
         sys.exit(1)
     output.write_text(calibrated.toml(), encoding="utf-8")
-    stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
+    stderr.print(f"wrote {output}: name it with --config, or make it stepspec.toml", highlight=False)
 
 
 async def _search(

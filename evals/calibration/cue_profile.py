@@ -186,7 +186,8 @@ async def profile(
             budget = solver.settings.budget.budget()
             ends = StepEnds.of(solver.settings.delimiter)
             thinking = solver.policy("large", {}, budget=budget)
-            chain, _ = await reason(thinking, Chain.of(problem, ends), spent=budget.spent)
+            begun = Chain.of(problem, ends, system=solver.settings.system)
+            chain, _ = await reason(thinking, begun, spent=budget.spent)
             found = await read_reasoning(solver.small.model(), chain)
         on_problem()
         return found

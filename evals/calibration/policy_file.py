@@ -19,7 +19,6 @@ from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.orchestrator.feedback.drift import grades
 from stepspec.orchestrator.run_options import arm_options
 from stepspec.orchestrator.toml import document
-from stepspec.policies.option_types import THRESHOLDS
 from stepspec.settings import Settings
 
 from ..benchmarks import Benchmark
@@ -37,17 +36,17 @@ def find_threshold(policy: str, option: str | None = None, values: Sequence[floa
 
     Raise `ConfigurationError` if there is none.
     """
-    policies.options(policy)  # raises for an unknown name
-    known = THRESHOLDS.get(policy)
+    known = policies.METHODS.find(policy).threshold
     if option is None or (known is not None and option == known.option):
         if known is None:
+            known_thresholds = (name for name, method in policies.METHODS.items() if method.threshold)
             raise ConfigurationError(
                 f"{policy!r} has no known threshold: name an option and its values, the strictest first, as in "
-                f"--option threshold --values 9,8,7 (methods with a known threshold: {', '.join(THRESHOLDS)})"
+                f"--vary threshold --values 9,8,7 (methods with a known threshold: {', '.join(known_thresholds)})"
             )
         return Threshold(known.option, tuple(values), known.compared) if values else known
     if not values:
-        raise ConfigurationError(f"--option {option} needs --values, the strictest first")
+        raise ConfigurationError(f"--vary {option} needs --values, the strictest first")
     return Threshold(option, tuple(values))
 
 
@@ -193,7 +192,7 @@ class CalibrationSettings:
         least = c.next_test.needed()
         return (
             f"{failure} At these rates {c.problems_needed:,} problems would do in another attempt with these trials, "
-            f"and with nothing lost at all {least:,}: the same command with a larger --count."
+            f"and with nothing lost at all {least:,}: the same command with a larger --limit."
         )
 
     def table(self) -> Table:

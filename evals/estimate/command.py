@@ -20,9 +20,22 @@ from stepspec.settings import Settings
 
 from ..calibration.cue_profile import load_problems
 from ..cli import arm as parse_arm
-from ..command_line import changed, finite, only_without_testbed, progress_bars, script, writable
+from ..command_line import finite, only_without_testbed, progress_bars, script, writable
 from ..crowd import unlimited
 from ..experiments.arms import LARGE
+from ..flags import (
+    BUDGET,
+    PAIR,
+    SAMPLING,
+    Json,
+    Pace,
+    Policies,
+    ProblemsFile,
+    SharedOptions,
+    Testbed,
+    parse_options,
+    with_settings,
+)
 from ..load import numbers
 from ..plan import check_arm, testbed_settings
 from ..testbed.servers import SHORT, find_world
@@ -37,47 +50,39 @@ POLICIES = ("specreason", "bild", "reflective")
 EXAMPLES = """
 Examples:
 
-  stepspec estimate --small http://localhost:8001/v1 --large http://localhost:8002/v1
+  stepspec estimate --small http://localhost:8001/v1 \\
+      --large http://localhost:8002/v1
 
-  stepspec estimate --problems problems.txt -n 40 --minutes 10 --concurrency 8,32 --small ... --large ...
+  # both servers are in stepspec.toml
+  stepspec estimate --problems problems.txt -n 40 --minutes 10 --users 8,32
 
-  stepspec estimate -p specreason:threshold=8 -p bild --output settings.toml --small ... --large ...
+  stepspec estimate -p specreason:threshold=8 -p bild --output settings.toml
 
-  stepspec estimate --testbed --json | jq .methods      # the miniature pair; no GPU
+  # the miniature pair; no GPU
+  stepspec estimate --testbed --json | jq .methods
 """
 stdout, stderr = Console(), Console(stderr=True)
 
 
+@with_settings("estimate", PAIR, SAMPLING, BUDGET, before="testbed")
 def command(
-    small: Annotated[str | None, typer.Option(help="Base URL of the small model's server.", metavar="URL")] = None,
-    large: Annotated[str | None, typer.Option(help="Base URL of the large model's server.", metavar="URL")] = None,
-    testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair and estimate that.")] = False,
-    profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
-    world: Annotated[str, typer.Option(help="Problems of the miniature models: short, long.")] = SHORT,
-    problems: Annotated[
-        Path | None,
-        typer.Option(help="A file of problems, one a line: text, or JSON with its problem; by default built-in ones."),
-    ] = None,
-    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Maximum number of problems.")] = len(PROBLEMS),
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--policy",
-            "-p",
-            help="A method with its options, or a policy file; default: specreason, bild, reflective.",
-            metavar="NAME[:OPTION=VALUE,...]",
-        ),
-    ] = None,
-    concurrency: Annotated[
-        str, typer.Option(help="Numbers of problems at once to estimate for as well; empty: none.", metavar="N,...")
+    policy: Policies = None,
+    option: SharedOptions = None,
+    problems: ProblemsFile = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")] = len(PROBLEMS),
+    users: Annotated[
+        str, typer.Option(help="Numbers of users to estimate for as well; empty: none.", metavar="N,...")
     ] = "4,16",
     minutes: Annotated[float, typer.Option(min=0.1, help="Deadline of the measurements.")] = 5.0,
     seed: Annotated[int, typer.Option(help="Seed of the samples, and of generated problems.")] = 0,
-    temperature: Annotated[float | None, typer.Option(help="0 is greedy; by default as in the settings.")] = None,
+    testbed: Testbed = False,
+    profile: Pace = "paced",
+    world: Annotated[str, typer.Option(help="Problems of the miniature models: short, long.")] = SHORT,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.")
+        Path | None,
+        typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE"),
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
+    json: Json = False,
 ) -> None:
     """
     Measure both servers for some minutes, and print what each method is expected to gain, alone and under load.
@@ -87,26 +92,25 @@ def command(
     meanwhile. The exit code is 0 if a method is expected to pay, 1 if none is or the servers cannot be measured, and 2
     for wrong options.
     """
-    arms = [parse_arm(spec) for spec in policy or POLICIES]
+    options = parse_options(option)
+    arms = [parse_arm(spec, options) for spec in policy or POLICIES]
     if len({arm.name for arm in (LARGE, *arms)}) <= len(arms):
         raise ConfigurationError("a method is there twice")
     if any(arm.policy in ("large", "small") for arm in arms):
         raise ConfigurationError("--policy: large and small are no methods; the large model alone is always measured")
-    loads = numbers("--concurrency", concurrency, int)
+    loads = numbers("--users", users, int)
     finite("--minutes", minutes)
     find_world(world)
     if output is not None:
         writable("--output", output)
     if testbed:
-        only_without_testbed(small=small, large=large, problems=str(problems) if problems else None)
-        texts = [task.problem for task in fresh_tasks(count, seed, world=world)]
+        only_without_testbed(problems=problems)
+        texts = [task.problem for task in fresh_tasks(limit, seed, world=world)]
     else:
-        texts = load_problems(problems, count) if problems else list(PROBLEMS[:count])
-    settings = testbed_settings() if testbed else Solver(small, large).settings
+        texts = load_problems(problems, limit) if problems else list(PROBLEMS[:limit])
+    settings = testbed_settings() if testbed else Solver().settings
     if not testbed:
         _check_pair(settings)
-    sampling = changed(settings.sampling, {"temperature": ("--temperature", temperature)})
-    settings = settings.model_copy(update={"sampling": sampling})
     for arm in arms:
         check_arm(arm, settings)
     own_solver = None if testbed else Solver(unlimited(settings))
@@ -132,7 +136,7 @@ def command(
         show(stdout, measured, estimate, toml)
     if output is not None:
         output.write_text(toml, encoding="utf-8")
-        stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
+        stderr.print(f"wrote {output}: name it with --config, or make it stepspec.toml", highlight=False)
     if estimate.best is None:
         raise typer.Exit(1)
 

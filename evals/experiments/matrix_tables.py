@@ -16,7 +16,7 @@ from rich.table import Table
 
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.solution import Solution
-from stepspec.policies.option_types import THRESHOLDS
+from stepspec.policies import THRESHOLDS
 
 from ..crowd import TWO_LARGE, Block, Drafts, Timing
 from ..load import Cell, latency_ratio

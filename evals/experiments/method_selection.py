@@ -27,7 +27,7 @@ from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.calibration_monitor import Calibration
 from stepspec.orchestrator.solution import Solution
-from stepspec.policies.option_types import THRESHOLDS
+from stepspec.policies import THRESHOLDS
 from stepspec.settings import Alternative, Settings
 
 from ..cli import arm as parse_arm

@@ -28,7 +28,7 @@ Examples:
 
   stepspec report runs/math500
 
-  stepspec report runs/math500 runs/gsm8k --prices prices.toml --output reports
+  stepspec report runs/math500 runs/gsm8k --prices prices.toml -o reports
 """
 
 stderr = Console(stderr=True)
@@ -39,7 +39,10 @@ def command(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="The folder for the report; default: RUN if there is only one, else ./report."
+            "--output",
+            "-o",
+            help="The folder for the report; default: RUN if there is only one, else ./report.",
+            metavar="FOLDER",
         ),
     ] = None,
     prices: Annotated[

@@ -23,8 +23,8 @@ World = Annotated[str, typer.Option(help="Kind of problems, with their models: s
 
 @app.command()
 def problems(
-    count: Annotated[int, typer.Option(min=1)] = 3,
-    seed: int = 0,
+    count: Annotated[int, typer.Option(help="Number of problems.", min=1)] = 3,
+    seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
     least: Annotated[
         int, typer.Option(help="Least number of operations, of short ones.", min=1, max=7)
     ] = DEFAULT.steps[0],

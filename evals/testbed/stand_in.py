@@ -385,13 +385,15 @@ def logprob(number: int) -> float:
 SYLLABLES = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
 WORDS = tuple(f" {first}{second}" for first in SYLLABLES for second in SYLLABLES)
 STEP_END = "." + DELIMITER
-PIECES = (*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in (*SPECIAL, STEP_END, *WORDS)))
+YES_NO = ("Yes", "No")
+PIECES = (*(bytes([byte]) for byte in range(256)), *(piece.encode() for piece in (*SPECIAL, STEP_END, *WORDS, *YES_NO)))
 """The text of every token id: the bytes, so that any text can be encoded, and then longer pieces."""
 IDS = {piece: number for number, piece in enumerate(PIECES)}
 TURN, ENDED, THINKING, THOUGHT = (IDS[special.encode()] for special in SPECIAL)
 FIRST_WORD = IDS[WORDS[0].encode()]
 _PIECE = re.compile("|".join(map(re.escape, (*SPECIAL, STEP_END))) + r"| ?\w+|.", re.DOTALL)
 RIGHT, WRONG = {"9": -0.1, "8": -2.5, "1": -6.0}, {"1": -0.1, "2": -2.5, "9": -6.0}
+YES, NO = {"Yes": -0.1, "No": -2.5}, {"Yes": -2.5, "No": -0.1}
 OUT_OF_MEMORY = Refuse(500, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB")
 
 
@@ -416,7 +418,7 @@ class StandIn(FakeVllm):
     Thinks in *steps* steps of *step_tokens* tokens each, and then answers 42; the same text for every problem.
 
     What follows a prompt depends on nothing but the number of tokens since the thinking began, so that stand-ins
-    agree. A question about a step gets the grade 9 for the share *accept* of all prompts, and else 1.
+    agree. A question about a step gets the grade 9, or a yes, for the share *accept* of all prompts, and else 1, or no.
     """
 
     digits: dict[str, float] = field(default_factory=lambda: dict(RIGHT))
@@ -511,7 +513,10 @@ class StandIn(FakeVllm):
 
     def grades(self, prompt: list[int], wanted: list[int]) -> dict[str, float]:
         accepted = crc32(repr(prompt).encode()) % 1000 < self.accept * 1000 if self.accept < 1 else True
-        known = {f"token_id:{IDS[digit.encode()]}": value for digit, value in self.judged(accepted).items()}
+        judged = self.judged(accepted)
+        if any(PIECES[number].decode(errors="replace") in YES_NO for number in wanted):
+            judged = YES if accepted else NO
+        known = {f"token_id:{IDS[choice.encode()]}": value for choice, value in judged.items()}
         return {key: known.get(key, -9999.0) for key in [f"token_id:{number}" for number in wanted]} or known
 
     def judged(self, accepted: bool) -> dict[str, float]:
@@ -745,7 +750,9 @@ def main(
     prompt_token_us: Annotated[float, typer.Option(min=0, help="Microseconds for each uncached prompt token.")] = 0.0,
     jitter: Annotated[float, typer.Option(min=0, max=1, help="Share by which each time varies.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of the jitter.")] = 0,
-    accept: Annotated[float, typer.Option(min=0, max=1, help="Share of the questions that get the grade 9.")] = 1.0,
+    accept: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the questions that get the grade 9, or yes.")
+    ] = 1.0,
     chunk: Annotated[int, typer.Option(min=1, help="Tokens of an event.")] = 1,
     block: Annotated[int, typer.Option(min=0, help="Block of the prefix cache in tokens; 0: no cache.")] = 16,
     room: Annotated[int, typer.Option(min=512, help="The longest sequence, in tokens.")] = 32_768,

@@ -11,6 +11,7 @@ waits for go before those it may never need. Bodies and replies are in `vllm_pro
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 from collections import deque
@@ -28,6 +29,7 @@ from asyncio_throttle import Throttler  # type: ignore[attr-defined]
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, stop_after_attempt, stop_before_delay
 from tenacity import wait_random_exponential as random_exponential
 
+from ..concurrency import background
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext
@@ -49,6 +51,14 @@ from .vllm_protocol import (
 BROKEN = (aiohttp.ClientError, OSError)
 KEEP_ALIVE = 5.0  # seconds that an idle connection stays open, as long as vLLM's own
 CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
+
+WAITING = "stepspec.waiting"
+"""The logger of servers that do not answer; the command line shows what it logs."""
+QUIET = 1.0  # seconds of waiting that are not reported
+REPORT_EVERY = 5.0  # seconds between two reports
+LONGEST_PAUSE = 10.0  # seconds between two tries, unless the server wants more
+
+log, waiting = logging.getLogger("stepspec.requests"), logging.getLogger(WAITING)
 
 A = TypeVar("A", bound=Address)
 T = TypeVar("T")
@@ -108,6 +118,7 @@ class Connection:
         self.priorities = endpoint.priorities
         self._session: aiohttp.ClientSession | None = None
         self._proxy = _proxy(endpoint.url)
+        self._try = 1  # of the request that was sent last
         self._slots = asyncio.Semaphore(endpoint.max_concurrency)
         self._starts = _throttle(endpoint.requests_per_second)
 
@@ -148,7 +159,8 @@ class Connection:
 
     async def model_name(self) -> str:
         """Return the model that the settings name, or the first. Raise `EndpointRejected` if it is not served."""
-        wanted, served = self.endpoint.model, await self.model_names()
+        async with background(self._report_waiting()):
+            wanted, served = self.endpoint.model, await self.model_names()
         if served and wanted in (None, *served):
             return wanted or served[0]
         message = f"no model {wanted or 'at all'!r} is served here; served: {', '.join(map(repr, served)) or 'none'}"
@@ -228,6 +240,7 @@ class Connection:
                     headers = {"Content-Type": "application/json", **headers}
                     content = orjson.dumps(body)
                     response = await self._session.post(url, data=content, headers=headers, proxy=self._proxy)
+                log.debug("%s %s: %d", "GET" if body is None else "POST", url, response.status)
                 if response.status >= 400:
                     raise _refusal(call, response.status, response.headers.get("retry-after"), await response.read())
             except BROKEN as exc:
@@ -245,14 +258,39 @@ class Connection:
                 raise failed.pop()
             return await send()
 
+        tries = 1 + (self.endpoint.retries if retries is None else retries)
         retrying = AsyncRetrying(
-            stop=stop_after_attempt(1 + (self.endpoint.retries if retries is None else retries))
-            | stop_before_delay(deadline),
+            stop=stop_after_attempt(tries) | stop_before_delay(deadline),
             wait=_wait,
             retry=retry_if_exception_type(_Retryable),
             retry_error_callback=_give_up,
+            before_sleep=self._report_retry,
         )
         return await retrying(send_again)
+
+    def _report_retry(self, state: RetryCallState) -> None:
+        exc = state.outcome.exception() if state.outcome else None
+        self._try = state.attempt_number + 1
+        log.info("%s; try %d in %.1f s", exc, self._try, state.upcoming_sleep)
+
+    async def _report_waiting(self) -> None:
+        """Report, after a second and then every few seconds, that the server does not answer its first request."""
+        self._try, now = 1, asyncio.get_running_loop().time
+        tries, deadlines, ends = (
+            1 + self.endpoint.retries,
+            self.endpoint.deadlines,
+            now() + self.endpoint.deadlines.total,
+        )
+        await asyncio.sleep(QUIET)
+        while True:
+            left = ends - now()
+            if self._try > 1:  # there is no connection: each try ends soon
+                left = min(left, (1 + tries - self._try) * (deadlines.connect + LONGEST_PAUSE))
+            role, url = self.endpoint.role, self.endpoint.url
+            waiting.info(
+                "waiting for the %s model at %s: try %d of %d, up to %.0f s left", role, url, self._try, tries, left
+            )
+            await asyncio.sleep(REPORT_EVERY)
 
 
 class ConnectedEndpoint(Generic[A]):
@@ -431,7 +469,7 @@ def _ssl_context(url: str) -> ssl.SSLContext | bool:
     return create_ssl_context()
 
 
-_backoff = random_exponential(multiplier=0.2, max=10)  # seconds
+_backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
 
 
 def _wait(state: RetryCallState) -> float:

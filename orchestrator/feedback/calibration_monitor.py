@@ -13,6 +13,7 @@ from ..events import Event
 from ..run_options import RETIRED, is_on
 from .drift import Drift, GradeWatch, Histogram
 
+PROMPTS = "prompts"  # the condition that holds the hashes of the texts that decide what the method does
 _ABSENT = object()
 
 log = logging.getLogger("stepspec")
@@ -20,7 +21,7 @@ log = logging.getLogger("stepspec")
 
 class Calibration(BaseModel):
     """
-    The guarantee of ``stepspec calibrate`` for one *option* of a *policy*, as a settings file holds it.
+    The guarantee of ``stepspec calibrate`` for a *value* of one *option* of a *policy*, as a settings file holds it.
 
     With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone. That holds for all
     attempts with the same trials together.
@@ -66,8 +67,8 @@ class Calibration(BaseModel):
         for name in RETIRED:
             if is_on(conditions.get(name, False)):
                 raise ValueError(
-                    f"{name}: the calibration was made with this option, which is retired, because it showed no gain; "
-                    "run `stepspec calibrate` again"
+                    f"{name}: the calibration was made with this option, which is retired: run `stepspec calibrate` "
+                    "again without it"
                 )
         return {name: value for name, value in conditions.items() if name not in RETIRED}
 
@@ -105,6 +106,8 @@ class CalibrationMonitor:
         options = dict(run.values["options"])
         value = options.pop(calibration.option, _ABSENT)
         values = {**run.values, "options": options}
+        if PROMPTS not in calibration.conditions:
+            values.pop(PROMPTS, None)  # the file is older than this condition
         return (
             *((f"options.{calibration.option}",) if value != calibration.value else ()),
             *_differences("models", calibration.models, run.models if calibration.models else {}),

@@ -152,6 +152,8 @@ class Question(Protocol):
     @property
     def opening(self) -> str: ...
 
+    def fill(self, **values: object) -> str: ...
+
 
 @dataclass(frozen=True, slots=True)
 class ShadowJudge:
@@ -205,7 +207,7 @@ class ShadowJudge:
         """Whether *large* calls *step* correct after *chain*; None if it does not understand a question."""
         if step.plain == reference.plain:
             return True
-        beside = self.beside.text.format(step=reference.text.strip())
+        beside = self.beside.fill(step=reference.text.strip())
         for question, opening in ((self.alone.text, self.alone.opening), (beside, self.beside.opening)):
             reply = await large.ask(chain.extend(step), question, ("Yes", "No"), opening=opening)
             if sum(reply.values()) < SURE:

@@ -28,7 +28,7 @@ from .pair import Pair, StartedServer, load
 from .preflight import check_pair, warnings
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-USAGE = "These are settings of a solver: write them to a file, and name it in STEPSPEC_CONFIG."
+USAGE = "These are settings of a solver: write them to a file, and name it with --config."
 
 
 def load_checked(path: Path, console: Console, methods: Collection[str] = ()) -> Pair:

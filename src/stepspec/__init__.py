@@ -1,26 +1,80 @@
-"""Reasoning-step-level speculation over two vLLM endpoints."""
+"""
+Reasoning-step-level speculation over two vLLM endpoints.
 
-from stepspec.orchestrator import Budget, Chain, Ledger, Message, Step
+``__all__`` is what stepspec promises: names in other modules may change with any version. `errors`, `events` and
+`trace` are modules with everything that is raised, that happens in a run, and that reads and writes records of runs.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
+from stepspec.orchestrator.chain import Accept, Rival, Rollback, Step, Token, Verdict
+from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
-from stepspec.orchestrator.errors import StepspecError
+from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
+from stepspec.orchestrator.events import Event, Observer
+from stepspec.orchestrator.feedback.adaptation import Threshold
+from stepspec.orchestrator.interfaces import Model, Policy
 from stepspec.orchestrator.nesting import NestedPair
+from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import Solution, SolvedStep
+from stepspec.policies import Method
 
-from .api import Solver, asolve, solve
+from .api import EventStream, Solver, asolve, solve
+from .settings import Settings
+
+if TYPE_CHECKING:
+    from stepspec.evals.benchmarks import Benchmark
+    from stepspec.evals.sample import Task
 
 __all__ = [
+    "Accept",
+    "Benchmark",
     "Budget",
     "Chain",
+    "ConfigurationError",
     "Endpoint",
+    "EndpointError",
+    "Event",
+    "EventStream",
     "Ledger",
     "Message",
+    "Method",
+    "Model",
     "NestedPair",
+    "Observer",
+    "Policy",
+    "Rival",
+    "Rollback",
+    "RunOptions",
     "Sampling",
+    "Settings",
     "Solution",
     "SolvedStep",
     "Solver",
     "Step",
     "StepspecError",
+    "StopRule",
+    "Task",
+    "Threshold",
+    "Token",
+    "Verdict",
     "asolve",
+    "errors",
+    "events",
     "solve",
+    "trace",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import what only benchmarks of somebody's own need when it is first used."""
+    if name == "Benchmark":
+        from stepspec.evals.benchmarks import Benchmark
+
+        return Benchmark
+    if name == "Task":
+        from stepspec.evals.sample import Task
+
+        return Task
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.budget import Budget, Budgeted
 from stepspec.orchestrator.chain import Chain, Message, Party, Role
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
-from stepspec.orchestrator.early_stopping import StopRule, TrialAnswer
+from stepspec.orchestrator.early_stopping import STOP_RULES, StopRule
 from stepspec.orchestrator.endpoints import (
     Endpoint,
     ModelEndpoint,
@@ -37,7 +37,16 @@ from stepspec.orchestrator.feedback.learning import Learning, Learnings
 from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.feedback.method_selection import MethodSelection
 from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowJudge, Shadows
-from stepspec.orchestrator.interfaces import AnsweredBy, Critic, EndedBy, Model, Policy, answered_by, ended_by
+from stepspec.orchestrator.interfaces import (
+    AnsweredBy,
+    Critic,
+    EndedBy,
+    Model,
+    Policy,
+    PolicyFactory,
+    answered_by,
+    ended_by,
+)
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, described, named, servers
 from stepspec.orchestrator.nesting.settings import Nesting
@@ -128,7 +137,7 @@ class Models:
         """
         if self.formatting is not None:
             return Budgeted(self.formatting, self.budget.left)
-        by = name if name in policies.BASELINES else answer or answered_by(policies.METHODS[name].build)
+        by = name if name in policies.BASELINES else answer or answered_by(policies.METHODS.find(name).source)
         return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
 
     def leave(self) -> None:
@@ -156,10 +165,16 @@ class Solver:
         **overrides: Unpack[SettingsOverrides],
     ) -> None:
         if not isinstance(small, Settings):
-            small = configuration.load(small=small, large=large, **overrides)
+            arguments: dict[str, Any] = {"small": small, "large": large, **overrides}
+            small = configuration.load(**arguments)
+            try:
+                check_policies(small)
+            except ConfigurationError as exc:
+                raise configuration.named(exc, small, arguments) from exc
         elif large is not None or overrides:
             raise TypeError("settings are complete: use settings.with_overrides(...), or leave them out")
         self.settings = settings = small
+        self.prompts = settings.prompts
         self._exit = AsyncExitStack()
         check_policies(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
@@ -184,7 +199,7 @@ class Solver:
 
         See `stepspec.settings`. ``Solver(small, large, ...)`` does the same.
         """
-        return cls(configuration.load(small=small, large=large, **overrides))
+        return cls(small, large, **overrides)
 
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
@@ -224,14 +239,15 @@ class Solver:
 
     def policy(
         self,
-        name: str | None = None,
+        name: str | PolicyFactory | None = None,
         options: Mapping[str, Any] | None = None,
         *,
         budget: Budget | None = None,
         observe: Observer = lambda event: None,
     ) -> Policy:
         """Build a policy over both models, for one run that begins now; what is None comes from the settings."""
-        run = self.settings.run.with_overrides({"policy": name, "options": options})
+        named = policies.named(name) if name else None
+        run = self.settings.run.with_overrides({"policy": named, "options": options})
         budget, sampling = budget or run.budget.budget(), run.sampling.seeded()
         return self._policy(self._models(budget, sampling, observe, trace.Stopwatch()), run)
 
@@ -251,7 +267,10 @@ class Solver:
         take the options.
         """
         before = run or self.settings.run
-        resolved = before.with_overrides(overrides) if overrides else before
+        named: Any = configuration.by_name(overrides)
+        resolved = before.with_overrides(named) if named else before
+        if resolved.stop_rule:
+            STOP_RULES.find(resolved.stop_rule)
         if (resolved.policy, resolved.options) != (before.policy, before.options):
             policies.check(resolved.policy, resolved.options, has_critic=self.critic is not None)
         values = {
@@ -298,7 +317,7 @@ class Solver:
         run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        chain = Chain.of(problem, StepEnds.of(run.delimiter))
+        chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system)
         limits = run.budget.budget().fit(await context_room(chain, (self.small, self.large)))
         learning = self._learnings.of(run, limited="adapt" in run.model_fields_set)
         promise = self._promise(run)
@@ -334,7 +353,7 @@ class Solver:
             watch(adapted)
         try:
             windows.begin()
-            with carrying(self._session(session), run.priority):
+            with carrying(self._session(session), run.priority), prompts.replacing(self.prompts):
                 outcome = await run_policy(
                     self._policy(models, run),
                     chain,
@@ -428,7 +447,7 @@ class Solver:
         return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
 
     def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
-        return TrialAnswer(models.large) if options.early_exit and self.thinks else None
+        return STOP_RULES.find(options.stop_rule)(models.large) if options.stop_rule and self.thinks else None
 
     @property
     def adaptation(self) -> Learning | None:
@@ -446,7 +465,8 @@ class Solver:
 
     def conditions(self, run: RunOptions) -> RunConditions:
         """What a calibration compares of *run*; known once entered."""
-        return RunConditions(run.policy, self.models, configuration.conditions(run))
+        with prompts.replacing(self.prompts):
+            return RunConditions(run.policy, self.models, configuration.conditions(run))
 
     @property
     def models(self) -> Mapping[str, str]:
@@ -530,8 +550,10 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
 
 
 def check_policies(settings: Settings) -> None:
-    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within."""
+    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or the stop rule."""
     policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
+    if settings.stop_rule:
+        STOP_RULES.find(settings.stop_rule)
     if isinstance(settings.small, NestedPair):
         check_nested_policies(settings.small.nested)
     if settings.alternatives:
@@ -543,7 +565,7 @@ def check_alternatives(settings: Settings) -> None:
     if settings.calibration is None:
         raise ConfigurationError(
             f"alternatives: {settings.policy} is not calibrated itself: make its policy file with "
-            "`stepspec calibrate`, and name it with STEPSPEC_CONFIG"
+            "`stepspec calibrate`, and name it with --config or STEPSPEC_CONFIG"
         )
     if settings.adapt:
         raise ConfigurationError("alternatives: with adapt, runs keep to one method: leave out one of the two settings")

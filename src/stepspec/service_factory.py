@@ -34,12 +34,6 @@ def require() -> None:
         raise ConfigurationError(f"`stepspec serve` needs {', '.join(missing)}: pip install 'stepspec[serve]'")
 
 
-def service_settings(**overrides: Any) -> ServiceSettings:
-    """Read the service's settings, *overrides* first; those that are None count as absent."""
-    changed = {name: value for name, value in overrides.items() if value is not None}
-    return configuration.load(service=changed or None).service
-
-
 async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """
     Serve *solver*, once its servers are warm, until a signal ends the process and it is drained.

@@ -1,51 +1,61 @@
 """
-Settings of a solver. One precedence: arguments, then ``STEPSPEC_*`` variables, then a TOML file, then the defaults.
+Settings of a solver. One precedence: flags, arguments, ``STEPSPEC_*`` variables, a TOML file, the defaults.
 
-The file is the one that ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in the working directory, if there is one.
-Unknown keys are errors, in all three places.
+The file is the one that ``--config`` or ``STEPSPEC_CONFIG`` names, or ``stepspec.toml`` in the working directory, if
+there is one. Unknown keys are errors everywhere. `setting_sources` reads and merges them.
 """
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
 )
 
+from stepspec.orchestrator import early_stopping
 from stepspec.orchestrator.chain import Party
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
-from stepspec.orchestrator.errors import ConfigurationError, near
-from stepspec.orchestrator.feedback.calibration_monitor import Calibration
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.feedback.calibration_monitor import PROMPTS, Calibration
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
 from stepspec.orchestrator.run_options import (
-    RETIRED,
     Limits,
     RunOptions,
     RunOverrides,
     Share,
     explain,
-    refuse_retired,
+    explain_error,
     run_options,
 )
 from stepspec.orchestrator.service.settings import ServiceSettings, listed
 
-from . import policies
+from . import policies, prompts
+from .prompts import PromptFile
+from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, layers, origin
 
-PREFIX = "STEPSPEC_"
-CONFIG = f"{PREFIX}CONFIG"
-DEFAULT_FILE = "stepspec.toml"
+__all__ = [
+    "DEFAULT_FILE",
+    "Alternative",
+    "Settings",
+    "SettingsOverrides",
+    "Small",
+    "by_name",
+    "conditions",
+    "load",
+    "named",
+]
+
+HASH = 16  # characters of a prompt's hash in a policy file
 
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
@@ -90,6 +100,14 @@ def _read_alternative(value: object) -> object:
         raise ValueError(f"{value}: {explain(exc, Alternative)}") from exc
 
 
+def _read_prompts(folder: Path) -> Path:
+    """Check that the prompts of *folder* replace known ones, those of plugins included."""
+    len(policies.METHODS)  # loads the plugins
+    prompts.read_folder(folder)
+    return folder
+
+
+PromptsFolder: TypeAlias = Annotated[Path, AfterValidator(_read_prompts)]
 Alternatives: TypeAlias = Annotated[tuple[Alternative, ...], NoDecode, BeforeValidator(_read_alternatives)]
 
 
@@ -120,6 +138,8 @@ class Settings(RunOptions, BaseSettings):
     """
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
     """A header with one value per run, by which a gateway keeps a chain on one server; empty: none is sent."""
+    prompts_dir: PromptsFolder | None = None
+    """A folder of prompts that replace those of the same names."""
 
     @classmethod
     def settings_customise_sources(
@@ -127,16 +147,22 @@ class Settings(RunOptions, BaseSettings):
         env_settings: PydanticBaseSettingsSource, dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:  # fmt: skip
-        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls, _file())
+        return (MergedSource(settings_cls, init_settings()),)
 
     @property
     def run(self) -> RunOptions:
         """The options of a run that overrides none."""
         return RunOptions.model_construct(set(), **{name: getattr(self, name) for name in RunOptions.model_fields})
 
+    @property
+    def prompts(self) -> Mapping[str, PromptFile]:
+        """The prompts of *prompts_dir*, by the names of those that they replace."""
+        return prompts.read_folder(self.prompts_dir) if self.prompts_dir else {}
+
     def conditions(self) -> dict[str, Any]:
         """The values that a calibration of these settings depends on; see `conditions`."""
-        return conditions(self)
+        with prompts.replacing(self.prompts):
+            return conditions(self)
 
     def turned(self, places: int) -> Self:
         """The same, for one of several that begin at the same time: with other servers of each model first."""
@@ -148,13 +174,17 @@ def conditions(run: RunOptions) -> dict[str, Any]:
     """
     The values of *run* that a calibration depends on, in addition to the policy and the models; as values of TOML.
 
-    Defaults of the policy are filled in, so that a default that changes is noticed.
+    Defaults of the policy are filled in, so that a default that changes is noticed. The prompts that decide what the
+    policy does are there by their hashes.
     """
-    build = policies.METHODS[run.policy].build
-    roles = {"ending": run.ending or ended_by(build), "answer": run.answer or answered_by(build)}
+    method = policies.METHODS.find(run.policy)
+    roles = {"ending": run.ending or ended_by(method.source), "answer": run.answer or answered_by(method.source)}
+    known = prompts.known()
+    names = (*method.prompts, *([policies.COMPLETE.name] if roles["ending"] == "judge" else []))
+    texts = {PROMPTS: {name: known[name].sha256[:HASH] for name in sorted(names)}} if names else {}
     options = {**policies.defaults(run.policy), **run.options}
     set_options = {name: value for name, value in options.items() if value is not None}
-    return run.calibrated() | roles | {"options": set_options}
+    return run.calibrated() | roles | {"options": set_options} | texts
 
 
 class SettingsOverrides(RunOverrides, total=False):
@@ -166,6 +196,13 @@ class SettingsOverrides(RunOverrides, total=False):
     sampling: Sampling | Mapping[str, Any] | None
     seed: int | None
     budget: Limits | Mapping[str, Any] | None
+    prompts_dir: str | Path | None
+
+
+def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return *overrides* with a policy and a stop rule that are classes or functions as the names to choose them by."""
+    named = {"policy": policies.named, "stop_rule": early_stopping.named}
+    return {name: named[name](value) if name in named and value else value for name, value in overrides.items()}
 
 
 def load(*, seed: int | None = None, **overrides: Any) -> Settings:
@@ -174,31 +211,41 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
 
     Raise `ConfigurationError`, which names the setting that is wrong.
     """
-    _refuse_unknown_variables()
+    arguments = {name: value for name, value in by_name(overrides).items() if value is not None}
     try:
-        settings = Settings(**{name: value for name, value in overrides.items() if value is not None})
+        settings = Settings(**arguments)
     except ValidationError as exc:
-        raise explain(exc, Settings, hidden=TAGS) from exc
-    except (SettingsError, ValueError, OSError) as exc:  # a variable that is no JSON, a file that is no TOML
-        raise ConfigurationError(str(exc)) from exc
+        raise _explain(exc, layers(Settings, arguments)) from exc
     return settings.model_copy(update={"sampling": settings.sampling.with_seed(seed)})
 
 
-def _file() -> Path | None:
-    named = os.environ.get(CONFIG)
-    if named is not None:
-        if not Path(named).is_file():
-            raise ConfigurationError(f"{CONFIG} names {named!r}, which is not a file")
-        return Path(named)
-    return Path(DEFAULT_FILE) if Path(DEFAULT_FILE).is_file() else None
+def named(exc: ConfigurationError, settings: Settings, arguments: Mapping[str, Any]) -> ConfigurationError:
+    """
+    Let the error of a policy or of its options name the flag, the variable or the key of the file at fault.
+
+    *settings* were loaded with these *arguments*.
+    """
+    place = ("options", exc.option) if exc.option else ("policy",)
+    found = origin(layers(Settings, {name: value for name, value in arguments.items() if value is not None}), place)
+    known = settings.policy in policies.METHODS
+    if found is None or found.source == "argument" or (known and not exc.option):
+        return exc
+    return ConfigurationError(f"{found.name(place)}: {exc}", option=exc.option)
 
 
-def _refuse_unknown_variables() -> None:
-    known = {f"{PREFIX}{field}".upper() for field in Settings.model_fields} | {CONFIG}
-    retired = {f"{PREFIX}{name}".upper() for name in RETIRED}
-    for variable, value in os.environ.items():
-        if variable.upper() in retired:
-            refuse_retired(variable, value)
-        elif variable.upper().startswith(PREFIX) and variable.upper().split("__")[0] not in known:
-            meant = near(variable.upper(), known) or f"; known: {sorted(known)}"
-            raise ConfigurationError(f"unknown setting {variable}{meant}")
+def _explain(exc: ValidationError, found: Sequence[Layer]) -> ConfigurationError:
+    """Say in one line what is wrong with which flag, variable, argument, or key of the file."""
+    return ConfigurationError("; ".join(_explain_error(error, found) for error in exc.errors()))
+
+
+def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
+    message = explain_error(Settings, error, hidden=TAGS)
+    place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in TAGS)
+    layer = origin(found, place)
+    if layer is None or layer.source == "argument" or not place:
+        return message
+    if layer.source == "file":
+        return f"{layer.path}: {message}"
+    reason = message.removeprefix(f"{'.'.join(place)}: ")
+    value = f" {error['input']}" if error["type"].startswith(("greater_than", "less_than")) else ""
+    return f"{layer.name(place)}{value}: {reason}"

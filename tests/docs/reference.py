@@ -229,8 +229,14 @@ def command_page() -> Iterator[str]:
             if record := parameter.get_help_record(context):
                 yield f"| `{record[0]}` | {_cell(record[1])} |"
         if each.epilog:
-            examples = [line.strip() for line in each.epilog.replace("Examples:", "").splitlines() if line.strip()]
-            yield from ("", "```console", *(f"$ {line}" for line in examples), "```")
+            yield from ("", "```console", *_examples(each.epilog), "```")
+
+
+def _examples(epilog: str) -> Iterator[str]:
+    """The commands of an *epilog* after prompts; without the marks that keep click from wrapping it."""
+    lines = [line.strip() for line in epilog.splitlines()]
+    for before, line in pairwise(["", *(line for line in lines if line not in ("", "Examples:", "\b"))]):
+        yield f"    {line}" if before.endswith("\\") else line if line.startswith("#") else f"$ {line}"
 
 
 # --- HTTP -------------------------------------------------------------------------------------------------------------

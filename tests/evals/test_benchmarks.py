@@ -10,13 +10,14 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
-from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, find, load, own
+from stepspec.evals.benchmarks import BENCHMARKS, Benchmark, choose, find, load, own, read_benchmark
 from stepspec.evals.grading.answers import LETTERS
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
@@ -166,7 +167,7 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_refused_with_a_guess() -> None:
-    with pytest.raises(ConfigurationError, match=r"\(did you mean 'math500'\?\); there are math500, gsm8k"):
+    with pytest.raises(ConfigurationError, match=r"\(did you mean 'math500'\?\); the benchmarks: math500, gsm8k"):
         find("math-50")
 
 
@@ -186,3 +187,60 @@ def test_without_the_library_the_error_names_the_package_to_install(monkeypatch:
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ConfigurationError, match=r"needs datasets: pip install 'stepspec\[evals\]'"):
         load(find("gsm8k"))
+
+
+def test_columns_metric_and_prompt_of_a_file_are_the_users_choice(tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", {"q": "What is {this}?", "a": "7", "id": "first"})
+    template = tmp_path / "ask.txt"
+    template.write_text("Think, then answer in \\boxed{}.\n{problem}\n")
+    benchmark, file = choose(str(path), problem="q", answer="a", metric="number", prompt=str(template))
+    assert file == path
+    (task,) = load(benchmark, file)
+    assert task.problem == "Think, then answer in \\boxed{}.\nWhat is {this}?"
+    assert (task.question, task.answer, task.name) == ("What is {this}?", "7", "first")
+    assert (benchmark.metric, benchmark.prompt) == ("number", str(template))
+    bare_one, _ = choose(str(path), problem="q", answer="a", prompt="none")
+    assert load(bare_one, path)[0].problem == "What is {this}?"
+    assert bare_one.metric == "math"
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        ({"metric": "maths"}, "--metric maths: there is no such metric; the metrics: math, number, choice, exact"),
+        (
+            {"prompt": "gone.txt"},
+            "--prompt gone.txt cannot be read: No such file.*none, or one of: eval.boxed, eval.choice",
+        ),
+        ({"prompt": "check"}, r"--prompt check: the text needs \{problem\}"),
+    ],
+)
+def test_a_wrong_choice_for_a_file_names_the_flag(flags: dict[str, str], complaint: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "mine.jsonl", {"problem": "1 + 1?", "answer": "2"})
+    with pytest.raises(ConfigurationError, match=complaint):
+        choose(str(path), **flags)
+
+
+@pytest.mark.parametrize("flag", ["problem", "answer", "metric", "prompt"])
+def test_choices_for_a_file_are_refused_for_a_benchmark_with_a_name(flag: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--{flag}.* is for a file of your own"):
+        choose("math500", **{flag: "number"})
+
+
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [
+        ("math500", "is no Benchmark"),
+        (replace(find("math500"), made=lambda seed, count: []), "needs one of a source, a file and a function"),
+        (replace(find("math500"), source=""), "needs one of a source, a file and a function"),
+        (replace(find("math500"), metric="maths"), "there is no metric 'maths'"),  # type: ignore[arg-type]
+        (replace(find("math500"), prompt="eval.box"), "there is no prompt 'eval.box'"),
+    ],
+)
+def test_what_cannot_be_a_benchmark_of_a_plugin_is_refused(value: object, complaint: str) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        read_benchmark("mine", value)
+
+
+def test_a_benchmark_of_a_plugin_has_the_name_of_its_entry_point() -> None:
+    assert read_benchmark("mine", find("math500")) == replace(find("math500"), name="mine")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
-from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,13 @@ import pytest
 
 from stepspec import Budget, cli
 from stepspec.evals import cli as eval_cli
-from stepspec.evals.benchmarks import find, load, own
+from stepspec.evals.benchmarks import choose, find, load, own
+from stepspec.evals.calibration import command as calibration
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.plan import Plan
 from stepspec.evals.results import compare_arms
 from stepspec.evals.testbed import solving_pair
+from stepspec.orchestrator.endpoints import GREEDY
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.settings import Settings
 
@@ -31,42 +32,48 @@ TASKS = tuple(load(find("arithmetic"), limit=40))
 SETTINGS = Settings.model_validate({"budget": {"tokens": 900, "steps": 50}, "sampling": {"top_p": 0.9, "seed": 5}})
 
 
-def plan(
-    samples: int = 1, temperature: float | None = None, tokens: int | None = None, seconds: float | None = None
-) -> Plan:
+def plan(samples: int = 1, settings: Settings = SETTINGS) -> Plan:
     make = eval_cli._plan  # pyright: ignore[reportPrivateUsage]
-    return make(SETTINGS, find("arithmetic"), TASKS, (LARGE,), samples, 3, temperature, tokens, seconds, 2)
+    return make(settings, find("arithmetic"), (LARGE,), samples, 3, 2)
 
 
-def test_missing_options_come_from_the_settings() -> None:
+def test_sampling_and_budget_come_from_the_settings() -> None:
     made = plan()
     assert (made.sampling.temperature, made.sampling.top_p) == (0.6, 0.9)
     assert made.budget == Budget(900, 50)
     assert (made.metric, made.seed, made.concurrency, made.repeats) == ("exact", 3, 2, 1)
-    explicit = plan(4, 1.0, tokens=300, seconds=9.0)
-    assert (explicit.sampling.temperature, explicit.budget, explicit.repeats) == (1.0, Budget(300, 50, 9.0), 4)
+    assert plan(4).repeats == 4
 
 
 def test_several_samples_at_temperature_0_are_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"--samples 2 at temperature 0 are the same one 2 times"):
-        plan(2, 0.0)
+        plan(2, SETTINGS.model_copy(update={"sampling": GREEDY}))
 
 
 @pytest.mark.parametrize(
     ("flags", "complaint"),
     [
-        ({"temperature": -1.0}, "--temperature -1.0: Input should be greater than or equal to 0"),
-        ({"temperature": nan}, "--temperature nan: a finite number"),
-        ({"tokens": 0}, "--max-tokens 0: Input should be greater than 0"),
-        ({"tokens": 1}, "a budget of 1 tokens has no room"),
-        ({"seconds": 0.0}, "--max-seconds 0.0: Input should be greater than 0"),
-        ({"seconds": nan}, "--max-seconds nan: a finite number"),
-        ({"seconds": inf}, "--max-seconds inf: a finite number"),
+        ("--temperature -1.0", "--temperature -1.0: Input should be greater than or equal to 0"),
+        ("--temperature nan", "--temperature nan: a finite number"),
+        ("--max-tokens 0", "--max-tokens 0: Input should be greater than 0"),
+        ("--max-tokens 1", "a budget of 1 tokens has no room"),
+        ("--max-seconds 0.0", "--max-seconds 0.0: Input should be greater than 0"),
+        ("--max-seconds nan", "--max-seconds nan: a finite number"),
+        ("--max-seconds inf", "--max-seconds inf: a finite number"),
+        ("--top-p 2", "--top-p 2.0: Input should be less than or equal to 1"),
+        ("--large ftp://host", "--large: 'ftp://host' is not the URL of a server"),
     ],
 )
-def test_flags_that_cannot_be_are_named(flags: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigurationError, match=complaint):
-        plan(**flags)
+def test_flags_that_cannot_be_are_named(
+    flags: str, complaint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["eval", "arithmetic", "--small", "http://h:1", "--large", "http://h:2", *flags.split()]
+    monkeypatch.setattr(sys, "argv", ["stepspec", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -83,8 +90,8 @@ def test_flags_that_cannot_be_are_named(flags: dict[str, Any], complaint: str) -
         "calibrate arithmetic --policy reward",
         "calibrate arithmetic --values 9,nan",
         "calibrate arithmetic --max-loss nan",
-        "calibrate arithmetic --policy bild --option scale --values 1",
-        "calibrate arithmetic --policy specreason --option thresholds --values 1",
+        "calibrate arithmetic --policy bild --vary scale --values 1",
+        "calibrate arithmetic --policy specreason --vary thresholds --values 1",
         "calibrate arithmetic --output .",
         "profile --output .",
     ],
@@ -131,11 +138,12 @@ def test_an_arm_that_was_calibrated_on_the_measured_problems_is_reported_at_the_
     assert "calibrated" not in printed("--half", "report")
 
 
-def test_a_file_is_a_benchmark_of_its_own_and_a_name_may_have_its_data_elsewhere() -> None:
-    chosen = eval_cli._chosen  # pyright: ignore[reportPrivateUsage]
-    benchmark, path = chosen("mine.jsonl", None)
-    assert (benchmark.name, benchmark.metric, path) == ("mine", "math", Path("mine.jsonl"))
-    assert chosen("gsm8k", Path("x.parquet")) == (find("gsm8k"), Path("x.parquet"))
+def test_a_file_is_a_benchmark_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "mine.jsonl"
+    file.touch()
+    benchmark, path = choose(str(file))
+    assert (benchmark.name, benchmark.metric, path) == ("mine", "math", file)
+    assert choose("gsm8k") == (find("gsm8k"), None)
 
 
 def test_the_miniature_models_read_the_problems_of_a_file_without_a_template(tmp_path: Path) -> None:
@@ -166,7 +174,7 @@ def test_halves_share_no_problem_and_leave_none_out(tmp_path: Path) -> None:
     assert report
     assert calibration
     with pytest.raises(ConfigurationError, match="leave --half out"):
-        tasks(find("arithmetic"), None, 0, None, "report")
+        eval_cli._check_half(find("arithmetic"), None, "report")  # pyright: ignore[reportPrivateUsage]
 
 
 def test_standings_are_shown_as_a_table_or_as_json(capfdbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -210,3 +218,35 @@ def test_the_command_line_imports_neither_the_openai_sdk_nor_packages_of_the_eva
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.strip() == ""
+
+
+def test_the_servers_are_contacted_before_a_data_set_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("scipy")
+
+    def load(*args: Any, **more: Any) -> None:
+        raise AssertionError("the data set was loaded")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STEPSPEC_SMALL__RETRIES", "0")
+    for command in ("eval", "calibrate"):
+        module = eval_cli if command == "eval" else calibration
+        monkeypatch.setattr(module, "load", load)
+        servers = ["--small", "http://127.0.0.1:9", "--large", "http://127.0.0.1:9"]
+        monkeypatch.setattr(sys, "argv", ["stepspec", command, "gsm8k", *servers])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 1
+        assert "127.0.0.1:9: no connection" in capsys.readouterr().err
+
+
+def test_shared_options_are_those_of_methods_that_are_no_files(tmp_path: Path) -> None:
+    (tmp_path / "careful.toml").write_text('policy = "specreason"\n[options]\nthreshold = 9\n')
+    specs = ["specreason", "specreason:threshold=8,ahead=0", str(tmp_path / "careful.toml")]
+    _, plain, own_one, file = eval_cli.arms(specs, [], [], {"threshold": 5, "ahead": 1})
+    assert (plain.name, plain.options, plain.run.ahead) == ("specreason", {"threshold": 5}, 1)
+    assert (own_one.options, own_one.run.ahead) == ({"threshold": 8}, 0)
+    assert file.options == {"threshold": 9}
+    with pytest.raises(ConfigurationError, match="'large' has no option 'threshold'"):
+        eval_cli.arms(["specreason", "large:lead=0"], [], [], {"threshold": 5})

@@ -27,7 +27,7 @@ def stepspec(folder: Path, *words: str, **environment: str) -> subprocess.Comple
 
 def test_the_threshold_that_is_found_is_one_to_solve_with(pair: Pair, tmp_path: Path) -> None:
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
-    arguments = ("calibrate", "arithmetic", *urls, "--count", "40", "--max-loss", "0.3", "--values", "9,7,0")
+    arguments = ("calibrate", "arithmetic", *urls, "--limit", "40", "--max-loss", "0.3", "--values", "9,7,0")
     done = stepspec(tmp_path, *arguments)
     assert done.returncode == 0, done.stderr
     assert "loses at most 30.0% of such problems to the large model alone, at 95% confidence" in " ".join(
@@ -49,7 +49,7 @@ def test_the_threshold_that_is_found_is_one_to_solve_with(pair: Pair, tmp_path: 
 
 def test_a_sample_that_is_too_small_promises_nothing(pair: Pair, tmp_path: Path) -> None:
     urls = ("--small", pair.small.base_url, "--large", pair.large.base_url)
-    done = stepspec(tmp_path, "calibrate", "arithmetic", *urls, "--count", "6", "--max-loss", "0.01")
+    done = stepspec(tmp_path, "calibrate", "arithmetic", *urls, "--limit", "6", "--max-loss", "0.01")
     assert done.returncode == 1
     assert "it takes 390 even if none is lost" in " ".join(done.stderr.split())
     assert "can be promised" in done.stdout

@@ -87,7 +87,7 @@ def test_one_question_names_the_number_of_all_its_steps() -> None:
 
     draft = Step(FOUR, "small")
     assert run(policy(judge).verify(PROBLEM, draft))[0] == Accept(9.0)
-    assert questions == [(PROBLEM.extend(draft), FIRST_WRONG.text.format(count=4))]
+    assert questions == [(PROBLEM.extend(draft), FIRST_WRONG.fill(count=4))]
     assert "last 4 paragraphs" in questions[0][1]
 
 

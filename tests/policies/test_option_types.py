@@ -11,8 +11,8 @@ from pydantic import Field, TypeAdapter
 from stepspec.orchestrator import Accept, Budget
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Judged
-from stepspec.policies import METHODS, check, describe_options, make, options
-from stepspec.policies.option_types import THRESHOLDS, Above0, Amount, Grade, Top, describe, meaning
+from stepspec.policies import METHODS, THRESHOLDS, check, describe_options, make, options
+from stepspec.policies.option_types import Above0, Amount, Grade, Top, describe, meaning
 
 from ..fakes import ScriptedModel, counting, run
 from ..orchestrator.arms import ScriptedCritic, arm, taste

@@ -135,7 +135,7 @@ def test_a_continued_takeover_is_not_continued_again() -> None:
     ("recaps", "limit", "length"), [(0, 15, 125), (1, 20, 150), (2, 25, 175), (3, 30, 200), (4, 30, 200)]
 )
 def test_after_too_many_reflections_the_large_model_gets_the_recap_prompt(recaps: int, limit: int, length: int) -> None:
-    recap = Step(RECAP, "large", "length")
+    recap = Step(RECAP.text, "large", "length")
     small, large = pair(counting("small", 99), lambda previous: " word" * 999)
     policy = SpeculativeThinking(small, large)
     before = (FIRST, *[REFLECTED] * 40, recap) * recaps
@@ -154,7 +154,7 @@ def test_after_too_many_reflections_the_large_model_gets_the_recap_prompt(recaps
 def test_limits_above_the_highest_do_not_grow() -> None:
     small, large = pair(counting("small", 99), lambda previous: " word" * 999)
     policy = SpeculativeThinking(small, large, limit=40, n3=300)
-    recap = Step(RECAP, "large", "length")
+    recap = Step(RECAP.text, "large", "length")
     chain = after(FIRST, recap, *[REFLECTED] * 39)
     assert run(policy.draft(chain))[0].author == "small"
     assert run(policy.draft(chain.extend(REFLECTED)))[0] == recap
@@ -219,4 +219,4 @@ def test_the_large_model_answers_and_the_defaults_are_the_papers() -> None:
     policy = SpeculativeThinking(small, large)
     assert policy.answerer is large
     assert policy == SpeculativeThinking(small, large, n1=20, n2=125, n3=125, limit=15, begin=100, reasoning=True)
-    assert not RECAP.endswith(DELIMITER)
+    assert not RECAP.text.endswith(DELIMITER)

@@ -9,32 +9,41 @@ import typer
 
 from stepspec.evals import cli as eval_cli
 from stepspec.evals.calibration import command as calibration
-from stepspec.evals.command_line import run
+from stepspec.evals.command_line import add_command, new_app, run, verbatim
 from stepspec.evals.estimate import command as estimate
+from stepspec.evals.flags import KEYS, with_settings
 from stepspec.evals.report import command as report
 
-from . import inspect, serve, solve, tune, up
+from . import config, inspect, serve, solve, tune, up
 from .terminal import stdout
 
 EXAMPLES = """
 Examples:
 
-  stepspec solve "What is 6 x 7?" --small http://localhost:8001/v1 --large http://localhost:8002/v1
+  stepspec solve "What is 6 x 7?" --small http://localhost:8001/v1 \\
+      --large http://localhost:8002/v1
 
-  stepspec solve - -o threshold=8 --trace run.jsonl < problem.txt
+  stepspec solve - -O threshold=8 --trace run.jsonl < problem.txt
+
+  stepspec config show             # every setting, and where it comes from
 
   stepspec up --testbed            # a miniature pair on this CPU, no downloads
 
   stepspec demo                    # the pair, a few problems, a table
+
+Exit codes:
+
+  0    done
+  1    something failed: a server, a problem, a calibration without a result
+  2    wrong usage or settings; nothing was started
+  130  interrupted with Ctrl-C
+
+Settings come from flags, then STEPSPEC_* variables, then stepspec.toml or the
+file of --config. docs/command-line.md has the whole grammar.
 """
 
-app = typer.Typer(
-    help="Reasoning-step-level speculation over two vLLM endpoints.",
-    epilog=EXAMPLES,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+app = new_app(
+    help="Reasoning-step-level speculation over two vLLM endpoints.", epilog=verbatim(EXAMPLES), no_args_is_help=True
 )
 
 
@@ -52,22 +61,24 @@ def _print_version(requested: bool) -> None:
 @app.callback()
 def _root(  # pyright: ignore[reportUnusedFunction]
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     pass
 
 
-app.command(epilog=solve.EXAMPLES)(solve.solve)
-app.command(epilog=serve.EXAMPLES)(serve.serve)
-app.command("trace", epilog=inspect.TRACE_EXAMPLES)(inspect.show_trace)
-app.command("policies", epilog=inspect.POLICIES_EXAMPLES)(inspect.list_policies)
-app.command(epilog=inspect.DOCTOR_EXAMPLES)(inspect.doctor)
-app.command("estimate", epilog=estimate.EXAMPLES)(estimate.command)
-app.command("profile", epilog=tune.PROFILE_EXAMPLES)(tune.profile_pair)
-app.command(epilog=tune.ADAPT_EXAMPLES)(tune.adapt)
-app.command("eval", epilog=eval_cli.EXAMPLES)(eval_cli.command)
-app.command("calibrate", epilog=calibration.EXAMPLES)(calibration.calibrate)
-app.command("report", epilog=report.EXAMPLES)(report.command)
-app.command(epilog=up.EXAMPLES)(up.up)
-app.command(epilog=up.DEMO_EXAMPLES)(up.demo)
+add_command(app, solve.solve, solve.EXAMPLES)
+add_command(app, serve.serve, serve.EXAMPLES)
+add_command(app, inspect.show_trace, inspect.TRACE_EXAMPLES, name="trace")
+add_command(app, inspect.list_policies, inspect.POLICIES_EXAMPLES, name="policies")
+add_command(app, with_settings("doctor", KEYS)(inspect.doctor), inspect.DOCTOR_EXAMPLES)
+app.add_typer(config.app, name="config")
+add_command(app, estimate.command, estimate.EXAMPLES, name="estimate")
+add_command(app, tune.profile_pair, tune.PROFILE_EXAMPLES, name="profile")
+add_command(app, tune.adapt, tune.ADAPT_EXAMPLES)
+add_command(app, eval_cli.command, eval_cli.EXAMPLES, name="eval")
+add_command(app, calibration.calibrate, calibration.EXAMPLES)
+add_command(app, report.command, report.EXAMPLES, name="report")
+add_command(app, up.up, up.EXAMPLES)
+add_command(app, up.demo, up.DEMO_EXAMPLES)

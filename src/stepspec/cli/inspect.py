@@ -26,7 +26,8 @@ from .terminal import Json, LargeUrl, SmallUrl, print_json, stderr, stdout, wait
 TRACE_EXAMPLES = """
 Examples:
 
-  stepspec solve "What is 6 x 7?" --trace run.jsonl && stepspec trace run.jsonl     # writes run.html
+  # writes a.html
+  stepspec solve "What is 6 x 7?" --trace a.jsonl && stepspec trace a.jsonl
 
   stepspec trace run.jsonl -o - > page.html
 """
@@ -36,7 +37,8 @@ Examples:
 
   stepspec policies
 
-  stepspec policies choose     # what it does, and what each of its options means
+  # what it does, and what each of its options means
+  stepspec policies choose
 
   stepspec policies --json | jq '.bild.options'
 """
@@ -44,9 +46,11 @@ Examples:
 DOCTOR_EXAMPLES = """
 Examples:
 
-  stepspec doctor --small http://localhost:8001/v1 --large http://localhost:8002/v1
+  stepspec doctor --small http://localhost:8001/v1 \\
+      --large http://localhost:8002/v1
 
-  stepspec doctor --json | jq .large     # both servers are in stepspec.toml
+  # both servers are in stepspec.toml
+  stepspec doctor --json | jq .large
 """
 
 INDENT = 11  # columns of the labels: "  options  "

@@ -1,14 +1,17 @@
-"""The command ``solve``."""
+"""The command ``solve``: one problem, or a file of many."""
 
 from __future__ import annotations
 
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
+import orjson
 import typer
 
+from stepspec.evals.command_line import progress_bars, writable
+from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Concurrency, Fresh, Json, Limit, with_settings
 from stepspec.orchestrator.endpoints import ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Observer
@@ -16,15 +19,10 @@ from stepspec.orchestrator.nesting import leaves
 from stepspec.orchestrator.solution import Solution
 
 from ..api import Solver
-from .run_flags import with_run_flags
+from .many import Problem, SolutionFile, read_problems, settings_digest, solve_all
 from .terminal import (
-    CriticUrl,
-    Json,
-    LargeUrl,
     RunPrinter,
-    SmallUrl,
     nested_lines,
-    print_json,
     speculation_line,
     stderr,
     stdout,
@@ -35,80 +33,152 @@ from .terminal import (
 EXAMPLES = """
 Examples:
 
-  stepspec solve "What is 6 x 7?" --small http://localhost:8001/v1 --large http://localhost:8002/v1
+  stepspec solve "What is 6 x 7?" --small http://localhost:8001/v1 \\
+      --large http://localhost:8002/v1
 
-  stepspec solve - --policy bild -o scale=step < problem.txt     # both servers are in stepspec.toml
+  # both servers are in stepspec.toml
+  stepspec solve - --policy bild -O scale=step < problem.txt
 
   stepspec solve "..." --max-tokens 4096 --max-seconds 60 --trace run.jsonl
 
   stepspec solve "..." --json | jq .ledger
+
+  stepspec solve --problems problems.jsonl --concurrency 8 -o solved.jsonl
 """
 
 
-@with_run_flags("solve", before="temperature")
+@with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET, before="trace")
 def solve(
-    problem: Annotated[str, typer.Argument(help="The problem, or - to read it from standard input.")],
-    small: SmallUrl = None,
-    large: LargeUrl = None,
-    critic: CriticUrl = None,
-    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Seed of the sampling; the same seed writes the same chain.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(help="Budget of tokens, for thinking and answer together.")] = None,
-    max_steps: Annotated[int | None, typer.Option(help="Budget of thinking steps.")] = None,
-    max_seconds: Annotated[float | None, typer.Option(help="Budget of wall time, in seconds.")] = None,
+    problem: Annotated[
+        str | None, typer.Argument(help="The problem, or - to read it from standard input.", show_default=False)
+    ] = None,
+    problems: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file of problems, one a line: a text, or JSON with its problem and perhaps its id; - is standard "
+            "input.",
+            metavar="FILE",
+        ),
+    ] = None,
+    limit: Limit = None,
+    concurrency: Concurrency = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Write the answer to this file; with --problems a line of JSON for each. An interrupted command "
+            "continues there.",
+            metavar="FILE",
+        ),
+    ] = None,
+    fresh: Fresh = False,
     trace: Annotated[
-        Path | None, typer.Option(help="Write every event to this file, one JSON object per line.")
+        Path | None,
+        typer.Option(
+            help="Write every event to this file, one JSON object per line; with --problems to a file for each in "
+            "this folder.",
+            metavar="PATH",
+        ),
     ] = None,
     json: Json = False,
-    **overrides: Any,
 ) -> None:
     """
-    Solve one problem, showing every step as it is committed.
+    Solve one problem, showing every step as it is committed; or all problems of a file, several at a time.
+
+    With --problems, the solutions are lines of JSON. A problem that fails has its error in its line, the others go on,
+    and the exit code is 1. The same command goes on where it was interrupted, and tries failed problems again.
 
     Endpoints and all other settings may also come from STEPSPEC_* variables and from stepspec.toml.
     """
+    if (problem is None) == (problems is None):
+        raise ConfigurationError("name one problem, - for standard input, or a file of them with --problems")
+    if output is not None:
+        writable("--output", output)
+    if problems is not None:
+        _solve_many(problems, limit, concurrency, output, trace, fresh=fresh)
+        return
+    alone = {"--limit": limit is not None, "--concurrency": concurrency > 1, "--fresh": fresh}
+    if beside := [flag for flag, is_set in alone.items() if is_set]:
+        raise ConfigurationError(f"{beside[0]} is only for a file of problems: name it with --problems")
+    _solve_one(problem or "", output, trace, json=json)
+
+
+def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: bool) -> None:
     text = sys.stdin.read().strip() if problem == "-" else problem.strip()
     if not text:
         raise ConfigurationError("the problem is empty")
-    budget = {
-        k: v for k, v in (("tokens", max_tokens), ("steps", max_steps), ("seconds", max_seconds)) if v is not None
-    }
-    solver = Solver(
-        small,
-        large,
-        critic=critic,
-        sampling=None if temperature is None else {"temperature": temperature},
-        seed=seed,
-        budget=budget or None,
-        **overrides,
-    )
-    solution = wait(_solve(solver, text, trace, quiet=json))
+    solution = wait(_solve(Solver(), text, trace, quiet=json))
     if json:
-        print_json(dataclasses.asdict(solution))
+        answer = orjson.dumps(dataclasses.asdict(solution)).decode()
     else:
-        _print_solution(solution)
+        answer = solution.answer
+        _print_costs(solution)
+    if output is None:
+        stdout.out(answer, highlight=False)
+    else:
+        output.write_text(f"{answer}\n", encoding="utf-8")
+
+
+def _solve_many(
+    file: Path, limit: int | None, concurrency: int, output: Path | None, traces: Path | None, *, fresh: bool
+) -> None:
+    if fresh and output is None:
+        raise ConfigurationError("--fresh discards what is in the file of --output: name it")
+    problems = read_problems(file, limit)
+    solver = Solver()
+    if traces is not None:
+        writable("--trace", traces / "0.jsonl")
+    failed = wait(_many(solver, problems, concurrency, output, traces, fresh=fresh))
+    if failed:
+        stderr.print(f"{failed} of {len(problems)} problems failed; their lines have the errors", style="yellow")
+        raise typer.Exit(1)
+
+
+async def _many(
+    solver: Solver,
+    problems: list[Problem],
+    concurrency: int,
+    output: Path | None,
+    traces: Path | None,
+    *,
+    fresh: bool,
+) -> int:
+    """Solve the *problems* that are not solved yet; return how many failed."""
+    async with solver:
+        _print_replicas_down(solver)
+        with SolutionFile(output, settings_digest(solver), fresh=fresh) as file, progress_bars(stderr) as progress:
+            missing = [problem for problem in problems if problem.key not in file.solved]
+            bar = progress.add_task("solving", total=len(problems), completed=len(problems) - len(missing))
+            return await solve_all(
+                solver, missing, file, concurrency, traces=traces, on_problem=lambda: progress.advance(bar)
+            )
 
 
 async def _solve(solver: Solver, problem: str, trace: Path | None, *, quiet: bool) -> Solution:
     async with solver:
-        for endpoint in (*leaves(solver.small), solver.large):
-            if isinstance(endpoint, ReplicatedEndpoint) and not quiet:
-                for url, cause in endpoint.down.items():
-                    stderr.print(
-                        f"the {endpoint.role} model at {url} is down, continuing without it: {cause}", style="yellow"
-                    )
+        if not quiet:
+            _print_replicas_down(solver)
         observe: Observer = _ignore if quiet else RunPrinter(stderr)
         return await solver.solve(problem, observe=observe, trace_to=trace)
+
+
+def _print_replicas_down(solver: Solver) -> None:
+    for endpoint in (*leaves(solver.small), solver.large):
+        if isinstance(endpoint, ReplicatedEndpoint):
+            for url, cause in endpoint.down.items():
+                stderr.print(
+                    f"the {endpoint.role} model at {url} is down, continuing without it: {cause}", style="yellow"
+                )
 
 
 def _ignore(event: Event) -> None:
     pass
 
 
-def _print_solution(solution: Solution) -> None:
+def _print_costs(solution: Solution) -> None:
     stderr.print(summary(solution))
     for line in nested_lines(solution.ledger):
         stderr.print(line, soft_wrap=True)
     for speculation in solution.ledger.speculation:
         stderr.print(speculation_line(speculation), soft_wrap=True)
-    stdout.print(solution.answer, markup=False, highlight=False, soft_wrap=True)

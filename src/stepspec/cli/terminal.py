@@ -1,4 +1,4 @@
-"""Shared by all commands: both output streams, running a coroutine, and options that several commands have."""
+"""Shared by all commands: both output streams, running a coroutine, and how runs are printed."""
 
 from __future__ import annotations
 
@@ -6,32 +6,39 @@ import asyncio
 import sys
 import time
 from collections.abc import Coroutine, Iterator
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.evals.flags import Json, LargeUrl, SmallUrl
+from stepspec.evals.flags import Pace as Profile
 from stepspec.orchestrator.events import Degraded, Event, Moved
 from stepspec.orchestrator.ledger import Ledger, Speculation
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
 
+__all__ = [
+    "Json",
+    "LargeUrl",
+    "Profile",
+    "RunPrinter",
+    "SmallUrl",
+    "nested_lines",
+    "print_json",
+    "speculation_line",
+    "stderr",
+    "stdout",
+    "step_line",
+    "summary",
+    "wait",
+]
+
 T = TypeVar("T")
 
 stdout, stderr = Console(), Console(stderr=True)
-
-URL = "Base URL of the {} model's server; several replicas are separated by commas."
-SmallUrl = Annotated[str | None, typer.Option("--small", help=URL.format("small"), metavar="URL")]
-CriticUrl = Annotated[
-    str | None,
-    typer.Option("--critic", help="Base URL of the reward model's server, for methods that need one.", metavar="URL"),
-]
-LargeUrl = Annotated[str | None, typer.Option("--large", help=URL.format("large"), metavar="URL")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
-Profile = Annotated[str, typer.Option(help="The simulated speed of the miniature models; see profiles.toml.")]
 
 
 def wait(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -46,22 +53,6 @@ def wait(coroutine: Coroutine[Any, Any, T]) -> T:
 def print_json(value: object) -> None:
     sys.stdout.buffer.write(orjson.dumps(value) + b"\n")
     sys.stdout.flush()
-
-
-def parse_options(words: list[str] | None) -> dict[str, Any] | None:
-    """Parse the values of ``--option``; None if there are none."""
-    return dict(map(_parse_option, words)) if words else None
-
-
-def _parse_option(word: str) -> tuple[str, Any]:
-    """Parse ``name=value``; a value that is not JSON is a string."""
-    name, equals, value = word.partition("=")
-    if not equals:
-        raise ConfigurationError(f"--option {word!r}: write it as NAME=VALUE")
-    try:
-        return name.strip(), orjson.loads(value)
-    except orjson.JSONDecodeError:
-        return name.strip(), value
 
 
 COLOURS = {"small": "green", "large": "blue"}

@@ -13,6 +13,7 @@ import typer
 
 from stepspec.evals.calibration import cue_profile as profiling
 from stepspec.evals.command_line import only_without_testbed, progress_bars, writable
+from stepspec.evals.flags import BUDGET, PAIR, SAMPLING, with_settings
 from stepspec.evals.testbed.solving_pair import pair_solver
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.errors import ConfigurationError
@@ -26,9 +27,6 @@ from ..api import Solver
 from ..settings import Settings
 from .terminal import (
     Json,
-    LargeUrl,
-    SmallUrl,
-    parse_options,
     print_json,
     stderr,
     stdout,
@@ -38,29 +36,31 @@ from .terminal import (
 PROFILE_EXAMPLES = """
 Examples:
 
-  stepspec profile problems.txt --small http://localhost:8001/v1 --large http://localhost:8002/v1
+  stepspec profile problems.txt --small http://localhost:8001/v1 \\
+      --large http://localhost:8002/v1
 
-  stepspec profile --testbed --count 200 --output relay.toml
+  stepspec profile --testbed --limit 200 --output relay.toml
 
-  STEPSPEC_CONFIG=relay.toml stepspec solve "What is 6 x 7?" --small ... --large ...
+  stepspec solve "What is 6 x 7?" --config relay.toml --small ... --large ...
 """
 
 
+@with_settings("profile", PAIR, SAMPLING, BUDGET)
 def profile_pair(
     problems: Annotated[
-        Path | None, typer.Argument(help="A file of problems, one a line: text, or JSON with its problem.")
+        Path | None, typer.Argument(help="A file of problems, one a line: a text, or JSON with its problem.")
     ] = None,
-    small: SmallUrl = None,
-    large: LargeUrl = None,
-    use_testbed: Annotated[
+    testbed: Annotated[
         bool, typer.Option("--testbed", help="Use the miniature pair, on problems of its training half.")
     ] = False,
-    count: Annotated[int, typer.Option(min=1, help="Maximum number of problems.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of problems.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed that selects the testbed's problems.")] = 0,
     least: Annotated[
         int, typer.Option(min=2, help="Minimum number of sentences in which a cue must occur.")
     ] = profiling.LEAST,
-    output: Annotated[Path, typer.Option(help="Where to write the settings for `solve`.")] = Path("relay.toml"),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="Where to write the settings for `solve`.", metavar="FILE")
+    ] = Path("relay.toml"),
     json: Json = False,
 ) -> None:
     """
@@ -69,13 +69,13 @@ def profile_pair(
     The large model solves the problems alone, and the small one scores its text. Use other problems than those of your
     evaluation.
     """
-    if use_testbed == (problems is not None):
+    if testbed == (problems is not None):
         raise ConfigurationError("name a file of problems, or pass --testbed")
     writable("--output", output)
-    texts = profiling.load_problems(problems, count) if problems else profiling.training_problems(count, seed)
-    if use_testbed:
-        only_without_testbed(small=small, large=large)
-    pair = pair_solver("off", stderr, (), seed, problems=0) if use_testbed else Solver(small, large)
+    texts = profiling.load_problems(problems, limit) if problems else profiling.training_problems(limit, seed)
+    if testbed:
+        only_without_testbed()
+    pair = pair_solver("off", stderr, (), seed, problems=0) if testbed else Solver()
     result, origin = wait(_profile(pair, texts, least))
     if json:
         print_json(dataclasses.asdict(result))
@@ -101,12 +101,13 @@ async def _profile(
 ADAPT_EXAMPLES = """
 Examples:
 
-  stepspec adapt runs/gsm8k/traces/*specreason*.jsonl --share 0.05 --output learnt.toml
+  stepspec adapt runs/gsm8k/traces/*.jsonl --share 0.05 --output learnt.toml
 
-  STEPSPEC_CONFIG=learnt.toml stepspec serve --small ... --large ...
+  stepspec serve --config learnt.toml --small ... --large ...
 """
 
 
+@with_settings("adapt", help={"policy": "The method; traces of other methods are skipped."})
 def adapt(
     traces: Annotated[
         list[Path], typer.Argument(help="Traces that --trace or --traces wrote, in the order of their runs.")
@@ -114,23 +115,21 @@ def adapt(
     share: Annotated[
         float | None, typer.Option(help="The maximum share of the accepted steps that may be bad.", min=0, max=1)
     ] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", "-p", help="The method; traces of other methods are skipped.")
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The file to write; default: standard output.", metavar="FILE"),
     ] = None,
-    option: Annotated[
-        list[str] | None,
-        typer.Option("--option", "-o", help="An option that the method started with.", metavar="NAME=VALUE"),
-    ] = None,
-    ahead: Annotated[int | None, typer.Option(help="The maximum depth of the lookahead.")] = None,
-    output: Annotated[Path | None, typer.Option(help="The file to write; default: standard output.")] = None,
 ) -> None:
     """
     Print a settings file with the threshold and the depth that adaptation learns from recorded runs.
 
     The same traces in the same order lead to the same decisions as while they were recorded.
     """
-    settings = configuration.load(policy=policy, options=parse_options(option), ahead=ahead, adapt=share)
-    policies.check(settings.policy, settings.options)
+    settings = configuration.load(adapt=share)
+    try:
+        policies.check(settings.policy, settings.options)
+    except ConfigurationError as exc:
+        raise configuration.named(exc, settings, {}) from exc
     learnt = learn_from(settings, traces).toml()
     if output is None:
         stdout.print(learnt, end="", markup=False, highlight=False, soft_wrap=True)
@@ -175,4 +174,4 @@ def _read(path: Path) -> list[Moment]:
 
 def _write_settings(output: Path, settings: str) -> None:
     output.write_text(settings, encoding="utf-8")
-    stderr.print(f"wrote {output}: set STEPSPEC_CONFIG to it, or make it stepspec.toml", highlight=False)
+    stderr.print(f"wrote {output}: name it with --config, or make it stepspec.toml", highlight=False)

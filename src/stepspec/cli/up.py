@@ -22,11 +22,14 @@ from .terminal import Json, Profile, RunPrinter, print_json, stderr, stdout, wai
 EXAMPLES = """
 Examples:
 
-  stepspec up recipes/qwen3-32b.toml --dry-run     # check it, and print the commands
+  # check it, and print the commands
+  stepspec up recipes/qwen3-32b.toml --dry-run
 
-  stepspec up recipes/qwen3-32b.toml > stepspec.toml   # what it prints, `solve` and `serve` read
+  # what it prints, `solve` and `serve` read
+  stepspec up recipes/qwen3-32b.toml > stepspec.toml
 
-  stepspec up --testbed --speculation ngram        # the miniature pair, on this CPU
+  # the miniature pair, on this CPU
+  stepspec up --testbed --speculation ngram
 """
 
 DEMO_EXAMPLES = """
@@ -34,9 +37,10 @@ Examples:
 
   stepspec demo
 
-  stepspec demo --problems 20 --seed 1
+  stepspec demo --limit 20 --seed 1
 
-  stepspec demo --profile off --json     # as fast as this machine is; JSON on standard output
+  # as fast as this machine is; JSON on standard output
+  stepspec demo --profile off --json
 """
 
 
@@ -109,7 +113,7 @@ def _refuse_testbed_options(context: typer.Context, pair: Path) -> None:
 
 
 def demo(
-    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 6,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Number of problems.")] = 6,
     seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
     profile: Profile = "paced",
     json: Json = False,
@@ -119,7 +123,7 @@ def demo(
 
     The models are tiny and their passes are paced like a GPU's, so that it runs anywhere; all else is real.
     """
-    results = wait(testbed.demo(problems, seed, profile, stderr, RunPrinter))
+    results = wait(testbed.demo(limit, seed, profile, stderr, RunPrinter))
     if json:
         print_json([dataclasses.asdict(result) for result in results])
         return

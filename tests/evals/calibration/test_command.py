@@ -27,7 +27,7 @@ from stepspec.orchestrator.events import Judged, Observer, Started
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.trace import Stopwatch
-from stepspec.policies.option_types import THRESHOLDS
+from stepspec.policies import THRESHOLDS
 from stepspec.settings import Settings
 
 from ...orchestrator.endpoints.server import FakeVllm
@@ -37,7 +37,7 @@ KNOB = THRESHOLDS["specreason"]
 NON_DEFAULT = Settings.model_validate(
     {
         "options": {"threshold": 3, "read": "greedy"}, "ahead": 1, "hedge": 0.5, "lead": 2,
-        "early_exit": True, "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
+        "stop_rule": "trial-answer", "sure_bets": True, "sampling": {"temperature": 0.8, "seed": 5},
     }
 )  # fmt: skip
 ALMOST = 6.9999999
@@ -71,15 +71,15 @@ async def recorded_calls(base: int, *places: tuple[int, float | None]) -> list[d
 
 def test_the_calibrated_arm_has_the_settings_except_for_the_threshold() -> None:
     assert served_arm(NON_DEFAULT, "specreason", KNOB, 8) == Arm.of(
-        "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2, early_exit=True,
-        sure_bets=True,
+        "specreason", "specreason", {"threshold": 8, "read": "greedy"}, ahead=1, hedge=0.5, lead=2,
+        stop_rule="trial-answer", sure_bets=True,
     )  # fmt: skip
     assert served_arm(NON_DEFAULT, "bild", THRESHOLDS["bild"], 1).options == {"rollback": 1}
 
 
 async def test_the_method_gets_the_settings_and_the_large_model_runs_alone() -> None:
     large, method = await recorded_calls(0, (3, None), (3, 8.5))
-    expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead", "early_exit", "sure_bets")}
+    expected = {name: getattr(NON_DEFAULT, name) for name in ("ahead", "hedge", "lead", "stop_rule", "sure_bets")}
     assert {name: method[name] for name in expected} == expected
     assert method["options"] == {"threshold": 8.5, "read": "greedy"}
     assert {name: large[name] for name in expected} == {name: getattr(LARGE.run, name) for name in expected}
@@ -107,7 +107,7 @@ async def test_the_seed_is_that_of_the_sampling() -> None:
 
 FILE = """
 lead = 1
-early_exit = true
+stop_rule = "trial-answer"
 ahead = 1
 
 [options]
@@ -146,7 +146,7 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stepspec.toml").write_text(FILE)
-    words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9,0.5")
+    words = ("arithmetic", "--limit", "3", "--max-loss", "0.9", "--values", "9,0.5")
     async with urls() as (servers, _):
         code, output = await calibrate(tmp_path, *words, *servers)
         assert code == 0, output
@@ -159,7 +159,7 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
             assert solver.models == promise.calibration.models == {"small": "fake", "large": "fake"}
     loaded = settings.load()
     assert loaded.options == {"read": "greedy", "threshold": 0.5}
-    assert (loaded.lead, loaded.early_exit, loaded.ahead, loaded.sure_bets) == (1, True, 1, False)
+    assert (loaded.lead, loaded.stop_rule, loaded.ahead, loaded.sure_bets) == (1, "trial-answer", 1, False)
     assert (loaded.sampling, loaded.budget.tokens) == (Sampling(temperature=0.7, top_p=0.95), 200)
     assert loaded.calibration is not None
     conditions = loaded.conditions()
@@ -175,7 +175,7 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
 
 
 async def test_trials_with_other_settings_are_refused(tmp_path: Path) -> None:
-    words = ("arithmetic", "--count", "3", "--max-loss", "0.9", "--values", "9")
+    words = ("arithmetic", "--limit", "3", "--max-loss", "0.9", "--values", "9")
     async with urls() as (servers, large):
         assert (await calibrate(tmp_path, *words, *servers))[0] == 0
         before = len(large.requests)
@@ -188,7 +188,7 @@ async def test_trials_with_other_settings_are_refused(tmp_path: Path) -> None:
 
 
 async def test_more_problems_are_another_attempt_with_the_same_trials(tmp_path: Path) -> None:
-    words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--count")
+    words = ("arithmetic", "--max-loss", "0.9", "--values", "9,0.5", "--limit")
     async with urls() as (servers, large):
         counts: list[int] = []
         for count in ("3", "3", "8"):

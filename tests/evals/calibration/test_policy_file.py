@@ -18,7 +18,7 @@ from stepspec.evals.calibration.search import CalibrationResult
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.drift import Histogram
-from stepspec.policies.option_types import THRESHOLDS
+from stepspec.policies import THRESHOLDS
 
 
 def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationResult:

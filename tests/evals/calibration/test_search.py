@@ -18,8 +18,7 @@ from stepspec.evals.calibration.search import (
 )
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.adaptation import Threshold
-from stepspec.policies import options
-from stepspec.policies.option_types import THRESHOLDS
+from stepspec.policies import THRESHOLDS, options
 
 from ...fakes import run
 

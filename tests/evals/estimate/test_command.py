@@ -73,8 +73,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
         ([*DEAD, "-p", "bild", "-p", "bild"], "a method is there twice"),
         ([*DEAD, "-p", "large"], "large and small are no methods"),
         ([*DEAD, "-p", "reward"], "needs a reward model"),
-        ([*DEAD, "--concurrency", "4,x"], "--concurrency '4,x': write numbers"),
-        ([*DEAD, "--concurrency", "0"], "every number has to be above 0"),
+        ([*DEAD, "--users", "4,x"], "--users '4,x': write numbers"),
+        ([*DEAD, "--users", "0"], "every number has to be above 0"),
         ([*DEAD, "--problems", "nowhere.txt"], "no problems in nowhere.txt"),
         ([*DEAD, "--output", "."], "no file that can be written"),
         ([*DEAD, "--temperature", "9"], "--temperature"),
@@ -109,7 +109,7 @@ def test_a_dead_server_is_named_and_exit_code_1(capfd: pytest.CaptureFixture[str
 def test_the_verdict_comes_first_and_the_settings_are_written(
     asked: list[Sequence[Any]], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert estimate(*DEAD, "-p", "specreason", "--concurrency", "4", "--output", "settings.toml", "-n", "7") == 0
+    assert estimate(*DEAD, "-p", "specreason", "--users", "4", "--output", "settings.toml", "-n", "7") == 0
     printed = capfd.readouterr()
     assert printed.out.startswith("It pays: with specreason")
     assert "wrote settings.toml" in printed.err
@@ -125,7 +125,7 @@ def test_the_verdict_comes_first_and_the_settings_are_written(
 
 def test_problems_come_from_a_file(asked: list[Sequence[Any]], tmp_path: Path) -> None:
     (tmp_path / "problems.txt").write_text('first\n{"problem": "second", "answer": "2"}\nthird\n')
-    assert estimate(*DEAD, "--problems", "problems.txt", "-n", "2", "--concurrency", "") == 0
+    assert estimate(*DEAD, "--problems", "problems.txt", "-n", "2", "--users", "") == 0
     ((methods, problems, loads, _),) = asked
     assert [arm.policy for arm in methods] == list(module.POLICIES)
     assert (problems, loads) == (["first", "second"], [])

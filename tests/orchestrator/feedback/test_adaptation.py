@@ -26,8 +26,7 @@ from stepspec.orchestrator.feedback.adaptation import MARGIN, Adaptation, Choice
 from stepspec.orchestrator.feedback.run_stats import RunStats, ShadowCheck
 from stepspec.orchestrator.stats import wilson
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, read, write
-from stepspec.policies import SpecReason
-from stepspec.policies.option_types import THRESHOLDS
+from stepspec.policies import THRESHOLDS, SpecReason
 
 from ...fakes import ScriptedModel, counting, run
 from ..arms import BOUNDED, PROBLEM, taste

@@ -1,0 +1,139 @@
+"""
+Registries: things that are chosen by name, such as policies, from stepspec itself and from plugins.
+
+A plugin is an entry point of an installed package, in a group such as ``stepspec.policies``. Plugins are loaded when a
+name is looked up that stepspec does not have itself, or when all names are listed. One that cannot be used is logged as
+a warning with its name and its package, and disturbs nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, partial
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Generic, TypeVar, cast
+
+from .errors import ConfigurationError, near
+
+T = TypeVar("T")
+
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+log = logging.getLogger("stepspec")
+
+
+class Registry(Mapping[str, T], Generic[T]):
+    """
+    What a user can choose by name: the *built_in* entries, those of the plugins of *group*, and those that are added.
+
+    *kind* is what an entry is called in messages, and *kinds* its plural. *read* makes an entry of a name and what an
+    entry point refers to, and raises an exception for what cannot be one. *reserved* names are for no plugin.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        kinds: str,
+        group: str,
+        built_in: Mapping[str, T],
+        read: Callable[[str, object], T],
+        reserved: frozenset[str] = frozenset(),
+    ) -> None:
+        self.kind, self.kinds, self.group = kind, kinds, group
+        self._built_in, self._read, self._reserved = dict(built_in), read, reserved
+        self._added: dict[str, T] = {}
+
+    def __getitem__(self, name: str) -> T:
+        for entries in (self._built_in, self._added):
+            if name in entries:
+                return entries[name]
+        return self._plugins[0][name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter({**self._built_in, **self._plugins[0], **self._added})
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    @property
+    def built_in(self) -> Mapping[str, T]:
+        """The entries that come with stepspec."""
+        return MappingProxyType(self._built_in)
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        """Why plugins cannot be used, by their names."""
+        return self._plugins[1]
+
+    def find(self, name: str) -> T:
+        """Return the entry called *name*. Raise `ConfigurationError` if there is none, or if its plugin is broken."""
+        entry = self.get(name)
+        if entry is not None:
+            return entry
+        if name in self.broken:
+            raise ConfigurationError(self.broken[name])
+        raise ConfigurationError(
+            f"there is no {self.kind} {name!r}{near(name, self)}; the {self.kinds}: {', '.join(self)}"
+        )
+
+    def add(self, value: object, name: str | None = None) -> str:
+        """
+        Add what is made of *value* for the rest of the process, and return the name to choose it by.
+
+        That is *name*, by default that of the class or function, followed by a number if another entry has it: no name
+        ever changes its meaning. Raise `ConfigurationError` for what cannot be an entry, or has no name, as a lambda.
+        """
+        name, count = name or name_of(value), 1
+        entry = self._read(name, value)
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(f"a {self.kind} has to have a name: write {value!r} as a class or a function")
+        free = name
+        while (known := self.get(free)) is not None:
+            if known == entry:
+                return free
+            free, count = f"{name}-{count + 1}", count + 1
+        self._added[free] = entry
+        return free
+
+    @cached_property
+    def _plugins(self) -> tuple[Mapping[str, T], Mapping[str, str]]:
+        """The plugins that can be used, and what is wrong with the others; loaded once."""
+        usable: dict[str, T] = {}
+        broken: dict[str, str] = {}
+        points = entry_points(group=self.group)
+        for point in sorted(points, key=lambda point: (point.name, _package(point))):
+            try:
+                self._check_name(point.name, usable)
+                usable[point.name] = self._read(point.name, point.load())
+            except (Exception, SystemExit) as exc:  # whatever the code of somebody else raises
+                cause = str(exc) if isinstance(exc, ConfigurationError) else f"{type(exc).__name__}: {exc}"
+                message = f"the {self.kind} {point.name!r} of {_package(point)} cannot be used: {cause}"
+                log.warning("%s", message)
+                broken.setdefault(point.name, message)
+        return usable, broken
+
+    def _check_name(self, name: str, usable: Mapping[str, T]) -> None:
+        if not NAME.fullmatch(name):
+            raise ConfigurationError("a name is a letter, followed by letters, digits, '-' and '_'")
+        if name in self._built_in or name in self._reserved:
+            raise ConfigurationError("stepspec has this name itself: the package has to choose another")
+        if name in usable:
+            raise ConfigurationError("another package has this name too: uninstall one of both")
+
+
+def name_of(value: object) -> str:
+    """Return the name of a class or function, also of one that some arguments are bound to."""
+    inner = behind(value)
+    return str(getattr(inner, "__name__", type(inner).__name__))
+
+
+def behind(value: object) -> object:
+    """Return the class or function *value*, or the one that some arguments are bound to in it."""
+    return cast("partial[object]", value).func if isinstance(value, partial) else value
+
+
+def _package(point: EntryPoint) -> str:
+    """The package of *point*, with its version."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist else "an unknown package"

@@ -1,0 +1,127 @@
+"""What a policy that users choose by name consists of, and how one is made of a class of somebody else's."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, cast, get_type_hints
+
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticSchemaGenerationError
+
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.feedback.adaptation import Threshold
+from stepspec.orchestrator.interfaces import PolicyFactory
+from stepspec.orchestrator.registry import behind
+from stepspec.prompts import known
+
+from .option_types import describe, meaning
+
+NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
+PARTS = ("draft", "verify", "repair", "answerer")
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """The description of an option: its *default*, its valid *values* in words, and what it *means*."""
+
+    default: Any
+    values: str
+    means: str
+
+
+@dataclass(frozen=True)
+class Method:
+    """
+    A policy that users can choose by name: how to *build* it, and its *paper*.
+
+    *needs* says what the endpoints must support beyond writing, *cost* what the method adds to every step. The
+    *threshold*, if there is one, is the option that `stepspec calibrate` and `adapt` move. *prompts* are the names of
+    those that decide what the method does: a calibration holds only for the same texts.
+
+    Lists show the first line of the documentation of *build*. Its sentences with ``*option*`` explain an option.
+    """
+
+    build: PolicyFactory
+    paper: str = ""
+    needs: str = ""
+    cost: str = ""
+    threshold: Threshold | None = None
+    prompts: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> object:
+        """The class or function that builds the policy, also where *build* binds some of its arguments."""
+        return behind(self.build)
+
+    @property
+    def documentation(self) -> str:
+        return inspect.getdoc(self.source) or ""
+
+    @property
+    def about(self) -> str:
+        """The first line of its documentation."""
+        return self.documentation.partition("\n")[0]
+
+    @property
+    def needs_critic(self) -> bool:
+        return self.takes("critic")
+
+    def takes(self, parameter: str) -> bool:
+        """Whether *build* has this *parameter*."""
+        return parameter in self._parameters
+
+    @cached_property
+    def _parameters(self) -> Mapping[str, inspect.Parameter]:
+        return inspect.signature(self.build).parameters
+
+    @cached_property
+    def options(self) -> Mapping[str, inspect.Parameter]:
+        """The options, with their defaults and annotations."""
+        return {key: value for key, value in self._parameters.items() if key not in NOT_OPTIONS}
+
+    @cached_property
+    def kinds(self) -> Mapping[str, TypeAdapter[Any]]:
+        """What checks the values of each option."""
+        hints = get_type_hints(cast("Callable[..., Any]", self.source), include_extras=True)
+        return {option: TypeAdapter(hints[option]) for option in self.options}
+
+    def describe_options(self) -> Mapping[str, Option]:
+        return {
+            key: Option(option.default, describe(self.kinds[key]), meaning(self.documentation, key))
+            for key, option in self.options.items()
+        }
+
+
+def read_method(name: str, value: object) -> Method:
+    """
+    Return the method called *name*: *value*, or what builds its policy.
+
+    Raise `ConfigurationError` for what cannot build a policy, or has an option that no user could set.
+    """
+    if not (callable(value) or isinstance(value, Method)):
+        raise ConfigurationError(f"{value!r} is neither a policy's class, nor a function that builds one, nor a Method")
+    method = value if isinstance(value, Method) else Method(cast("PolicyFactory", value))
+    build = method.build
+    if isinstance(build, type) and (missing := [part for part in PARTS if not hasattr(build, part)]):
+        raise ConfigurationError(f"{name} is no policy: it has no {', '.join(missing)}")
+    if not (method.takes("small") and method.takes("large")):
+        raise ConfigurationError(f"{name} has to take the parameters small and large, the two models")
+    for key, option in method.options.items():
+        if option.kind in (option.VAR_POSITIONAL, option.VAR_KEYWORD, option.POSITIONAL_ONLY):
+            raise ConfigurationError(f"{name}: {option} cannot be set by name: name every option")
+        if option.default is option.empty:
+            raise ConfigurationError(f"{name}: the option {key!r} has no default")
+        if option.annotation is option.empty:
+            raise ConfigurationError(f"{name}: the option {key!r} has no type, which its values are checked by")
+    try:
+        method.describe_options()
+    except (NameError, PydanticSchemaGenerationError) as exc:
+        raise ConfigurationError(f"{name}: the type of an option cannot be used: {exc}") from exc
+    if method.threshold and method.threshold.option not in method.options:
+        raise ConfigurationError(f"{name}: the threshold {method.threshold.option!r} is none of its options")
+    if unknown := sorted(set(method.prompts) - set(known())):
+        raise ConfigurationError(f"{name}: there is no prompt {unknown[0]!r}: load it in the policy's module")
+    return method

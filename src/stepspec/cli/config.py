@@ -1,0 +1,187 @@
+"""The commands ``config show``, ``config path`` and ``config init``: where the settings come from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+from urllib.parse import urlsplit, urlunsplit
+
+import typer
+from pydantic import BaseModel, SecretStr
+from rich.table import Table
+
+from stepspec.evals.command_line import add_command, new_app
+from stepspec.evals.flags import BUDGET, SAMPLING, SEED, SERVERS, Json, with_settings
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.toml import one_line
+
+from .. import settings as configuration
+from ..setting_sources import DEFAULT_FILE, Layer, Place, config_file, layers, origin
+from ..settings import Settings
+from .terminal import print_json, stderr, stdout
+
+SHOW_EXAMPLES = """
+Examples:
+
+  stepspec config show
+
+  stepspec config show --config policy.toml --json | jq '."options.threshold"'
+
+  STEPSPEC_AHEAD=4 stepspec config show --temperature 0
+"""
+
+PATH_EXAMPLES = """
+Examples:
+
+  stepspec config path
+
+  $EDITOR "$(stepspec config path)"
+"""
+
+INIT_EXAMPLES = """
+Examples:
+
+  stepspec config init http://localhost:8001/v1 http://localhost:8002/v1
+
+  stepspec config init http://a:8000/v1 http://b:8000/v1 --output pair.toml
+"""
+
+TEMPLATE = """\
+# Settings of stepspec: `stepspec config show` prints all of them, with where each comes from.
+# Flags and STEPSPEC_* variables, such as STEPSPEC_LARGE__API_KEY, come before this file.
+
+policy = "specreason"     # `stepspec policies` lists the methods
+# ahead = 2               # drafts beyond the next one to be committed
+
+[small]
+url = {small}
+# api_key = "..."         # if the server was started with --api-key
+
+[large]
+url = {large}
+# api_key = "..."
+# suffix_scoring = true   # for a server with --enable-scale-out --enable-prompt-tokens-details
+
+# [options]               # of the policy: `stepspec policies specreason`
+# threshold = 7
+
+# [sampling]
+# temperature = 0.6       # 0 is greedy
+# seed = 7                # reproduces the chain
+
+# [budget]
+# tokens = 8192           # of a run, thinking and answer together
+"""
+
+app = new_app(help="Show where the settings come from, or begin a settings file.", no_args_is_help=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """One setting: its *value*, without secrets, and where it comes from: the *source*, and its *name* there."""
+
+    value: Any
+    source: str
+    name: str = ""
+
+
+@with_settings("serve", SERVERS, SAMPLING, SEED, BUDGET)
+def show(json: Json = False) -> None:
+    """
+    Print every setting with its value and where it comes from: a flag, a variable, a key of a file, or the default.
+
+    API keys are hidden. The flags are those of `solve` and `serve`: with them, show what such a command would use.
+    """
+    shown = effective(configuration.load(), layers(Settings, {}))
+    if json:
+        print_json(
+            {name: {"value": each.value, "source": each.source, "name": each.name} for name, each in shown.items()}
+        )
+        return
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    table.add_column("setting", no_wrap=True)
+    table.add_column("value", overflow="fold")
+    table.add_column("from", overflow="fold")
+    for name, each in shown.items():
+        value = "none" if each.value is None else one_line(each.value)
+        table.add_row(name, value, each.name or each.source, style="dim" if each.source == "default" else None)
+    stdout.print(table)
+
+
+def path() -> None:
+    """Print the path of the settings file; the exit code is 1 if there is none."""
+    found = config_file()
+    if found is None:
+        stderr.print(f"no settings file: there is no {DEFAULT_FILE} here, and STEPSPEC_CONFIG is not set")
+        raise typer.Exit(1)
+    stdout.print(str(found.resolve()), markup=False, highlight=False, soft_wrap=True)
+
+
+def init(
+    small: Annotated[str, typer.Argument(help="Base URL of the small model's server.", metavar="SMALL")],
+    large: Annotated[str, typer.Argument(help="Base URL of the large model's server.", metavar="LARGE")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write; it must not exist.", metavar="FILE")
+    ] = Path(DEFAULT_FILE),
+) -> None:
+    """Write a settings file for two servers, with the most common other settings as comments."""
+    configuration.load(small=small, large=large)  # raises for what is no URL
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(TEMPLATE.format(small=one_line(small), large=one_line(large)))
+    except FileExistsError as exc:
+        raise ConfigurationError(f"{output} exists: edit it, or name another file with --output") from exc
+    except OSError as exc:
+        raise ConfigurationError(f"--output {output}: {exc.strerror}") from exc
+    stderr.print(f"wrote {output}", highlight=False, soft_wrap=True)
+
+
+def effective(settings: Settings, found: tuple[Layer, ...]) -> Mapping[str, Shown]:
+    """All of the *settings* by their dotted names, with the layer of those that were *found*."""
+    return {".".join(place): _shown(place, value, found) for place, value in _leaves(settings)}
+
+
+def _leaves(model: BaseModel) -> Iterator[tuple[Place, object]]:
+    for name, value in model:
+        if name == "role":  # it follows from the place
+            continue
+        if isinstance(value, BaseModel):
+            yield from (((name, *place), leaf) for place, leaf in _leaves(value))
+        elif isinstance(value, dict) and value:
+            yield from (((name, str(key)), leaf) for key, leaf in cast("dict[Any, object]", value).items())
+        else:
+            yield (name,), value
+
+
+def _shown(place: Place, value: object, found: tuple[Layer, ...]) -> Shown:
+    layer = origin(found, place)
+    if layer is None or layer.depth(place) < len(place):
+        return Shown(_public(value), "default")
+    return Shown(_public(value), layer.source, layer.name(place))
+
+
+def _public(value: object) -> Any:
+    """*value* as JSON, without API keys and without passwords in URLs."""
+    if isinstance(value, SecretStr):
+        return str(value)
+    if isinstance(value, BaseModel):
+        return _public(value.model_dump())
+    if isinstance(value, tuple | list):
+        return [_public(each) for each in cast("tuple[object, ...]", value)]
+    if isinstance(value, dict):
+        return {key: _public(each) for key, each in cast("dict[str, object]", value).items()}
+    return _without_password(value) if isinstance(value, str) and "://" in value else value
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    hidden = f"{user.partition(':')[0]}:***" if ":" in user else user
+    return urlunsplit(parts._replace(netloc=f"{hidden}{at}{host}"))
+
+
+add_command(app, show, SHOW_EXAMPLES)
+add_command(app, path, PATH_EXAMPLES)
+add_command(app, init, INIT_EXAMPLES)

@@ -1,0 +1,219 @@
+"""Many problems for ``solve``: read them, solve them, and keep the solutions in a file that can be continued."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO, Self, cast
+
+import orjson
+
+from stepspec.orchestrator.concurrency import at_once
+from stepspec.orchestrator.errors import ConfigurationError, StepspecError
+
+from .. import settings as configuration
+from ..api import Solver
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem of a file: its *text*, and its *id*, which is unique in the file."""
+
+    id: str | int
+    text: str
+
+    @property
+    def key(self) -> tuple[str | int, str]:
+        """What tells whether it is solved already: another text under the same id is another problem."""
+        return self.id, self.text
+
+    @property
+    def file_name(self) -> str:
+        """A name for a file of its own."""
+        name = _UNSAFE.sub("-", str(self.id))[:80]
+        return name if name == str(self.id) and name.strip(".") else f"{name.strip('.')}-{_digest(str(self.id))}"
+
+
+def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
+    """
+    Read the problems in the file at *path*, at most *limit*; ``-`` is standard input.
+
+    Each line is a text, or a JSON object with its "problem" or "question" and perhaps its "id". Without one the id is a
+    hash of the text. Raise `ConfigurationError` for a file without problems, a line that is neither, and an id that
+    stands there twice.
+    """
+    try:
+        content = sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigurationError(f"no problems in {path}: {exc}") from exc
+    found: dict[str | int, Problem] = {}
+    for number, line in enumerate(content.split("\n"), 1):
+        if not line.strip():
+            continue
+        if limit is not None and len(found) == limit:
+            break
+        id, text = _parse(path, number, line.strip())
+        if id is None:
+            id = _unused(_digest(text), found)
+        elif id in found:
+            raise ConfigurationError(f"{path}, line {number}: the id {id!r} is there twice")
+        found[id] = Problem(id, text)
+    if not found:
+        raise ConfigurationError(f"no problems in {path}: the file is empty")
+    return list(found.values())
+
+
+def _parse(path: Path, number: int, line: str) -> tuple[str | int | None, str]:
+    if not line.startswith("{"):
+        return None, line
+    try:
+        fields = orjson.loads(line)
+        text, id = fields["problem"] if "problem" in fields else fields["question"], fields.get("id")
+    except (orjson.JSONDecodeError, KeyError) as exc:
+        raise ConfigurationError(
+            f'{path}, line {number}: a line that begins with a brace has to be a JSON object with "problem"'
+        ) from exc
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigurationError(f'{path}, line {number}: "problem" has to be a text')
+    if id is not None and (not isinstance(id, str | int) or isinstance(id, bool) or id == ""):
+        raise ConfigurationError(f'{path}, line {number}: "id" has to be a text or a whole number')
+    return id, text.strip()
+
+
+def _unused(id: str, taken: dict[str | int, Problem]) -> str:
+    """*id*, or *id* with the first number that makes it new: the same text may stand in a file several times."""
+    copies = (id if number == 1 else f"{id}-{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in copies if name not in taken)
+
+
+def _digest(text: str) -> str:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def settings_digest(solver: Solver) -> str:
+    """A hash of what solutions depend on, of an entered *solver*: its models, and the options of its runs."""
+    run = solver.settings.run
+    values = [solver.models, configuration.conditions(run), run.policy, run.sampling.model_dump(), run.auto, run.adapt]
+    return _digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
+
+
+class SolutionFile:
+    """
+    A file with a line of JSON for each problem: its id, its text, and its solution or its error.
+
+    On entering, the solutions in it are kept, unless it is *fresh*; errors, and a line that is incomplete, are dropped.
+    Raise `ConfigurationError` if they were made with other settings, of another *digest*. *path* None is standard
+    output. It has one writer at a time.
+    """
+
+    def __init__(self, path: Path | None, digest: str, *, fresh: bool = False) -> None:
+        self.path, self._digest, self._fresh = path, digest, fresh
+        self.solved: frozenset[tuple[str | int, str]] = frozenset()
+
+    def __enter__(self) -> Self:
+        if self.path is None:
+            self._file: BinaryIO = sys.stdout.buffer
+            return self
+        self._file = _locked(self.path.open("a+b"), self.path)
+        try:
+            self._file.seek(0)
+            content = self._file.read()
+            kept = [] if self._fresh else list(self._solutions(self.path, content))
+            if (lines := b"".join(line for line, _ in kept)) != content:
+                self._replace(self.path, lines)
+        except BaseException:
+            self._file.close()
+            raise
+        self.solved = frozenset(key for _, key in kept)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.path is not None:
+            self._file.close()
+
+    def write(self, problem: Problem, **fields: Any) -> None:
+        """Add a line about *problem*; it is on disk when this returns."""
+        line = {"id": problem.id, "problem": problem.text, **fields, "settings": self._digest}
+        self._file.write(orjson.dumps(line) + b"\n")
+        self._file.flush()
+
+    def _solutions(self, path: Path, content: bytes) -> Iterator[tuple[bytes, tuple[str | int, str]]]:
+        """The complete lines of the file that hold a solution, with the keys of their problems."""
+        for number, line in enumerate(content.splitlines(keepends=True), 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                fields = cast("dict[str, Any]", orjson.loads(line))
+                key, made_with, failed = (fields["id"], fields["problem"]), fields["settings"], "error" in fields
+            except (orjson.JSONDecodeError, KeyError, TypeError) as exc:
+                raise ConfigurationError(
+                    f"{path}, line {number}, is no solution: choose another file with --output"
+                ) from exc
+            if failed:
+                continue
+            if made_with != self._digest:
+                raise ConfigurationError(
+                    f"{path} holds solutions that were made with other models or settings: choose another file with "
+                    "--output, or begin anew with --fresh"
+                )
+            yield line, key
+
+    def _replace(self, path: Path, content: bytes) -> None:
+        """Let the file hold *content*: all at once, so that no solution is lost if this is interrupted."""
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        draft.write_bytes(content)
+        with self._file:
+            self._file = _locked(draft.open("ab"), path)
+            draft.replace(path)
+
+
+def _locked(file: BinaryIO, path: Path) -> BinaryIO:
+    """Lock *file*, to be called *path*. Raise `ConfigurationError` if another process has."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        file.close()
+        raise ConfigurationError(f"{path} is being written by another command: wait, or choose another") from exc
+    return file
+
+
+async def solve_all(
+    solver: Solver,
+    problems: Sequence[Problem],
+    file: SolutionFile,
+    concurrency: int,
+    *,
+    traces: Path | None = None,
+    on_problem: Callable[[], object] = lambda: None,
+) -> int:
+    """
+    Solve *problems*, up to *concurrency* at the same time, and write each into *file*; return how many failed.
+
+    With a folder for *traces*, each run leaves its trace there. *on_problem* is called after each problem.
+    """
+    waiting = iter(problems)
+    failed = 0
+
+    async def work() -> None:
+        nonlocal failed
+        for problem in waiting:  # which all workers share
+            try:
+                trace = traces / f"{problem.file_name}.jsonl" if traces else None
+                solution = await solver.solve(problem.text, trace_to=trace)
+            except StepspecError as exc:
+                failed += 1
+                file.write(problem, error={"type": type(exc).__name__, "message": str(exc)})
+            else:
+                file.write(problem, **asdict(solution))
+            on_problem()
+
+    await at_once(work() for _ in range(min(concurrency, len(problems))))
+    return failed

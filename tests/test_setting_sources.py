@@ -1,0 +1,198 @@
+"""The layers of the settings: what hides what, which names errors have, and which variables exist."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import Endpoint, Solver, settings
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.setting_sources import CommandLine, Place, is_setting, layers, merged, origin, places, with_command_line
+from stepspec.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def key_of(endpoint: object) -> str | None:
+    assert isinstance(endpoint, Endpoint)
+    return endpoint.api_key.get_secret_value() if endpoint.api_key else None
+
+
+def flags(**values: Any) -> CommandLine:
+    """Flags called as the keys of their settings."""
+    names: dict[Place, str] = {(table, key): f"--{table}-{key}" for table, keys in values.items() for key in keys}
+    return CommandLine(values, names)
+
+
+def test_flags_go_before_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_SAMPLING__TOP_P", "0.5")
+    with with_command_line(flags(sampling={"temperature": 0.1})):
+        sampling = settings.load(sampling={"temperature": 0.2, "top_k": 4}).sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.1, 4, 0.5)
+    assert settings.load(sampling={"temperature": 0.2}).sampling.temperature == 0.2
+
+
+def test_a_key_joins_the_url_of_another_source_but_no_key_goes_to_another_server(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "stepspec.toml").write_text('[large]\nurl = "http://file:1"\napi_key = "of the file"\n')
+    assert key_of(settings.load().large) == "of the file"
+    with with_command_line(flags(large={"api_key": "of the flag"})):
+        loaded = settings.load().large
+        assert (key_of(loaded), loaded and loaded.url) == ("of the flag", "http://file:1")
+    with with_command_line(flags(large={"url": "http://flag:1"})):
+        assert key_of(settings.load().large) is None
+    assert key_of(settings.load(large="http://argument:1").large) is None
+    assert key_of(settings.load(large=Endpoint(role="large", url="http://argument:1")).large) is None
+    monkeypatch.setenv("STEPSPEC_LARGE", "http://variable:1")
+    assert key_of(settings.load().large) is None
+    monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "of the variable")
+    loaded = settings.load().large
+    assert (key_of(loaded), loaded and loaded.url) == ("of the variable", "http://variable:1")
+
+
+def test_a_key_without_a_server_is_for_the_one_that_is_named_elsewhere(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (nowhere / "stepspec.toml").write_text('[large]\nurl = "http://file:1"\napi_key = "of the file"\n')
+    monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "of the variable")
+    for loaded in (settings.load(), settings.load(large="http://argument:1")):
+        assert key_of(loaded.large) == "of the variable"
+    with with_command_line(flags(large={"url": "http://flag:1"})):
+        assert key_of(settings.load().large) == "of the variable"
+    monkeypatch.setenv("STEPSPEC_LARGE__URL", "http://variable:1")  # now the key is for this server
+    with with_command_line(flags(large={"url": "http://flag:1"})):
+        assert key_of(settings.load().large) is None
+
+
+def test_options_belong_to_the_policy_that_was_set_with_them(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (nowhere / "stepspec.toml").write_text("[options]\nthreshold = 8\n")
+    monkeypatch.setenv("STEPSPEC_OPTIONS__SKIP", "2")
+    assert settings.load().options == {"threshold": 8, "skip": "2"}
+    assert settings.load(policy="specreason").options == {"threshold": 8, "skip": "2"}
+    assert settings.load(policy="bild", options={"scale": "step"}).options == {"scale": "step"}
+    (nowhere / "stepspec.toml").write_text('policy = "bild"\n[options]\nrollback = 3\n')
+    assert settings.load().options == {"rollback": 3, "skip": "2"}  # the variable is for the policy of the file
+    assert settings.load(policy="specreason").options == {}
+
+
+@pytest.mark.parametrize(
+    ("flag_values", "variables", "file", "complaint"),
+    [
+        ({"sampling": {"temperature": 9.0}}, {}, "", "--sampling-temperature 9.0: Input should be less than"),
+        ({}, {"STEPSPEC_SAMPLING__TEMPERATURE": "9"}, "", "STEPSPEC_SAMPLING__TEMPERATURE 9: Input should be less"),
+        ({}, {"stepspec_ahead": "-1"}, "", "stepspec_ahead -1: Input should be greater"),
+        ({}, {"STEPSPEC_SAMPLING": '{"top_p": 9}'}, "", "STEPSPEC_SAMPLING, top_p 9: Input should be less than"),
+        ({}, {"STEPSPEC_LARGE": "ftp://h"}, "", "STEPSPEC_LARGE: 'ftp://h' is not the URL of a server"),
+        ({}, {"STEPSPEC_OPTIONS": "{"}, "", "STEPSPEC_OPTIONS: .* the value has to be JSON"),
+        ({}, {}, "[sampling]\ntemperature = 9\n", r"stepspec\.toml: sampling\.temperature: Input should be less"),
+        ({}, {}, '[large]\napi_key = "k"\n', r"stepspec\.toml: large\.url: Field required"),
+        ({}, {}, "[large]\nurll = 1\n", r"stepspec\.toml: unknown setting 'large\.urll'"),
+        ({}, {}, "ahead = ", r"stepspec\.toml is no settings file: Invalid value"),
+        ({}, {"STEPSPEC_AHEAD": "x"}, "lead = -1\n", r"STEPSPEC_AHEAD: .*; stepspec\.toml: lead: "),
+    ],
+)
+def test_an_error_has_the_name_of_its_source(
+    flag_values: dict[str, Any],
+    variables: dict[str, str],
+    file: str,
+    complaint: str,
+    nowhere: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (nowhere / "stepspec.toml").write_text(file)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with with_command_line(flags(**flag_values)), pytest.raises(ConfigurationError, match=complaint):
+        settings.load()
+
+
+def test_no_error_shows_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_LARGE__URL", "http://h:1")
+    with with_command_line(flags(large={"api_key": 1234})), pytest.raises(ConfigurationError) as raised:
+        settings.load()
+    assert str(raised.value) == "--large-api_key: Input should be a valid string"
+
+
+def test_errors_of_policies_have_the_name_of_their_source(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    servers: Any = {"small": "http://a:1", "large": "http://b:1"}
+    (nowhere / "stepspec.toml").write_text("[options]\nthreshold = 80\n")
+    with pytest.raises(
+        ConfigurationError, match=r"^stepspec\.toml: options\.threshold: policy 'specreason', option 'threshold'"
+    ):
+        Solver(**servers)
+    monkeypatch.setenv("STEPSPEC_POLICY", "bidl")
+    with pytest.raises(ConfigurationError, match=r"^STEPSPEC_POLICY: there is no policy 'bidl'"):
+        Solver(**servers)
+    with pytest.raises(ConfigurationError, match=r"^there is no policy 'specreasn'"):
+        Solver(**servers, policy="specreasn")
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("STEPSPEC_LARGE__APIKEY", "STEPSPEC_LARGE__API_KEY"),
+        ("STEPSPEC_LARG__URL", "STEPSPEC_LARGE__URL"),
+        ("STEPSPEC_SERVICE__MAX_RUNING", "STEPSPEC_SERVICE__MAX_RUNNING"),
+        ("STEPSPEC_SMALL__DEADLINES__CONECT", "STEPSPEC_SMALL__DEADLINES__CONNECT"),
+        ("STEPSPEC_SMALL__SMALL__DEADLINES__CONECT", "STEPSPEC_SMALL__SMALL__DEADLINES__CONNECT"),
+        ("STEPSPEC_AHEAD__DEPTH", "STEPSPEC_AHEAD"),
+        ("stepspec_polcy", "STEPSPEC_POLICY"),
+    ],
+)
+def test_a_misspelt_variable_suggests_the_right_one(variable: str, meant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigurationError, match=rf"unknown setting {variable} \(did you mean '{meant}'\?\)"):
+        settings.load()
+
+
+def test_a_variable_that_is_like_none_lists_the_first_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_QQQQQQQQQQQQQQQQ", "1")
+    with pytest.raises(ConfigurationError, match=r"exist: .*STEPSPEC_AHEAD, .*STEPSPEC_SMALL"):
+        settings.load()
+
+
+def test_every_place_is_a_setting_and_tables_of_any_keys_take_any() -> None:
+    known = list(places(Settings, 4))
+    assert len(known) > 150
+    assert [place for place in known if not is_setting(Settings, place)] == []
+    assert is_setting(Settings, ("options", "anything"))
+    assert is_setting(Settings, ("small", "template", "enable_thinking"))
+    assert not is_setting(Settings, ("sampling", "polcy"))
+    assert not is_setting(Settings, ("sampling", "temperature", "more"))
+
+
+def test_a_file_that_is_named_on_the_command_line_comes_first(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, ahead in (("stepspec.toml", 1), ("variable.toml", 2), ("flag.toml", 3)):
+        (nowhere / name).write_text(f"ahead = {ahead}\n")
+    assert settings.load().ahead == 1
+    monkeypatch.setenv("STEPSPEC_CONFIG", "variable.toml")
+    assert settings.load().ahead == 2
+    with with_command_line(CommandLine(file=Path("flag.toml"))):
+        assert settings.load().ahead == 3
+    with (
+        with_command_line(CommandLine(file=Path("other.toml"))),
+        pytest.raises(ConfigurationError, match=r"^--config names 'other\.toml', which is not a file"),
+    ):
+        settings.load()
+
+
+def test_the_origin_of_a_value_is_the_first_layer_that_sets_it(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (nowhere / "stepspec.toml").write_text('ahead = 1\nlead = 1\n[small]\nurl = "http://file:1"\nmodel = "m"\n')
+    monkeypatch.setenv("STEPSPEC_LEAD", "2")
+    with with_command_line(flags(small={"url": "http://flag:1"})):
+        found = layers(Settings, {})
+        assert merged(found) == {"ahead": 1, "lead": "2", "small": {"url": "http://flag:1"}}
+        names = {place: (layer := origin(found, place)) and layer.name(place) for place in (("ahead",), ("lead",))}
+        assert names == {("ahead",): "stepspec.toml: ahead", ("lead",): "STEPSPEC_LEAD"}
+        model = origin(found, ("small", "model"))
+        assert model is not None
+        assert model.source == "flag"  # the table of the file is hidden
+        assert origin(found, ("hedge",)) is None

@@ -1,0 +1,196 @@
+"""`stepspec solve --problems`: lines in, lines out, and a file that can be continued."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import io
+import sys
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from stepspec.cli.many import Problem, SolutionFile, read_problems
+from stepspec.evals.testbed.stand_in import StandIn
+from stepspec.orchestrator.errors import ConfigurationError
+
+from .test_cli import call
+
+TOO_LONG = "long " * 3000  # more than the stand-in's context holds
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    return tmp_path
+
+
+@contextmanager
+def serving(server: StandIn) -> Generator[str]:
+    """Serve in a thread of its own: the command has the event loop of this one."""
+    urls: list[str] = []
+    begun, ended = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with server.listening() as url:
+            urls.append(url)
+            begun.set()
+            await asyncio.to_thread(ended.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert begun.wait(60)
+        yield urls[0]
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    with serving(StandIn(steps=2, step_tokens=5, room=2048)) as url:
+        monkeypatch.setenv("STEPSPEC_SMALL", url)
+        monkeypatch.setenv("STEPSPEC_LARGE", url)
+        yield
+
+
+def lines(path: Path | str) -> list[dict[str, Any]]:
+    return [orjson.loads(line) for line in Path(path).read_bytes().splitlines()]
+
+
+def test_lines_are_texts_or_json_and_ids_are_unique(nowhere: Path) -> None:
+    file = nowhere / "problems.jsonl"
+    file.write_text('one\n\n{"problem": "two", "id": 7}\n  one \n{"question": "a\u2028b", "id": "x"}\n')
+    first, second, again, last = read_problems(file)
+    assert (first.text, second, again.text, last) == ("one", Problem(7, "two"), "one", Problem("x", "a\u2028b"))
+    assert again.id == f"{first.id}-2"
+    assert [problem.id for problem in read_problems(file, 2)] == [first.id, 7]
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ("", "the file is empty"),
+        ("ok\n{broken\n", "line 2: a line that begins with a brace"),
+        ('{"text": "x"}\n', 'line 1: .*a JSON object with "problem"'),
+        ('{"problem": ["x"]}\n', 'line 1: "problem" has to be a text'),
+        ('{"problem": "x", "id": true}\n', 'line 1: "id" has to be a text or a whole number'),
+        ('{"problem": "x", "id": 1}\n{"problem": "y", "id": 1}\n', "line 2: the id 1 is there twice"),
+    ],
+)
+def test_a_file_that_holds_no_problems_is_refused(content: str, complaint: str, nowhere: Path) -> None:
+    (nowhere / "problems.jsonl").write_text(content)
+    with pytest.raises(ConfigurationError, match=complaint):
+        read_problems(nowhere / "problems.jsonl")
+
+
+@pytest.mark.parametrize("id", ["../../x", "a/b", "", "..", "a" * 300, "\u00e4"])
+def test_a_trace_stays_in_its_folder(id: str) -> None:
+    name = Problem(id, "x").file_name
+    assert "/" not in name
+    assert not name.startswith(".")
+    assert len(name) <= 100
+    assert name != Problem(f"{id}!", "x").file_name
+
+
+@pytest.mark.usefixtures("pair")
+def test_one_that_fails_has_its_error_in_its_line_and_is_tried_again(
+    nowhere: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"id": "a", "problem": "1 + 1"}, {"id": "b", "problem": TOO_LONG}, {"id": "c", "problem": "1 + 2"}]
+    (nowhere / "problems.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    command = "solve", "--problems", "problems.jsonl", "--concurrency", "2", "-o", "solved.jsonl"
+    assert call(*command, "--trace", "traces") == 1
+    assert "1 of 3 problems failed" in capfd.readouterr().err
+    solved = {line["id"]: line for line in lines("solved.jsonl")}
+    assert solved.keys() == {"a", "b", "c"}
+    assert (solved["a"]["answer"], solved["a"]["finish_reason"]) == ("42", "stop")
+    assert solved["b"]["error"]["type"] == "ContextTooLong"
+    assert {path.name for path in Path("traces").iterdir()} == {"a.jsonl", "c.jsonl"}
+
+    rows[1]["problem"] = "1 + 3"
+    (nowhere / "problems.jsonl").write_bytes(b"".join(orjson.dumps(row) + b"\n" for row in rows))
+    before = [line for line in lines("solved.jsonl") if line["id"] != "b"]
+    assert call(*command) == 0
+    *kept, new = lines("solved.jsonl")
+    assert kept == before  # as they were: solved only once
+    assert (new["id"], new["problem"], new["answer"]) == ("b", "1 + 3", "42")
+    assert call(*command, "--temperature", "0") == 2
+    assert "solved.jsonl holds solutions that were made with other models or settings" in capfd.readouterr().err
+    assert call(*command, "--temperature", "0", "--fresh") == 0
+    assert len(lines("solved.jsonl")) == 3
+
+
+@pytest.mark.usefixtures("pair")
+def test_without_a_file_the_lines_go_to_standard_output(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("first\nsecond\nthird\n"))
+    assert call("solve", "--problems", "-", "--limit", "2", "--system", "Be brief.") == 0
+    printed = [orjson.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert [line["problem"] for line in printed] == ["first", "second"]
+
+
+@pytest.mark.usefixtures("pair")
+def test_one_answer_goes_to_a_file_too(nowhere: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("solve", "6 x 7", "-o", "answer.txt") == 0
+    assert (nowhere / "answer.txt").read_text() == "42\n"
+    assert capfd.readouterr().out == ""
+    assert call("solve", "6 x 7", "--json", "-o", "answer.json") == 0
+    assert orjson.loads((nowhere / "answer.json").read_bytes())["answer"] == "42"
+
+
+def test_what_an_interruption_leaves_is_continued(nowhere: Path) -> None:
+    path, problems = nowhere / "solved.jsonl", [Problem(number, "x") for number in range(4)]
+    with SolutionFile(path, "d") as file:
+        file.write(problems[0], answer="0")
+        file.write(problems[1], error={"type": "E", "message": "m"})
+        file.write(problems[2], answer="2")
+        with pytest.raises(ConfigurationError, match="being written by another command"), SolutionFile(path, "d"):
+            pass
+    with path.open("ab") as torn:
+        torn.write(b'{"id": 3, "prob')
+    with SolutionFile(path, "d") as file:
+        assert file.solved == {problems[0].key, problems[2].key}
+        with path.open("rb") as other, pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        file.write(problems[3], answer="3")
+    assert [line["id"] for line in lines(path)] == [0, 2, 3]
+    assert [each.name for each in nowhere.iterdir()] == ["solved.jsonl"]
+
+
+@pytest.mark.parametrize("content", [b"text\n", b"[1]\n", b'{"id": 1}\n'])
+def test_another_file_is_not_touched(content: bytes, nowhere: Path) -> None:
+    path = nowhere / "notes.txt"
+    path.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="line 1, is no solution"), SolutionFile(path, "d"):
+        pass
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        ([], "name one problem, - for standard input, or a file of them with --problems"),
+        (["x", "--problems", "y"], "name one problem"),
+        (["x", "--limit", "3"], "--limit is only for a file of problems"),
+        (["x", "--fresh"], "--fresh is only for a file of problems"),
+        (["x", "--concurrency", "2"], "--concurrency is only for a file of problems"),
+        (["--problems", "nowhere.txt"], "no problems in nowhere.txt"),
+        (["--problems", "nowhere.txt", "--fresh"], "name it"),
+        (["x", "-o", "threshold=8"], "-o is no longer short for --option: write -O threshold=8"),
+        (["x", "-othreshold=8"], "-o is no longer short for --option: write -O threshold=8"),
+        (["x", "-o", "."], "--output .: no file that can be written"),
+    ],
+)
+def test_wrong_use_is_one_line(words: list[str], complaint: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("solve", *words) == 2
+    assert complaint in capfd.readouterr().err
