@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import unquote, urldefrag, urlsplit
 
 import pytest
 from markdown_it import MarkdownIt
+
+import stepspec
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -116,6 +119,12 @@ def test_links_to_code_lead_to_the_repository(site: Path) -> None:
     links = [link for file in site.rglob("*.html") for link in read(file).links]
     assert [link for link in links if re.search(r"\.(py|txt|md)(#|$)", link) and not link.startswith("http")] == []
     assert any(link.endswith("/blob/main/prompts/README.md") for link in links)
+
+
+def test_every_public_name_is_explained(site: Path) -> None:
+    named = {name: getattr(stepspec, name) for name in stepspec.__all__}
+    places = {value.__name__ if isinstance(value, ModuleType) else f"stepspec.{name}" for name, value in named.items()}
+    assert places <= read(site / "python.html").anchors
 
 
 def test_the_home_page_has_the_time_diagram_of_the_readme(site: Path) -> None:
