@@ -30,7 +30,8 @@ from stepspec.orchestrator.run_options import Limits, run_options
 from stepspec.orchestrator.service.app import Service
 from stepspec.orchestrator.service.settings import Scaling, ServiceSettings
 from stepspec.service_factory import offer
-from stepspec.settings import PREFIX, Settings
+from stepspec.setting_sources import PREFIX
+from stepspec.settings import Settings
 
 DOCS = Path(__file__).parents[2] / "docs"
 MARK = "<!-- Below this line: written by `python -m tests.docs.reference`. -->"
