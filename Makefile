@@ -19,8 +19,8 @@ UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orche
 # Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
-SLOW := integration docs docker fidelity evals/calibration evals/report evals/experiments evals/testbed test_cli.py \
-  $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
+SLOW := integration docs docker examples fidelity evals/calibration evals/report evals/experiments evals/testbed \
+  test_cli.py $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
   $(addprefix orchestrator/service/,page test_description.py test_ray.py) test_packaging.py test_docs_site.py \
   $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
   $(addprefix orchestrator/launcher/test_,hybrids.py launch.py up.py) \
@@ -44,7 +44,7 @@ browser: $(STAMP) ## find a browser for the tests of the page, or install one, o
 demo: $(STAMP) ## two real vLLM servers on this CPU, one problem, the large model alone and then the pair
 	$(RUN)/stepspec demo
 
-clients: $(STAMP) ## install the foreign clients that the service is tried with, all at once
+clients: $(STAMP) ## install the foreign clients that the service is tried with, and the notebook's packages, all at once
 	$(RUN)/python -m tests.integration.clients.environments install
 
 test: $(STAMP) ## every test, those against real servers included

@@ -265,10 +265,7 @@ def command(
 
     Endpoints and sampling may also come from STEPSPEC_* variables and from stepspec.toml.
     """
-    chosen, source = choose(benchmark, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
-    if source and data:
-        raise ConfigurationError(f"{benchmark} is a file already: leave --data out")
-    source = source or data
+    chosen, source = choose(benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
     require(chosen.metric)
     _check_half(chosen, source, part)
     methods = policy or ["specreason"]

@@ -78,7 +78,11 @@ class Drafted:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """The verdict on the draft of step *index* is known."""
+    """
+    The verdict on the draft of step *index* is known.
+
+    A draft may be judged before the steps before it are committed, and is lost if one of those is rolled back.
+    """
 
     index: int
     draft: Step
@@ -122,7 +126,12 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """*step* is now step *index* of the chain, for good."""
+    """
+    *step* is now step *index* of the chain, for good.
+
+    An answer that the method wrote is committed as well. *score* is the grade of an accepted draft; None if nobody
+    judged the step, such as a repair.
+    """
 
     index: int
     step: Step

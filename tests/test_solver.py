@@ -9,17 +9,20 @@ from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepspec import Endpoint, Sampling, Solver, Step
+from stepspec.api import StreamArguments
+from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
 from stepspec.orchestrator.chain import Accept, Token
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
-from stepspec.orchestrator.events import Called, Decided, Event, Judged, Moved, Selected, Started
+from stepspec.orchestrator.events import Called, Committed, Decided, Event, Judged, Moved, Selected, Started
 from stepspec.orchestrator.feedback import auto
 from stepspec.orchestrator.feedback.drift import LEAST
 from stepspec.orchestrator.feedback.load import Load
@@ -495,3 +498,48 @@ async def test_accepted_steps_are_shadowed_and_cost_the_run_nothing() -> None:
         assert plain.shadows.record.checked == 0
     assert solution.thinking == without.thinking
     assert solution.ledger.large.written == without.ledger.large.written
+
+
+async def test_a_stream_has_every_event_and_then_the_solution(tmp_path: Path) -> None:
+    observed: list[Event] = []
+    async with serving() as servers, servers.solver() as solver:
+        solution = await solver.solve(PROBLEM, observe=observed.append)
+        async with solver.stream(PROBLEM, trace_to=tmp_path / "run.jsonl") as events:
+            with pytest.raises(RuntimeError, match="the run is not over"):
+                _ = events.solution
+            streamed = [event async for event in events]
+    assert (events.solution.answer, events.solution.thinking) == (solution.answer, solution.thinking)
+    assert [each for each in streamed if isinstance(each, Committed)] == [
+        each for each in observed if isinstance(each, Committed)
+    ]
+    assert [moment.event for moment in trace.read(tmp_path / "run.jsonl")] == streamed
+
+
+async def test_leaving_a_stream_early_cancels_the_run() -> None:
+    async with serving() as servers, servers.solver() as solver:
+        servers.small.gate = asyncio.Semaphore(4)  # one step, and the first token of the next
+        async with solver.stream(PROBLEM) as events:
+            async for event in events:
+                if isinstance(event, Committed):
+                    break
+            assert not servers.small.left.is_set()
+        async with asyncio.timeout(10):
+            await servers.small.left.wait()
+        with pytest.raises(asyncio.CancelledError):
+            _ = events.solution
+
+
+async def test_a_stream_raises_what_ends_its_run() -> None:
+    async with serving() as servers, servers.solver() as solver:
+        for each in servers.large:
+            each.faults.extend([Break(after=0)] * 99)
+        async with solver.stream(PROBLEM, policy="large") as events:
+            with pytest.raises(EndpointUnavailable):
+                _ = [event async for event in events]
+        with pytest.raises(EndpointUnavailable):
+            _ = events.solution
+
+
+def test_a_stream_takes_the_arguments_of_solve() -> None:
+    taken = signature(Solver.solve).parameters.keys() - {"self", "problem", "observe", "overrides"}
+    assert StreamArguments.__annotations__.keys() - RunOverrides.__annotations__.keys() == taken

@@ -86,28 +86,32 @@ def own(
 
 
 def choose(
-    name: str, *, problem: str | None = None, answer: str | None = None, metric: str | None = None,
-    prompt: str | None = None,
+    name: str, data: Path | None = None, *, problem: str | None = None, answer: str | None = None,
+    metric: str | None = None, prompt: str | None = None,
 ) -> tuple[Benchmark, Path | None]:  # fmt: skip
     """
-    Return the benchmark called *name*, or the one in the file *name* and that file.
+    Return the benchmark called *name*, or the one in the file *name*, and the file with its problems, if that is one.
 
-    The other arguments are those of `own` as flags give them: they are for a file. *prompt* is the name of a prompt,
-    the path of a file with one, or "none". Raise `ConfigurationError`, which names the flag.
+    That is *data* for a benchmark with a name. The other arguments are those of `own` as flags give them: they are for
+    a file. *prompt* is the name of a prompt, the path of a file with one, or "none". Raise `ConfigurationError`, which
+    names the flag.
     """
     flags = {"--problem-column": problem, "--answer-column": answer, "--metric": metric, "--prompt": prompt}
-    path = Path(name)
-    if path.suffix not in FILES:
+    own_file = Path(name) if Path(name).suffix in FILES else None
+    if own_file and data:
+        raise ConfigurationError(f"{name} is a file already: leave --data out")
+    file = own_file or data
+    if file and not file.is_file():
+        raise ConfigurationError(f"no data at {file}")
+    if own_file is None:
         if given := [flag for flag, value in flags.items() if value is not None]:
             raise ConfigurationError(f"{given[0]} is for a file of your own: {name} says itself how it is read and put")
-        return find(name), None
-    if not path.is_file():
-        raise ConfigurationError(f"no data at {path}")
+        return find(name), file
     if metric is not None and metric not in METRICS:
         raise ConfigurationError(f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}")
     chosen: Any = {"problem": problem, "answer": answer, "metric": metric}
     template = {} if prompt is None else {"prompt": _template(prompt)}
-    return own(path, **{key: value for key, value in chosen.items() if value is not None}, **template), path
+    return own(own_file, **{key: value for key, value in chosen.items() if value is not None}, **template), file
 
 
 def _template(prompt: str) -> str | None:

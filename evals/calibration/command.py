@@ -120,7 +120,7 @@ def calibrate(
 
     if not 0 < max_loss < 1 or not 0 < confidence < 1:
         raise ConfigurationError("--max-loss and --confidence are shares: above 0 and below 1")
-    chosen, file = choose(benchmark, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
+    chosen, file = choose(benchmark, data, problem=problem_column, answer=answer_column, metric=metric, prompt=prompt)
     if testbed:
         only_without_testbed()
     own_solver = None if testbed else Solver()
@@ -134,7 +134,7 @@ def calibrate(
         wait(contact(own_solver))  # before a data set is downloaded
     path = work or output.with_suffix(".trials.jsonl")
     with prompts.replacing(settings.prompts):
-        tasks = problems(chosen, data or file, seed, limit)
+        tasks = problems(chosen, file, seed, limit)
     require(chosen.metric)
     about = {
         "benchmark": chosen.name, "policy": policy, "option": threshold.option, "seed": seed, "testbed": testbed,
@@ -149,7 +149,7 @@ def calibrate(
     async def main() -> CalibrationSettings:
         async with solving as solver, Graders() as graders:
             store = RunStore(path, {**about, "models": dict(solver.models)}, fresh=fresh)
-            put = bare(tasks) if file and miniature(solver.models.values()) else tasks
+            put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
             solve = solve_on_servers(solver, put, chosen, policy, threshold, graders, seed)
             with store:
                 store.start_attempt(digests(put))

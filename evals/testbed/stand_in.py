@@ -417,8 +417,9 @@ class StandIn(FakeVllm):
     """
     Thinks in *steps* steps of *step_tokens* tokens each, and then answers 42; the same text for every problem.
 
-    What follows a prompt depends on nothing but the number of tokens since the thinking began, so that stand-ins
-    agree. A question about a step gets the grade 9, or a yes, for the share *accept* of all prompts, and else 1, or no.
+    If JSON is requested, the answer is a value that fits the schema, with 42 for every number. What follows a prompt
+    depends on nothing else but the number of tokens since the thinking began, so that stand-ins agree. A question about
+    a step gets the grade 9, or a yes, for the share *accept* of all prompts, and else 1, or no.
     """
 
     digits: dict[str, float] = field(default_factory=lambda: dict(RIGHT))
@@ -459,21 +460,27 @@ class StandIn(FakeVllm):
             return IDS[STEP_END.encode()]
         return FIRST_WORD + (step * 7919 + word * 104_729 + step * word * 31) % len(WORDS)
 
-    def following(self, prompt: Sequence[int]) -> Iterator[int]:
-        """The tokens that follow *prompt*, without end."""
+    def following(self, prompt: Sequence[int], answer: Sequence[int] = ()) -> Iterator[int]:
+        """The tokens that follow *prompt*, without end; *answer* takes the place of the usual one."""
+        answer = answer or self._answer
         reversed_prompt = prompt[::-1]
         since = reversed_prompt.index(THINKING) if THINKING in prompt else len(prompt)
         thinking = prompt[len(prompt) - since :]
         if THOUGHT in thinking:
-            yield from self._answer[len(thinking) - 1 - thinking.index(THOUGHT) :]
+            yield from answer[len(thinking) - 1 - thinking.index(THOUGHT) :]
             yield ENDED
         place = since - (thinking[:1] == [10])  # without the end of the line that opens the block
         while True:
             token = self.token(place)
             yield token
             if token == THOUGHT:
-                yield from self._answer
+                yield from answer
             place += 1
+
+    def formatted(self, outputs: dict[str, Any]) -> list[int]:
+        """The tokens of the answer in the format that vLLM's field ``structured_outputs`` requests."""
+        value = filled(outputs["json"]) if "json" in outputs else {"answer": 42}
+        return [*self.encode(orjson.dumps(value).decode()), ENDED]
 
     def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         return list(self.pieces(body))
@@ -483,7 +490,8 @@ class StandIn(FakeVllm):
         stops, limit, longest = body.get("stop") or (), body["max_tokens"], max(map(len, body.get("stop") or ("",)))
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail, tokens = "", list[tuple[str, str, int]]()
-        for count, number in enumerate(self.following(body["prompt"]), 1):
+        answer = self.formatted(body["structured_outputs"]) if "structured_outputs" in body else ()
+        for count, number in enumerate(self.following(body["prompt"], answer), 1):
             new = shown = decoder.decode(PIECES[number])
             text = tail + new
             ends = [(at + len(stop), stop) for stop in stops if (at := text.find(stop)) >= 0]
@@ -686,6 +694,21 @@ def _shared(one: list[int], other: list[int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def filled(schema: dict[str, Any]) -> Any:
+    """Return a value that fits a JSON *schema* of plain types: 42 for a number, every property of an object."""
+    match schema.get("type"):
+        case "object":
+            return {name: filled(each) for name, each in schema.get("properties", {}).items()}
+        case "array":
+            return [filled(schema.get("items", {}))]
+        case "string":
+            return "42"
+        case "boolean":
+            return True
+        case _:
+            return 42
 
 
 def parse_fault(text: str) -> Fault | None:

@@ -64,6 +64,20 @@ LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not wor
 SHADOW_QUESTIONS = prompts.load("check"), prompts.load("shadow.correct")  # about a step alone, and compared
 
 
+class StreamArguments(RunOverrides, total=False):
+    """The arguments of `Solver.stream`: those of `Solver.solve` but for the observer; a test compares both."""
+
+    run: RunOptions | None
+    sampling: Sampling | None
+    seed: int | None
+    budget: Budget | None
+    stop: Sequence[str]
+    format: Format | None
+    clock: trace.Stopwatch | None
+    trace_to: Path | None
+    session: str | None
+
+
 class EventStream:
     """The events of one run, to iterate over as they happen; afterwards its solution."""
 
@@ -478,7 +492,9 @@ class Solver:
         return (*models, ("critic", self.critic.name)) if self.critic else models
 
     @asynccontextmanager
-    async def stream(self, problem: str | Sequence[Message], **arguments: Any) -> AsyncGenerator[EventStream]:
+    async def stream(
+        self, problem: str | Sequence[Message], **arguments: Unpack[StreamArguments]
+    ) -> AsyncGenerator[EventStream]:
         """
         Solve one problem while its events are iterated over; the *arguments* are those of `solve`.
 

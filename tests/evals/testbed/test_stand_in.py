@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
@@ -41,6 +42,18 @@ async def test_stand_ins_with_other_paces_write_the_same() -> None:
     async with entered(StandIn()) as one, entered(StandIn(latency=Latency(jitter=0.5, seed=3), chunk=4)) as other:
         assert one.vocabulary == other.vocabulary
         assert await one.model(GREEDY).write(PROBLEM) == await other.model(GREEDY).write(PROBLEM)
+
+
+async def test_the_answer_fits_the_requested_json_schema() -> None:
+    properties = {"count": {"type": "integer"}, "names": {"type": "array", "items": {"type": "string"}}}
+    schema = {"type": "object", "properties": properties | {"sure": {"type": "boolean"}}}
+    async with entered(StandIn(steps=1)) as vllm:
+        chain = PROBLEM.extend(await vllm.model(GREEDY).write(PROBLEM))
+        answer = await vllm.model(GREEDY, format=schema).write(chain, stop=())
+        anything = await vllm.model(GREEDY, format="json").write(chain, stop=())
+    assert chain.closed
+    assert json.loads(answer.text) == {"count": 42, "names": ["42"], "sure": True}
+    assert json.loads(anything.text) == {"answer": 42}
 
 
 @pytest.mark.parametrize(("accept", "digit"), [(1.0, "9"), (0.0, "1")])

@@ -16,7 +16,7 @@ from stepspec.evals.testbed.problems import Difficulty, Problem, generate
 from stepspec.orchestrator.answer import extract
 
 from ..conftest import Pair
-from .environments import FOLDER, environment
+from .environments import FOLDER, installed
 from .service import KEY, Service, serving_pair
 
 MARKS = [pytest.mark.servers, pytest.mark.timeout(900)]  # the first test of each has to install it, from a network
@@ -59,23 +59,13 @@ def run(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return run
 
 
-def _installed(client: str) -> Path:
-    """Return where the client's programs are; without a network the test is skipped, which is an error in CI."""
-    try:
-        return environment(client)
-    except RuntimeError as exc:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(str(exc))
-
-
 def _program(client: str) -> list[str]:
     script = FOLDER / client / "client.py"
-    return [str(_installed(client) / "python"), str(script)] if script.is_file() else [str(script.with_suffix(".sh"))]
+    return [str(installed(client) / "python"), str(script)] if script.is_file() else [str(script.with_suffix(".sh"))]
 
 
 def _path(client: str) -> str:
-    own = [str(_installed(client))] if (FOLDER / client / "requirements.txt").is_file() else []
+    own = [str(installed(client))] if (FOLDER / client / "requirements.txt").is_file() else []
     return os.pathsep.join([*own, os.environ["PATH"]])
 
 
