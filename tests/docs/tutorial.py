@@ -153,7 +153,7 @@ def shape(output: str) -> set[str]:
 
     Of a step only its author counts. Notes are the lines below a table that begin with a dash.
     """
-    table, _, _ = f"\n{output}".partition("\n- ")
+    table, _, _ = f"\n{_trimmed(output)}".partition("\n- ")
     words: set[str] = set()
     for line in table.splitlines():
         step = re.match(r"\s*[\d.]+ s +(small|large)\b", line)
