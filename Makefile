@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check coverage bench bench-overhead random mutate lock clean
+.PHONY: help install browser clients demo test quick check coverage bench bench-overhead random mutate docs docs-serve lock clean
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -19,12 +19,14 @@ UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orche
 # Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
-SLOW := integration docker examples fidelity evals/calibration evals/report evals/experiments evals/testbed test_cli.py \
-  $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
-  $(addprefix orchestrator/service/,page test_description.py test_ray.py) test_packaging.py \
+SLOW := integration docs docker examples fidelity evals/calibration evals/report evals/experiments evals/testbed \
+  test_cli.py $(addprefix evals/test_,grading.py cli.py evaluation.py ray_worker.py ray_pool.py benchmarks.py) \
+  $(addprefix orchestrator/service/,page test_description.py test_ray.py) test_packaging.py test_docs_site.py \
   $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
   $(addprefix orchestrator/launcher/test_,hybrids.py launch.py up.py) \
   orchestrator/nesting/test_promises.py orchestrator/feedback/test_adaptation.py
+# The theme prints an advertisement against MkDocs 2 without the variable.
+SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
 # Without its bytecode, every program that a test starts would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 # Runs a command and prints how long it took.
@@ -79,6 +81,12 @@ random: $(STAMP) ## 200 runs of every method on a pair of random weights with a 
 
 mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours
 	$(RUN)/python tests/mutate.py
+
+docs: $(STAMP) ## build the site of the documents into build/site
+	$(SITE) build --strict
+
+docs-serve: $(STAMP) ## show the site at http://127.0.0.1:8000, and build it again when a document changes
+	$(SITE) serve --watch README.md --watch CHANGELOG.md --watch CONTRIBUTING.md --watch src/stepspec
 
 lock: ## write what .venv holds now to requirements/lock.txt
 	$(PIP) list --format=freeze --exclude-editable --exclude pip --exclude torch > requirements/lock.txt

@@ -268,3 +268,4 @@ class Rollback:
 
 
 Verdict: TypeAlias = Accept | Rollback
+"""What a policy decides about a draft."""

@@ -280,4 +280,6 @@ Event: TypeAlias = (
     | Speculated
     | Finished
 )
+"""Whatever may happen in a run."""
 Observer: TypeAlias = Callable[[Event], None]
+"""A function that is called with each event of a run; it must not block."""

@@ -50,20 +50,18 @@ Delimiter: TypeAlias = Annotated[str | list[str], AfterValidator(_check_delimite
 
 
 class Limits(BaseModel):
-    """
-    The budget of every run; see `Budget`.
-
-    *tokens* are for thinking and answer together, and *answer* is how many of them are kept for the answer; None is
-    512, or a quarter of *tokens* if that is less. *steps* limits the thinking, *seconds* the wall time; None is no
-    limit.
-    """
+    """The budget of every run; see `Budget`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     tokens: PositiveInt = 8192
+    """Tokens of the thinking and the answer together; each is counted in the vocabulary of the model that wrote it."""
     steps: PositiveInt | None = None
+    """Steps of the thinking; none: no limit."""
     seconds: float | None = Field(default=None, gt=0)
+    """Seconds of the run, of which a quarter is kept for the answer; none: no limit."""
     answer: PositiveInt | None = None
+    """Tokens that are kept for the answer; none: 512 or a quarter of all, whichever is less."""
 
     @classmethod
     def of(cls, budget: Budget) -> Self:

@@ -58,42 +58,43 @@ def _none_if_empty(key: object) -> object:
 
 
 class Deadlines(BaseModel):
-    """
-    The longest waits in seconds.
-
-    They are for a connection (*connect*), for the *first* token, *between* two tokens, and for the whole request
-    (*total*). *rest* is the time for which new runs avoid a replica that failed.
-    """
+    """The longest waits of one request, in seconds."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     connect: PositiveFloat = 5.0
+    """Seconds until the connection stands."""
     first: PositiveFloat = 120.0
+    """Seconds until the first token."""
     between: PositiveFloat = 30.0
+    """Seconds from one token to the next."""
     total: PositiveFloat = 600.0
+    """Seconds for the whole request."""
     rest: PositiveFloat = 30.0
+    """Seconds for which new runs avoid a replica that failed."""
 
 
 class Address(BaseModel, frozen=True, extra="forbid"):
-    """
-    One served model: its address, and the limits of its requests.
-
-    *url* may end in ``/v1``. *model* is the served name; None means the first that the server lists. *api_key* is the
-    key that the server wants, if it wants one. At most *max_concurrency* requests are open at a time, and
-    *requests_per_second* limits how many requests start. *retries* is the number of further attempts for a request that
-    failed before its first token. *priorities* sends a priority with the requests of a run, for a vLLM that schedules
-    by priority. *deadlines* are the longest waits. The *role* follows from the place in the settings.
-    """
+    """One served model: its address, and the limits of its requests."""
 
     role: Party
+    """Which of the models it is. In a file it follows from the table and is left out."""
     url: Annotated[str, AfterValidator(_base_url)]
+    """Base URL of the server; it may end in ``/v1``."""
     model: str | None = Field(default=None, min_length=1)
+    """The served name; none: the first that the server lists."""
     api_key: Annotated[SecretStr | None, BeforeValidator(_none_if_empty)] = None
+    """The key that the server expects, if it was started with ``--api-key``."""
     max_concurrency: PositiveInt = 64
+    """The most requests at a time."""
     requests_per_second: PositiveFloat | None = None
+    """The most requests that start in a second; none: no limit."""
     retries: int = Field(default=3, ge=0)
+    """Further attempts for a request that failed before its first token."""
     priorities: bool = True
+    """Send a priority with the requests of a run, for a vLLM that schedules by priority."""
     deadlines: Deadlines = Deadlines()
+    """The longest waits of one request."""
 
     @property
     def v1(self) -> str:
@@ -102,25 +103,25 @@ class Address(BaseModel, frozen=True, extra="forbid"):
 
 
 class Endpoint(Address, frozen=True):
-    """
-    A model that writes. *template* holds variables of the chat template (``chat_template_kwargs``).
-
-    *thinks*: the model thinks in a block of its own before it answers. None finds out, by the chat template or, if the
-    template shows no block, by the first words of an answer. False makes a model that would think answer at once.
-
-    *replicas* are the URLs of more servers of the same model; *url* may also be several URLs, separated by commas.
-
-    *suffix_scoring* reads only a scored text, where otherwise the whole chain before it is read again. Switch it on
-    only for a vLLM that was started with ``--enable-scale-out --enable-prompt-tokens-details``, on a CPU also with
-    ``MALLOC_PERTURB_=255`` in its environment: it passes on sampling parameters that vLLM does not check, and an
-    unknown version might crash.
-    """
+    """A model that writes. Its *url* may also be several URLs of the same model, separated by commas."""
 
     role: Role
+    """``small`` or ``large``. In a file it follows from the table and is left out."""
     replicas: tuple[Annotated[str, AfterValidator(_base_url)], ...] = ()
+    """URLs of more servers of the same model."""
     template: dict[str, Any] = {}
+    """Variables of the chat template (vLLM's ``chat_template_kwargs``)."""
     thinks: bool | None = None
+    """
+    Whether the model thinks in a block of its own before it answers. None finds out, by the chat template or, if the
+    template shows no block, by the first words of an answer. False makes a model that would think answer at once.
+    """
     suffix_scoring: bool = False
+    """
+    Read only a scored text, where otherwise the whole chain before it is read again. Switch it on only for a vLLM that
+    was started with ``--enable-scale-out --enable-prompt-tokens-details``, on a CPU also with ``MALLOC_PERTURB_=255``
+    in its environment: it passes on sampling parameters that vLLM does not check, and an unknown version might crash.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -153,50 +154,60 @@ class Endpoint(Address, frozen=True):
 
 
 class CriticEndpoint(Address, frozen=True):
-    """
-    A reward model.
-
-    *delimiter* ends every step in the model's training data, and carries the reward: a blank line for most models,
-    ``<extra_0>`` for Qwen2.5-Math-PRM. The *layout* is "plain" for a model that reads the problem as plain text (RSD's
-    Skywork models), "chat" for one that reads it in its chat template (Qwen2.5-Math-PRM). *prefix* stands before the
-    problem: in the plain layout the authors' BOS token, if the tokenizer adds none, and in the chat layout a system
-    message that replaces the template's own.
-    """
+    """A reward model."""
 
     role: Literal["critic"] = "critic"
+    """Always ``critic``."""
     delimiter: str = Field(default=DELIMITER, min_length=1)
+    """
+    What ends every step in the model's training data, and carries the reward: a blank line for most models,
+    ``<extra_0>`` for Qwen2.5-Math-PRM.
+    """
     layout: Literal["plain", "chat"] = "plain"
+    """
+    ``plain`` for a model that reads the problem as plain text (RSD's Skywork models), ``chat`` for one that reads it in
+    its chat template (Qwen2.5-Math-PRM).
+    """
     prefix: str = ""
+    """
+    What stands before the problem: in the plain layout the authors' BOS token, if the tokenizer adds none, and in the
+    chat layout a system message that replaces the template's own.
+    """
 
 
 class Sampling(BaseModel):
     """
     How a model chooses its tokens. Every value is sent, so that none of the server's own defaults applies.
 
-    The defaults are SpecReason's (section 5.1). A *temperature* of 0 is greedy. With a *seed* every request has a seed
-    of its own, derived from this seed and the request's place in the chain: the same seed gives the same chain, if the
-    server gives equal requests equal tokens. None draws a new seed for each run.
-
-    *top_p*, *top_k* and *min_p* leave out unlikely tokens: those beyond a total probability, beyond a rank (0: none),
-    and below a share of the likeliest token's probability.
-
-    *repetition_penalty* holds for the whole chain, since vLLM counts the tokens of the prompt for it. For
-    *presence_penalty* and *frequency_penalty* it counts only what the same request wrote, and a run makes many
-    requests: they have to be 0. *logprobs* requests the log-probability of every written token and the ranks up to that
-    number (0: log-probabilities only; None: neither). The *top* of a `Model.write` is requested in any case.
+    The defaults are SpecReason's (section 5.1).
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     temperature: float = Field(default=0.6, ge=0, le=2)
+    """The temperature; 0 is greedy."""
     top_p: float = Field(default=0.95, gt=0, le=1)
+    """Sample among the likeliest tokens that have this probability together; 1: among all."""
     top_k: int = Field(default=0, ge=0)
+    """Sample among this many of the likeliest tokens; 0: among all."""
     min_p: float = Field(default=0.0, ge=0, le=1)
+    """Sample among tokens with at least this share of the likeliest token's probability; 0: among all."""
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Has to be 0: vLLM counts only what the same request wrote, and a run makes many requests."""
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
+    """Has to be 0, for the same reason."""
     repetition_penalty: float = Field(default=1.0, gt=0)
+    """Holds for the whole chain, since vLLM counts the tokens of the prompt for it; 1: no penalty."""
     seed: int | None = None
+    """
+    Every request has a seed of its own, derived from this seed and the request's place in the chain: the same seed
+    gives the same chain, if the server gives equal requests equal tokens. None draws a new seed for each run.
+    """
     logprobs: int | None = Field(default=0, ge=0, le=20)
+    """
+    Request the log-probability of every written token and the ranks up to this number (0: log-probabilities only; None:
+    neither). What a method needs is requested in any case.
+    """
 
     @field_validator("presence_penalty", "frequency_penalty")
     @classmethod

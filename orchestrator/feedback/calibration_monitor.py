@@ -24,30 +24,41 @@ class Calibration(BaseModel):
     The guarantee of ``stepspec calibrate`` for a *value* of one *option* of a *policy*, as a settings file holds it.
 
     With *confidence*, the policy loses at most *max_loss* of the problems to the large model alone. That holds for all
-    attempts with the same trials together; *attempt* is the number of this one. The policy failed *lost* of the
-    *problems* of the *benchmark* that the large model solved, and solved *gained* of those that it failed. *edges* and
-    *counts* are the histogram of grades that live grades are compared with. It was made on *date*. The guarantee is for
-    these *models*, by role, and for runs under these *conditions* (``told`` in the file; see `Settings.conditions`).
-    Empty ones are not compared.
+    attempts with the same trials together.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     policy: str
+    """The calibrated method."""
     option: str
+    """The option whose value was searched, such as ``threshold``."""
     value: float
+    """The value that was found."""
     max_loss: float = Field(gt=0, lt=1)
+    """The guarantee: at most this share of the problems is lost to the large model alone."""
     confidence: float = Field(gt=0, lt=1)
+    """The confidence of the guarantee."""
     attempt: PositiveInt = 1
+    """Which attempt with the same trials it was."""
     benchmark: str = ""
+    """Where the problems are from."""
     problems: NonNegativeInt = 0
+    """How many problems were measured."""
     lost: NonNegativeInt = 0
+    """How many of them the large model solved and the method did not."""
     gained: NonNegativeInt = 0
+    """How many of them the method solved and the large model did not."""
     date: str = ""
+    """The day of the calibration."""
     models: dict[str, str] = {}
+    """The models that the guarantee is for, by role; empty: not compared."""
     conditions: Annotated[dict[str, Any], Field(alias="told")] = {}
+    """The options of the runs that the guarantee is for (see `Settings.conditions`); empty: not compared."""
     edges: tuple[float, ...] = ()
+    """The edges of the histogram of grades that live grades are compared with."""
     counts: tuple[int, ...] = (0,)
+    """The counts of that histogram."""
 
     @field_validator("conditions")
     @classmethod

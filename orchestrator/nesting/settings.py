@@ -16,12 +16,16 @@ TAGS = frozenset({SINGLE, PAIR})  # pydantic puts them into the locations of err
 
 
 class Nesting(BaseModel, frozen=True, extra="forbid"):
-    """The settings of a nested pair other than its models: *policy*, its *options*, and *ahead* in drafts."""
+    """The settings of a nested pair other than its models."""
 
     role: Literal["small"] = "small"
+    """Always ``small``."""
     policy: str = "specreason"
+    """The method of the pair."""
     options: dict[str, Any] = {}
+    """Options of that method."""
     ahead: NonNegativeInt = 2
+    """Drafts that the pair works ahead beyond the step that its caller waits for."""
 
 
 def kind(value: object) -> str:
@@ -43,12 +47,13 @@ class NestedPair(Nesting, frozen=True):
     """
     Two models that stand in for one: a *policy* with *options* over a *small* and a *large* model.
 
-    *ahead* is the number of drafts that the pair works ahead beyond the step that its caller waits for. The small model
-    may be a nested pair too. The *role* follows from the place in the settings.
+    The small model may be a nested pair too.
     """
 
     small: Annotated[SmallModel, NoDecode]
+    """The small model of the pair: an endpoint, or a pair again."""
     large: Annotated[Endpoint, NoDecode]
+    """The large model of the pair."""
 
     @field_validator("small", "large", mode="before")
     @classmethod

@@ -43,24 +43,27 @@ class Scaling(BaseModel):
     """
     How many replicas of the service Ray Serve runs; read by `stepspec.orchestrator.service.ray` alone.
 
-    Their number is between *min_replicas* and *max_replicas*, such that each has *target* requests; None is half of
-    `max_running`. Replicas are added after *up_after* seconds of need, and removed after *down_after* seconds without.
-    Each reserves *cpus* processors of the cluster.
-
-    *fronts* is the number of processes that hold the clients' connections. A request whose replica dies before any of
-    its answer was sent is sent to another one, up to *attempts* times in all.
+    Their number is such that each has *target* requests.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     min_replicas: PositiveInt = 1
+    """The fewest replicas."""
     max_replicas: PositiveInt = 4
+    """The most replicas."""
     target: PositiveFloat | None = None
+    """Requests that each replica is to have on average; none: half of ``max_running``."""
     up_after: NonNegativeFloat = 10.0
+    """Seconds of need after which replicas are added."""
     down_after: NonNegativeFloat = 300.0
+    """Seconds without need after which replicas are removed."""
     cpus: PositiveFloat = 1.0
+    """Processors of the cluster that each replica reserves."""
     fronts: PositiveInt = 2
+    """Processes that hold the clients' connections."""
     attempts: PositiveInt = 3
+    """Attempts in all for a request whose replica dies before any of its answer was sent."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -73,48 +76,59 @@ class ServiceSettings(BaseModel):
     """
     The service's own settings; those of solving are the solver's.
 
-    It listens at *host* and *port*; *root_path* is where a proxy serves it. *keys* are the accepted API keys. Without
-    any, every client is admitted, and a public *host* is allowed only with *insecure*. *cors_origins* are the origins
-    of web pages that may use the service, ``*`` for all.
-
-    *max_running* requests run at once and *max_waiting* more wait, each for *max_wait* seconds at most; further
-    requests are refused. *max_seconds* is the deadline of a request, which ends in the best answer so far. On shutdown,
-    running requests have *drain_seconds* to finish.
-
-    *max_body_bytes*, *max_messages*, *max_choices* (of ``n``) and *max_tokens* limit a single request; *max_tokens* is
-    None for no limit. A stream sends at least a comment every *keep_alive* seconds. A client has *send_seconds* to send
-    a body, and to take each part of an answer. The servers' health is checked every *health_every* seconds. Logs
-    contain no text of problems and answers unless *log_prompts* is set; *log_format* is their form, and *log_level* the
-    least important records. *tracing* exports spans over OTLP. *thinking* is where a reply has the thinking; see
-    `Thinking`. *ray* is for the Ray Serve application.
+    Without *keys* every client is admitted, and a public *host* is allowed only with *insecure*.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     host: str = Field(default="127.0.0.1", min_length=1)
+    """The address to listen at."""
     port: int = Field(default=8765, ge=0, le=65535)
+    """The port; 0: any free one."""
     keys: Secrets = ()
+    """The accepted API keys; none: every client is admitted."""
     insecure: bool = False
+    """Allow a *host* that other machines can reach without *keys*."""
     cors_origins: Words = ()
+    """Origins of web pages that may use the service; ``*``: all."""
     root_path: Annotated[str, AfterValidator(_rooted)] = ""
+    """The path under which a proxy serves the service."""
     thinking: Thinking = "both"
+    """The field of replies for the thinking; ``content`` puts it there between <think> tags."""
     max_running: PositiveInt = 64
+    """Requests that run at the same time."""
     max_waiting: NonNegativeInt = 256
+    """Requests that wait beyond those; further ones are refused."""
     max_wait: PositiveFloat = 30.0
+    """The longest wait of a request, in seconds."""
     max_seconds: PositiveFloat = 600.0
+    """Deadline of a request in seconds, its wait included; it is answered from the thinking so far."""
     drain_seconds: NonNegativeFloat = 60.0
+    """Seconds that running requests have to finish on shutdown."""
     max_body_bytes: PositiveInt = 4 * 2**20
+    """The largest body of a request, in bytes."""
     max_messages: PositiveInt = 256
+    """The most messages of a request."""
     max_choices: PositiveInt = 8
+    """The most choices (``n``) of a request."""
     max_tokens: PositiveInt | None = None
+    """The largest token budget of a request, which a larger one is reduced to; none: no limit."""
     keep_alive: PositiveFloat = 10.0
+    """Seconds after which an idle stream sends a comment."""
     send_seconds: PositiveFloat = 60.0
+    """Seconds that a client has to send a body, and to take each part of an answer."""
     health_every: PositiveFloat = 5.0
+    """Seconds between two checks of the servers' health."""
     log_format: Literal["console", "json"] = "console"
+    """``json`` is for machines."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least severe messages that are logged."""
     log_prompts: bool = False
+    """Log the text of problems and answers."""
     tracing: bool = False
+    """Send spans even if ``OTEL_EXPORTER_OTLP_ENDPOINT`` is not set."""
     ray: Scaling = Scaling()
+    """The replicas of the Ray Serve application."""
 
     @model_validator(mode="after")
     def _locked(self) -> Self:

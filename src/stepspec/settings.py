@@ -115,26 +115,31 @@ class Settings(RunOptions, BaseSettings):
     """
     Everything a solver is configured with: the options of its runs, which a run may override, and what follows here.
 
-    *small* and *large* are the endpoints of the two models; the small one may itself be a pair (`NestedPair`).
-    *critic* is the reward model that some policies need. *service* is for ``stepspec serve`` alone. *calibration* says
-    which guarantee the options come with, so that a drift of the grades is noticed. *alternatives* are the policy files
-    of further calibrated methods, among which runs with `auto` choose. The large model checks a share of *shadow* of
-    the accepted steps once more, which measures the judge and delays no run. The *session_header* holds one value per
-    run, so that a gateway keeps a chain on one server; "" sends none. *prompts_dir* is a folder of prompts that replace
-    those of the same names.
+    Each field's own text says what it is; the small model may itself be a pair (`NestedPair`).
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid", frozen=True)
 
     small: Annotated[SmallModel | None, NoDecode, _for_role("small")] = None
+    """The small model: a URL, a table, or a pair of models."""
     large: Annotated[Endpoint | None, NoDecode, _for_role("large")] = None
+    """The large model: a URL or a table."""
     critic: Annotated[CriticEndpoint | None, NoDecode, _for_role("critic")] = None
+    """The reward model that some policies need: a URL or a table."""
     service: ServiceSettings = ServiceSettings()
+    """For ``stepspec serve`` alone."""
     calibration: Calibration | None = None
+    """The guarantee that the options come with, so that a drift of the grades is noticed."""
     alternatives: Alternatives = ()
+    """Policy files of further calibrated methods, among which runs with ``auto`` choose."""
     shadow: Share = 0.0
+    """
+    The share of the accepted steps that the large model checks once more, which measures the judge and delays no run.
+    """
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
+    """A header with one value per run, by which a gateway keeps a chain on one server; empty: none is sent."""
     prompts_dir: PromptsFolder | None = None
+    """A folder of prompts that replace those of the same names."""
 
     @classmethod
     def settings_customise_sources(

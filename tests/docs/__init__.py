@@ -1,0 +1,1 @@
+"""The documents: their references are written from the code, and their commands are run."""

@@ -1,0 +1,361 @@
+"""
+The pages of the documents that are written from the code: settings, commands, routes.
+
+``python -m tests.docs.reference`` writes them; `test_reference.py` compares. What stands above `MARK` is by hand.
+"""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, cast
+
+import typer
+from pydantic import BaseModel
+
+from stepspec import Solver
+from stepspec.cli import app
+from stepspec.evals.testbed.stand_in import StandIn
+from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
+from stepspec.orchestrator.feedback.calibration_monitor import Calibration
+from stepspec.orchestrator.nesting.settings import NestedPair
+from stepspec.orchestrator.run_options import Limits, run_options
+from stepspec.orchestrator.service.app import Service
+from stepspec.orchestrator.service.settings import Scaling, ServiceSettings
+from stepspec.service_factory import offer
+from stepspec.setting_sources import PREFIX
+from stepspec.settings import Settings
+
+DOCS = Path(__file__).parents[2] / "docs"
+MARK = "<!-- Below this line: written by `python -m tests.docs.reference`. -->"
+Schema = Mapping[str, Any]
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
+    "sampling": (Sampling, "How the models sample when they write; judging is always greedy."),
+    "budget": (Limits, "The limits of every run."),
+    "small": (
+        Endpoint,
+        "`small` and `large` are each a URL, or a table with these fields. Fields of `large` are set in the same way: "
+        "`STEPSPEC_LARGE__URL`, `--large`.",
+    ),
+    "small.deadlines": (Deadlines, "The same for `large.deadlines` and `critic.deadlines`."),
+    "small as a pair": (
+        NestedPair,
+        "The small model may itself be a pair of models: then it has these fields instead of a URL "
+        "([nested pairs](token-level.md#nested-pairs)).",
+    ),
+    "critic": (CriticEndpoint, "The reward model that the policy `reward` needs."),
+    "service": (ServiceSettings, "For `stepspec serve` alone ([the service](service.md))."),
+    "service.ray": (Scaling, "For the service [on Ray](deploy.md#on-ray) alone."),
+    "calibration": (
+        Calibration,
+        "`stepspec calibrate` writes it into the policy file, beside the options ([calibration](calibration.md)).",
+    ),
+}
+"""Each table of the settings with its model, and a sentence above it."""
+
+LIMITS = {
+    "minimum": "at least {}",
+    "exclusiveMinimum": "above {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "below {}",
+    "minLength": "not empty",
+}
+URL_OR_TABLE = ("small", "large", "critic")  # a validator makes a table of a URL
+TYPES = {"integer": "whole number", "number": "number", "string": "text", "boolean": "true or false", "object": "table"}
+
+
+def settings_page() -> Iterator[str]:
+    """The tables of all settings, line by line."""
+    set_by = flags()
+    yield from ("## Top level", "", "The options of a run first ([more about them](run-options.md)).", "")
+    yield from table(Settings, "", set_by, {name: option.help for name, option in run_options().items()})
+    for path, (model, sentence) in TABLES.items():
+        name, _, kind = path.partition(" ")
+        yield from ("", f"## `[{name}]` {kind}".rstrip(), "", *textwrap.wrap(sentence, 100), "")
+        yield from table(model, name, set_by, {})
+
+
+def table(
+    model: type[BaseModel], path: str, set_by: Mapping[str, Sequence[str]], helps: Mapping[str, str]
+) -> Iterator[str]:
+    """The settings that *model* has below *path*; *set_by* are the flags, *helps* the texts of some fields."""
+    yield from ("| setting | type | default | variable | flag | |", "|---|---|---|---|---|---|")
+    definitions: Mapping[str, Schema] = (schema := model.model_json_schema(by_alias=True)).get("$defs", {})
+    properties = definitions.get(model.__name__, schema)["properties"]
+    docstrings = field_docstrings(model)
+    names = [*helps, *(name for name in model.model_fields if name not in helps)]
+    for name in names:
+        field = model.model_fields[name]
+        if name == "role":
+            continue  # follows from the table
+        text = helps.get(name) or docstrings.get(name)
+        if not text:
+            raise ValueError(f"{model.__name__}.{name} has no docstring: write one below the field")
+        shown = field.alias or name
+        full = f"{path}.{shown}" if path else shown
+        cells = (
+            f"`{shown}`",
+            "URL or table" if name in URL_OR_TABLE else _type(properties[shown], definitions),
+            "required" if field.is_required() else _default(field.default),
+            f"`{PREFIX}{full.upper().replace('.', '__')}`",
+            "<br>".join(set_by.get(full, ())),
+            _cell(text),
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def field_docstrings(model: type[BaseModel]) -> Mapping[str, str]:
+    """The string below each field of *model* and of its bases, in one line."""
+    found: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        if not issubclass(base, BaseModel) or base.__module__.startswith("pydantic"):
+            continue
+        body = cast("ast.ClassDef", ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]).body
+        for field, following in pairwise(body):
+            match field, following:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    found[name] = " ".join(text.split())
+                case _:
+                    pass
+    return found
+
+
+def _type(schema: Schema, definitions: Mapping[str, Schema]) -> str:
+    """What a value is, in words."""
+    if "$ref" in schema:
+        definition = definitions[schema["$ref"].rpartition("/")[2]]
+        return "table" if definition.get("type") == "object" else _type(definition, definitions)
+    kinds: Sequence[Schema] = schema.get("anyOf") or schema.get("oneOf") or ()
+    if kinds:
+        words = dict.fromkeys(_type(kind, definitions) for kind in kinds if kind.get("type") != "null")
+        return " or ".join(words)
+    if "enum" in schema or "const" in schema:
+        return " or ".join(f"`{value}`" for value in schema.get("enum", [schema.get("const")]))
+    if schema.get("type") == "array":
+        item = _type(schema.get("items", {}), definitions)
+        return "list of " + {"text": "texts", "table": "tables"}.get(item, f"{item}s")
+    name = "secret text" if schema.get("writeOnly") else TYPES.get(str(schema.get("type")), "value")
+    limits = (words.format(schema[key]) for key, words in LIMITS.items() if key in schema)
+    return ", ".join((name, *limits))
+
+
+def _default(value: object) -> str:
+    if isinstance(value, BaseModel):
+        return "see its table"
+    if value is None or value == () or value == []:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f"`{value!r}`".replace("'", '"')
+    return f"`{value}`"
+
+
+def _cell(text: str) -> str:
+    """*text* as a cell of a table, its reStructuredText as Markdown."""
+    text = text.replace("``", "`").replace("|", "\\|")
+    return re.sub(r"<(\w+)>", r"`<\1>`", re.sub(r"`(<\w+>)`", r"\1", text))
+
+
+def flags() -> Mapping[str, Sequence[str]]:
+    """The flags of `solve` and `serve` that set each setting, by its path."""
+    found: dict[str, list[str]] = {}
+    for name in ("solve", "serve"):
+        for parameter in command(name).params:
+            path = _setting_of(name, str(parameter.name))
+            if path:
+                words = "`, `".join((*parameter.opts, *parameter.secondary_opts))
+                found.setdefault(path, []).append(f"`{words}`")
+    return {path: list(dict.fromkeys(words)) for path, words in found.items()}
+
+
+def _setting_of(command_name: str, parameter: str) -> str | None:
+    """The path of the setting that a *parameter* of a command sets; None for a parameter that sets none."""
+    places: list[tuple[str, type[BaseModel], str]] = [("", Settings, parameter), ("sampling.", Sampling, parameter)]
+    if command_name == "serve":
+        places.insert(0, ("service.", ServiceSettings, parameter))
+    elif parameter.startswith("max_"):
+        places.append(("budget.", Limits, parameter.removeprefix("max_")))
+    for path, model, name in places:
+        for field in (name, f"{name}s"):
+            if field in model.model_fields:
+                return path + field
+    return "small" if parameter == "small" else None
+
+
+# --- command line -----------------------------------------------------------------------------------------------------
+
+
+def commands() -> Mapping[str, Any]:
+    """The commands by name, as typer made them; those of a group after its name."""
+    return dict(_commands(typer.main.get_command(app), ()))
+
+
+def _commands(group: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    for name, each in group.commands.items():
+        if hasattr(each, "commands"):
+            yield from _commands(each, (*path, name))
+        else:
+            yield " ".join((*path, name)), each
+
+
+def command(name: str) -> Any:
+    return commands()[name]
+
+
+def command_page() -> Iterator[str]:
+    """Every command with its arguments, its options and its examples, line by line."""
+    group: Any = typer.main.get_command(app)
+    parent = group.make_context("stepspec", [], resilient_parsing=True)
+    yield from ("| command | |", "|---|---|")
+    for name, each in commands().items():
+        summary = _cell(each.help.partition("\n\n")[0])
+        yield f"| [`stepspec {name}`](#stepspec-{name.replace(' ', '-')}) | {summary} |"
+    for name, each in commands().items():
+        context = each.make_context(name, [], parent=parent, resilient_parsing=True)
+        usage = each.get_usage(context).removeprefix("Usage: ")
+        yield from ("", f"## stepspec {name}", "", _prose(each.help), "", "```text", usage, "```", "")
+        yield from ("| option | |", "|---|---|")
+        for parameter in each.params:
+            if record := parameter.get_help_record(context):
+                yield f"| `{record[0]}` | {_cell(record[1])} |"
+        if each.epilog:
+            yield from ("", "```console", *_examples(each.epilog), "```")
+
+
+def _examples(epilog: str) -> Iterator[str]:
+    """The commands of an *epilog* after prompts; without the marks that keep click from wrapping it."""
+    lines = [line.strip() for line in epilog.splitlines()]
+    for before, line in pairwise(["", *(line for line in lines if line not in ("", "Examples:", "\b"))]):
+        yield f"    {line}" if before.endswith("\\") else line if line.startswith("#") else f"$ {line}"
+
+
+# --- HTTP -------------------------------------------------------------------------------------------------------------
+
+
+UNUSED = "422"  # FastAPI lists it for every parameter of a path; here each is a text, which is never wrong
+
+
+async def description() -> Schema:
+    """The OpenAPI description of a service over two stand-ins."""
+    async with AsyncExitStack() as stack:
+        small, large = [
+            await stack.enter_async_context(StandIn(names=(name,)).listening()) for name in ("Small", "Large")
+        ]
+        solver = await stack.enter_async_context(Solver(small, large))
+        return Service(offer(solver), ServiceSettings.model_validate({"keys": ["key"]})).app.openapi()
+
+
+def http_page(openapi: Schema) -> Iterator[str]:
+    """Every route with its body and its statuses, then the schemas, line by line."""
+    schemas: Mapping[str, Schema] = openapi["components"]["schemas"]
+    operations = [
+        (method.upper(), path, operation)
+        for path, methods in openapi["paths"].items()
+        for method, operation in methods.items()
+    ]
+    yield from ("## Routes", "", "| route | key | body | statuses | |", "|---|---|---|---|---|")
+    for method, path, operation in operations:
+        body = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+        cells = (
+            f"`{method} {path}`",
+            "yes" if operation.get("security") else "no",
+            _link(body) if body else "",
+            ", ".join(status for status in operation["responses"] if status != UNUSED),
+            _cell(" ".join(operation.get("description", operation.get("summary", "")).split())),
+        )
+        yield f"| {' | '.join(cells)} |"
+    yield from ("", "## Statuses", "", "| status | meaning |", "|---|---|")
+    statuses = {
+        status: response["description"]
+        for _, _, operation in operations
+        for status, response in operation["responses"].items()
+        if status not in ("200", UNUSED) and "Error" in str(response)
+    }
+    yield from (f"| {status} | {text} |" for status, text in sorted(statuses.items()))
+    yield from ("", "The body of an error is OpenAI's: `error` with `message`, `type`, `param` and `code`.")
+    for name in sorted(_used(operations, schemas)):
+        yield from ("", f"## {name}", "")
+        if text := schemas[name].get("description"):
+            yield from (_prose(text), "")
+        yield from ("| field | type | |", "|---|---|---|")
+        for field, schema in schemas[name].get("properties", {}).items():
+            needed = "required" if field in schemas[name].get("required", ()) else ""
+            yield f"| `{field}` | {_http_type(field, schema)} | {needed} |"
+
+
+def _used(operations: Iterable[tuple[str, str, Schema]], schemas: Mapping[str, Schema]) -> set[str]:
+    """The schemas that bodies of requests refer to, directly or not."""
+    found: set[str] = set()
+    waiting = [str(operation.get("requestBody", "")) for _, _, operation in operations]
+    while waiting:
+        for name in re.findall(r"#/components/schemas/(\w+)", waiting.pop()):
+            if name not in found:
+                found.add(name)
+                waiting.append(str(schemas[name]))
+    return found
+
+
+def _link(schema: Schema) -> str:
+    name = schema["$ref"].rpartition("/")[2]
+    return f"[{name}](#{name.lower()})"
+
+
+def _http_type(field: str, schema: Schema) -> str:
+    if field == "model":
+        return "a name that `GET /v1/models` lists"
+    if "$ref" in schema:
+        return _link(schema)
+    kinds: Sequence[Schema] = schema.get("anyOf") or schema.get("oneOf") or ()
+    if kinds:
+        return " or ".join(dict.fromkeys(_http_type("", kind) for kind in kinds if kind.get("type") != "null"))
+    if schema.get("type") == "null":
+        return "null"
+    if schema.get("type") == "array":
+        return "empty list" if schema.get("maxItems") == 0 else f"list of: {_http_type('', schema.get('items', {}))}"
+    if schema.get("type") == "object" and schema.get("maxProperties") == 0:
+        return "empty object"
+    if schema.get("const") is False:
+        return "`false`"
+    return _type(schema, {}).replace("table", "object")
+
+
+def _prose(text: str) -> str:
+    parts = (" ".join(_cell(part).split()) for part in text.strip().split("\n\n"))
+    return "\n\n".join(textwrap.fill(part, 100, break_long_words=False, break_on_hyphens=False) for part in parts)
+
+
+# --- pages ------------------------------------------------------------------------------------------------------------
+
+PAGES: Mapping[str, Callable[[], Iterable[str]]] = {
+    "settings.md": settings_page,
+    "command-line.md": command_page,
+    "http.md": lambda: http_page(asyncio.run(description())),
+}
+
+
+def current(page: str) -> str:
+    """The text that *page* should have."""
+    above, mark, _ = (DOCS / page).read_text(encoding="utf-8").partition(MARK)
+    if not mark:
+        raise ValueError(f"docs/{page} lacks the line {MARK}")
+    return f"{above}{MARK}\n\n" + "\n".join(PAGES[page]()) + "\n"
+
+
+def main() -> None:
+    for page in PAGES:
+        (DOCS / page).write_text(current(page), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,218 @@
+"""
+No block of code in the documents is left unchecked.
+
+Commands of a shell: each command of stepspec is parsed as the program parses it, and not run. A block with another
+program says above it what it ``needs``. Python runs against a stand-in, unless its mark says that it is part of a
+program. The blocks of the tutorial are run (``tests/integration/test_tutorial.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from _pytest.mark.structures import ParameterSet
+
+from stepspec.cli import app
+from stepspec.evals.testbed.stand_in import StandIn
+from stepspec.settings import Settings
+
+from .blocks import DOCUMENTS, ROOT, SHELLS, Block, blocks
+from .tutorial import LARGE, PAGE, SMALL, runnable
+
+NEEDS = {"gpu", "network", "servers", "docker", "kubernetes", "ray", "an installation", "a client"}
+"""What a block may need that a test does not have."""
+
+PART = "part of a program"  # the mark of Python that does not run by itself
+CONTROL = {"|", "&", ";", "&&", "||", "(", ")"}
+REDIRECTIONS = {"<", ">", ">>"}
+
+
+def every_block(*languages: str) -> list[ParameterSet]:
+    """Each block of the documents in one of these *languages*, as the parameters of a test."""
+    return [
+        pytest.param(document, block, id=f"{document.name}:{block.line}")
+        for document in DOCUMENTS
+        for block in blocks(document.read_text(encoding="utf-8"))
+        if block.language in languages
+    ]
+
+
+def simple_commands(line: str) -> Iterator[list[str]]:
+    """The commands of a *line*, but those that only filter what another one prints, without redirections."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>()")
+    lexer.whitespace_split, lexer.commenters = True, "#"
+    words: list[str] = []
+    filters = redirected = False
+    for word in (*lexer, ";"):
+        if word in CONTROL:
+            if words and not filters:
+                yield words
+            words, filters = [], word == "|"
+        elif word in REDIRECTIONS:
+            redirected = True
+        elif redirected:
+            redirected = False
+        else:
+            words.append(word)
+
+
+def check(line: str) -> str | None:
+    """What is wrong with a command *line*; None if nothing is. Raise `LookupError` for a program that is not ours."""
+    for words in simple_commands(line):
+        assigned = [word for word in words if re.match(r"[A-Z][A-Z0-9_]*=", word)] if "=" in words[0] else []
+        rest = words[len(assigned) :]
+        if rest[:1] == ["export"]:
+            assigned, rest = rest[1:], []
+        wrong = _wrong_variables(assigned) or (_wrong_command(rest) if rest else None)
+        if wrong:
+            return wrong
+    return None
+
+
+def _wrong_variables(assigned: Sequence[str]) -> str | None:
+    known = {f"STEPSPEC_{name}".upper() for name in Settings.model_fields} | {"STEPSPEC_CONFIG"}
+    for word in assigned:
+        name = word.partition("=")[0]
+        if name.startswith("STEPSPEC_") and name.split("__")[0] not in known:
+            return f"there is no setting {name}"
+    return None
+
+
+def _wrong_command(words: Sequence[str]) -> str | None:
+    program, *arguments = words
+    match Path(program).name, arguments:
+        case "stepspec", _:
+            return _refused(arguments)
+        case "python", ["-m", module, *options] if module.startswith(("stepspec", "tests")):
+            return _unknown_options(module, options)
+        case "make", targets:
+            makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+            missing = [one for one in targets if "=" not in one and not re.search(rf"^{one}:", makefile, re.MULTILINE)]
+            return f"make has no target {missing[0]}" if missing else None
+        case _ if program.startswith("$"):  # $EDITOR and the like
+            return None
+        case _:
+            raise LookupError(program)
+
+
+def _refused(arguments: Sequence[str]) -> str | None:
+    """What the program says of these *arguments*, if it does not take them. Nothing is run."""
+    command: Any = typer.main.get_command(app)
+    left: list[str] = list(arguments)
+    while hasattr(command, "commands") and left and not left[0].startswith("-"):
+        name = left.pop(0)
+        if name not in command.commands:
+            return f"there is no command {name}"
+        command = command.commands[name]
+    if left[-1:] == ["..."] and not left[-2:-1][0].startswith("-"):  # the servers, and what else was said before
+        left.pop()
+    try:
+        command.make_context("stepspec", left)
+    except Exception as exc:  # typer has its own copies of click's classes, which it does not export
+        if type(exc).__name__ in ("Exit", "NoArgsIsHelpError"):  # as after --help
+            return None
+        return str(getattr(exc, "format_message", exc.__str__)())
+    return None
+
+
+def _unknown_options(module: str, options: Sequence[str]) -> str | None:
+    if importlib.util.find_spec(module) is None:
+        return f"there is no module {module}"
+    names = [option.partition("=")[0] for option in options if re.match(r"--?[a-z]", option)]
+    missing = [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", help_of(module, _sub(options)))]
+    return f"{module} has no option {missing[0]}" if missing else None
+
+
+def _sub(options: Sequence[str]) -> tuple[str, ...]:
+    """The subcommand among *options*, if the first of them is a word."""
+    return (options[0],) if options and re.fullmatch(r"[a-z][a-z-]+", options[0]) else ()
+
+
+@cache
+def help_of(module: str, sub: tuple[str, ...]) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", module, *sub, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize(("document", "block"), every_block(*SHELLS))
+def test_commands_are_what_the_program_takes(document: Path, block: Block) -> None:
+    needs = {need.strip() for need in block.mark.removeprefix("needs: ").split(",")} if block.mark else set[str]()
+    runs = document == PAGE and block in runnable(document.read_text(encoding="utf-8"))
+    assert needs <= NEEDS or runs, f"unknown mark: {block.mark}"
+    for line in block.commands:
+        try:
+            wrong = check(line)
+        except LookupError as exc:
+            wrong = None if needs or runs else f"no test runs {exc}: write <!-- needs: ... --> above the block"
+        assert wrong is None, f"{line}: {wrong}"
+
+
+@pytest.fixture
+async def servers() -> AsyncGenerator[tuple[str, str]]:
+    async with (
+        StandIn(names=("small",), steps=3).listening() as small,
+        StandIn(names=("large",), steps=3).listening() as large,
+    ):
+        yield small.removesuffix("/v1"), large.removesuffix("/v1")
+
+
+@pytest.mark.parametrize(("document", "block"), every_block("python"))
+async def test_python_runs(document: Path, block: Block, servers: tuple[str, str], tmp_path: Path) -> None:
+    compile(block.text, f"{document.name}:{block.line}", "exec")
+    if document == PAGE or block.mark == PART:
+        return
+    assert not block.mark, f"unknown mark: {block.mark}"
+    text = block.text.replace(SMALL, servers[0]).replace(LARGE, servers[1])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        text,
+        cwd=tmp_path,
+        env=os.environ,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert process.returncode == 0, output.decode()
+
+
+def test_wrong_commands_are_found() -> None:
+    assert check("stepspec solve 'What is 1 + 1?' --small http://a --large http://b | jq .answer") is None
+    assert "No such option" in str(check("stepspec solve x --tresholds 7"))
+    assert check("stepspec answer x") == "there is no command answer"
+    assert "Missing argument" in str(check("stepspec eval"))
+    assert check("STEPSPEC_SMAL__URL=x stepspec serve") == "there is no setting STEPSPEC_SMAL__URL"
+    assert check("STEPSPEC_SMALL__URL=x stepspec serve # all") is None
+    assert check("make demo") is None
+    assert check("make demon") == "make has no target demon"
+    assert check("python -m stepspec.evals.nothing --x") == "there is no module stepspec.evals.nothing"
+    assert check("python -m stepspec.evals.load --no-such") == "stepspec.evals.load has no option --no-such"
+    with pytest.raises(LookupError, match="docker"):
+        check("docker run x")
+
+
+def test_every_block_of_a_shell_is_read() -> None:
+    shell = "<!-- needs: gpu -->\n\n```console\n$ vllm serve \\\n    x\nready\n$ stepspec serve\n```\n"
+    text = f"{shell}\n```python\nx = 1\n```\n"
+    first, second = blocks(text)
+    assert (first.mark, first.line, list(first.commands)) == ("needs: gpu", 3, ["vllm serve      x", "stepspec serve"])
+    assert (second.language, second.text, second.mark) == ("python", "x = 1\n", "")
