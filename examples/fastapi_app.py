@@ -17,8 +17,7 @@ from fastapi.responses import JSONResponse
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 
-from stepspec import Solution, Solver, StepspecError
-from stepspec.orchestrator.events import Committed
+from stepspec import Solution, Solver, StepspecError, events
 
 
 class Problem(BaseModel):
@@ -57,21 +56,21 @@ async def explain(request: Request, error: StepspecError) -> JSONResponse:
 
 @app.post("/solve")
 async def solve(problem: Problem, request: Request, solver: SharedSolver) -> Answer:
-    async with solver.stream(problem.text) as events:
-        async for _ in events:
+    async with solver.stream(problem.text) as run:
+        async for _ in run:
             if await request.is_disconnected():  # FastAPI itself cancels streams only
                 raise HTTPException(499, "the client closed the request")
-    return Answer.of(events.solution)
+    return Answer.of(run.solution)
 
 
 @app.post("/stream", response_class=EventSourceResponse)
 async def stream(problem: Problem, solver: SharedSolver) -> AsyncIterable[ServerSentEvent]:
     try:
-        async with solver.stream(problem.text) as events:
-            async for event in events:
-                if isinstance(event, Committed):
+        async with solver.stream(problem.text) as run:
+            async for event in run:
+                if isinstance(event, events.Committed):
                     step = {"author": event.step.author, "text": event.step.text, "grade": event.score}
                     yield ServerSentEvent(data=step, event="step")
-        yield ServerSentEvent(data=Answer.of(events.solution), event="answer")
+        yield ServerSentEvent(data=Answer.of(run.solution), event="answer")
     except StepspecError as error:
         yield ServerSentEvent(data=str(error), event="error")

@@ -12,9 +12,7 @@ import sys
 
 from rich.console import Console
 
-from stepspec import Solution, Solver, Step
-from stepspec.orchestrator.chain import Rollback
-from stepspec.orchestrator.events import Committed, Event, Judged
+from stepspec import Event, Rollback, Solution, Solver, Step, events
 
 PROBLEM = (
     "Lily has 3 cards. On Monday she finds 9. On Tuesday she buys 9 more. "
@@ -26,21 +24,21 @@ console = Console(markup=False, highlight=False, soft_wrap=True)
 
 async def main(problem: str) -> None:
     # Leaving the block of `stream` before the run is over cancels it, with all its requests.
-    async with Solver() as solver, solver.stream(problem) as events:
-        async for event in events:
+    async with Solver() as solver, solver.stream(problem) as run:
+        async for event in run:
             show(event)
-    show_costs(events.solution)
+    show_costs(run.solution)
 
 
 def show(event: Event) -> None:
     """Print a step or a rejected draft; a draft that was judged early may be rejected before earlier steps commit."""
     match event:
-        case Committed(index=index, step=step, score=grade):
+        case events.Committed(index=index, step=step, score=grade):
             console.print(f"+ {line(index, step, grade)}", style=COLOURS[step.author])
-        case Judged(index=index, draft=draft, verdict=Rollback(score=grade, reason=reason)):
+        case events.Judged(index=index, draft=draft, verdict=Rollback(score=grade, reason=reason)):
             console.print(f"- {line(index, draft, grade)}", style="dim strike", end="  ")
             console.print(f"(rejected: {reason})", style="dim")
-        case _:  # There are more events, such as requests and lost bets: see stepspec.orchestrator.events.
+        case _:  # There are more events, such as requests and lost bets: see stepspec.events.
             pass
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.policies import METHODS
 
 from ..experiments.arms import LARGE
 from ..sample import Sample
@@ -20,6 +21,8 @@ from .verdict import MAX_LOSS, Verdict, judge_methods
 
 SHOWN = 5  # cases that are slowest or most disputed
 SHOWN_APART = 12  # cases that only one of the method and the large model got right
+
+HASH = 12  # characters of a prompt's hash in the list
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,9 +217,23 @@ def provenance(section: Section) -> Iterator[tuple[str, str]]:
     yield "samples", f"{about['repeats']} a problem, seed {about['seed']}, {about['concurrency']} at a time"
     for server in first["servers"]:
         yield f"{server['role']} server", _server(server)
+    yield "prompts", _prompts(section)
     yield "code", f"commit {first['commit'] or 'unknown'}; {_join(first['versions'])}"
     yield "machine", f"{first['platform']}, {first['cpus']} CPUs, Python {first['python']}"
     yield "prices", section.prices.summary
+
+
+def _prompts(section: Section) -> str:
+    """The hashes of the texts that decide how problems are put and steps are judged."""
+    about, first = section.run.about, section.run.sessions[0]
+    replaced: Mapping[str, str] = about.get("prompts", {})
+    methods = [METHODS[arm.policy] for arm in section.run.arms if arm.policy in METHODS]
+    template = section.run.folders[0].record["benchmark"].get("prompt")
+    names = {template, *replaced, *(name for method in methods for name in method.prompts)}
+    hashes: Mapping[str, str] = first.get("prompts", {})
+    known = [name for name in hashes if name in names]
+    shown = [f"{name} {hashes[name][:HASH]}{' (replaced)' if name in replaced else ''}" for name in known]
+    return ", ".join(shown) or "none"
 
 
 def _times(section: Section) -> str:

@@ -5,7 +5,6 @@ Reasoning-step-level speculation over two vLLM endpoints.
 `trace` are modules with everything that is raised, that happens in a run, and that reads and writes records of runs.
 """
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
@@ -18,7 +17,7 @@ from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.orchestrator.interfaces import Model, Policy
 from stepspec.orchestrator.nesting import NestedPair
 from stepspec.orchestrator.run_options import RunOptions
-from stepspec.orchestrator.solution import Solution, SolvedStep
+from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.policies import Method
 
 from .api import EventStream, Solver, asolve, solve
@@ -27,6 +26,8 @@ from .settings import Settings
 if TYPE_CHECKING:
     from stepspec.evals.benchmarks import Benchmark
     from stepspec.evals.sample import Task
+
+    __version__: str
 
 __all__ = [
     "Accept",
@@ -65,14 +66,17 @@ __all__ = [
     "errors",
     "events",
     "solve",
+    "solved_steps",
     "trace",
 ]
 
-__version__ = version("stepspec")
-
 
 def __getattr__(name: str) -> Any:
-    """Import what only benchmarks of somebody's own need when it is first used."""
+    """Look up what is seldom needed when it is first used."""
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("stepspec")
     if name == "Benchmark":
         from stepspec.evals.benchmarks import Benchmark
 

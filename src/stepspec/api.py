@@ -94,9 +94,11 @@ class EventStream:
 
     @property
     def solution(self) -> Solution:
-        """The solution. Raise what the run raised, and `RuntimeError` while the run goes on."""
+        """The solution. Raise what the run raised, and `RuntimeError` if the run goes on, or was cancelled."""
         if self._solving is None:
             raise RuntimeError("the run is not over: iterate over its events first")
+        if self._solving.cancelled():
+            raise RuntimeError("the run was cancelled, because its block was left before it was over")
         return self._solving.result()
 
     async def __aiter__(self) -> AsyncIterator[Event]:
