@@ -122,9 +122,9 @@ def read_method(name: str, value: object) -> Method:
         method.describe_options()
     except (NameError, PydanticSchemaGenerationError) as exc:
         raise ConfigurationError(f"{name}: the type of an option cannot be used: {exc}") from exc
-    for option in (method.threshold.option if method.threshold else "", method.compared):
-        if option and option not in method.options:
-            raise ConfigurationError(f"{name}: the threshold {option!r} is none of its options")
+    for key in (method.threshold.option if method.threshold else "", method.compared):
+        if key and key not in method.options:
+            raise ConfigurationError(f"{name}: the threshold {key!r} is none of its options")
     if unknown := sorted(set(method.prompts) - set(known())):
         raise ConfigurationError(f"{name}: there is no prompt {unknown[0]!r}: load it in the policy's module")
     return method

@@ -110,8 +110,10 @@ def choose(
     if metric is not None and metric not in METRICS:
         raise ConfigurationError(f"--metric {metric}: there is no such metric; the metrics: {', '.join(METRICS)}")
     chosen: Any = {"problem": problem, "answer": answer, "metric": metric}
-    template = {} if prompt is None else {"prompt": _template(prompt)}
-    return own(own_file, **{key: value for key, value in chosen.items() if value is not None}, **template), file
+    chosen = {key: value for key, value in chosen.items() if value is not None}
+    if prompt is not None:
+        chosen["prompt"] = _template(prompt)
+    return own(own_file, **chosen), file
 
 
 def _template(prompt: str) -> str | None:

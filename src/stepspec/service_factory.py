@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,7 +15,7 @@ from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.service.interfaces import CalibrationStatus, JudgeStatus, Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
 
-from . import __version__, policies
+from . import policies
 from . import settings as configuration
 from .api import Solver
 from .settings import Settings
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from stepspec.orchestrator.service.app import Service
     from stepspec.orchestrator.service.observers import RequestLog
 
+VERSION = importlib.metadata.version("stepspec")
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "structlog")
 
 
@@ -84,7 +86,7 @@ async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tup
                 logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
         observers: list[ServiceObserver] = [logs]
         if settings.tracing or tracing.configured():
-            tracer = tracing.Tracing(tracing.connect(__version__))
+            tracer = tracing.Tracing(tracing.connect(VERSION))
             await stack.enter_async_context(tracer.flushed())
             observers.insert(0, tracer)
         yield Service(offer(solver), settings, observers), logs
@@ -101,7 +103,7 @@ def offer(solver: Solver) -> Offer:
         engine=solver,
         methods=methods,
         defaults=chosen.run,
-        version=__version__,
+        version=VERSION,
         judge_status=lambda: judge_status(solver),
         speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,

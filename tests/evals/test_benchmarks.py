@@ -216,7 +216,7 @@ def test_columns_metric_and_prompt_of_a_file_are_the_users_choice(tmp_path: Path
         ({"prompt": "check"}, r"--prompt check: the text needs \{problem\}"),
     ],
 )
-def test_a_wrong_choice_for_a_file_names_the_flag(flags: dict[str, str], complaint: str, tmp_path: Path) -> None:
+def test_a_wrong_choice_for_a_file_names_the_flag(flags: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     path = write(tmp_path / "mine.jsonl", {"problem": "1 + 1?", "answer": "2"})
     with pytest.raises(ConfigurationError, match=complaint):
         choose(str(path), **flags)
@@ -224,15 +224,20 @@ def test_a_wrong_choice_for_a_file_names_the_flag(flags: dict[str, str], complai
 
 @pytest.mark.parametrize("flag", ["problem", "answer", "metric", "prompt"])
 def test_choices_for_a_file_are_refused_for_a_benchmark_with_a_name(flag: str) -> None:
+    chosen: Any = {flag: "number"}
     with pytest.raises(ConfigurationError, match=f"--{flag}.* is for a file of your own"):
-        choose("math500", **{flag: "number"})
+        choose("math500", **chosen)
+
+
+def no_problems(seed: int, count: int) -> list[Task]:
+    return []
 
 
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
         ("math500", "is no Benchmark"),
-        (replace(find("math500"), made=lambda seed, count: []), "needs one of a source, a file and a function"),
+        (replace(find("math500"), made=no_problems), "needs one of a source, a file and a function"),
         (replace(find("math500"), source=""), "needs one of a source, a file and a function"),
         (replace(find("math500"), metric="maths"), "there is no metric 'maths'"),  # type: ignore[arg-type]
         (replace(find("math500"), prompt="eval.box"), "there is no prompt 'eval.box'"),

@@ -26,7 +26,8 @@ def connect(connection: Connection, monkeypatch: pytest.MonkeyPatch, seconds: fl
 
     async def send(*request: object) -> object:
         await asyncio.sleep(seconds)
-        raise module._no_connection(connection.call("connect"), OSError())  # pyright: ignore[reportPrivateUsage]
+        error = connection.call("connect").error(EndpointUnavailable, "no connection")
+        raise module._Retryable(error)  # pyright: ignore[reportPrivateUsage]
 
     monkeypatch.setattr(connection, "_send_once", send)
     monkeypatch.setattr(module, "_wait", pause)
