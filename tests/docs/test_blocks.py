@@ -101,7 +101,7 @@ def _wrong_command(words: Sequence[str]) -> str | None:
             makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
             missing = [one for one in targets if "=" not in one and not re.search(rf"^{one}:", makefile, re.MULTILINE)]
             return f"make has no target {missing[0]}" if missing else None
-        case _ if program.startswith("$"):  # $EDITOR and the like
+        case _ if program.startswith("$") or program == "exit":  # $EDITOR and the like
             return None
         case _:
             raise LookupError(program)

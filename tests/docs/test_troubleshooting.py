@@ -11,7 +11,7 @@ from stepspec.orchestrator.endpoints import doctor
 
 from .reference import DOCS
 
-QUESTIONS = {doctor.QUESTION, doctor.PROBLEM.messages[0].content, doctor.STEP.text}
+QUESTIONS = {doctor.QUESTION, doctor.PROBLEM.messages[0].content, doctor.STEP.text, doctor.WRONG.text}
 """What the doctor sends to the servers, and does not print."""
 
 WORDS = 4  # in a clause that has to be on the page; shorter ones are parts of sentences

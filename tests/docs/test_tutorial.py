@@ -55,7 +55,7 @@ def test_a_command_that_fails_is_not_pasted(session: Session) -> None:
 
 
 def test_the_shape_has_words_but_no_figures_steps_or_notes() -> None:
-    one = "first token  29 ms\n 0.18 s  small  8.94  On Monday\n\n- large: no cache\nat all\n"
+    one = "first token  29 ms\n 0.18 s  small  8.94  On Monday\n\ncosts  large: no cache\nat all\n"
     assert shape(one) == {"first", "token", "ms", "small"}
     assert shape(f"math500 ━━━━━ 32/32 0:00:00\n{one}") == shape(one)
     assert shape(one) == shape(one.replace("29", "31").replace("Monday", "Tuesday").replace("no cache", "little cache"))

@@ -151,9 +151,9 @@ def shape(output: str) -> set[str]:
     """
     The words of an *output* that are the same at every run: no figures, nothing that the models wrote, and no notes.
 
-    Of a step only its author counts. Notes are the lines below a table that begin with a dash.
+    Of a step only its author counts. Notes are the findings of `doctor`, which begin with their outcome.
     """
-    table, _, _ = f"\n{_trimmed(output)}".partition("\n- ")
+    table, *_ = re.split(r"^(?:cannot work|costs|unknown|works)  ", _trimmed(output), maxsplit=1, flags=re.MULTILINE)
     words: set[str] = set()
     for line in table.splitlines():
         step = re.match(r"\s*[\d.]+ s +(small|large)\b", line)
