@@ -63,7 +63,9 @@ def long_run(steps: int = 300) -> bytes:
 
 def _texts(steps: int, random: Random) -> tuple[list[str], list[str]]:
     """Every step as it is right, and as the small model writes it where it slips."""
-    right, wrong, value = [], [], 3
+    right: list[str] = []
+    wrong: list[str] = []
+    value = 3
     for place in range(steps):
         doubled, added = 2 * value, 2 * value + 7
         look = random.choice(LOOKS)

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from playwright.async_api import CDPSession, Page
 
@@ -33,7 +34,7 @@ class Work:
 async def work(page: Page, url: str | None, act: Callable[[], Awaitable[None]] | None = None) -> Work:
     """Open *url*, or *act* on the page that is open; return what that took until the next frame was drawn."""
     session = await page.context.new_cdp_session(page)
-    await session.send("Performance.enable")
+    await session.send("Performance.enable")  # pyright: ignore[reportUnknownMemberType]
     before = await _metrics(session) if act else {}
     if act:
         await act()
@@ -49,7 +50,7 @@ async def work(page: Page, url: str | None, act: Callable[[], Awaitable[None]] |
 
 
 async def _metrics(session: CDPSession) -> dict[str, float]:
-    answer = await session.send("Performance.getMetrics")
+    answer: Any = await session.send("Performance.getMetrics")  # pyright: ignore[reportUnknownMemberType]
     return {one["name"]: one["value"] for one in answer["metrics"]}
 
 
