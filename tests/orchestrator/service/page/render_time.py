@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 from playwright.async_api import CDPSession, Page
 
@@ -50,7 +50,7 @@ async def work(page: Page, url: str | None, act: Callable[[], Awaitable[None]] |
 
 
 async def _metrics(session: CDPSession) -> dict[str, float]:
-    answer: Any = await session.send("Performance.getMetrics")  # pyright: ignore[reportUnknownMemberType]
+    answer = cast("dict[str, Any]", await session.send("Performance.getMetrics"))  # pyright: ignore[reportUnknownMemberType]
     return {one["name"]: one["value"] for one in answer["metrics"]}
 
 
