@@ -229,12 +229,12 @@ def _loss_words(verdict: Verdict) -> str:
             return "more accurate at 95%"
         return f"{'a loss, but none' if less else 'no loss'} above {abs(low):.1f} points at 95%"
     limit, further = points(verdict.max_loss), verdict.further_for_loss
-    told = (
+    shown = (
         f"a loss, and too few problems to tell if it is above {limit}"
         if less
         else (f"too few problems to exclude a loss above {limit}")
     )
-    return f"{told}; {f'about {_about(further)} more would' if further else f'{MOST:,} more would not'}"
+    return f"{shown}; {f'about {_about(further)} more would' if further else f'{MOST:,} more would not'}"
 
 
 def _judge_words(like: str, judge: Interval) -> str:
