@@ -11,7 +11,7 @@ from pydantic import Field
 from stepspec import Accept, Chain, Method, Model, Rollback, Step, Threshold, Verdict
 from stepspec.prompts import load
 
-CHECK = load("confident.check", __package__)
+CHECK = load("confident.check", "stepspec_confident")
 YES, NO = "Yes", "No"
 Probability = Annotated[float, Field(ge=0, le=1)]
 
