@@ -171,3 +171,24 @@ def test_the_code_in_the_documents_is_that_of_the_example() -> None:
         "from functools import partial",
         'prompts_dir = "my-prompts"    # my-prompts/specreason.grade.txt replaces the question of SpecReason',
     ]
+
+
+def test_its_threshold_is_calibrated_with_its_prompt_among_the_conditions(
+    site: Path, servers: tuple[str, str], tmp_path: Path
+) -> None:
+    both = ("--small", servers[0], "--large", servers[1])
+    loose = ("--max-loss", "0.9", "--confidence", "0.5", "--output", "policy.toml")  # what so few problems can promise
+    printed(stepspec(site, "calibrate", "units", "--policy", "confident", *both, *loose, cwd=tmp_path))
+    file = tomllib.loads((tmp_path / "policy.toml").read_text())
+    assert (file["policy"], file["calibration"]["option"]) == ("confident", "threshold")
+    assert set(file["calibration"]["told"]["prompts"]) == {"confident.check"}
+    served = stepspec(site, "solve", "What is 6 x 7?", "--config", "policy.toml", *both, "--json", cwd=tmp_path)
+    assert json.loads(printed(served))["answer"] == "42"
+    assert "its promise does not hold" not in served.stderr
+    own = tmp_path / "prompts"
+    own.mkdir()
+    (own / "confident.check.txt").write_text("Is it right? Yes or No.\n")
+    environ = environment(site) | {"STEPSPEC_PROMPTS_DIR": str(own)}
+    command = [sys.executable, "-m", "stepspec", "solve", "What is 6 x 7?", "--config", "policy.toml", *both]
+    other = subprocess.run(command, env=environ, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "(other: prompts.confident.check): its promise does not hold" in " ".join(other.stderr.split())
