@@ -44,7 +44,7 @@ def test_texts_with_little_in_common_are_not_compared() -> None:
 
 
 @given(st.lists(st.tuples(TEXTS, TEXTS), min_size=30, max_size=30))
-@settings(max_examples=4)
+@settings(max_examples=4, deadline=None)  # a browser answers
 def test_both_sides_are_whole_and_share_what_is_not_marked(pairs: list[tuple[str, str]]) -> None:
     for (before, after), found in zip(pairs, differences(*pairs), strict=True):
         if found is None:
@@ -73,7 +73,7 @@ WORDS = st.lists(st.sampled_from("abc"), min_size=1, max_size=9)
 
 
 @given(st.lists(st.tuples(WORDS, WORDS), min_size=40, max_size=40))
-@settings(max_examples=4)
+@settings(max_examples=4, deadline=None)  # a browser answers
 def test_as_little_as_possible_is_marked(pairs: list[tuple[list[str], list[str]]]) -> None:
     found = differences(*((" ".join(one), " ".join(other)) for one, other in pairs))
     for (one, other), parts in zip(pairs, found, strict=True):
