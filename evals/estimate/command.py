@@ -77,7 +77,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Seed of the samples, and of generated problems.")] = 0,
     testbed: Testbed = False,
     profile: Pace = "paced",
-    world: Annotated[str, typer.Option(help="Problems of the miniature models: short, long.")] = SHORT,
+    world: Annotated[str, typer.Option(help="Problems of the miniature models: short, long, tools.")] = SHORT,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Where to write the settings to use, as TOML.", metavar="FILE"),

@@ -241,7 +241,7 @@ def main(
         list[str] | None,
         typer.Option(help="Measure this arm and the baselines; by default all arms."),
     ] = None,
-    world: Annotated[str, typer.Option(help="Kind of problems, with their models: short, long.")] = SHORT,
+    world: Annotated[str, typer.Option(help="Kind of problems, with their models: short, long, tools.")] = SHORT,
     baselines: Annotated[bool, typer.Option("--baselines", help="Measure the baselines only.")] = False,
     stacked: Annotated[
         bool,

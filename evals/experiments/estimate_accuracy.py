@@ -161,7 +161,7 @@ def main(
     concurrency: Annotated[
         str, typer.Option(help="Numbers of problems at once, besides one.", metavar="N,...")
     ] = "4,16",
-    world: Annotated[str, typer.Option(help="Problems and models of the miniature pair: short, long.")] = SHORT,
+    world: Annotated[str, typer.Option(help="Problems and models of the miniature pair: short, long, tools.")] = SHORT,
     profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "slow",
     problems: Annotated[int, typer.Option(min=1, help="Problems for the estimate.")] = 20,
     counted: Annotated[int, typer.Option(min=2, help="Measured problems of each method under each load.")] = 32,

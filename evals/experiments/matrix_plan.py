@@ -20,7 +20,7 @@ from stepspec.orchestrator.errors import ConfigurationError
 from ..crowd import TWO_LARGE, Load
 from ..sample import Arm
 from ..testbed import accounts
-from ..testbed.servers import JUDGE, LONG, SHORT, WORLDS, check_judge, find_world, read_pace
+from ..testbed.servers import JUDGE, LONG, SHORT, TOOLS, WORLDS, check_judge, find_world, read_pace
 from .arms import LARGE, REFLECTIVE
 
 LOADS = (1, 4, 16, 32)  # problems at once
@@ -37,7 +37,7 @@ class Length:
     longest: float
 
 
-LENGTHS: Mapping[str, Length] = {SHORT: Length(90, 1.5), LONG: Length(2310, 1.18)}
+LENGTHS: Mapping[str, Length] = {SHORT: Length(90, 1.5), LONG: Length(2310, 1.18), TOOLS: Length(16, 1.2)}
 # Seconds that two cores take for a pass with one sequence of 1,800 tokens, and for each further one; measured roughly.
 COMPUTING: Mapping[str, tuple[float, float]] = {"large": (0.0070, 0.0014), "small": (0.0030, 0.0005)}
 DRAFTED, REPAIRED = 1.2, 0.2  # what a method's models write, over the length of the chain

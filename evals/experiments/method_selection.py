@@ -176,7 +176,7 @@ def main(
         ),
     ] = None,
     concurrency: Annotated[str, typer.Option(help="Numbers of problems at once.", metavar="N,...")] = "1,8",
-    world: Annotated[str, typer.Option(help="Problems and models of the miniature pair: short, long.")] = SHORT,
+    world: Annotated[str, typer.Option(help="Problems and models of the miniature pair: short, long, tools.")] = SHORT,
     profile: Annotated[str, typer.Option(help="Pace of the miniature models.")] = "paced",
     problems: Annotated[int, typer.Option(min=4, help="Problems of each method under each load.")] = 96,
     blocks: Annotated[int, typer.Option(min=2, help="Parts of a measurement, in which the methods take turns.")] = 4,

@@ -12,13 +12,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from . import accounts
+from . import accounts, tool_problems
 from .problems import DEFAULT, Difficulty, final_answer, generate, worked_steps
-from .servers import LONG, SHORT, find_world
+from .servers import LONG, SHORT, TOOLS, find_world
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
 console = Console()
-World = Annotated[str, typer.Option(help="Kind of problems, with their models: short, long.")]
+World = Annotated[str, typer.Option(help="Kind of problems, with their models: short, long, tools.")]
 
 
 @app.command()
@@ -37,6 +37,10 @@ def problems(
         for long in islice(accounts.generate(seed, "test"), count):
             show(long.text, accounts.worked_steps(long), long.answer)
         return
+    if world == TOOLS:
+        for asked in islice(tool_problems.generate(seed, "test"), count):
+            show_loop(asked)
+        return
     for problem in islice(generate(seed, "test", Difficulty(steps=(least, most))), count):
         show(problem.text, worked_steps(problem), problem.answer)
 
@@ -45,6 +49,15 @@ def show(text: str, steps: Sequence[str], answer: int) -> None:
     """Print one problem."""
     reasoning = "".join(steps) + final_answer(answer)
     console.print(f"{text}\n\n{reasoning}\n", markup=False, highlight=False, soft_wrap=True)
+
+
+def show_loop(problem: tool_problems.Problem) -> None:
+    """Print one problem with the turns of its worked loop and what the tools answer."""
+    lines = [problem.text]
+    for turn in problem.turns:
+        lines.append("".join(turn.steps) + turn.reply)
+        lines += [tool_problems.run_tool(problem.catalogue, call.name, call.arguments) for call in turn.calls]
+    console.print("\n\n".join(lines) + "\n", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -56,15 +69,20 @@ def report(
     write: Annotated[bool, typer.Option(help="Also write the model card, README.md in the folder.")] = True,
 ) -> None:
     """Measure the models; exit with status 1 if a figure misses its bar."""
-    from . import model_card
+    from . import model_card, tool_card
 
-    folder, log = folder or find_world(world).models, Console(stderr=True).log
-    figures = model_card.measure_long(log, folder) if world == LONG else model_card.measure(log, folder)
+    cards = {
+        SHORT: (model_card.measure, model_card.card),
+        LONG: (model_card.measure_long, model_card.long_card),
+        TOOLS: (tool_card.measure_tools, tool_card.tool_card),
+    }
+    folder = folder or find_world(world).models
+    measure, describe = cards[world]
+    figures = measure(Console(stderr=True).log, folder)
     for figure in figures:
         mark = "ok    " if figure.met else "MISSED"
         console.print(f"{mark} {figure.name}: {figure.value:,.3f} ({figure.detail})", highlight=False, soft_wrap=True)
     if write:
-        describe = model_card.long_card if world == LONG else model_card.card
         (folder / "README.md").write_text(describe(figures), encoding="utf-8")
     if not all(figure.met for figure in figures):
         sys.exit(1)
@@ -88,12 +106,15 @@ def train(
 
     After an interruption, the same command continues after the last finished phase; --fresh starts again.
     """
-    from . import judge
+    from . import judge, tool_training
     from . import train as training
 
     if fresh:
         shutil.rmtree(work, ignore_errors=True)
     folder = folder or find_world(world).models
+    if world == TOOLS:
+        tool_training.train_tool_models(folder, work / world, console.log, only=only, threads=threads)
+        return
     training.train_all(folder, work / world, console.log, only=only, threads=threads, long=world == LONG)
     if world == LONG and only in (None, "large"):
         judge.train_judges(folder, work / world, console.log, threads=threads)

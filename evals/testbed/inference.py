@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, Qwen3ForCausalLM
+from transformers import DynamicCache, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
+from stepspec.orchestrator.endpoints.chat_template import Template
 from stepspec.prompts import load
 
 from . import problems
@@ -53,7 +55,8 @@ def solve(
     solved: list[ModelSolution] = []
     for start in range(0, len(tasks), rows):
         part = tasks[start : start + rows]
-        texts = _write(model, writer, [list(writer.prompt(p)) for p in part], temperature, _limit(part[0]))
+        prompts = [list(writer.prompt(p)) for p in part]
+        texts = write(model, writer.tokenizer, prompts, temperature, _limit(part[0]))
         solved += [ModelSolution(p, text) for p, text in zip(part, texts, strict=True)]
     model.train()
     return solved
@@ -202,10 +205,15 @@ def _drawn(logits: Tensor, temperature: float) -> list[int]:
     return torch.multinomial((logits / temperature).softmax(-1), 1).flatten().tolist()
 
 
-def _write(
-    model: Qwen3ForCausalLM, writer: Writer, prompts: list[list[int]], temperature: float, limit: int
+def write(
+    model: Qwen3ForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    prompts: list[list[int]],
+    temperature: float,
+    limit: int,
 ) -> list[str]:
-    padding = writer.tokenizer.convert_tokens_to_ids(END_OF_TEXT)
+    """Continue all *prompts* up to the end of the turn, by at most *limit* tokens."""
+    padding = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     width = max(map(len, prompts))
     ids = torch.tensor([[padding] * (width - len(p)) + p for p in prompts])
     attention = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
@@ -216,10 +224,10 @@ def _write(
         do_sample=temperature > 0,
         temperature=temperature or None,
         top_k=0 if temperature > 0 else None,
-        eos_token_id=writer.tokenizer.convert_tokens_to_ids(END_OF_TURN),
+        eos_token_id=tokenizer.convert_tokens_to_ids(END_OF_TURN),
         pad_token_id=padding,
     )
-    texts = writer.tokenizer.batch_decode(out[:, width:], skip_special_tokens=False)
+    texts = tokenizer.batch_decode(out[:, width:], skip_special_tokens=False)
     return [text.split(END_OF_TURN)[0].replace(END_OF_TEXT, "") for text in texts]
 
 
@@ -233,16 +241,30 @@ class JudgedStep:
     right: bool
 
 
-@torch.no_grad()
 def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep], *, rows: int = 64) -> list[float]:
     """Return the grade, 0 to 9, that *model* gives to every case: the mean over the probabilities of the ten digits."""
+    return grades_after(model, writer, [_encode(writer, case) for case in cases], rows=rows)
+
+
+class Encoder(Protocol):
+    """What encodes text for a model whose template it knows."""
+
+    template: Template
+    encode: Callable[[str], tuple[int, ...]]
+
+
+@torch.no_grad()
+def grades_after(
+    model: Qwen3ForCausalLM, encoder: Encoder, chains: Sequence[Sequence[int]], *, rows: int = 64
+) -> list[float]:
+    """Return the grade of the last step of each of the *chains*, which are token ids."""
     prompt = load("specreason.grade")
-    question = writer.encode(writer.template.ask(prompt.text, prompt.opening))
-    digits = torch.tensor([writer.encode(str(digit))[0] for digit in range(10)])
+    question = encoder.encode(encoder.template.ask(prompt.text, prompt.opening))
+    digits = torch.tensor([encoder.encode(str(digit))[0] for digit in range(10)])
     model.eval()
     out: list[float] = []
-    for start in range(0, len(cases), rows):
-        ids = [_encode(writer, case, question) for case in cases[start : start + rows]]
+    for start in range(0, len(chains), rows):
+        ids = [[*chain, *question] for chain in chains[start : start + rows]]
         ends = torch.tensor([len(row) - 1 for row in ids])
         padded = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in ids], batch_first=True)
         hidden = model.model(input_ids=padded).last_hidden_state  # no token attends to the padding after it
@@ -252,6 +274,6 @@ def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep],
     return out
 
 
-def _encode(writer: Writer, case: JudgedStep, question: tuple[int, ...]) -> list[int]:
+def _encode(writer: Writer, case: JudgedStep) -> list[int]:
     steps = [id for step in (*case.before, case.step) for id in writer.encode(step)]
-    return [*writer.prompt(case.problem), *steps, *question]
+    return [*writer.prompt(case.problem), *steps]

@@ -88,13 +88,15 @@ def measure(log: Callable[[str], object], folder: Path = MODELS) -> list[Figure]
         for kind, cases in ((REAL, real), (SYNTHETIC, synthetic)):
             log(f"{judge} judges {len(cases)} steps, {kind}")
             marks = grades(model.model, model.writer, cases)
-            figures.append(_auroc(f"{judge} as judge: AUROC, wrong steps {kind}", cases, marks, bar))
-    return [*figures, _size(folder, SOLVES, SIZE)]
+            right = [case.right for case in cases]
+            figures.append(judging(f"{judge} as judge: AUROC, wrong steps {kind}", right, marks, bar))
+    return [*figures, size(folder, SOLVES, SIZE)]
 
 
-def _size(folder: Path, names: Iterable[str], bar: int) -> Figure:
-    size = sum(path.stat().st_size for name in names for path in (folder / name).rglob("*") if path.is_file())
-    return Figure("bytes in git", size, 0, bar, "all models with their tokenizers")
+def size(folder: Path, names: Iterable[str], bar: int) -> Figure:
+    """Measure how large the models *names* are in git."""
+    total = sum(path.stat().st_size for name in names for path in (folder / name).rglob("*") if path.is_file())
+    return Figure("bytes in git", total, 0, bar, "all models with their tokenizers")
 
 
 def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) -> list[Figure]:
@@ -109,7 +111,7 @@ def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) ->
         steps = [right for r in recitals for right in r.greedy]
         sampled = sum(math.prod(r.chance) for r in recitals) / count
         about = f"n = {count}, of 32 to 80 steps; {np.mean(steps):.2%} of the steps"
-        figures.append(Figure(f"{name}: greedy accuracy", solved.value, low, high, _detail(solved, about)))
+        figures.append(Figure(f"{name}: greedy accuracy", solved.value, low, high, detail(solved, about)))
         figures.append(Figure(f"{name}: accuracy at temperature 0.6", sampled, 0, 1, "expected, on the same problems"))
     small = LoadedModel.of("small", folder)
     log(f"small drafts the steps of {LONG_JUDGED} problems")
@@ -121,7 +123,7 @@ def measure_long(log: Callable[[str], object], folder: Path, count: int = 60) ->
     thoughts = [sum(len(small.writer.encode(step)) for step in accounts.worked_steps(problem)) for problem in fresh]
     spread = f"from {min(thoughts):,} to {max(thoughts):,}"
     figures.append(Figure("tokens of thinking", float(np.mean(thoughts)), 1500, 4000, spread))
-    return [*figures, _size(folder, {**LONG_SOLVES, **LONG_JUDGES}, LONG_SIZE)]
+    return [*figures, size(folder, {**LONG_SOLVES, **LONG_JUDGES}, LONG_SIZE)]
 
 
 def _long_steps(problem: accounts.Problem, small: Trunk) -> dict[str, list[JudgedStep]]:
@@ -153,7 +155,7 @@ def _long_judging(
     figures: list[Figure] = []
     for kind, given in marks.items():
         cases = [case for kinds in drafts for case in kinds[kind]]
-        area = _auroc(f"{name} as judge: AUROC, steps {kind}", cases, given, low)
+        area = judging(f"{name} as judge: AUROC, steps {kind}", [case.right for case in cases], given, low)
         figures.append(replace(area, high=high) if kind == SYNTHETIC else replace(area, low=0.0))
         for right in (True, False):
             some = [grade for grade, case in zip(given, cases, strict=True) if case.right == right]
@@ -210,11 +212,12 @@ def _after(problem: Problem, steps: Sequence[str]) -> Any:
 
 def _accuracy(name: str, solved: Sequence[ModelSolution], low: float, high: float) -> Figure:
     share = wilson(sum(s.correct for s in solved), len(solved))
-    return Figure(name, share.value, low, high, _detail(share, f"n = {len(solved)}"))
+    return Figure(name, share.value, low, high, detail(share, f"n = {len(solved)}"))
 
 
-def _auroc(name: str, cases: Sequence[JudgedStep], marks: Sequence[float], bar: float) -> Figure:
-    fine = np.array([case.right for case in cases])
+def judging(name: str, right: Sequence[bool], marks: Sequence[float], bar: float) -> Figure:
+    """Measure how well the grades *marks* tell the *right* steps from the others."""
+    fine = np.array(right)
     values = np.array(marks)
     rng = np.random.default_rng(SEED)
     kinds = [np.flatnonzero(fine), np.flatnonzero(~fine)]
@@ -224,7 +227,7 @@ def _auroc(name: str, cases: Sequence[JudgedStep], marks: Sequence[float], bar: 
     accepted = float((values[~fine] >= 7).mean()), float((values[fine] >= 7).mean())
     counts = f"{int((~fine).sum())} wrong and {int(fine.sum())} right"
     counts += f", of which graded 7 or more: {accepted[0]:.1%} and {accepted[1]:.1%}"
-    return Figure(name, area.value, bar, 1.0, _detail(area, counts))
+    return Figure(name, area.value, bar, 1.0, detail(area, counts))
 
 
 def auroc(
@@ -235,7 +238,8 @@ def auroc(
     return float((order > 0).mean() + 0.5 * (order == 0).mean())
 
 
-def _detail(interval: Interval, about: str) -> str:
+def detail(interval: Interval, about: str) -> str:
+    """Describe a figure's interval."""
     return f"95% interval {interval.low:.3f} to {interval.high:.3f}; {about}"
 
 
@@ -256,7 +260,7 @@ of the ten digits.
 
 | figure | value | bar | |
 |---|---|---|---|
-{_rows(figures)}
+{table(figures)}
 
 `python -m stepspec.evals.testbed train` made these weights, seed 0, by the recipes in `train.py`, in about 80 minutes
 of two cores. It was stopped after four of the large model's six phases and went on later, which comes to the same.
@@ -264,7 +268,8 @@ Licence: Apache-2.0, like the code.
 """
 
 
-def _rows(figures: Sequence[Figure]) -> str:
+def table(figures: Sequence[Figure]) -> str:
+    """Render the rows of the table of *figures*."""
     return "\n".join(
         f"| {f.name} | {f.value:,.3f} | {'' if f.low <= 0 else f'{f.low:g} to {f.high:,g}'} | {f.detail} |"
         for f in figures
@@ -295,7 +300,7 @@ writing the chain, as far as no mistake is ever mended.
 
 | figure | value | bar | |
 |---|---|---|---|
-{_rows(figures)}
+{table(figures)}
 
 `python -m stepspec.evals.testbed train --world long` makes the weights, seed 0, by the recipes in `train.py`.
 Licence: Apache-2.0, like the code.

@@ -87,7 +87,8 @@ class World:
 
     *context* is their longest one in tokens, and *cache* the size in MiB of a server's key-value cache for it. *judges*
     are the large models to choose from, by the folders of their weights, with the AUROC that their verdicts are near:
-    the large model is the judge, so that another judge also writes other steps.
+    the large model is the judge, so that another judge also writes other steps. *tools* is the name of vLLM's parser of
+    the tool calls that the models write; "" if they write none.
     """
 
     models: Path
@@ -95,10 +96,13 @@ class World:
     context: int
     cache: int
     judges: Mapping[str, float]
+    tools: str = ""
 
     def flags(self, context: int, sequences: int) -> dict[str, Any]:
-        """Return those of `FLAGS` that depend on a server's longest *context*, and on its *sequences* at once."""
+        """Return the flags that depend on the world, on a server's longest *context* and on its *sequences* at once."""
+        tools = {"enable-auto-tool-choice": True, "tool-call-parser": self.tools} if self.tools else {}
         return {
+            **tools,
             "max-model-len": context,
             "max-num-seqs": sequences,
             "kv-cache-memory-bytes": self.cache * 2**20,
@@ -106,7 +110,7 @@ class World:
         }
 
 
-SHORT, LONG = "short", "long"
+SHORT, LONG, TOOLS = "short", "long", "tools"
 WORLDS: Mapping[str, World] = {
     SHORT: World(MODELS, "0.1 and 1.3 million", context=2048, cache=256, judges={JUDGE: 0.998}),
     LONG: World(
@@ -115,6 +119,9 @@ WORLDS: Mapping[str, World] = {
         context=8192,
         cache=768,
         judges={JUDGE: 0.99, "judge-90": 0.9, "judge-75": 0.75},
+    ),
+    TOOLS: World(
+        MODELS / "tools", "0.4 and 1.7 million", context=4096, cache=384, judges={JUDGE: 0.99}, tools="hermes"
     ),
 }
 

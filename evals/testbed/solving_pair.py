@@ -16,20 +16,24 @@ from stepspec.orchestrator.launcher import TokenSpeculation
 from ..experiments.arms import measure
 from ..experiments.published_specreason import PUBLISHED, PublishedSpecReason
 from ..sample import Arm, Task
-from . import accounts
+from . import accounts, tool_problems
 from .problems import DEFAULT, Difficulty, generate
-from .servers import LONG, NO_SPECULATION, PAIR, SHORT, TINY, endpoint, find_world, running
+from .servers import LONG, NO_SPECULATION, PAIR, SHORT, TINY, TOOLS, endpoint, find_world, running
 
 
 def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT, *, world: str = SHORT) -> list[Task]:
     """
     Return *count* problems of the test split of *world*, on which no model was trained.
 
-    *difficulty* is of the short world. Raise `ConfigurationError` for an unknown world.
+    *difficulty* is of the short world. Those of the tools world are the ones that need no tools. Raise
+    `ConfigurationError` for an unknown world.
     """
     find_world(world)
     if world == LONG:
         return long_tasks(count, seed)
+    if world == TOOLS:
+        told = tool_problems.generate(seed, "test", tool_problems.NO_CALLS)
+        return [Task(problem.text, str(problem.answer)) for problem in islice(told, count)]
     return [Task(problem.text, str(problem.answer)) for problem in islice(generate(seed, "test", difficulty), count)]
 
 
@@ -100,6 +104,6 @@ async def solvers(
         if PUBLISHED in warm_up:
             peer = await stack.enter_async_context(PublishedSpecReason(plain.settings))
             nested_solvers[PUBLISHED.name] = peer
-        tasks = long_tasks(problems, seed, WARMING) if world == LONG else fresh_tasks(problems, seed)
+        tasks = long_tasks(problems, seed, WARMING) if world == LONG else fresh_tasks(problems, seed, world=world)
         await measure(plain, warm_up, tasks, solvers=nested_solvers)
         yield plain, nested_solvers

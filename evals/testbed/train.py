@@ -58,7 +58,8 @@ class Phase:
     at the first greedy accuracy of at least *until* on problems of the test split, measured every few steps.
 
     With *tokens*, for the long problems, a batch has about that many tokens, *rows* and *length* do not matter, and
-    the reasoning's positions begin up to *reach* after the problem, and a share *whole* of the steps is whole.
+    the reasoning's positions begin up to *reach* after the problem, and a share *whole* of the steps is whole. For the
+    problems with tools, which have *tokens* too, a share *asked* of the branches has a question.
     """
 
     steps: int
@@ -74,6 +75,7 @@ class Phase:
     tokens: int = 0
     reach: int = 0
     whole: float = 1.0
+    asked: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +83,8 @@ class Recipe:
     """
     The architecture of one model and its training phases.
 
-    Models of the long problems begin with an `induction` circuit, in heads of *head* dimensions with positions of the
-    base *theta*; or with the layers of the trained model *grown*, of the same width.
+    Models of the long problems and of those with tools begin with an `induction` circuit, in heads of *head* dimensions
+    with positions of the base *theta*; or with the layers of the trained model *grown*, of the same width.
     """
 
     name: str
@@ -95,6 +97,11 @@ class Recipe:
     theta: float = 10_000.0
     head: int = 32
     grown: str = ""
+
+    @property
+    def copies(self) -> bool:
+        """Whether the model begins with an induction circuit."""
+        return self.numbers in ("dated", "whole")
 
     @property
     def judges(self) -> bool:
@@ -172,7 +179,7 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         intermediate_size=3 * recipe.width,
         num_hidden_layers=recipe.layers,
         num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads if recipe.numbers == "dated" else max(1, recipe.heads // 2),
+        num_key_value_heads=recipe.heads if recipe.copies else max(1, recipe.heads // 2),
         head_dim=recipe.head,
         max_position_embeddings=8192 if recipe.numbers == "dated" else 4096,
         rope_parameters={"rope_type": "default", "rope_theta": recipe.theta},
@@ -182,9 +189,9 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
         bos_token_id=None,
     )
     model = Qwen3ForCausalLM(config)
-    if recipe.numbers == "dated":
+    if recipe.copies:
         nn.init.normal_(model.model.embed_tokens.weight, std=recipe.width**-0.5)
-        induction(model)
+        induction(model, skips=recipe.numbers == "whole")
     return model
 
 
@@ -193,7 +200,7 @@ SHARPNESS = 2.0  # of the comparisons, as norms of queries and keys
 
 
 @torch.no_grad()
-def induction(model: Qwen3ForCausalLM) -> None:
+def induction(model: Qwen3ForCausalLM, *, skips: bool = False) -> None:
     """
     Let *model* begin with an induction circuit (Olsson et al. 2022) in the first heads of its first two layers.
 
@@ -202,6 +209,9 @@ def induction(model: Qwen3ForCausalLM) -> None:
     from the first hundred steps of training on, for which random weights need an hour. Rotary positions turn the first
     pairs of a head's dimensions fast and the last ones hardly at all over a whole chain: the first head compares with
     those, the second with these.
+
+    With *skips*, the second heads do the same over a gap: they find the tokens two after the one before the current
+    token, such as the price in "cup: 17" after "cup" and ":".
     """
     config = model.config
     width, head = config.hidden_size, config.head_dim
@@ -221,20 +231,36 @@ def induction(model: Qwen3ForCausalLM) -> None:
     first.v_proj.weight[:head], first.o_proj.weight[:, :head] = before, unit * rotation.T
     second.q_proj.weight[:head], second.k_proj.weight[:head] = slow * before, slow * rotation
     second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
+    if skips:
+        other = nn.init.orthogonal_(torch.empty(head, width))
+        other[:, 0] = 0
+        look_back(model, first, 0, number=1, far=2)
+        own = slice(head, 2 * head)
+        first.v_proj.weight[own], first.o_proj.weight[:, own] = before, unit * other.T
+        second.q_proj.weight[own], second.k_proj.weight[own] = slow * rotation, slow * other
+        second.v_proj.weight[own], second.o_proj.weight[:, own] = copied, 2 * unit * copied.T
 
 
 @torch.no_grad()
-def look_back(model: Qwen3ForCausalLM, attention: Any, constant: int, sharpness: float = SHARPNESS) -> None:
-    """Let the first head of *attention* in *model* attend to the token before; dimension *constant* is 1 for all."""
+def look_back(
+    model: Qwen3ForCausalLM,
+    attention: Any,
+    constant: int,
+    sharpness: float = SHARPNESS,
+    *,
+    number: int = 0,
+    far: int = 1,
+) -> None:
+    """Let head *number* of *attention* attend to the token *far* before; dimension *constant* is 1 for all tokens."""
     positions, _, _ = _parts(model)
     head = model.config.head_dim
-    half = head // 2
-    angles = positions["rope_theta"] ** (-torch.arange(FAST) / half)
+    half, first = head // 2, number * head
+    angles = far * positions["rope_theta"] ** (-torch.arange(FAST) / half)
     for matrix in (attention.q_proj.weight, attention.k_proj.weight):
-        matrix[:head] = 0
-    attention.q_proj.weight[:FAST, constant] = 1
-    attention.k_proj.weight[:FAST, constant] = angles.cos()
-    attention.k_proj.weight[half : half + FAST, constant] = angles.sin()
+        matrix[first : first + head] = 0
+    attention.q_proj.weight[first : first + FAST, constant] = 1
+    attention.k_proj.weight[first : first + FAST, constant] = angles.cos()
+    attention.k_proj.weight[first + half : first + half + FAST, constant] = angles.sin()
     for norm in (attention.q_norm.weight, attention.k_norm.weight):
         norm[:FAST] = norm[half : half + FAST] = sharpness
 
@@ -342,7 +368,7 @@ class Trainer:
         if recipe.grown:
             grow(self.model, LoadedModel.of(recipe.grown, folder.parent).model)
         self.marker = Marker(self.model)
-        self.compiled = compile and recipe.numbers != "dated"  # long rows have many lengths, and gain nothing from it
+        self.compiled = compile and not recipe.copies  # long rows have many lengths, and gain nothing from it
         self.losses = torch.compile(losses, dynamic=False) if self.compiled else sparse_losses
 
     def learn(self, mistakes: Pools, done: Path | None = None) -> None:

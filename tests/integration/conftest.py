@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from anyio.from_thread import start_blocking_portal
 
-from stepspec.evals.testbed.servers import ENVIRONMENT, miniature_servers
+from stepspec.evals.testbed.servers import ENVIRONMENT, TOOLS, miniature_servers
 from stepspec.orchestrator.chain import THINK_END
 from stepspec.orchestrator.launcher import Served, Server, launch
 from stepspec.orchestrator.launcher.commands import ZEROS
@@ -53,6 +53,13 @@ def tiny(forked: tuple[str, ...]) -> Generator[Served]:
     """The model that drafts for the small one in a nested pair."""
     with serving(miniature_servers("off", ["tiny"]), forked) as served:
         yield served["tiny"]
+
+
+@pytest.fixture(scope="session")
+def tool_pair(forked: tuple[str, ...]) -> Generator[Pair]:
+    """The pair that calls tools."""
+    with serving(miniature_servers("off", world=TOOLS), forked) as served:
+        yield Pair(served["large"], served["small"])
 
 
 @pytest.fixture(scope="session")

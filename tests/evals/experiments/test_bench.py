@@ -216,7 +216,7 @@ def test_samples_of_another_world_are_another_run(servers: Servers, stacked: boo
 
 def test_an_unknown_world_is_an_error_before_any_server_starts(servers: Servers) -> None:
     with pytest.raises(
-        ConfigurationError, match="there is no world 'wide' of miniature models; there are: short, long"
+        ConfigurationError, match="there is no world 'wide' of miniature models; there are: short, long, tools"
     ):
         measured(world="wide")
     assert servers.warmed == []

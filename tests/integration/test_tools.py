@@ -1,0 +1,89 @@
+"""Tools on real vLLM: the large model that was trained to call them, and what the server makes of its calls."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Sequence
+from itertools import islice
+from typing import Any
+
+import aiohttp
+import pytest
+from openai import AsyncOpenAI
+
+from stepspec.evals.testbed.tool_driver import solve_with_tools
+from stepspec.evals.testbed.tool_problems import NO_CALLS, THREE_CALLS, Loop, Message, Problem, generate, tools
+
+from .conftest import Pair
+
+pytestmark = pytest.mark.servers
+AGENT = "You are a helpful assistant. Use the tools to answer the question."
+CUPS = Problem("buy", "Ann", ((2, "cup"), (3, "pen")), (17, 23))
+BOTH = Problem("buy", "Ann", ((2, "cup"), (3, "pen")), (17, 23), at_once=True)
+
+
+@pytest.fixture
+async def client(tool_pair: Pair) -> AsyncGenerator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=tool_pair.large.base_url, api_key="none") as client:
+        yield client
+
+
+async def solve(
+    client: AsyncOpenAI, pair: Pair, problems: Sequence[Problem], *, stream: bool, before: Sequence[Message] = ()
+) -> list[Loop]:
+    model = pair.large.served_name
+    return await asyncio.gather(
+        *(solve_with_tools(client, model, problem, stream=stream, before=before) for problem in problems)
+    )
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_large_model_solves_loops_of_three_calls_and_more(
+    client: AsyncOpenAI, tool_pair: Pair, stream: bool
+) -> None:
+    problems = [CUPS, BOTH, *islice(generate(11, "test", THREE_CALLS), 10)]
+    loops = await solve(client, tool_pair, problems, stream=stream)
+    assert all(sum(map(len, loop.calls)) >= 3 for loop in loops)
+    assert sum(loop.correct for loop in loops) >= 11
+    assert max(len(calls) for loop in loops for calls in loop.calls) > 1  # some of them in one turn
+
+
+async def test_it_solves_under_a_system_prompt_and_without_calls_where_none_is_needed(
+    client: AsyncOpenAI, tool_pair: Pair
+) -> None:
+    problems = list(islice(generate(12, "test", NO_CALLS), 10))
+    loops = await solve(client, tool_pair, problems, stream=False, before=[{"role": "system", "content": AGENT}])
+    assert sum(loop.correct for loop in loops) >= 9
+    assert not any(loop.calls for loop in loops if loop.correct)
+
+
+async def post(pair: Pair, path: str, body: Any) -> Any:
+    async with aiohttp.ClientSession() as http, http.post(pair.large.base_url + path, json=body) as reply:
+        assert reply.status == 200, await reply.text()
+        return await reply.json()
+
+
+@pytest.mark.parametrize("problem", [CUPS, BOTH])
+async def test_the_server_parses_a_turn_of_which_it_gets_the_token_ids(tool_pair: Pair, problem: Problem) -> None:
+    server = tool_pair.large
+    root = server.base_url.removesuffix("/v1")
+    turn = problem.turns[0]
+    asked = {"model": server.served_name, "messages": [{"role": "user", "content": problem.text}], "tools": tools()}
+    async with (
+        aiohttp.ClientSession() as http,
+        http.post(
+            f"{root}/tokenize", json={"model": server.served_name, "prompt": turn.reply, "add_special_tokens": False}
+        ) as reply,
+    ):
+        ids = (await reply.json())["tokens"]
+    body = {
+        "model": server.served_name,
+        "chat_request": asked,
+        "generate_response": {"choices": [{"index": 0, "token_ids": ids, "finish_reason": "stop"}]},
+    }
+    message = (await post(tool_pair, "/chat/completions/derender", body))["choices"][0]["message"]
+    assert [
+        (call["function"]["name"], json.loads(call["function"]["arguments"])) for call in message["tool_calls"]
+    ] == [(call.name, call.arguments) for call in turn.calls]
+    assert not (message["content"] or "").strip()
