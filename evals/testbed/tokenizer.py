@@ -56,6 +56,7 @@ DIGITS: dict[Numbers, str] = {
     ),
 }
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+LENGTHS: dict[Numbers, int] = {"dated": 8192, "whole": 4096}
 SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 1024, "whole": 2048}
 
 
@@ -86,7 +87,7 @@ def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:
         pad_token=END_OF_TEXT,
         chat_template=template.read_text(encoding="utf-8"),
         clean_up_tokenization_spaces=False,
-        model_max_length=8192 if numbers == "dated" else 2048,
+        model_max_length=LENGTHS.get(numbers, 2048),
     )
 
 

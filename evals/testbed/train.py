@@ -83,8 +83,9 @@ class Recipe:
     """
     The architecture of one model and its training phases.
 
-    Models of the long problems and of those with tools begin with an `induction` circuit, in heads of *head* dimensions
-    with positions of the base *theta*; or with the layers of the trained model *grown*, of the same width.
+    Models of the long problems begin with an `induction` circuit, in heads of *head* dimensions with positions of the
+    base *theta*, and those of the problems with tools with a similar one; or with the layers of the trained model
+    *grown*, of the same width.
     """
 
     name: str
@@ -100,7 +101,7 @@ class Recipe:
 
     @property
     def copies(self) -> bool:
-        """Whether the model begins with an induction circuit."""
+        """Whether the model begins with a circuit that copies."""
         return self.numbers in ("dated", "whole")
 
     @property
@@ -191,7 +192,8 @@ def build(recipe: Recipe, tokenizer: PreTrainedTokenizerFast) -> Qwen3ForCausalL
     model = Qwen3ForCausalLM(config)
     if recipe.copies:
         nn.init.normal_(model.model.embed_tokens.weight, std=recipe.width**-0.5)
-        induction(model, skips=recipe.numbers == "whole")
+    if recipe.numbers == "dated":
+        induction(model)
     return model
 
 
@@ -200,7 +202,7 @@ SHARPNESS = 2.0  # of the comparisons, as norms of queries and keys
 
 
 @torch.no_grad()
-def induction(model: Qwen3ForCausalLM, *, skips: bool = False) -> None:
+def induction(model: Qwen3ForCausalLM) -> None:
     """
     Let *model* begin with an induction circuit (Olsson et al. 2022) in the first heads of its first two layers.
 
@@ -209,9 +211,6 @@ def induction(model: Qwen3ForCausalLM, *, skips: bool = False) -> None:
     from the first hundred steps of training on, for which random weights need an hour. Rotary positions turn the first
     pairs of a head's dimensions fast and the last ones hardly at all over a whole chain: the first head compares with
     those, the second with these.
-
-    With *skips*, the second heads do the same over a gap: they find the tokens two after the one before the current
-    token, such as the price in "cup: 17" after "cup" and ":".
     """
     config = model.config
     width, head = config.hidden_size, config.head_dim
@@ -231,14 +230,6 @@ def induction(model: Qwen3ForCausalLM, *, skips: bool = False) -> None:
     first.v_proj.weight[:head], first.o_proj.weight[:, :head] = before, unit * rotation.T
     second.q_proj.weight[:head], second.k_proj.weight[:head] = slow * before, slow * rotation
     second.v_proj.weight[:head], second.o_proj.weight[:, :head] = copied, 2 * unit * copied.T
-    if skips:
-        other = nn.init.orthogonal_(torch.empty(head, width))
-        other[:, 0] = 0
-        look_back(model, first, 0, number=1, far=2)
-        own = slice(head, 2 * head)
-        first.v_proj.weight[own], first.o_proj.weight[:, own] = before, unit * other.T
-        second.q_proj.weight[own], second.k_proj.weight[own] = slow * rotation, slow * other
-        second.v_proj.weight[own], second.o_proj.weight[:, own] = copied, 2 * unit * copied.T
 
 
 @torch.no_grad()

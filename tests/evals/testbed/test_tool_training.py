@@ -1,0 +1,86 @@
+"""The models of the problems with tools before any training, and what is measured of them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stepspec.evals.testbed import tool_problems as world
+from stepspec.evals.testbed.inference import grades_after
+from stepspec.evals.testbed.tool_card import ToolModel, real_steps, synthetic_steps
+from stepspec.evals.testbed.tool_data import ToolWriter
+from stepspec.evals.testbed.tool_problems import THREE_CALLS, generate
+from stepspec.evals.testbed.tool_training import RECIPES, ToolTrainer, exact
+from stepspec.evals.testbed.train import build
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> ToolTrainer:
+    """A small model without any training, whose choices are arbitrary but fixed."""
+    torch.set_num_threads(1)
+    return ToolTrainer(RECIPES[0], Path(tmp_path_factory.mktemp("models")), lambda line: None)
+
+
+@pytest.fixture(scope="module")
+def untrained(trainer: ToolTrainer) -> ToolModel:
+    return ToolModel(trainer.model, ToolWriter(trainer.tokenizer, varied=False))
+
+
+def test_without_any_training_a_model_prefers_the_price_of_the_item_to_other_prices(untrained: ToolModel) -> None:
+    writer, right, total = untrained.writer, 0, 0
+    for problem in islice(generate(3, "train", THREE_CALLS), 8):
+        if len(set(problem.prices)) < len(problem.prices):
+            continue
+        row, _ = writer.trunk(random.Random(0), problem)
+        with torch.no_grad():
+            logits: Any = untrained.model(input_ids=torch.tensor([row.ids])).logits[0]
+        prices = {item: writer.encode(str(price))[0] for item, price in problem.catalogue.items()}
+        (colon,) = {writer.encode(f"{item}: 17")[1] for item in prices}
+        names = {writer.encode(item)[0]: item for item in prices}
+        for at in range(1, len(row.ids) - 1):
+            known = row.ids[at] == colon and row.targets[at] in prices.values()
+            if known:  # the model has to write a price here
+                wanted = prices[names[row.ids[at - 1]]]
+                right += int(max(prices.values(), key=lambda id: float(logits[at, id])) == wanted)
+                total += 1
+    assert total > 20
+    assert right > 0.8 * total, f"{right} of {total}, of which a third or half by chance"
+
+
+def test_a_trained_loop_is_exact_and_an_untrained_one_is_not(untrained: ToolModel) -> None:
+    assert exact(untrained.model, untrained.writer, 3) == 0
+
+
+def test_steps_to_be_judged_are_right_and_wrong_ones_of_worked_loops(untrained: ToolModel) -> None:
+    problems = list(islice(generate(7, "test"), 6))
+    made = list(synthetic_steps(problems))
+    assert [case.right for case in made] == [True, False] * 6
+    assert not any(case.right for case in real_steps(untrained, problems))  # this model writes nothing right
+
+
+def test_a_grade_is_between_0_and_9_and_depends_on_the_step(untrained: ToolModel) -> None:
+    encode = untrained.writer.encode
+    chains = [encode("cup: 17, so 2 * 17.\n\n"), encode("pen: 23, so 3 * 23.\n\n")]
+    one, other = grades_after(untrained.model, untrained.writer, chains)
+    assert 0 < one < 9
+    assert one != other
+
+
+def test_an_untrained_model_solves_no_loop_and_ends(untrained: ToolModel) -> None:
+    loops = untrained.solve(list(islice(generate(7, "test"), 3)))
+    assert not any(loop.correct for loop in loops)
+
+
+def test_the_models_share_a_vocabulary_and_the_large_one_judges(trainer: ToolTrainer) -> None:
+    small, large = RECIPES
+    assert (small.judges, large.judges) == (False, True)
+    assert small.numbers == large.numbers == "whole"
+    model = build(replace(small, layers=2), trainer.tokenizer)
+    assert model.config.vocab_size >= len(trainer.tokenizer)
+    assert world.LARGEST == 999
