@@ -1,20 +1,22 @@
-"""Tools on real vLLM: the large model that was trained to call them, and what the server makes of its calls."""
+"""Tools on real vLLM: the large model that was trained to call them, its server's parser, and the service over both."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from itertools import islice
 from typing import Any
 
 import aiohttp
 import pytest
+from anyio.from_thread import start_blocking_portal
 from openai import AsyncOpenAI
 
 from stepspec.evals.testbed.tool_driver import solve_with_tools
 from stepspec.evals.testbed.tool_problems import NO_CALLS, THREE_CALLS, Loop, Message, Problem, generate, tools
 
+from ..program import Program, serve
 from .conftest import Pair
 
 pytestmark = pytest.mark.servers
@@ -29,10 +31,23 @@ async def client(tool_pair: Pair) -> AsyncGenerator[AsyncOpenAI]:
         yield client
 
 
+@pytest.fixture(scope="module")
+def service(tool_pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[Program]:
+    """``stepspec serve`` over the pair, in an event loop of its own."""
+    log = tmp_path_factory.mktemp("tools") / "service.log"
+    starting = serve(
+        tool_pair.small.base_url,
+        tool_pair.large.base_url,
+        log,
+        settings={"STEPSPEC_SAMPLING__TEMPERATURE": "0"},
+    )
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(starting) as program:
+        yield program
+
+
 async def solve(
-    client: AsyncOpenAI, pair: Pair, problems: Sequence[Problem], *, stream: bool, before: Sequence[Message] = ()
+    client: AsyncOpenAI, model: str, problems: Sequence[Problem], *, stream: bool, before: Sequence[Message] = ()
 ) -> list[Loop]:
-    model = pair.large.served_name
     return await asyncio.gather(
         *(solve_with_tools(client, model, problem, stream=stream, before=before) for problem in problems)
     )
@@ -43,7 +58,7 @@ async def test_the_large_model_solves_loops_of_three_calls_and_more(
     client: AsyncOpenAI, tool_pair: Pair, stream: bool
 ) -> None:
     problems = [CUPS, BOTH, *islice(generate(11, "test", THREE_CALLS), 10)]
-    loops = await solve(client, tool_pair, problems, stream=stream)
+    loops = await solve(client, tool_pair.large.served_name, problems, stream=stream)
     assert all(sum(map(len, loop.calls)) >= 3 for loop in loops)
     assert sum(loop.correct for loop in loops) >= 11
     assert max(len(calls) for loop in loops for calls in loop.calls) > 1  # some of them in one turn
@@ -53,9 +68,20 @@ async def test_it_solves_under_a_system_prompt_and_without_calls_where_none_is_n
     client: AsyncOpenAI, tool_pair: Pair
 ) -> None:
     problems = list(islice(generate(12, "test", NO_CALLS), 10))
-    loops = await solve(client, tool_pair, problems, stream=False, before=[{"role": "system", "content": AGENT}])
+    loops = await solve(
+        client, tool_pair.large.served_name, problems, stream=False, before=[{"role": "system", "content": AGENT}]
+    )
     assert sum(loop.correct for loop in loops) >= 9
     assert not any(loop.calls for loop in loops if loop.correct)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_specreason_solves_loops_through_the_service(service: Program, stream: bool) -> None:
+    problems = [CUPS, BOTH, *islice(generate(13, "test", THREE_CALLS), 6)]
+    async with AsyncOpenAI(base_url=f"{service.base}/v1", api_key="none") as client:
+        loops = await solve(client, "specreason", problems, stream=stream)
+    assert all(sum(map(len, loop.calls)) >= 3 for loop in loops)
+    assert sum(loop.correct for loop in loops) >= 7
 
 
 async def post(pair: Pair, path: str, body: Any) -> Any:
