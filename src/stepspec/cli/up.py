@@ -59,7 +59,7 @@ def up(
     use_testbed: Annotated[bool, typer.Option("--testbed", help="Start the miniature pair, on this CPU.")] = False,
     profile: Profile = "paced",
     world: Annotated[
-        str, typer.Option(help="Problems for which the miniature pair was trained: short, long (32 to 80 steps), tools.")
+        str, typer.Option(help="Problems for which the miniature pair is trained: short, long (32 to 80 steps), tools.")
     ] = SHORT,
     speculation: Annotated[
         str, typer.Option(help="Token-level speculation under the miniature pair: none, ngram, draft_model.")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from stepspec.evals.testbed import tool_problems as world
+from stepspec.evals.testbed.data import IGNORED
 from stepspec.evals.testbed.inference import grades_after
 from stepspec.evals.testbed.tool_card import ToolModel, real_steps, synthetic_steps
 from stepspec.evals.testbed.tool_data import ToolWriter
@@ -32,28 +33,27 @@ def untrained(trainer: ToolTrainer) -> ToolModel:
     return ToolModel(trainer.model, ToolWriter(trainer.tokenizer, varied=False))
 
 
-def test_without_any_training_a_model_prefers_the_price_of_the_item_to_other_prices(untrained: ToolModel) -> None:
-    writer, right, total = untrained.writer, 0, 0
-    for problem in islice(generate(3, "train", THREE_CALLS), 8):
-        if len(set(problem.prices)) < len(problem.prices):
-            continue
+def predicted(model: Any, writer: ToolWriter) -> float:
+    """The share of the tokens of some worked loops that *model* would write."""
+    right = total = 0
+    for problem in islice(generate(3, "train", THREE_CALLS), 4):
         row, _ = writer.trunk(random.Random(0), problem)
+        targets = torch.tensor(row.targets)
         with torch.no_grad():
-            logits: Any = untrained.model(input_ids=torch.tensor([row.ids])).logits[0]
-        prices = {item: writer.encode(str(price))[0] for item, price in problem.catalogue.items()}
-        (colon,) = {writer.encode(f"{item}: 17")[1] for item in prices}
-        names = {writer.encode(item)[0]: item for item in prices}
-        for at in range(1, len(row.ids) - 1):
-            known = row.ids[at] == colon and row.targets[at] in prices.values()
-            if known:  # the model has to write a price here
-                wanted = prices[names[row.ids[at - 1]]]
-                right += int(max(prices.values(), key=lambda id: float(logits[at, id])) == wanted)
-                total += 1
-    assert total > 20
-    assert right > 0.8 * total, f"{right} of {total}, of which a third or half by chance"
+            likeliest = model(input_ids=torch.tensor([row.ids])).logits[0].argmax(-1)
+        right += int((likeliest == targets).sum())
+        total += int((targets != IGNORED).sum())
+    return right / total
 
 
-def test_a_trained_loop_is_exact_and_an_untrained_one_is_not(untrained: ToolModel) -> None:
+def test_without_any_training_a_model_copies_much_of_what_it_has_to_write(untrained: ToolModel) -> None:
+    torch.manual_seed(0)
+    random_weights = build(RECIPES[0], untrained.writer.tokenizer)
+    assert predicted(untrained.model, untrained.writer) > 0.2
+    assert predicted(random_weights, untrained.writer) < 0.1
+
+
+def test_an_untrained_model_writes_no_loop_word_for_word(untrained: ToolModel) -> None:
     assert exact(untrained.model, untrained.writer, 3) == 0
 
 
