@@ -249,8 +249,10 @@ def grades(model: Qwen3ForCausalLM, writer: Writer, cases: Sequence[JudgedStep],
 class Encoder(Protocol):
     """What encodes text for a model whose template it knows."""
 
-    template: Template
-    encode: Callable[[str], tuple[int, ...]]
+    @property
+    def template(self) -> Template: ...
+    @property
+    def encode(self) -> Callable[[str], tuple[int, ...]]: ...
 
 
 @torch.no_grad()

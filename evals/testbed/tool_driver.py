@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AsyncStream
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from .tool_problems import Loop, Message, Problem, tool_loop, tools
 
@@ -40,15 +41,17 @@ async def solve_with_tools(
 
 
 async def _whole(client: AsyncOpenAI, request: Mapping[str, Any]) -> Message:
-    completion = await client.chat.completions.create(**request)
-    return completion.choices[0].message.model_dump(exclude_none=True)
+    completion: ChatCompletion = await client.chat.completions.create(**request)
+    message: Message = completion.choices[0].message.model_dump(exclude_none=True)
+    return message
 
 
 async def _streamed(client: AsyncOpenAI, request: Mapping[str, Any]) -> Message:
     """Put the message together of its deltas, those of a call by their index."""
     message: Message = {"role": "assistant", "content": ""}
     calls: dict[int, Message] = {}
-    async with await client.chat.completions.create(**request, stream=True) as chunks:
+    chunks: AsyncStream[ChatCompletionChunk] = await client.chat.completions.create(**request, stream=True)
+    async with chunks:
         async for chunk in chunks:
             for choice in chunk.choices:
                 delta = choice.delta.model_dump(exclude_none=True)

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import ast
 import json
-import operator
 import random
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -354,10 +353,10 @@ def run_tool(catalogue: Mapping[str, int], name: str, arguments: Mapping[str, ob
 
 
 OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
+    ast.Add: int.__add__,
+    ast.Sub: int.__sub__,
+    ast.Mult: int.__mul__,
+    ast.FloorDiv: int.__floordiv__,
 }
 
 
@@ -418,7 +417,7 @@ def _arguments(function: Mapping[str, Any]) -> Mapping[str, object]:
         arguments = json.loads(function["arguments"])
     except ValueError:
         return {}
-    return arguments if isinstance(arguments, dict) else {}
+    return cast("Mapping[str, object]", arguments) if isinstance(arguments, dict) else {}
 
 
 def _call(function: Mapping[str, Any]) -> Call:

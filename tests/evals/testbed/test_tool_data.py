@@ -48,7 +48,7 @@ def test_numbers_and_items_are_one_token_wherever_they_stand(writer: ToolWriter)
 
 def test_the_marks_of_thinking_and_calls_are_shown_and_those_of_turns_are_not(writer: ToolWriter) -> None:
     written = "</think>\n\n<tool_call>\n{}\n</tool_call>"
-    ids = writer.encode(f"{written}<|im_end|>")
+    ids = [*writer.encode(f"{written}<|im_end|>")]
     assert writer.tokenizer.decode(ids, skip_special_tokens=True) == written
 
 
