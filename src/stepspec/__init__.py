@@ -8,7 +8,7 @@ Reasoning-step-level speculation over two vLLM endpoints.
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
-from stepspec.orchestrator.chain import Accept, Rival, Rollback, Step, Token, Verdict
+from stepspec.orchestrator.chain import Accept, Rival, Rollback, Step, Token, Tool, ToolCall, Toolset, Verdict
 from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
@@ -60,6 +60,9 @@ __all__ = [
     "Task",
     "Threshold",
     "Token",
+    "Tool",
+    "ToolCall",
+    "Toolset",
     "Verdict",
     "__version__",
     "asolve",
