@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -58,6 +59,8 @@ from stepspec.orchestrator.step_ends import StepEnds
 from . import policies, prompts
 from . import settings as configuration
 from .settings import Settings, SettingsOverrides, Small
+
+log = logging.getLogger(__name__)
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
@@ -325,10 +328,10 @@ class Solver:
         give equal requests equal tokens.
 
         *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
-        used; by default it is a new one. *trace_to* receives the trace, also of a run that fails. *session* is the
-        value of the session header; if it is None, the run makes its own. If the small model fails for good, the large
-        one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
-        `ConfigurationError` for what is wrong.
+        used; by default it is a new one. *trace_to* receives the trace, also of a run that fails; if that file cannot
+        be written, a warning is logged. *session* is the value of the session header; if it is None, the run makes its
+        own. If the small model fails for good, the large one goes on alone, and the solution says so; raise an
+        `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
         run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
@@ -390,7 +393,7 @@ class Solver:
             windows.end()
             models.leave()
             if trace_to is not None:
-                trace.write(trace_to, recorder.moments)
+                _write_trace(trace_to, recorder.moments)
             if learning is not None:
                 learning.learn(recorder.moments)
             if promise is not None:
@@ -566,6 +569,14 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
             url=endpoint.settings.url,
         )
     return room
+
+
+def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
+    """Write a trace; a failure is logged, since it must not cost the solution that the run has found."""
+    try:
+        trace.write(path, moments)
+    except OSError as exc:
+        log.warning("the trace is not written to %s: %s", path, exc.strerror)
 
 
 def check_policies(settings: Settings) -> None:

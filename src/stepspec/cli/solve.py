@@ -108,6 +108,8 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
     text = sys.stdin.read().strip() if problem == "-" else problem.strip()
     if not text:
         raise ConfigurationError("the problem is empty")
+    if trace is not None:
+        writable("--trace", trace)
     solution = wait(_solve(Solver(), text, trace, quiet=json))
     if json:
         answer = orjson.dumps(dataclasses.asdict(solution)).decode()
