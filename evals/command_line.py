@@ -34,6 +34,8 @@ RENAMED: Mapping[str, str] = {
     "--at-once": "--concurrency",
     "--concurrency": "--users",  # of `estimate`, where it was a list of numbers
     "--count": "--limit",
+    "--method": "--policy",
+    "--share": "--adapt",
     "--problems": "--limit",  # where it was a number; `solve` and `estimate` have a flag of this name
 }
 """Flags of earlier versions with their names of today."""

@@ -47,7 +47,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["solve", "1 + 1"], "no small model: pass small="),
+        (["solve", "1 + 1"], "no small model and no large model: pass --small http://HOST:PORT/v1 and --large"),
         (["solve", "1 + 1", "--small", "http://127.0.0.1:9"], "no large model"),
         (["solve", "  "], "the problem is empty"),
         (["solve", "x", "--small", "ftp://h", "--large", "http://h:1"], "'ftp://h' is not the URL of a server"),
@@ -64,8 +64,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
         (["eval", "arithmetic", *DEAD, "-p", "reward"], "needs a reward model"),
         (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
-        (["adapt", "x.jsonl", "--share", "0.1", "-p", "specreasn"], "did you mean 'specreason'"),
-        (["adapt", "x.jsonl", "--share", "0.1", "-O", "thresholds=8"], "did you mean 'threshold'"),
+        (["adapt", "x.jsonl", "--adapt", "0.1", "-p", "specreasn"], "did you mean 'specreason'"),
+        (["adapt", "x.jsonl", "--adapt", "0.1", "-O", "thresholds=8"], "did you mean 'threshold'"),
         (["policies", "chose"], "no policy 'chose' (did you mean 'choose'?)"),
         (["policies", "chose", "--json"], "no policy 'chose' (did you mean 'choose'?)"),
         (["up"], "pass --testbed"),
@@ -92,9 +92,9 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["profile", "nowhere.txt"], "no problems in nowhere.txt"),
         (["up", "--testbed", "--profile", "warp"], "warp"),
         (["adapt", "x.jsonl"], "pass --share"),
-        (["adapt", "nowhere.jsonl", "--share", "0.1"], "nowhere.jsonl: No such file"),
+        (["adapt", "nowhere.jsonl", "--adapt", "0.1"], "nowhere.jsonl: No such file"),
         (["eval", "math-50"], "did you mean 'math500'"),
-        (["eval", "arithmetic"], "no small model: pass small="),
+        (["eval", "arithmetic"], "no small model and no large model: pass --small http://HOST"),
         (["eval", "arithmetic", "-p", "specraeson"], "did you mean 'specreason'"),
         (["eval", "arithmetic", "--testbed", "--small", "http://h:1"], "leave out either it or --small"),
         (["calibrate", "arithmetic", "--testbed", "--critic", "http://h:1"], "leave out either it or --critic"),
@@ -191,7 +191,7 @@ def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_settings_learnt_from_traces_are_printed_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trace.write(tmp_path / "run.jsonl", [trace.Moment(0.0, Started((), "specreason"))])
-    learn = "adapt", "run.jsonl", "--share", "0.1", "-O", "threshold=8", "--ahead", "3"
+    learn = "adapt", "run.jsonl", "--adapt", "0.1", "-O", "threshold=8", "--ahead", "3"
     assert call(*learn) == 0
     printed = capfd.readouterr().out
     assert tomllib.loads(printed) == {"policy": "specreason", "ahead": 3, "options": {"threshold": 8.0}}
@@ -201,12 +201,17 @@ def test_settings_learnt_from_traces_are_printed_or_written(tmp_path: Path, capf
 
 def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert call("up", "--testbed", "--profile", "off", "--speculation", "draft_model", "--dry-run") == 0
-    large, small = capfd.readouterr().out.splitlines()
+    large, small, then = capfd.readouterr().out.splitlines()
+    assert then.startswith('# then: stepspec solve "..." --small http://127.0.0.1:')
     assert '--speculative-config \'{"method": "draft_model"' in large
     assert "--served-model-name testbed-small" in small
     (tmp_path / "pair.toml").write_text('[large]\nurl = "http://a:1"\n[small]\nurl = "http://b:1"\n')
     assert call("up", "pair.toml", "--dry-run", "--log-dir", "logs", "--json") == 0
-    assert capfd.readouterr().out.splitlines() == ["# large runs at http://a:1", "# small runs at http://b:1"]
+    assert capfd.readouterr().out.splitlines() == [
+        "# large runs at http://a:1",
+        "# small runs at http://b:1",
+        '# then: stepspec solve "..." --small http://b:1 --large http://a:1',
+    ]
 
 
 def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
@@ -228,7 +233,7 @@ def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
 
 def test_the_tiny_model_is_started_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("up", "--testbed", "--tiny", "--dry-run") == 0
-    *_, tiny = capfd.readouterr().out.splitlines()
+    *_, tiny, _ = capfd.readouterr().out.splitlines()
     assert "--served-model-name testbed-tiny" in tiny
 
 

@@ -56,6 +56,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "--users": ("--loads", "--concurrencies"),
     "--output": ("--out", "--out-file", "--output-file", "--to"),
     "--problems": ("--file", "--input"),
+    "--adapt": ("--share",),
     "--data": ("--data-file", "--dataset"),
     "--json": ("--as-json", "--format"),
     "--seed": ("--random-seed",),
@@ -163,7 +164,9 @@ def test_a_short_form_stands_for_one_flag_everywhere() -> None:
 
 
 def test_one_thing_has_one_spelling() -> None:
-    used = {name for command in COMMANDS.values() for option in options(command) for name in option.opts}
+    pytest.importorskip("scipy")
+    everything = {**COMMANDS, **programs()}
+    used = {name for command in everything.values() for option in options(command) for name in option.opts}
     assert {*SPELLINGS} <= used
     assert used & {other for others in SPELLINGS.values() for other in others} == set()
 
@@ -222,6 +225,7 @@ def test_no_line_of_the_examples_is_wrapped(
         ("stepspec calibrate aime", {"aime24", "aime25"}),
         ("stepspec eval math500 --policy specul", {"speculative-thinking"}),
         ("stepspec conf", {"config"}),
+        ("stepspec solve --stop-rule tri", {"trial-answer"}),
         ("stepspec solve --small-", {"--small-api-key"}),
     ],
 )

@@ -223,10 +223,7 @@ class Solver:
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
         if endpoint is None:
-            raise ConfigurationError(
-                f"no {role} model: pass {role}='http://HOST:PORT/v1', or --{role} URL, set STEPSPEC_{role.upper()}, "
-                f"or write a [{role}] table with its url into {configuration.DEFAULT_FILE}"
-            )
+            raise configuration.without_models(self.settings)
         return endpoint
 
     async def __aenter__(self) -> Self:
@@ -613,7 +610,7 @@ def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
     """Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths, cannot be."""
     for path, pair in pairs.items():
         try:
-            policies.check(pair.policy, pair.options, has_critic=False)
+            policies.check(pair.policy, pair.options, has_critic=None)
         except ConfigurationError as exc:
             raise ConfigurationError(f"{path}: {exc}") from exc
 

@@ -219,7 +219,7 @@ def command_page() -> Iterator[str]:
     parent = group.make_context("stepspec", [], resilient_parsing=True)
     yield from ("| command | |", "|---|---|")
     for name, each in commands().items():
-        summary = _cell(each.help.partition("\n\n")[0])
+        summary = _cell(" ".join(each.help.partition("\n\n")[0].split()))
         yield f"| [`stepspec {name}`](#stepspec-{name.replace(' ', '-')}) | {summary} |"
     for name, each in commands().items():
         context = each.make_context(name, [], parent=parent, resilient_parsing=True)

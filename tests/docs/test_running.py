@@ -28,7 +28,8 @@ from .tutorial import LARGE, PAGE, SMALL, Session, free_port
 
 pytestmark = pytest.mark.timeout(600)
 
-PROBLEMS = 40  # as many as the promise below takes
+PROBLEMS = 20  # half of them are enough for the promise of MAX_LOSS
+MAX_LOSS = "0.5"
 ANSWER = "42"  # what the imitations always say
 
 ELSEWHERE: Mapping[str, str] = {
@@ -55,7 +56,9 @@ HERE: Mapping[str, str] = {
     r"(stepspec (?:eval|estimate) .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
     r"--samples \d+": "--samples 2",
     r"--minutes \d+": "--minutes 0.1",
-    r"--max-loss [\d.]+(?= |$)(?!.*report)": "--max-loss 0.3",
+    r"--max-loss [\d.]+(?= |$)": f"--max-loss {MAX_LOSS}",
+    r"^(stepspec calibrate (?!.*--values).*)": r"\1 --values 8",
+    r"--values [\d,]+": "--values 8",
     r"--port 800\d": "--port 0",
     r"(python -m stepspec\.evals\.load )": r"\1--limit 4 --concurrency 2 ",
 }
@@ -131,10 +134,10 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
             "stepspec eval math500 --data math500.jsonl -p specreason -n 4 --traces",
             "stepspec eval gsm8k --data gsm8k.jsonl -p specreason -n 4 --traces",
             *(
-                f"stepspec calibrate problems.jsonl -p {policy} --max-loss 0.3 --output {policy}.toml"
+                f"stepspec calibrate problems.jsonl -p {policy} --max-loss {MAX_LOSS} --values 8 --output {policy}.toml"
                 for policy in ("specreason", "bild")
             ),
-            "stepspec adapt runs/gsm8k/traces/*specreason.jsonl --share 0.05 --output learnt.toml",
+            "stepspec adapt runs/gsm8k/traces/*specreason.jsonl --adapt 0.05 --output learnt.toml",
             "stepspec solve 'What is 6 x 7?' --trace run.jsonl",
         ],
         folder,
@@ -192,4 +195,7 @@ def test_a_command_gets_the_servers_and_the_data_of_the_test() -> None:
     assert here("stepspec eval gsm8k  -p bild --small ... --large URL  # all") == (
         f"stepspec eval gsm8k --data problems.parquet -p bild --small {SMALL}/v1 --large {LARGE}/v1 -n 4"
     )
-    assert here("stepspec calibrate x.jsonl --max-loss 0.01 ...") == "stepspec calibrate x.jsonl --max-loss 0.3"
+    assert (
+        here("stepspec calibrate x.jsonl --max-loss 0.01 ...")
+        == f"stepspec calibrate x.jsonl --max-loss {MAX_LOSS} --values 8"
+    )
