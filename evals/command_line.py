@@ -56,7 +56,7 @@ class Command(TyperCommand):
         for parameter in self.params:
             if parameter.param_type_name == "argument":
                 parameter.metavar = parameter.metavar or str(parameter.name).upper()
-                vars(parameter)["display_type_rich"] = lambda ctx: ""  # typer adds a type to the name  # noqa: ARG005
+                vars(parameter)["display_type_rich"] = lambda ctx: ""  # typer adds a type to the name
             elif parameter.metavar is None and not getattr(parameter, "is_flag", False):
                 kind: Any = cast("Any", parameter).type_descriptor.annotation
                 parameter.metavar = WORDS.get(next(iter(get_args(kind)), kind))

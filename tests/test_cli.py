@@ -57,6 +57,13 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "x", *DEAD, "-p", "bild", "-O", "fallbacks=1"], "no option 'fallbacks' (did you mean 'fallback'?)"),
         (["solve", "x", *DEAD, "-p", "bild", "-O", "run=0"], "option 'run': a whole number of 1 or more (got 0)"),
         (["solve", "x", *DEAD, "-p", "reward"], "needs a reward model"),
+        (["solve", "x", *DEAD, "-p", "reward"], "pass --critic URL"),
+        (["solve", "x", *DEAD, "--stop-rule", "fo"], "--stop-rule: there is no stop rule 'fo'"),
+        (["solve", "x", "--small", "localhost:9131"], "write it like http://localhost:9131/v1"),
+        (["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"], "--trace /proc/none/run.jsonl: "),
+        (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),
+        (["up", "--testbed", "--profile", "foo"], "--profile: there is no pacing profile 'foo'"),
+        (["up", "--testbed", "--speculation", "foo"], "--speculation: the miniature pair has no"),
         (["serve", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         (["serve", *DEAD, "-O", "threshold=NaN"], "option 'threshold': a number from 0 to 9 (got 'NaN')"),
         (["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9 (got 'high')"),
@@ -182,6 +189,22 @@ def test_the_help_lists_every_command(capfd: pytest.CaptureFixture[str]) -> None
         *COMMANDS
     }
     assert {*COMMANDS} <= {*printed}
+
+
+def test_a_problem_that_is_the_name_of_a_file_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.txt").write_text("What is 1 + 1?")
+    assert call("solve", "p.txt", *DEAD) == 2
+    assert "p.txt is a file: write --problems p.txt" in capfd.readouterr().err
+
+
+def test_help_has_plain_words_and_whole_sentences(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == 0
+    listed, _, _ = capfd.readouterr().out.partition("Examples:")
+    assert "..." not in listed.partition("Commands:")[2]
+    assert call("eval", "--help") == 0
+    printed = capfd.readouterr().out
+    assert "[OPTIONS] BENCHMARK\n" in printed
+    assert not re.search(r"<(?:int|str|float|path|list)|{benchmark}", printed)
 
 
 def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
