@@ -36,6 +36,8 @@ RENAMED: Mapping[str, str] = {
     "--count": "--limit",
     "--method": "--policy",
     "--share": "--adapt",
+    "--seconds": "--grading-seconds",
+    "--tokens": "--max-tokens",
     "--problems": "--limit",  # where it was a number; `solve` and `estimate` have a flag of this name
 }
 """Flags of earlier versions with their names of today."""

@@ -98,7 +98,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
         (["profile", "nowhere.txt"], "no problems in nowhere.txt"),
         (["up", "--testbed", "--profile", "warp"], "warp"),
-        (["adapt", "x.jsonl"], "pass --share"),
+        (["adapt", "x.jsonl"], "pass --adapt"),
         (["adapt", "nowhere.jsonl", "--adapt", "0.1"], "nowhere.jsonl: No such file"),
         (["eval", "math-50"], "did you mean 'math500'"),
         (["eval", "arithmetic"], "no small model and no large model: pass --small http://HOST"),

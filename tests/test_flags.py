@@ -52,7 +52,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "--policy": ("--method", "--policies"),
     "--option": ("--options", "--set", "--opt"),
     "--limit": ("--count", "--number", "--max-problems", "--num-problems"),
-    "--concurrency": ("--at-once", "--parallel", "--jobs", "--threads"),
+    "--concurrency": ("--at-once", "--parallel", "--jobs"),
     "--users": ("--loads", "--concurrencies"),
     "--output": ("--out", "--out-file", "--output-file", "--to"),
     "--problems": ("--file", "--input"),
@@ -66,12 +66,16 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "--large-api-key": ("--large-key", "--api-key"),
     "--temperature": ("--temp",),
     "--top-p": ("--top_p", "--nucleus"),
-    "--max-tokens": ("--tokens", "--budget"),
+    "--max-tokens": ("--budget",),
     "--max-seconds": ("--seconds", "--timeout"),
     "--trace": ("--trace-file", "--trace-to"),
     "--verbose": ("--debug",),
 }
-"""The one spelling of what several commands have, and others that would mean the same."""
+"""
+The one spelling of what several commands have, and others that would mean the same.
+
+``--tokens`` is the length of a chain or of a step, and ``--threads`` are those of the CPU.
+"""
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:

@@ -72,7 +72,7 @@ Examples:
 
   python -m stepspec.evals.testbed.random_pair                         # ten runs of every method
 
-  python -m stepspec.evals.testbed.random_pair --runs 200 --tokens 48
+  python -m stepspec.evals.testbed.random_pair --runs 200 --max-tokens 48
 
   python -m stepspec.evals.testbed.random_pair --policy bild --small-vocabulary mistral
 """
@@ -273,7 +273,7 @@ async def measure(
 
 def main(
     runs: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 10,
-    tokens: Annotated[int, typer.Option(min=8, help="Budget of a run, in tokens.")] = 64,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Budget of a run in tokens.")] = 64,
     concurrency: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 24,
     policy: Annotated[
         list[str] | None, typer.Option("--policy", "-p", help="Only this method; may be repeated.")
@@ -291,8 +291,8 @@ def main(
     if small_vocabulary not in VOCABULARIES:
         raise ConfigurationError(f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}")
     start = time.monotonic()
-    rows = asyncio.run(_measured(methods, runs, tokens, concurrency, temperature, small_vocabulary, cache))
-    print(f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of {tokens} tokens")
+    rows = asyncio.run(_measured(methods, runs, max_tokens, concurrency, temperature, small_vocabulary, cache))
+    print(f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of {max_tokens} tokens")
     failures = [f"{row.method}, {failure}" for row in rows for failure in row.failures]
     for failure in failures[:SHOWN]:
         stderr.print(failure, style="red", markup=False, highlight=False, soft_wrap=True)
