@@ -54,6 +54,7 @@ HERE: Mapping[str, str] = {
     r" \.\.\.$": "",  # the servers, which the environment names
     r"^(stepspec (?:eval|calibrate) (?:gsm8k|math500|aime24)(?!.* --data))": r"\1 --data problems.parquet",
     r"(stepspec (?:eval|estimate) .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
+    r"^(stepspec eval .*)$": r"\1 --fresh",  # the folder has what an earlier command left
     r"--samples \d+": "--samples 2",
     r"--minutes \d+": "--minutes 0.1",
     r"--max-loss [\d.]+(?= |$)": f"--max-loss {MAX_LOSS}",
@@ -193,7 +194,7 @@ def test_a_command_that_fails_is_reported(tmp_path: Path) -> None:
 
 def test_a_command_gets_the_servers_and_the_data_of_the_test() -> None:
     assert here("stepspec eval gsm8k  -p bild --small ... --large URL  # all") == (
-        f"stepspec eval gsm8k --data problems.parquet -p bild --small {SMALL}/v1 --large {LARGE}/v1 -n 4"
+        f"stepspec eval gsm8k --data problems.parquet -p bild --small {SMALL}/v1 --large {LARGE}/v1 -n 4 --fresh"
     )
     assert (
         here("stepspec calibrate x.jsonl --max-loss 0.01 ...")
