@@ -1,8 +1,9 @@
 """
 Reasoning-step-level speculation over two vLLM endpoints.
 
-``__all__`` is what stepspec promises: names in other modules may change with any version. `errors`, `events` and
-`trace` are modules with everything that is raised, that happens in a run, and that reads and writes records of runs.
+``__all__`` and `stepspec.prompts.load` are what stepspec promises: other names may change with any version. `errors`,
+`events` and `trace` are modules with everything that is raised, that happens in a run, and that reads and writes
+records of runs.
 """
 
 from typing import TYPE_CHECKING, Any
