@@ -1,0 +1,279 @@
+"""
+Several processes that serve one port: the parent starts them, grants their requests slots, replaces those that die.
+
+The parent serves no request. A worker is a program of its own; what connects both is in `worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..concurrency import at_once, background, to_the_end
+from ..errors import ConfigurationError, StepspecError
+from . import metrics
+from .admission import Admission, Drain
+from .errors import ApiError
+from .observers import RequestLog
+from .settings import ServiceSettings
+from .worker import END_SECONDS, Channel, Start, first_message
+
+STEADY_SECONDS = 60.0  # of serving, after which the death of a worker counts as the first
+MOST_DEATHS = 5  # of one worker in a row, none of whose lives was steady
+FIRST_DELAY = 0.5  # seconds before a worker is replaced, doubled for each death in a row
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """
+    How a worker is started: a *command* that gets the file descriptor of its channel as a further argument.
+
+    The pickled *settings* are sent to it over the channel, because they have keys.
+    """
+
+    command: Sequence[str]
+    settings: bytes
+
+
+class ServiceAdmission(Admission):
+    """The admission of the whole service: what is decided about it is sent to all workers."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        super().__init__(settings)
+        self.channels: dict[int, Channel] = {}
+
+    def close(self) -> None:
+        super().close()
+        self.tell("close")
+
+    def abort(self) -> None:
+        super().abort()
+        self.tell("abort")
+
+    def tell(self, message: str) -> None:
+        for channel in self.channels.values():
+            channel.send(message)
+
+
+class HeldSlots:
+    """The slots that one worker holds or waits for; leaving the block `held` gives them back."""
+
+    def __init__(self, admission: Admission, channel: Channel) -> None:
+        self._admission, self._channel = admission, channel
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    def enter(self, number: int) -> None:
+        self._tasks[number] = asyncio.create_task(self._hold(number))
+
+    def leave(self, number: int) -> None:
+        if task := self._tasks.pop(number, None):
+            task.cancel()
+
+    async def release(self) -> None:
+        """Give all slots back."""
+        tasks = [*self._tasks.values()]
+        for number in [*self._tasks]:
+            self.leave(number)
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _hold(self, number: int) -> None:
+        try:
+            async with self._admission.enter():
+                self._channel.send("granted", number)
+                await asyncio.Event().wait()  # until the worker leaves
+        except ApiError as exc:
+            self._tasks.pop(number, None)
+            self._channel.send("refused", number, exc.status, exc.message, exc.code)
+
+
+@dataclass(slots=True)
+class Life:
+    """
+    What one process of a worker came to: *ready* is the second at which it served, None if never.
+
+    *cause* says how it ended, and *failure* is the error that it reported itself.
+    """
+
+    ready: float | None = None
+    failure: StepspecError | None = None
+    cause: str = ""
+
+    @property
+    def steady(self) -> bool:
+        return self.ready is not None and asyncio.get_running_loop().time() - self.ready >= STEADY_SECONDS
+
+
+class Workers:
+    """The workers of one service, which listen at *port* and keep their metrics in *folder*."""
+
+    def __init__(
+        self, program: Program, settings: ServiceSettings, port: socket.socket, folder: Path, log: RequestLog
+    ) -> None:
+        self._program, self._settings, self._port, self._folder, self._log = program, settings, port, folder, log
+        self._admission = ServiceAdmission(settings)
+        self._drain = Drain(self._admission, settings, log.info, self._end)
+        self._ended = asyncio.Event()
+        self._ready = set[int]()
+        self._serving = False
+        self._failure: StepspecError | None = None
+
+    async def run(self, announce: Callable[[], None]) -> None:
+        """
+        Run all workers until a signal ends them; call *announce* as soon as all serve.
+
+        Raise a `StepspecError` if one does not start, or dies again and again; the others finish their requests first.
+        """
+        self._announce = announce
+        loop = asyncio.get_running_loop()
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._drain.signal)
+        try:
+            await at_once(self._keep(number) for number in range(1, self._settings.workers + 1))
+        finally:
+            for number in SIGNALS:
+                loop.remove_signal_handler(number)
+        if self._failure:
+            raise self._failure
+
+    def _end(self) -> None:
+        """Have all workers end; nobody listens at the port any more."""
+        self._ended.set()
+        self._admission.tell("exit")
+        self._port.close()
+
+    async def _keep(self, number: int) -> None:
+        """Run worker *number*, and another in its place when it dies."""
+        deaths = 0
+        while not self._admission.closed:
+            life = await self._live(number)
+            metrics.forget(self._folder, number)
+            if self._admission.closed:
+                break
+            deaths = 1 if life.steady else deaths + 1
+            if deaths == MOST_DEATHS or not self._serving:
+                self._give_up(number, life)
+                break
+            delay = FIRST_DELAY * 2 ** (deaths - 1)
+            self._log.log.warning("worker_died", died=number, cause=life.cause, replaced_after=delay)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(delay):
+                    await self._ended.wait()
+
+    def _give_up(self, number: int, life: Life) -> None:
+        what = f"died {MOST_DEATHS} times in a row" if self._serving else "did not start"
+        text = f"worker {number} of the service {what}: {life.cause}; its output above has the reason"
+        self._failure = self._failure or life.failure or StepspecError(text)
+        self._drain.signal()
+
+    async def _live(self, number: int) -> Life:
+        """Run one process of worker *number* to its end; its slots are free when it is gone."""
+        life, (ours, theirs) = Life(), socket.socketpair()
+        with ours, theirs:
+            try:
+                process = await self._spawn(theirs)
+            except OSError as exc:
+                life.cause = f"the process cannot be started: {exc}"
+                return life
+            theirs.close()  # so that its end is seen
+            async with Channel.over(ours) as channel:
+                self._introduce(number, channel)
+                slots = HeldSlots(self._admission, channel)
+                try:
+                    async with background(self._listen(number, channel, slots, life)) as (listening,):
+                        await self._over(listening)
+                    life.cause = life.cause or await _ended(process)
+                finally:
+                    del self._admission.channels[number]
+                    await to_the_end(_killed(process))
+                    await to_the_end(slots.release())
+        return life
+
+    def _spawn(self, end: socket.socket) -> Coroutine[Any, Any, Process]:
+        files = (end.fileno(), self._port.fileno())
+        return asyncio.create_subprocess_exec(
+            *(*self._program.command, str(end.fileno())),
+            stdin=asyncio.subprocess.DEVNULL,
+            pass_fds=files,
+            start_new_session=True,  # A terminal's Ctrl-C is for the parent.
+        )
+
+    def _introduce(self, number: int, channel: Channel) -> None:
+        path = tuple(sys.path)
+        start = Start(number, self._folder, self._port.fileno(), path, self._program.settings)
+        channel.write(first_message(start))
+        self._admission.channels[number] = channel
+        if self._admission.closed:  # since the process was started
+            channel.send("exit")
+
+    async def _listen(self, number: int, channel: Channel, slots: HeldSlots, life: Life) -> None:
+        while message := await channel.receive():
+            match message:
+                case ["enter", int(request)]:
+                    slots.enter(request)
+                case ["leave", int(request)]:
+                    slots.leave(request)
+                case ["ready"]:
+                    life.ready = asyncio.get_running_loop().time()
+                    self._note_ready(number)
+                case ["failed", str(kind), str(text)]:
+                    life.failure = ConfigurationError(text) if kind == "configuration" else StepspecError(text)
+                    life.cause = text
+                case _:
+                    raise ValueError(f"a message that no worker sends: {message}")
+
+    def _note_ready(self, number: int) -> None:
+        self._ready.add(number)
+        if not self._serving and len(self._ready) == self._settings.workers:
+            self._serving = True
+            self._announce()
+
+    async def _over(self, listening: asyncio.Task[None]) -> None:
+        """Wait until the worker has closed its channel, but not for long after it was told to end."""
+        ended = asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait((listening, ended), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((listening,), timeout=END_SECONDS)
+        finally:
+            ended.cancel()
+        if listening.done():
+            listening.result()
+
+
+async def _ended(process: Process) -> str:
+    """Wait for the end of a process that has closed its channel; return how it ended."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(END_SECONDS):
+            await process.wait()
+    code = process.returncode
+    if code is None:
+        return f"it did not end within {END_SECONDS:g} s"
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+async def _killed(process: Process) -> None:
+    if process.returncode is None:
+        process.kill()
+    await process.wait()
+
+
+async def run_workers(
+    program: Program,
+    settings: ServiceSettings,
+    port: socket.socket,
+    log: RequestLog,
+    announce: Callable[[], None],
+) -> None:
+    """Serve *port* with `workers` processes of *program* until a signal ends them. Raise as `Workers.run` does."""
+    with TemporaryDirectory(prefix="stepspec-metrics-", ignore_cleanup_errors=True) as folder:
+        await Workers(program, settings, port, Path(folder), log).run(announce)
