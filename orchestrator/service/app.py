@@ -32,7 +32,6 @@ EXPOSED_HEADERS = (
     "Retry-After",
     "x-should-retry",
 )  # to scripts of other origins
-BACKLOG = 2048  # connections that wait in the kernel
 CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
 
 
@@ -121,7 +120,7 @@ def listen(host: str, port: int) -> socket.socket:
     """Open the port. Raise `ConfigurationError` if that is impossible."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        listening = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as exc:
         raise ConfigurationError(
             f"cannot listen at {host} port {port}: {exc.strerror or exc}; choose another with --port (0: any)"
@@ -131,8 +130,8 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def server_config(service: Service, settings: ServiceSettings, *, backlog: int = BACKLOG) -> uvicorn.Config:
-    """How uvicorn serves *service*; it accepts at most *backlog* connections in a row."""
+def server_config(service: Service, settings: ServiceSettings) -> uvicorn.Config:
+    """How uvicorn serves *service*."""
     return uvicorn.Config(
         service.app,
         host=settings.host,
@@ -140,7 +139,6 @@ def server_config(service: Service, settings: ServiceSettings, *, backlog: int =
         log_config=None,
         access_log=False,
         server_header=False,
-        backlog=backlog,
         timeout_graceful_shutdown=int(CLOSE_SECONDS),
         timeout_keep_alive=75,  # longer than the usual proxies keep a connection
         h11_max_incomplete_event_size=64 * 1024,

@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 import uvicorn
 
-from .app import BACKLOG, CLOSE_SECONDS, Service, server_config
+from .app import CLOSE_SECONDS, Service, server_config
 from .errors import ApiError
 from .settings import ServiceSettings
 
@@ -38,13 +38,13 @@ class Start:
     """
     What a worker is told first: its *number*, from 1, and the *folder* of all workers' metrics.
 
-    *listening* is the file descriptor of the open port, *path* the parent's ``sys.path``, and *settings* are pickled,
-    because they may name what is found there.
+    *connections* is the file descriptor over which the clients' connections come, *path* the parent's ``sys.path``, and
+    *settings* are pickled, because they may name what is found there.
     """
 
     number: int
     folder: Path
-    listening: int
+    connections: int
     path: tuple[str, ...]
     settings: bytes
 
@@ -114,35 +114,57 @@ class SharedSlots:
             answer.set_exception(ApiError(status, message, code=code, retry=True))
 
 
-class SharedPort(socket.socket):
-    """
-    The port that all workers listen at.
-
-    asyncio takes one number for the connections that wait in the kernel, and for those that it accepts in a row. The
-    second has to be 1, so that no worker takes all connections of a burst; the first stays as it is.
-    """
-
-    def listen(self, backlog: int = 0, /) -> None:
-        super().listen(BACKLOG)
-
-
 class Stopped(Exception):
     """The service ends before this worker serves."""
 
 
 class WorkerServer(uvicorn.Server):
-    """A uvicorn server that leaves signals to the parent, even if a terminal or systemd sends them to every process."""
+    """
+    A uvicorn server that takes its connections from the parent, over *connections*.
 
-    def __init__(self, service: Service, settings: ServiceSettings, channel: Channel) -> None:
-        super().__init__(server_config(service, settings, backlog=1))
-        self.admission, self._channel = service.context.admission, channel
+    It leaves signals to the parent, even if a terminal or systemd sends them to every process.
+    """
+
+    def __init__(
+        self, service: Service, settings: ServiceSettings, channel: Channel, connections: socket.socket
+    ) -> None:
+        super().__init__(server_config(service, settings))
+        self.admission, self._channel, self._connections = service.context.admission, channel, connections
+        self._taking = set[asyncio.Task[Any]]()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup(sockets=[])
+        self._connections.setblocking(False)
+        asyncio.get_running_loop().add_reader(self._connections, self._take)
         self._channel.send("ready")
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().remove_reader(self._connections)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Do nothing."""
+
+    def _take(self) -> None:
+        """Take the next connection; there is none if the parent has ended."""
+        _, files, _, _ = socket.recv_fds(self._connections, 1, 1)
+        loop = asyncio.get_running_loop()
+        if not files:
+            loop.remove_reader(self._connections)
+            return
+        connection = socket.socket(fileno=files[0])
+        connection.setblocking(False)
+        taking = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+        self._taking.add(taking)
+        taking.add_done_callback(self._taking.discard)
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Make what speaks HTTP over a connection, as uvicorn does for a port of its own."""
+        kind: Any = self.config.http_protocol_class
+        protocol: asyncio.Protocol = kind(
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return protocol
 
 
 class Orders:

@@ -7,6 +7,7 @@ The parent serves no request. A worker is a program of its own; what connects bo
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import socket
 import sys
@@ -29,6 +30,7 @@ from .worker import END_SECONDS, Channel, Start, first_message
 
 STEADY_SECONDS = 60.0  # of serving, after which the death of a worker counts as the first
 MOST_DEATHS = 5  # of one worker in a row, none of whose lives was steady
+ACCEPT_DELAY = 0.1  # seconds until the next attempt, after one that failed: too many open files, for example
 FIRST_DELAY = 0.5  # seconds before a worker is replaced, doubled for each death in a row
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -45,32 +47,16 @@ class Program:
     settings: bytes
 
 
-class ServiceAdmission(Admission):
-    """The admission of the whole service: what is decided about it is sent to all workers."""
-
-    def __init__(self, settings: ServiceSettings) -> None:
-        super().__init__(settings)
-        self.channels: dict[int, Channel] = {}
-
-    def close(self) -> None:
-        super().close()
-        self.tell("close")
-
-    def abort(self) -> None:
-        super().abort()
-        self.tell("abort")
-
-    def tell(self, message: str) -> None:
-        for channel in self.channels.values():
-            channel.send(message)
-
-
 class HeldSlots:
-    """The slots that one worker holds or waits for; leaving the block `held` gives them back."""
+    """The slots that one worker holds or waits for."""
 
     def __init__(self, admission: Admission, channel: Channel) -> None:
         self._admission, self._channel = admission, channel
         self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._tasks)
 
     def enter(self, number: int) -> None:
         self._tasks[number] = asyncio.create_task(self._hold(number))
@@ -114,6 +100,53 @@ class Life:
         return self.ready is not None and asyncio.get_running_loop().time() - self.ready >= STEADY_SECONDS
 
 
+class Worker:
+    """A worker as the parent sees it: its *channel*, the socket for *connections*, and the slots of its requests."""
+
+    def __init__(self, admission: Admission, channel: Channel, connections: socket.socket, life: Life) -> None:
+        self.channel, self.slots = channel, HeldSlots(admission, channel)
+        self.life = life
+        self._connections, self._turn = connections, 0
+
+    @property
+    def ready(self) -> bool:
+        return self.life.ready is not None
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """The worker with the least one gets the next connection: fewer requests, or else longest without one."""
+        return self.slots.count, self._turn
+
+    def give(self, connection: socket.socket, turn: int) -> bool:
+        """Give it a *connection*; return whether it can have one now."""
+        try:
+            socket.send_fds(self._connections, [b"c"], [connection.fileno()])
+        except OSError:  # It has just ended, or takes none.
+            return False
+        self._turn = turn
+        return True
+
+
+class ServiceAdmission(Admission):
+    """The admission of the whole service: what is decided about it is sent to all workers."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        super().__init__(settings)
+        self.workers: dict[int, Worker] = {}
+
+    def close(self) -> None:
+        super().close()
+        self.tell("close")
+
+    def abort(self) -> None:
+        super().abort()
+        self.tell("abort")
+
+    def tell(self, message: str) -> None:
+        for worker in self.workers.values():
+            worker.channel.send(message)
+
+
 class Workers:
     """The workers of one service, which listen at *port* and keep their metrics in *folder*."""
 
@@ -124,7 +157,7 @@ class Workers:
         self._admission = ServiceAdmission(settings)
         self._drain = Drain(self._admission, settings, log.info, self._end)
         self._ended = asyncio.Event()
-        self._ready = set[int]()
+        self._someone = asyncio.Event()
         self._serving = False
         self._failure: StepspecError | None = None
 
@@ -139,7 +172,8 @@ class Workers:
         for number in SIGNALS:
             loop.add_signal_handler(number, self._drain.signal)
         try:
-            await at_once(self._keep(number) for number in range(1, self._settings.workers + 1))
+            async with background(self._accept()) as (self._accepting,):
+                await at_once(self._keep(number) for number in range(1, self._settings.workers + 1))
         finally:
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
@@ -149,8 +183,28 @@ class Workers:
     def _end(self) -> None:
         """Have all workers end; nobody listens at the port any more."""
         self._ended.set()
+        self._accepting.cancel()
         self._admission.tell("exit")
-        self._port.close()
+
+    async def _accept(self) -> None:
+        """Accept connections while a worker can take them; give each to the one with the fewest requests."""
+        loop = asyncio.get_running_loop()
+        with self._port:
+            self._port.setblocking(False)
+            for turn in itertools.count(1):
+                await self._someone.wait()
+                try:
+                    connection, _ = await loop.sock_accept(self._port)
+                except OSError as exc:
+                    self._log.log.warning("no_connection", cause=str(exc))
+                    await asyncio.sleep(ACCEPT_DELAY)
+                    continue
+                with connection:
+                    ready = sorted(
+                        (each for each in self._admission.workers.values() if each.ready),
+                        key=lambda worker: worker.load,
+                    )
+                    any(worker.give(connection, turn) for worker in ready)
 
     async def _keep(self, number: int) -> None:
         """Run worker *number*, and another in its place when it dies."""
@@ -179,62 +233,66 @@ class Workers:
     async def _live(self, number: int) -> Life:
         """Run one process of worker *number* to its end; its slots are free when it is gone."""
         life, (ours, theirs) = Life(), socket.socketpair()
-        with ours, theirs:
+        giving, taking = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs, giving, taking:
+            start = Start(number, self._folder, taking.fileno(), tuple(sys.path), self._program.settings)
             try:
-                process = await self._spawn(theirs)
+                process = await self._spawn(theirs, taking)
             except OSError as exc:
                 life.cause = f"the process cannot be started: {exc}"
                 return life
-            theirs.close()  # so that its end is seen
+            theirs.close()  # The worker alone has it, so that its end is seen.
+            taking.close()
+            giving.setblocking(False)
             async with Channel.over(ours) as channel:
-                self._introduce(number, channel)
-                slots = HeldSlots(self._admission, channel)
+                channel.write(first_message(start))
+                worker = self._admission.workers[number] = Worker(self._admission, channel, giving, life)
+                if self._admission.closed:  # since the process was started
+                    channel.send("exit")
                 try:
-                    async with background(self._listen(number, channel, slots, life)) as (listening,):
+                    async with background(self._listen(number, worker)) as (listening,):
                         await self._over(listening)
+                    del self._admission.workers[number]
+                    self._note_ready()
                     life.cause = life.cause or await _ended(process)
                 finally:
-                    del self._admission.channels[number]
+                    self._admission.workers.pop(number, None)
                     await to_the_end(_killed(process))
-                    await to_the_end(slots.release())
+                    await to_the_end(worker.slots.release())
         return life
 
-    def _spawn(self, end: socket.socket) -> Coroutine[Any, Any, Process]:
-        files = (end.fileno(), self._port.fileno())
+    def _spawn(self, *ends: socket.socket) -> Coroutine[Any, Any, Process]:
+        files = [end.fileno() for end in ends]
         return asyncio.create_subprocess_exec(
-            *(*self._program.command, str(end.fileno())),
+            *(*self._program.command, str(files[0])),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=files,
             start_new_session=True,  # A terminal's Ctrl-C is for the parent.
         )
 
-    def _introduce(self, number: int, channel: Channel) -> None:
-        path = tuple(sys.path)
-        start = Start(number, self._folder, self._port.fileno(), path, self._program.settings)
-        channel.write(first_message(start))
-        self._admission.channels[number] = channel
-        if self._admission.closed:  # since the process was started
-            channel.send("exit")
-
-    async def _listen(self, number: int, channel: Channel, slots: HeldSlots, life: Life) -> None:
-        while message := await channel.receive():
+    async def _listen(self, number: int, worker: Worker) -> None:
+        while message := await worker.channel.receive():
             match message:
                 case ["enter", int(request)]:
-                    slots.enter(request)
+                    worker.slots.enter(request)
                 case ["leave", int(request)]:
-                    slots.leave(request)
+                    worker.slots.leave(request)
                 case ["ready"]:
-                    life.ready = asyncio.get_running_loop().time()
-                    self._note_ready(number)
+                    worker.life.ready = asyncio.get_running_loop().time()
+                    self._note_ready()
                 case ["failed", str(kind), str(text)]:
-                    life.failure = ConfigurationError(text) if kind == "configuration" else StepspecError(text)
-                    life.cause = text
+                    worker.life.failure = ConfigurationError(text) if kind == "configuration" else StepspecError(text)
+                    worker.life.cause = text
                 case _:
                     raise ValueError(f"a message that no worker sends: {message}")
 
-    def _note_ready(self, number: int) -> None:
-        self._ready.add(number)
-        if not self._serving and len(self._ready) == self._settings.workers:
+    def _note_ready(self) -> None:
+        ready = sum(worker.ready for worker in self._admission.workers.values())
+        if ready:
+            self._someone.set()
+        else:
+            self._someone.clear()
+        if not self._serving and ready == self._settings.workers:
             self._serving = True
             self._announce()
 

@@ -77,7 +77,7 @@ async def work(start: Start, end: socket.socket) -> bool:
 
     Return whether the parent ended before it told this process to.
     """
-    from stepspec.orchestrator.service.worker import Channel, Orders, SharedPort, SharedSlots, Stopped, WorkerServer
+    from stepspec.orchestrator.service.worker import Channel, Orders, SharedSlots, Stopped, WorkerServer
 
     settings: Settings = pickle.loads(start.settings)
     async with Channel.over(end) as channel:
@@ -89,9 +89,9 @@ async def work(start: Start, end: socket.socket) -> bool:
                 supervised(orders.obey()),
                 built(solver, settings.service, start.number, slots) as (service, _),
             ):
-                orders.server = WorkerServer(service, settings.service, channel)
-                with SharedPort(fileno=start.listening) as port:
-                    await orders.server.serve([port])
+                with socket.socket(fileno=start.connections) as connections:
+                    orders.server = WorkerServer(service, settings.service, channel, connections)
+                    await orders.server.serve()
         except Stopped:
             pass
         except StepspecError as exc:
