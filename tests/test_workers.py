@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import signal
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -70,7 +70,7 @@ class Served:
         """Return the sums of all samples by name, in a scrape of any worker."""
         async with self.http.get(f"{self.program.base}/metrics") as reply:
             text = await reply.read()
-        sums = Counter[str]()
+        sums = defaultdict[str, float](float)
         for name, _, value in SAMPLE.findall(text):
             sums[name.decode()] += float(value)
         return sums
