@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from io import RawIOBase
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -210,9 +209,8 @@ class Orders:
 
 def receive_start(end: socket.socket) -> Start:
     """Wait for the first message of the parent."""
-    with end.dup().makefile("rb", buffering=0) as file:
-        size = int.from_bytes(_exactly(file, SIZE_BYTES))
-        start = pickle.loads(_exactly(file, size))
+    size = int.from_bytes(_exactly(end, SIZE_BYTES))
+    start = pickle.loads(_exactly(end, size))
     assert isinstance(start, Start)
     return start
 
@@ -223,11 +221,11 @@ def first_message(start: Start) -> bytes:
     return len(data).to_bytes(SIZE_BYTES) + data
 
 
-def _exactly(file: RawIOBase, size: int) -> bytes:
+def _exactly(end: socket.socket, size: int) -> bytes:
     """Read *size* bytes and no more: what follows is for the channel."""
     data = b""
     while len(data) < size:
-        if not (part := file.read(size - len(data))):
+        if not (part := end.recv(size - len(data))):
             raise EOFError("the parent has ended")
         data += part
     return data

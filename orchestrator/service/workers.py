@@ -333,5 +333,10 @@ async def run_workers(
     announce: Callable[[], None],
 ) -> None:
     """Serve *port* with `workers` processes of *program* until a signal ends them. Raise as `Workers.run` does."""
-    with TemporaryDirectory(prefix="stepspec-metrics-", ignore_cleanup_errors=True) as folder:
+    try:
+        temporary = TemporaryDirectory(prefix="stepspec-metrics-", ignore_cleanup_errors=True)
+    except OSError as exc:
+        message = f"several workers need a folder for their metrics: {exc}; set TMPDIR to one that can be written"
+        raise ConfigurationError(message) from exc
+    with temporary as folder:
         await Workers(program, settings, port, Path(folder), log).run(announce)

@@ -18,6 +18,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # The parent decides for all.
     from stepspec import service_factory
+    from stepspec.evals.command_line import logging_to_stderr
     from stepspec.orchestrator.service import metrics
     from stepspec.orchestrator.service.worker import receive_start
 
@@ -25,7 +26,9 @@ def main() -> None:
     start = receive_start(end)
     sys.path[:] = start.path
     metrics.share(start.folder, start.number)
-    if asyncio.run(service_factory.work(start, end)):
+    with logging_to_stderr():
+        orphaned = asyncio.run(service_factory.work(start, end))
+    if orphaned:
         shutil.rmtree(start.folder, ignore_errors=True)  # as the parent would have done
 
 
