@@ -7,6 +7,7 @@ import socket
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,10 @@ async def visit(admission: Admission, name: str, log: list[str], leave: asyncio.
         log.append(f"{name} {exc.status} {exc.code} {exc.retry}")
 
 
+def holds(admission: Admission, requests: int) -> bool:
+    return admission.running + admission.waiting == requests
+
+
 async def test_workers_share_slots_and_queue_in_the_order_of_arrival() -> None:
     settings = chosen(max_running=1, max_waiting=2)
     service, log = Admission(settings), list[str]()
@@ -68,13 +73,13 @@ async def test_workers_share_slots_and_queue_in_the_order_of_arrival() -> None:
         visits: list[asyncio.Task[None]] = []
         for inside, (name, worker) in enumerate(zip("abc", (one, other, one), strict=True), 1):
             visits.append(asyncio.create_task(visit(worker, name, log, leave[name])))
-            await until(lambda inside=inside: service.running + service.waiting == inside)
+            await until(partial(holds, service, inside))
         await visit(other, "d", log, leave["d"])
         assert (one.running, one.waiting, other.running, other.waiting) == (1, 1, 0, 1)
         assert log == ["a", "d 429 queue_full True"]
-        for name, count in (("a", 3), ("b", 4)):
+        for name, next_name in ("ab", "bc"):
             leave[name].set()
-            await until(lambda count=count: len(log) == count)
+            await until(partial(log.__contains__, next_name))
             assert service.running == 1
         leave["c"].set()
         await asyncio.gather(*visits)
