@@ -77,7 +77,7 @@ bench-overhead: $(STAMP) ## what stepspec adds to its requests, and the service 
 	$(RUN)/python -m stepspec.evals.experiments.service_overhead
 
 random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
-	$(RUN)/python -m stepspec.evals.testbed.random_pair --runs 200 --tokens 48 --at-once 48
+	$(RUN)/python -m stepspec.evals.testbed.random_pair --runs 200 --max-tokens 48 --concurrency 48
 
 mutate: $(STAMP) ## change the code in one place at a time, and list what no test notices: hours
 	$(RUN)/python tests/mutate.py

@@ -310,6 +310,8 @@ def command(
                 return await evaluate(solver, evaluation, stderr, team)
 
         _show(wait(work()), as_json=json)
+        folder = output or Path("runs") / chosen.name
+        stderr.print(f"wrote {folder}; next: stepspec report {folder}", highlight=False, soft_wrap=True)
         _remark(remarks)
 
 

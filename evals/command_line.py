@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Generator, Iterator, Mapping, 
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 import typer
 from pydantic import BaseModel, ValidationError
@@ -34,6 +34,10 @@ RENAMED: Mapping[str, str] = {
     "--at-once": "--concurrency",
     "--concurrency": "--users",  # of `estimate`, where it was a list of numbers
     "--count": "--limit",
+    "--method": "--policy",
+    "--share": "--adapt",
+    "--seconds": "--grading-seconds",
+    "--tokens": "--max-tokens",
     "--problems": "--limit",  # where it was a number; `solve` and `estimate` have a flag of this name
 }
 """Flags of earlier versions with their names of today."""
@@ -42,8 +46,26 @@ _NAME = re.compile(r"[a-z_]+")
 _ASSIGNMENT = re.compile(r"[a-z_]+=", re.DOTALL)
 
 
+WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}
+"""What stands for a value of each type in ``--help``."""
+
+
 class Command(TyperCommand):
-    """A command that knows the flags of earlier versions."""
+    """A command that knows the flags of earlier versions, with plain words for values in its help."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        for parameter in self.params:
+            if parameter.param_type_name == "argument":
+                parameter.metavar = parameter.metavar or str(parameter.name).upper()
+                vars(parameter)["display_type_rich"] = lambda ctx: ""  # typer adds a type to the name
+            elif parameter.metavar is None and not getattr(parameter, "is_flag", False):
+                kind: Any = cast("Any", parameter).type_descriptor.annotation
+                parameter.metavar = WORDS.get(next(iter(get_args(kind)), kind))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the usage, without braces around an argument that is needed."""
+        return [re.sub(r"^{([A-Z_]+)}", r"\1", piece) for piece in super().collect_usage_pieces(ctx)]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, list(self._renamed(args)))
@@ -84,7 +106,13 @@ def add_command(
     app: typer.Typer, command: Callable[..., None], examples: str | None = None, *, name: str | None = None
 ) -> None:
     """Add *command* to *app*, called *name* if it is not called as the function is, with *examples* in its help."""
-    app.command(name, cls=Command, epilog=verbatim(examples))(_with_verbosity(command))
+    short = _first_clause(inspect.getdoc(command) or "")
+    app.command(name, cls=Command, epilog=verbatim(examples), short_help=short)(_with_verbosity(command))
+
+
+def _first_clause(text: str) -> str:
+    """The beginning of *text*, up to a mark that ends a thought: for the list of commands."""
+    return re.split(r"[.;:](?:\s|$)", " ".join(text.split()), maxsplit=1)[0] + "."
 
 
 Verbosity: TypeAlias = Annotated[

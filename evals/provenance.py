@@ -12,7 +12,6 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,9 +72,8 @@ def _version(name: str) -> str | None:
 
 
 def prompt_hashes() -> dict[str, str]:
-    """The hash of every prompt of the methods and benchmarks."""
-    names = sorted(file.name.removesuffix(".txt") for file in files(prompts).iterdir() if file.name.endswith(".txt"))
-    return {name: prompts.load(name).sha256 for name in names}
+    """The hash of every prompt: of the methods and benchmarks, those of plugins and a user's file among them."""
+    return {name: prompt.sha256 for name, prompt in sorted(prompts.known().items())}
 
 
 def digest(tasks: tuple[Task, ...]) -> str:

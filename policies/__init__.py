@@ -221,11 +221,11 @@ def make(
     return method.build(small, large, **{part: parts[part] for part in parts if method.takes(part)}, **checked)
 
 
-def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool = True) -> Mapping[str, Any]:
+def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None = True) -> Mapping[str, Any]:
     """
     Return the *chosen* options, converted to their types. Raise `ConfigurationError` as `make` would.
 
-    Unless *has_critic*, a policy that needs a reward model is rejected too.
+    Unless *has_critic*, a policy that needs a reward model is rejected too; it is None where none can be.
     """
     checked = _options(name, chosen, has_critic=has_critic)
     method = METHODS.find(name)
@@ -234,7 +234,7 @@ def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool = True) -> M
     return checked
 
 
-def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mapping[str, Any]:
+def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -> Mapping[str, Any]:
     """Check the *chosen* options one by one, without building the policy."""
     method = METHODS.find(name)
     known, kinds = method.options, method.kinds
@@ -246,10 +246,11 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool) -> Mappi
             raise ConfigurationError(message, option=option)
     checked = {key: _checked(name, key, kinds[key], value) for key, value in chosen.items()}
     if method.needs_critic and not has_critic:
+        if has_critic is None:
+            raise ConfigurationError(f"policy {name!r} needs a reward model, which no pair within another has")
         raise ConfigurationError(
-            f"policy {name!r} needs a reward model, which no pair within another has: pass "
-            "critic='http://HOST:PORT/v1', set STEPSPEC_CRITIC, or write a [critic] table with its url into "
-            "stepspec.toml"
+            f"policy {name!r} needs a reward model: pass --critic URL, or critic='http://HOST:PORT/v1' in Python, set "
+            "STEPSPEC_CRITIC, or write a [critic] table with its url into stepspec.toml"
         )
     return checked
 

@@ -47,7 +47,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["solve", "1 + 1"], "no small model: pass small="),
+        (["solve", "1 + 1"], "no small model and no large model: pass --small http://HOST:PORT/v1 and --large"),
         (["solve", "1 + 1", "--small", "http://127.0.0.1:9"], "no large model"),
         (["solve", "  "], "the problem is empty"),
         (["solve", "x", "--small", "ftp://h", "--large", "http://h:1"], "'ftp://h' is not the URL of a server"),
@@ -57,6 +57,13 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["solve", "x", *DEAD, "-p", "bild", "-O", "fallbacks=1"], "no option 'fallbacks' (did you mean 'fallback'?)"),
         (["solve", "x", *DEAD, "-p", "bild", "-O", "run=0"], "option 'run': a whole number of 1 or more (got 0)"),
         (["solve", "x", *DEAD, "-p", "reward"], "needs a reward model"),
+        (["solve", "x", *DEAD, "-p", "reward"], "pass --critic URL"),
+        (["solve", "x", *DEAD, "--stop-rule", "foo"], "--stop-rule: there is no stop rule 'foo'"),
+        (["solve", "x", "--small", "localhost:9131"], "write it like http://localhost:9131/v1"),
+        (["solve", "x", *DEAD, "--trace", "/proc/none/run.jsonl"], "--trace /proc/none/run.jsonl: "),
+        (["solve", "--problems", "nope.txt"], "no problems in nope.txt: No such file or directory"),
+        (["up", "--testbed", "--profile", "foo"], "--profile: there is no pacing profile 'foo'"),
+        (["up", "--testbed", "--speculation", "foo"], "--speculation: the miniature pair has no"),
         (["serve", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         (["serve", *DEAD, "-O", "threshold=NaN"], "option 'threshold': a number from 0 to 9 (got 'NaN')"),
         (["eval", "arithmetic", *DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9 (got 'high')"),
@@ -64,8 +71,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
         (["eval", "arithmetic", *DEAD, "-p", "reward"], "needs a reward model"),
         (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
-        (["adapt", "x.jsonl", "--share", "0.1", "-p", "specreasn"], "did you mean 'specreason'"),
-        (["adapt", "x.jsonl", "--share", "0.1", "-O", "thresholds=8"], "did you mean 'threshold'"),
+        (["adapt", "x.jsonl", "--adapt", "0.1", "-p", "specreasn"], "did you mean 'specreason'"),
+        (["adapt", "x.jsonl", "--adapt", "0.1", "-O", "thresholds=8"], "did you mean 'threshold'"),
         (["policies", "chose"], "no policy 'chose' (did you mean 'choose'?)"),
         (["policies", "chose", "--json"], "no policy 'chose' (did you mean 'choose'?)"),
         (["up"], "pass --testbed"),
@@ -91,10 +98,10 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
         (["profile", "nowhere.txt"], "no problems in nowhere.txt"),
         (["up", "--testbed", "--profile", "warp"], "warp"),
-        (["adapt", "x.jsonl"], "pass --share"),
-        (["adapt", "nowhere.jsonl", "--share", "0.1"], "nowhere.jsonl: No such file"),
+        (["adapt", "x.jsonl"], "pass --adapt"),
+        (["adapt", "nowhere.jsonl", "--adapt", "0.1"], "nowhere.jsonl: No such file"),
         (["eval", "math-50"], "did you mean 'math500'"),
-        (["eval", "arithmetic"], "no small model: pass small="),
+        (["eval", "arithmetic"], "no small model and no large model: pass --small http://HOST"),
         (["eval", "arithmetic", "-p", "specraeson"], "did you mean 'specreason'"),
         (["eval", "arithmetic", "--testbed", "--small", "http://h:1"], "leave out either it or --small"),
         (["calibrate", "arithmetic", "--testbed", "--critic", "http://h:1"], "leave out either it or --critic"),
@@ -184,6 +191,22 @@ def test_the_help_lists_every_command(capfd: pytest.CaptureFixture[str]) -> None
     assert {*COMMANDS} <= {*printed}
 
 
+def test_a_problem_that_is_the_name_of_a_file_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "p.txt").write_text("What is 1 + 1?")
+    assert call("solve", "p.txt", *DEAD) == 2
+    assert "p.txt is a file: write --problems p.txt" in capfd.readouterr().err
+
+
+def test_help_has_plain_words_and_whole_sentences(capfd: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == 0
+    listed, _, _ = capfd.readouterr().out.partition("Examples:")
+    assert "..." not in listed.partition("Commands:")[2]
+    assert call("eval", "--help") == 0
+    printed = capfd.readouterr().out
+    assert "[OPTIONS] BENCHMARK\n" in printed
+    assert not re.search(r"<(?:int|str|float|path|list)|{benchmark}", printed)
+
+
 def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
     assert capfd.readouterr().out.strip() == __version__ == version("stepspec")
@@ -191,7 +214,7 @@ def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> 
 
 def test_settings_learnt_from_traces_are_printed_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     trace.write(tmp_path / "run.jsonl", [trace.Moment(0.0, Started((), "specreason"))])
-    learn = "adapt", "run.jsonl", "--share", "0.1", "-O", "threshold=8", "--ahead", "3"
+    learn = "adapt", "run.jsonl", "--adapt", "0.1", "-O", "threshold=8", "--ahead", "3"
     assert call(*learn) == 0
     printed = capfd.readouterr().out
     assert tomllib.loads(printed) == {"policy": "specreason", "ahead": 3, "options": {"threshold": 8.0}}
@@ -201,12 +224,17 @@ def test_settings_learnt_from_traces_are_printed_or_written(tmp_path: Path, capf
 
 def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert call("up", "--testbed", "--profile", "off", "--speculation", "draft_model", "--dry-run") == 0
-    large, small = capfd.readouterr().out.splitlines()
+    large, small, then = capfd.readouterr().out.splitlines()
+    assert then.startswith('# then: stepspec solve "..." --small http://127.0.0.1:')
     assert '--speculative-config \'{"method": "draft_model"' in large
     assert "--served-model-name testbed-small" in small
     (tmp_path / "pair.toml").write_text('[large]\nurl = "http://a:1"\n[small]\nurl = "http://b:1"\n')
     assert call("up", "pair.toml", "--dry-run", "--log-dir", "logs", "--json") == 0
-    assert capfd.readouterr().out.splitlines() == ["# large runs at http://a:1", "# small runs at http://b:1"]
+    assert capfd.readouterr().out.splitlines() == [
+        "# large runs at http://a:1",
+        "# small runs at http://b:1",
+        '# then: stepspec solve "..." --small http://b:1 --large http://a:1',
+    ]
 
 
 def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
@@ -228,7 +256,7 @@ def test_a_pair_within_is_checked_with_its_policy_before_anything_is_started(
 
 def test_the_tiny_model_is_started_on_request(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("up", "--testbed", "--tiny", "--dry-run") == 0
-    *_, tiny = capfd.readouterr().out.splitlines()
+    *_, tiny, _ = capfd.readouterr().out.splitlines()
     assert "--served-model-name testbed-tiny" in tiny
 
 

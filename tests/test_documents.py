@@ -1,4 +1,4 @@
-"""The targets of links in the documents exist: files, and headings in them."""
+"""The targets of links in the documents exist: files, and headings in them. Lines of prose are short."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ ROOT = Path(__file__).parents[1]
 DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
-    ROOT / "examples" / "README.md",
+    ROOT / "docker" / "README.md",
+    ROOT / "src" / "stepspec" / "prompts" / "README.md",
+    *sorted((ROOT / "examples").rglob("*.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+WIDTH = 100  # of a line of prose
+NO_PROSE = re.compile(r"\s*(?:\||<|!\[|\[!|\[[^\]]+\]: |#)")  # tables, HTML, images, targets of links, headings
 CODE = re.compile(r"^(```|~~~).*?^\1", re.DOTALL | re.MULTILINE)
 SPAN = re.compile(r"`[^`\n]*`")
 LINK = re.compile(
@@ -62,6 +66,22 @@ def broken(document: Path) -> list[str]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_link_leads_to_something(document: Path) -> None:
     assert broken(document) == []
+
+
+def long_lines(text: str) -> list[str]:
+    """The lines of prose in *text* that are too long, but for single words, such as addresses."""
+    lines = CODE.sub("", text).splitlines()
+    return [line for line in lines if len(line) > WIDTH and " " in line.strip() and not NO_PROSE.match(line)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lines_of_prose_are_short(document: Path) -> None:
+    assert long_lines(document.read_text(encoding="utf-8")) == []
+
+
+def test_a_long_line_of_prose_is_found() -> None:
+    word, prose = "x" * 120, "word " * 21
+    assert long_lines(f"{word}\n| {prose} |\n```\n{prose}\n```\n{prose}\n- {prose}\n") == [prose, f"- {prose}"]
 
 
 def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:

@@ -144,6 +144,12 @@ def test_the_hash_of_a_replaced_prompt_is_what_reports_quote(nowhere: Path) -> N
     assert provenance.prompt_hashes() == usual
 
 
+def test_the_hash_of_a_prompt_from_a_file_or_a_plugin_is_quoted_too(nowhere: Path) -> None:
+    (nowhere / "mine.txt").write_text("Solve {problem}")
+    prompt = prompts.load_file(nowhere / "mine.txt")
+    assert provenance.prompt_hashes()[str(nowhere / "mine.txt")] == prompt.sha256
+
+
 async def test_a_calibration_does_not_hold_for_another_prompt(nowhere: Path, caplog: pytest.LogCaptureFixture) -> None:
     mine = folder(nowhere / "mine", specreason__grade=MINE)
     about: dict[str, Any] = {

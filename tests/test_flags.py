@@ -40,6 +40,7 @@ PROGRAMS: Mapping[str, str] = {
     "experiments.overhead": "main",
     "experiments.reflection_control": "main",
     "experiments.service_overhead": "main",
+    "experiments.worker_scaling": "main",
     "grading.__main__": "check",
     "load": "main",
     "testbed.random_pair": "main",
@@ -52,10 +53,11 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "--policy": ("--method", "--policies"),
     "--option": ("--options", "--set", "--opt"),
     "--limit": ("--count", "--number", "--max-problems", "--num-problems"),
-    "--concurrency": ("--at-once", "--parallel", "--jobs", "--threads"),
+    "--concurrency": ("--at-once", "--parallel", "--jobs"),
     "--users": ("--loads", "--concurrencies"),
     "--output": ("--out", "--out-file", "--output-file", "--to"),
     "--problems": ("--file", "--input"),
+    "--adapt": ("--share",),
     "--data": ("--data-file", "--dataset"),
     "--json": ("--as-json", "--format"),
     "--seed": ("--random-seed",),
@@ -65,12 +67,16 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "--large-api-key": ("--large-key", "--api-key"),
     "--temperature": ("--temp",),
     "--top-p": ("--top_p", "--nucleus"),
-    "--max-tokens": ("--tokens", "--budget"),
+    "--max-tokens": ("--budget",),
     "--max-seconds": ("--seconds", "--timeout"),
     "--trace": ("--trace-file", "--trace-to"),
     "--verbose": ("--debug",),
 }
-"""The one spelling of what several commands have, and others that would mean the same."""
+"""
+The one spelling of what several commands have, and others that would mean the same.
+
+``--tokens`` is the length of a chain or of a step, and ``--threads`` are those of the CPU.
+"""
 
 
 def walk(name: str, command: Any) -> Iterator[tuple[str, Any]]:
@@ -163,7 +169,9 @@ def test_a_short_form_stands_for_one_flag_everywhere() -> None:
 
 
 def test_one_thing_has_one_spelling() -> None:
-    used = {name for command in COMMANDS.values() for option in options(command) for name in option.opts}
+    pytest.importorskip("scipy")
+    everything = {**COMMANDS, **programs()}
+    used = {name for command in everything.values() for option in options(command) for name in option.opts}
     assert {*SPELLINGS} <= used
     assert used & {other for others in SPELLINGS.values() for other in others} == set()
 
@@ -222,6 +230,7 @@ def test_no_line_of_the_examples_is_wrapped(
         ("stepspec calibrate aime", {"aime24", "aime25"}),
         ("stepspec eval math500 --policy specul", {"speculative-thinking"}),
         ("stepspec conf", {"config"}),
+        ("stepspec solve --stop-rule tri", {"trial-answer"}),
         ("stepspec solve --small-", {"--small-api-key"}),
     ],
 )

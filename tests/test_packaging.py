@@ -175,6 +175,8 @@ def test_the_package_index_shows_authors_and_addresses(wheel: ZipFile) -> None:
     assert metadata["Author"] == "The stepspec authors"
     addresses = dict(line.split(", ") for line in metadata.get_all("Project-URL", []))
     assert {*addresses} == {"Homepage", "Documentation", "Repository", "Changelog", "Issues"}
+    site = addresses.pop("Documentation")
+    assert f"site_url: {site}" in (ROOT / "mkdocs.yml").read_text()
     assert all(address.startswith(REPOSITORY) for address in addresses.values())
 
 

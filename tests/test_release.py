@@ -104,10 +104,10 @@ def needed(name: str, found: Mapping[str, Mapping[str, Any]]) -> set[str]:
 def test_nothing_is_published_before_everything_is_tested_and_the_index_comes_last() -> None:
     found = jobs("release.yml")
     assert found["test"]["uses"].endswith("/.github/workflows/ci.yml")
-    for name in ("image", "chart", "pypi", "release"):
+    for name in ("image", "chart", "pypi", "release", "site"):
         assert {"build", "install", "test"} <= needed(name, found)
     assert {"image", "chart"} <= needed("pypi", found)
-    assert "pypi" in needed("release", found)
+    assert all("pypi" in needed(name, found) for name in ("release", "site"))
 
 
 def test_each_job_has_no_more_rights_than_it_needs() -> None:
@@ -119,7 +119,7 @@ def test_each_job_has_no_more_rights_than_it_needs() -> None:
         **{name: set[str]() for name in ("build", "install", "test")},
         **{name: {"packages"} for name in ("image", "chart")},
         "pypi": {"id-token"},
-        "release": {"contents"},
+        **{name: {"contents"} for name in ("release", "site")},
     }
     assert jobs("release.yml")["pypi"]["environment"]["name"] == "pypi"
     assert all(yaml.safe_load((WORKFLOWS / name).read_text())["permissions"] == {} for name in NAMES)

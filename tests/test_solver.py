@@ -523,6 +523,16 @@ async def test_a_stream_has_every_event_and_then_the_solution(tmp_path: Path) ->
     assert [moment.event for moment in trace.read(tmp_path / "run.jsonl")] == streamed
 
 
+async def test_a_trace_that_cannot_be_written_costs_no_solution(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving() as servers, servers.solver() as solver:
+        solution = await solver.solve(PROBLEM, trace_to=tmp_path / "missing" / "run.jsonl")
+    assert "2" in solution.answer
+    (record,) = (each for each in caplog.records if each.name.startswith("stepspec") and "trace" in each.message)
+    assert "missing/run.jsonl: No such file or directory" in record.message
+
+
 async def test_leaving_a_stream_early_cancels_the_run() -> None:
     async with serving() as servers, servers.solver() as solver:
         servers.small.gate = asyncio.Semaphore(4)  # one step, and the first token of the next

@@ -160,7 +160,8 @@ def calibrate(
                 too_few = least is None or len(tasks) < least
                 if too_few:
                     takes = "more than any number" if least is None else f"{least:,} even if none is lost"
-                    stderr.print(f"{len(tasks)} problems cannot carry this promise: it takes {takes}", style="yellow")
+                    given = f"{len(tasks)} {'problem' if len(tasks) == 1 else 'problems'}"
+                    stderr.print(f"{given} cannot carry this promise: it takes {takes}", style="yellow")
                 result = await _search(solve, len(tasks), threshold, store, test, concurrency)
                 result = dataclasses.replace(result, attempt=store.attempt_number(end), counts=not too_few)
                 if not too_few:  # too few problems cannot promise anything, so they use up no attempt

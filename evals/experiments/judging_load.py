@@ -47,7 +47,7 @@ Examples:
 
   python -m stepspec.evals.experiments.judging_load
 
-  python -m stepspec.evals.experiments.judging_load --at-once 1,16,64 --profile slow
+  python -m stepspec.evals.experiments.judging_load --users 1,16,64 --profile slow
 
   python -m stepspec.evals.experiments.judging_load --per-pass 0.02 --per-token 0.000165 --step 40
 """
@@ -319,7 +319,7 @@ async def _measure(
 
 
 def main(
-    at_once: Annotated[str, typer.Option(help="Chains judged at the same time, with commas between.")] = "1,4,16",
+    users: Annotated[str, typer.Option(help="Chains judged at the same time, with commas between.")] = "1,4,16",
     steps: Annotated[int, typer.Option(min=GROUP, max=48, help=f"Steps of each chain; a multiple of {GROUP}.")] = 24,
     repeats: Annotated[int, typer.Option(min=1, help="Measurements of each way at each load.")] = 5,
     tokens: Annotated[int, typer.Option(min=100, max=1200, help="Length of the chains; the context is 2048.")] = 1000,
@@ -341,7 +341,7 @@ def main(
         console.print(judging_crossing.table(crossings(costs, step, qwen3_reads(step))))
         console.print(f"{small_print(costs, step)} Questions: in the vocabulary of Qwen3.", style="dim")
         return
-    loads = _loads(at_once)
+    loads = _loads(users)
     if steps % GROUP:
         raise ConfigurationError(f"--steps {steps}: has to be a multiple of {GROUP}")
     measured = asyncio.run(_measure(profile, loads, tokens, steps, repeats, Console(stderr=True)))
@@ -372,15 +372,13 @@ def _by_load(measured: Measurements) -> list[dict[str, Any]]:
     return [{"at_once": load, "seconds_per_token": list(paces)} for load, paces in measured.writing.items()]
 
 
-def _loads(at_once: str) -> list[int]:
+def _loads(users: str) -> list[int]:
     try:
-        loads = sorted({int(load) for load in at_once.split(",")})
+        loads = sorted({int(load) for load in users.split(",")})
     except ValueError as exc:
-        raise ConfigurationError(
-            f"--at-once {at_once!r}: write numbers with commas between them, as in 1,4,16"
-        ) from exc
+        raise ConfigurationError(f"--users {users!r}: write numbers with commas between them, as in 1,4,16") from exc
     if loads[0] < 1:
-        raise ConfigurationError(f"--at-once {at_once!r}: 1 is the least")
+        raise ConfigurationError(f"--users {users!r}: 1 is the least")
     return loads
 
 

@@ -31,7 +31,7 @@ Examples:
 
   python -m stepspec.evals.grading gsm8k --data gsm8k.parquet --workers 4
 
-  python -m stepspec.evals.grading math500 --limit 50 --seconds 2
+  python -m stepspec.evals.grading math500 --limit 50 --grading-seconds 2
 """
 
 stdout, stderr = Console(), Console(stderr=True)
@@ -127,16 +127,18 @@ def check(
     data: Annotated[Path | None, typer.Option(help="Read it from this JSONL or Parquet file.")] = None,
     limit: Annotated[int | None, typer.Option(min=2, help="Only this number of problems, the first ones.")] = None,
     workers: Annotated[int, typer.Option(min=1, help="Number of grading processes.")] = 2,
-    seconds: Annotated[float, typer.Option(min=0.1, help="Maximum time to grade an answer, in seconds.")] = SECONDS,
+    grading_seconds: Annotated[
+        float, typer.Option(min=0.1, help="Maximum time to grade an answer, in seconds.")
+    ] = SECONDS,
 ) -> None:
     """Grade a benchmark's own solutions, and list those that do not agree with its answers."""
     chosen = find(benchmark)
-    finite("--seconds", seconds)
+    finite("--grading-seconds", grading_seconds)
     require("math")
     tasks = [task for task in load(chosen, data, limit=limit) if task.reference]
     if len(tasks) < 2:
         raise ConfigurationError(f"{benchmark} comes without worked solutions: there is nothing to compare")
-    result = asyncio.run(agreement(tasks, chosen.metric, workers, seconds))
+    result = asyncio.run(agreement(tasks, chosen.metric, workers, grading_seconds))
     n = len(tasks)
     stdout.print(
         f"{result.agreed} of {n} solutions agree with the answer, in {result.seconds:.1f} s, {workers} processes"

@@ -228,10 +228,11 @@ def _prompts(section: Section) -> str:
     about, first = section.run.about, section.run.sessions[0]
     replaced: Mapping[str, str] = about.get("prompts", {})
     methods = [METHODS[arm.policy] for arm in section.run.arms if arm.policy in METHODS]
-    template = section.run.folders[0].record["benchmark"].get("prompt")
-    names = {template, *replaced, *(name for method in methods for name in method.prompts)}
-    hashes: Mapping[str, str] = first.get("prompts", {})
-    known = [name for name in hashes if name in names]
+    template: str | None = section.run.folders[0].record["benchmark"].get("prompt")
+    names = {*replaced, *(name for method in methods for name in method.prompts)}
+    of_template = {template: about["prompt"]} if template and about.get("prompt") else {}
+    hashes: Mapping[str, str] = {**of_template, **first.get("prompts", {}), **replaced}
+    known = [name for name in sorted(hashes) if name in names or name == template]
     shown = [f"{name} {hashes[name][:HASH]}{' (replaced)' if name in replaced else ''}" for name in known]
     return ", ".join(shown) or "none"
 

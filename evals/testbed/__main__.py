@@ -23,7 +23,7 @@ World = Annotated[str, typer.Option(help="Kind of problems, with their models: s
 
 @app.command()
 def problems(
-    count: Annotated[int, typer.Option(help="Number of problems.", min=1)] = 3,
+    limit: Annotated[int, typer.Option("--limit", "-n", help="Number of problems.", min=1)] = 3,
     seed: Annotated[int, typer.Option(help="Seed that selects the problems.")] = 0,
     least: Annotated[
         int, typer.Option(help="Least number of operations, of short ones.", min=1, max=7)
@@ -34,14 +34,14 @@ def problems(
     """Print problems of the test split with their worked reasoning."""
     find_world(world)
     if world == LONG:
-        for long in islice(accounts.generate(seed, "test"), count):
+        for long in islice(accounts.generate(seed, "test"), limit):
             show(long.text, accounts.worked_steps(long), long.answer)
         return
     if world == TOOLS:
-        for asked in islice(tool_problems.generate(seed, "test"), count):
+        for asked in islice(tool_problems.generate(seed, "test"), limit):
             show_loop(asked)
         return
-    for problem in islice(generate(seed, "test", Difficulty(steps=(least, most))), count):
+    for problem in islice(generate(seed, "test", Difficulty(steps=(least, most))), limit):
         show(problem.text, worked_steps(problem), problem.answer)
 
 

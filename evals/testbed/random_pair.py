@@ -72,9 +72,9 @@ Examples:
 
   python -m stepspec.evals.testbed.random_pair                         # ten runs of every method
 
-  python -m stepspec.evals.testbed.random_pair --runs 200 --tokens 48
+  python -m stepspec.evals.testbed.random_pair --runs 200 --max-tokens 48
 
-  python -m stepspec.evals.testbed.random_pair --method bild --small-vocabulary mistral
+  python -m stepspec.evals.testbed.random_pair --policy bild --small-vocabulary mistral
 """
 HEADER = f"{'method':<22}" + "".join(f"{word:>12}" for word in ("runs", "steps", "tokens", "half chars", "failures"))
 stderr = Console(stderr=True)
@@ -273,9 +273,11 @@ async def measure(
 
 def main(
     runs: Annotated[int, typer.Option(min=1, help="Runs of each method.")] = 10,
-    tokens: Annotated[int, typer.Option(min=8, help="Budget of a run, in tokens.")] = 64,
-    at_once: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 24,
-    method: Annotated[list[str] | None, typer.Option(help="Only this method; may be repeated.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=8, help="Budget of a run in tokens.")] = 64,
+    concurrency: Annotated[int, typer.Option(min=1, help="Runs at the same time.")] = 24,
+    policy: Annotated[
+        list[str] | None, typer.Option("--policy", "-p", help="Only this method; may be repeated.")
+    ] = None,
     temperature: Annotated[float, typer.Option(min=0, max=2, help="Temperature of both models.")] = 1.0,
     small_vocabulary: Annotated[
         str, typer.Option(help=f"Vocabulary of the small model: {', '.join(VOCABULARIES)}.")
@@ -283,14 +285,14 @@ def main(
     cache: Annotated[Path, typer.Option(help="The folder for downloaded vocabularies.")] = CACHE,
 ) -> None:
     """Serve the pair, run every method, print a line for each, and exit with status 1 if there was a failure."""
-    methods = tuple(method or METHODS)
+    methods = tuple(policy or METHODS)
     if unknown := [name for name in methods if name not in METHODS]:
         raise ConfigurationError(f"no method {', '.join(unknown)}; the methods: {', '.join(METHODS)}")
     if small_vocabulary not in VOCABULARIES:
         raise ConfigurationError(f"no vocabulary {small_vocabulary!r}; there are: {', '.join(VOCABULARIES)}")
     start = time.monotonic()
-    rows = asyncio.run(_measured(methods, runs, tokens, at_once, temperature, small_vocabulary, cache))
-    print(f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of {tokens} tokens")
+    rows = asyncio.run(_measured(methods, runs, max_tokens, concurrency, temperature, small_vocabulary, cache))
+    print(f"{time.monotonic() - start:.0f} s, including the start of the servers; budgets of {max_tokens} tokens")
     failures = [f"{row.method}, {failure}" for row in rows for failure in row.failures]
     for failure in failures[:SHOWN]:
         stderr.print(failure, style="red", markup=False, highlight=False, soft_wrap=True)

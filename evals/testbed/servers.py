@@ -134,7 +134,9 @@ def miniature(names: Iterable[str]) -> bool:
 def find_world(name: str) -> World:
     """Return the world called *name*. Raise ConfigurationError for an unknown name."""
     if name not in WORLDS:
-        raise ConfigurationError(f"there is no world {name!r} of miniature models; there are: {', '.join(WORLDS)}")
+        raise ConfigurationError(
+            f"--world: there is no world {name!r} of miniature models; there are: {', '.join(WORLDS)}"
+        )
     return WORLDS[name]
 
 
@@ -170,7 +172,9 @@ def read_pace(profile: str, role: str) -> Pace | None:
     """
     profiles = tomllib.loads(PROFILES.read_text(encoding="utf-8"))
     if profile not in profiles:
-        raise ConfigurationError(f"there is no pacing profile {profile!r}; there are: {', '.join(sorted(profiles))}")
+        raise ConfigurationError(
+            f"--profile: there is no pacing profile {profile!r}; there are: {', '.join(sorted(profiles))}"
+        )
     paces = profiles[profile]
     if paces and role not in paces:
         raise ConfigurationError(f"the pacing profile {profile!r} has no pace for {role!r}; it has: {', '.join(paces)}")
@@ -226,7 +230,7 @@ def speculations(method: str) -> Mapping[str, TokenSpeculation]:
     """
     if method not in SPECULATIONS:
         raise ConfigurationError(
-            f"the miniature pair has no speculation method {method!r}; it has: {', '.join(SPECULATIONS)}"
+            f"--speculation: the miniature pair has no speculation method {method!r}; it has: {', '.join(SPECULATIONS)}"
         )
     return SPECULATIONS[method]
 

@@ -165,14 +165,15 @@ class FakeVllm:
 
     async def parse_tools(self, request: web.Request) -> web.Response:
         """Say how an answer has to call tools, or parse one."""
-        body = orjson.loads(await request.read())
+        body: dict[str, Any] = orjson.loads(await request.read())
         self.requests.append((request.path, body))
         status, refused = (403, stand_in_tools.NO_SCALE_OUT) if not self.scale_out else (400, stand_in_tools.NO_PARSER)
         if not (self.scale_out and self.parses_tools):
             return web.json_response({"error": {"message": refused, "code": status}}, status=status)
         if request.path == RENDER:
             return web.json_response(stand_in_tools.rendered(body))
-        before = (body["stream_state"] or {}).get("output_token_ids", [])
+        state: dict[str, Any] = body["stream_state"] or {}
+        before: list[int] = state.get("output_token_ids", [])
         ids = [*before, *body["generate_chunk"]["choices"][0]["token_ids"]]
         return web.json_response(stand_in_tools.derendered(body, self.decode(before), self.decode(ids)))
 
@@ -544,8 +545,8 @@ class StandIn(FakeVllm):
         stops, limit, longest = body.get("stop") or (), body["max_tokens"], max(map(len, body.get("stop") or ("",)))
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail, tokens = "", list[tuple[str, str, int]]()
-        outputs = body.get("structured_outputs") or {}
-        wanted = outputs.get("structural_tag")
+        outputs: dict[str, Any] = body.get("structured_outputs") or {}
+        wanted: str | None = outputs.get("structural_tag")
         answer = self.formatted(outputs) if outputs and not wanted else self.calling(body["prompt"], wanted)
         for count, number in enumerate(self.following(body["prompt"], answer), 1):
             new = shown = decoder.decode(PIECES[number])

@@ -49,7 +49,7 @@ def parse(text: str) -> tuple[str, list[tuple[str, str]]]:
 def required(request: Mapping[str, Any]) -> str | None:
     """Return the tool that an answer to the chat completion *request* has to call; None if it need not call one."""
     choice = request.get("tool_choice", "auto")
-    if isinstance(choice, dict):
+    if not isinstance(choice, str):
         return str(choice["function"]["name"])
     return str(request["tools"][0]["function"]["name"]) if choice == "required" else None
 

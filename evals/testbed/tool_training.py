@@ -22,7 +22,7 @@ LARGE_PHASES = (
 )
 ENOUGH = 0.7
 MEASURED = 80  # problems, at most, in a measurement during training
-SMALL_PHASES = (Phase(1500, 3e-3, tokens=2600, until=ENOUGH),)
+SMALL_PHASES = (Phase(800, 3e-3, tokens=2600, until=ENOUGH),)
 RECIPES = (
     Recipe("small", "whole", width=64, layers=3, heads=2, phases=SMALL_PHASES, theta=1e9, head=64),
     Recipe("large", "whole", width=112, layers=6, heads=2, phases=LARGE_PHASES, theta=1e9, head=64),

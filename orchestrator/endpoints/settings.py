@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, Self, cast
 from urllib.parse import urlsplit, urlunsplit
@@ -30,11 +31,17 @@ NO_PENALTY = (
 )
 
 
+def _meant(url: str) -> str:
+    """The URL that somebody who wrote *url* may mean."""
+    address = re.fullmatch(r"([A-Za-z0-9.-]+):(\d+)(?:/.*)?", url.strip())
+    return f"http://{address[1]}:{address[2]}/v1" if address else "http://localhost:8000/v1"
+
+
 def _base_url(url: str) -> str:
     """Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do not have."""
     parts = urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not _is_host(parts.hostname or ""):
-        raise ValueError(f"{url!r} is not the URL of a server; write it like http://localhost:8000/v1")
+        raise ValueError(f"{url!r} is not the URL of a server; write it like {_meant(url)}")
     try:
         parts.port  # noqa: B018  # raises for a port that is no number from 0 to 65535
     except ValueError:

@@ -65,7 +65,7 @@ class Learning:
         )
         bad = bad if self.adaptation.thresholds else "only the depth is adapted"
         seconds = "" if now.seconds is None else f", {now.seconds:.3g} s expected to a committed step"
-        return f"Learnt from {now.runs} runs of {self.policy}: {bad}{seconds}."
+        return f"Learnt from {now.runs} {'run' if now.runs == 1 else 'runs'} of {self.policy}: {bad}{seconds}."
 
 
 class Learnings:

@@ -99,28 +99,43 @@ def _note(console: Console, line: str, style: str = "dim") -> None:
 
 def command_lines(pair: Pair) -> str:
     """Return the shell command of every server to start, one a line; the rest of *pair* is in comments."""
+    urls = {path: ",".join(endpoint.urls) for path, endpoint in pair.connected.items()}
     lines = [
         f"# {path} is a pair: {nested.policy} over {path}.small and {path}.large, {nested.ahead} ahead"
         for path, nested in pair.nested.items()
     ]
     lines += [f"# {path} runs at {', '.join(endpoint.urls)}" for path, endpoint in pair.connected.items()]
-    return "\n".join([*lines, *shell_lines(waves(pair, visible_cards(os.environ)))])
+    return "\n".join([*lines, *shell_lines(waves(pair, visible_cards(os.environ)), urls)])
 
 
-def shell_lines(waves: Sequence[Sequence[Server]]) -> Iterator[str]:
+def shell_lines(waves: Sequence[Sequence[Server]], running: Mapping[str, str] | None = None) -> Iterator[str]:
     """
     Yield the shell command of every server, with a comment before each of the *waves* but the first.
 
-    A server whose port is 0 gets the next free one from `FIRST_PORT` on, as two commands cannot choose the same.
+    A server whose port is 0 gets the next free one from `FIRST_PORT` on, as two commands cannot choose the same; the
+    small model's comes first, as in the documents. The last line, a comment, names both models for the other commands;
+    those that are *running* have the URLs given there.
     """
-    taken = {server.port for wave in waves for server in wave}
+    servers = with_ports([server for wave in waves for server in wave])
     for place, wave in enumerate(waves):
         if place:
             yield f"# when {' and '.join(server.name for server in waves[place - 1])} can be used, on the same cards:"
-        for server in wave:
-            port = server.port or next(port for port in count(FIRST_PORT) if port not in taken and _free(server, port))
-            taken.add(port)
-            yield shell_line(replace(server, port=port))
+        yield from (shell_line(servers[server.name]) for server in wave)
+    urls = {**(running or {}), **{name: f"http://{each.host}:{each.port}/v1" for name, each in servers.items()}}
+    if {"small", "large"} <= urls.keys():
+        yield f'# then: stepspec solve "..." --small {urls["small"]} --large {urls["large"]}'
+
+
+def with_ports(servers: Iterable[Server]) -> Mapping[str, Server]:
+    """Return *servers* by name, each with a port; small models have the lower ones."""
+    chosen = {server.name: server for server in servers}
+    taken = {server.port for server in chosen.values()}
+    for name in sorted(chosen, key=lambda name: [part != "small" for part in name.split(".")]):
+        server = chosen[name]
+        port = server.port or next(port for port in count(FIRST_PORT) if port not in taken and _free(server, port))
+        taken.add(port)
+        chosen[name] = replace(server, port=port)
+    return chosen
 
 
 def _free(server: Server, port: int) -> bool:

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from ..errors import ConfigurationError
 from . import openapi, routes
+from .admission import Drain, Slots
 from .context import ServiceContext
 from .errors import ApiError
 from .interfaces import Offer
@@ -35,14 +36,29 @@ CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
 
 
 class Service:
-    """One service: the `app` that a server runs, its shared `context`, and its `metrics`."""
+    """
+    One service: the `app` that a server runs, its shared `context`, and its `metrics`.
 
-    def __init__(self, offer: Offer, settings: ServiceSettings, observers: Sequence[ServiceObserver] = ()) -> None:
+    The requests of a worker hold *slots* that it shares with others, as the metrics; by default they are its own.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        settings: ServiceSettings,
+        observers: Sequence[ServiceObserver] = (),
+        slots: Slots | None = None,
+    ) -> None:
         all_observers: list[ServiceObserver] = [*observers]
         observe = notify(all_observers)
-        self.context = context = ServiceContext.of(offer, settings, observe)
+        self.context = context = ServiceContext.of(offer, settings, observe, slots)
         self.metrics = metrics = Metrics(
-            context.admission, offer.version, offer.judge_status, offer.unjudged, offer.speculation
+            context.admission,
+            offer.version,
+            offer.judge_status,
+            offer.unjudged,
+            offer.speculation,
+            shared=slots is not None,
         )
         all_observers.append(metrics)
 
@@ -114,6 +130,21 @@ def listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def server_config(service: Service, settings: ServiceSettings) -> uvicorn.Config:
+    """How uvicorn serves *service*."""
+    return uvicorn.Config(
+        service.app,
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=int(CLOSE_SECONDS),
+        timeout_keep_alive=75,  # longer than the usual proxies keep a connection
+        h11_max_incomplete_event_size=64 * 1024,
+    )
+
+
 class ServiceServer(uvicorn.Server):
     """
     A uvicorn server that drains on the first signal: it admits no more requests, and exits when all are answered.
@@ -122,20 +153,8 @@ class ServiceServer(uvicorn.Server):
     """
 
     def __init__(self, service: Service, settings: ServiceSettings, log: Callable[[str], None]) -> None:
-        config = uvicorn.Config(
-            service.app,
-            host=settings.host,
-            port=settings.port,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=int(CLOSE_SECONDS),
-            timeout_keep_alive=75,  # longer than the usual proxies keep a connection
-            h11_max_incomplete_event_size=64 * 1024,
-        )
-        super().__init__(config)
-        self._admission, self._drain_seconds, self._log = service.context.admission, settings.drain_seconds, log
-        self._draining: asyncio.Task[None] | None = None
+        super().__init__(server_config(service, settings))
+        self._drain = Drain(service.context.admission, settings, log, self._exit)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -145,24 +164,7 @@ class ServiceServer(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to drain; exit at once on the second signal."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(self._begin_to_drain)
+        self._loop.call_soon_threadsafe(self._drain.signal)
 
-    def _begin_to_drain(self) -> None:
-        if self._draining is not None:
-            self._admission.abort()
-            self.should_exit = True
-            return
-        self._admission.close()
-        self._draining = asyncio.create_task(self._drain())
-
-    async def _drain(self) -> None:
-        admission = self._admission
-        requests = admission.running + admission.waiting
-        self._log(f"shutting down: {requests} requests may finish within {self._drain_seconds:g} s")
-        try:
-            async with asyncio.timeout(self._drain_seconds):
-                await admission.idle()
-        except TimeoutError:
-            self._log(f"aborting {admission.running + admission.waiting} requests")
-            admission.abort()
+    def _exit(self) -> None:
         self.should_exit = True

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import Literal, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest, values
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.multiprocess import (
+    MultiProcessCollector,
+    mark_process_dead,  # pyright: ignore[reportUnknownVariableType]
+)
 
 from ..events import Adapted, Called, Decided, Event, Selected
 from ..feedback.drift import Drift
 from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
 from ..stats import Acceptance
-from .context import Admission
+from .admission import Admission
 from .interfaces import JudgeStatus
 from .observers import (
     MODEL_PATHS,
@@ -27,11 +34,33 @@ from .observers import (
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
+GaugeMode: TypeAlias = Literal["livemax", "livemostrecent", "livesum"]
+"""How a gauge is made of those of several workers: the living ones alone count."""
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own variable
 NO_MODEL = "none"  # the label of requests that name no model, or that were refused unread
 
 
+def share(folder: Path, worker: int) -> None:
+    """
+    Keep the values of all metrics made from now on in files in *folder*, where every scrape reads those of all workers.
+
+    A worker that takes the place of another has its number, and so counts on in its files.
+    """
+    os.environ[FOLDER] = str(folder)
+    values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
+
+
+def forget(folder: Path, worker: int) -> None:
+    """Remove the gauges of a *worker* that has ended; what it counted stays."""
+    mark_process_dead(worker, str(folder))  # type: ignore[no-untyped-call]
+
+
 class Metrics:
-    """An observer that counts. The *unjudged* methods accept every draft, and have no accept ratio."""
+    """
+    An observer that counts. The *unjudged* methods accept every draft, and have no accept ratio.
+
+    *shared* says whether the values are in files, of several workers: see `share`.
+    """
 
     def __init__(
         self,
@@ -40,7 +69,10 @@ class Metrics:
         judge_status: Callable[[], JudgeStatus] = JudgeStatus,
         unjudged: Collection[str] = (),
         speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance],
+        *,
+        shared: bool = False,
     ) -> None:
+        self._shared = shared
         self._unjudged = unjudged
         self._judge_status, self._shadows_before = judge_status, ShadowRecord()
         self._grades_before: dict[str, int] = {}
@@ -54,8 +86,8 @@ class Metrics:
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"stepspec_{name}", help, labels, registry=registry)
 
-        def gauge(name: str, help: str, *labels: str) -> Gauge:
-            return Gauge(f"stepspec_{name}", help, labels, registry=registry)
+        def gauge(name: str, help: str, *labels: str, workers: GaugeMode) -> Gauge:
+            return Gauge(f"stepspec_{name}", help, labels, registry=registry, multiprocess_mode=workers)
 
         self._requests = counter("requests", "Answered requests, by HTTP status.", *labels, "status")
         self._seconds = histogram("request_seconds", "Seconds from request to end of answer.", SECONDS, *labels)
@@ -78,28 +110,52 @@ class Metrics:
         self._ended = counter("runs", "Finished runs, by finish reason.", "model", "reason")
         self._upstream = histogram("upstream_seconds", "Seconds of requests to a model.", SECONDS, "role", "verb")
         self._failed = counter("upstream_errors", "Failed requests to a model.", "role", "verb")
-        self._depth = gauge("adapted_ahead", "Lookahead depth that adaptation has chosen.", "model")
-        self._value = gauge("adapted_value", "Option value that adaptation has chosen.", "model", "option")
+        self._depth = gauge(
+            "adapted_ahead", "Lookahead depth that adaptation has chosen.", "model", workers="livemostrecent"
+        )
+        self._value = gauge(
+            "adapted_value", "Option value that adaptation has chosen.", "model", "option", workers="livemostrecent"
+        )
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
         self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
-        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
+        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role", workers="livemostrecent")
         self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
-        self._moved = gauge("grade_drift", "Share of grades in other bins than in the calibration.", "model")
-        self._drifted = gauge("grade_drifted", "1 if the drift of grades is large and significant, else 0.", "model")
+        self._moved = gauge(
+            "grade_drift", "Share of grades in other bins than in the calibration.", "model", workers="livemax"
+        )
+        self._drifted = gauge(
+            "grade_drifted", "1 if the drift of grades is large and significant, else 0.", "model", workers="livemax"
+        )
         self._shadows = counter("shadows", "Shadow checks of accepted steps, by outcome.", "outcome")
         self._own_disputed = counter("shadow_own_disputed", "The large model's own steps that a shadow check disputed.")
         self._shadow_tokens = counter("shadow_tokens", "Tokens that shadow checks read and wrote.", "verb")
         self._passes = counter("speculation_passes", "Forward passes that verified tokens drafted by a server.", "role")
         self._drafted = counter("speculation_drafted_tokens", "Tokens drafted by the servers of a role.", "role")
         self._accepted_tokens = counter("speculation_accepted_tokens", "Accepted ones of these tokens.", "role")
-        running = gauge("requests_running", "Requests that are running.")
-        waiting = gauge("requests_waiting", "Requests that wait for admission.")
-        running.set_function(lambda: admission.running)
-        waiting.set_function(lambda: admission.waiting)
-        Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
+        self._running = gauge("requests_running", "Requests that are running.", workers="livesum")
+        self._waiting = gauge("requests_waiting", "Requests that wait for admission.", workers="livesum")
+        self._admission = admission
+        admission.watch(self._count_admitted)
+        self._info = Info("stepspec", "Version of the service.", registry=registry)
+        self._info.info({"version": version})
 
     def scrape(self) -> tuple[bytes, str]:
-        """Return the metrics as text, and its content type."""
+        """Return the metrics as text, and its content type; in a worker, those of all workers."""
+        self._count_evidence()
+        return generate_latest(self._of_all_workers() if self._shared else self.registry), CONTENT_TYPE_LATEST
+
+    def _of_all_workers(self) -> CollectorRegistry:
+        registry = CollectorRegistry()
+        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        registry.register(self._info)  # It is the same in all workers, and not in their files.
+        return registry
+
+    def _count_admitted(self) -> None:
+        self._running.set(self._admission.running)
+        self._waiting.set(self._admission.waiting)
+
+    def _count_evidence(self) -> None:
+        """Count what is known about the judge and the servers, but told by no event."""
         status = self._judge_status()
         for policy, drift in status.drifts.items():
             self._note_drift(policy, drift)
@@ -107,7 +163,6 @@ class Metrics:
             self._count_shadows(status.shadows)
         for role, counts in self._speculation().items():
             self._count_speculation(role, counts)
-        return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _count_speculation(self, role: str, counts: Acceptance) -> None:
         new = counts - self._speculation_before.get(role, Acceptance())
@@ -140,6 +195,8 @@ class Metrics:
                 self._request(request)
             case HealthChecked(role, up):
                 self._up.labels(role).set(up)
+                if self._shared:  # Another worker may be the one that is scraped.
+                    self._count_evidence()
             case _:
                 pass
 

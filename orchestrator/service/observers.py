@@ -186,12 +186,18 @@ def notify(observers: Sequence[ServiceObserver]) -> ServiceObserver:
 
 
 class RequestLog:
-    """An observer that writes the log. Problems and answers appear in it only if `log_prompts` is set."""
+    """
+    An observer that writes the log, with the number of the *worker* if there are several.
 
-    def __init__(self, settings: ServiceSettings) -> None:
+    Problems and answers appear in it only if `log_prompts` is set.
+    """
+
+    def __init__(self, settings: ServiceSettings, worker: int | None = None) -> None:
         self._prompts = settings.log_prompts
         self._up: dict[Role, bool] = {}
         self.log = _logger(settings)
+        if worker is not None:
+            self.log = self.log.bind(worker=worker)
 
     def info(self, message: str, **fields: Any) -> None:
         """Write a line about the service itself."""

@@ -216,12 +216,12 @@ class ToolPart(Part):
     function: FunctionPart
 
 
-def _function(tool: object) -> object:
+def _function(tool: Any) -> Any:
     """Refuse the tools that a service would have to run itself."""
     kind = cast("dict[str, Any]", tool).get("type", "function") if isinstance(tool, dict) else "function"
     if kind != "function":
         raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
-    return tool
+    return cast("Any", tool)
 
 
 class NamedFunction(Part):

@@ -1,14 +1,15 @@
 """
 Reasoning-step-level speculation over two vLLM endpoints.
 
-``__all__`` is what stepspec promises: names in other modules may change with any version. `errors`, `events` and
-`trace` are modules with everything that is raised, that happens in a run, and that reads and writes records of runs.
+``__all__`` and `stepspec.prompts.load` are what stepspec promises: other names may change with any version. `errors`,
+`events` and `trace` are modules with everything that is raised, that happens in a run, and that reads and writes
+records of runs.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
-from stepspec.orchestrator.chain import Accept, Rival, Rollback, Step, Token, Verdict
+from stepspec.orchestrator.chain import Accept, Rival, Rollback, Step, Token, Tool, ToolCall, Toolset, Verdict
 from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
@@ -60,6 +61,9 @@ __all__ = [
     "Task",
     "Threshold",
     "Token",
+    "Tool",
+    "ToolCall",
+    "Toolset",
     "Verdict",
     "__version__",
     "asolve",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -60,6 +61,8 @@ from stepspec.orchestrator.step_ends import StepEnds
 from . import policies, prompts
 from . import settings as configuration
 from .settings import Settings, SettingsOverrides, Small
+
+log = logging.getLogger(__name__)
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
@@ -235,10 +238,7 @@ class Solver:
     def _endpoint(self, role: Role) -> Endpoint | NestedPair:
         endpoint = self.settings.small if role == "small" else self.settings.large
         if endpoint is None:
-            raise ConfigurationError(
-                f"no {role} model: pass {role}='http://HOST:PORT/v1', or --{role} URL, set STEPSPEC_{role.upper()}, "
-                f"or write a [{role}] table with its url into {configuration.DEFAULT_FILE}"
-            )
+            raise configuration.without_models(self.settings)
         return endpoint
 
     async def __aenter__(self) -> Self:
@@ -343,10 +343,10 @@ class Solver:
         give equal requests equal tokens.
 
         *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
-        used; by default it is a new one. *trace_to* receives the trace, also of a run that fails. *session* is the
-        value of the session header; if it is None, the run makes its own. If the small model fails for good, the large
-        one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
-        `ConfigurationError` for what is wrong.
+        used; by default it is a new one. *trace_to* receives the trace, also of a run that fails; if that file cannot
+        be written, a warning is logged. *session* is the value of the session header; if it is None, the run makes its
+        own. If the small model fails for good, the large one goes on alone, and the solution says so; raise an
+        `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
         run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
@@ -410,7 +410,7 @@ class Solver:
             windows.end()
             models.leave()
             if trace_to is not None:
-                trace.write(trace_to, recorder.moments)
+                _write_trace(trace_to, recorder.moments)
             if learning is not None:
                 learning.learn(recorder.moments)
             if promise is not None:
@@ -602,6 +602,14 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
     return room
 
 
+def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
+    """Write a trace; a failure is logged, since it must not cost the solution that the run has found."""
+    try:
+        trace.write(path, moments)
+    except OSError as exc:
+        log.warning("the trace is not written to %s: %s", path, exc.strerror)
+
+
 def check_policies(settings: Settings) -> None:
     """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or the stop rule."""
     policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
@@ -636,7 +644,7 @@ def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
     """Raise `ConfigurationError` if the policy of one of the nested *pairs*, which are given by paths, cannot be."""
     for path, pair in pairs.items():
         try:
-            policies.check(pair.policy, pair.options, has_critic=False)
+            policies.check(pair.policy, pair.options, has_critic=None)
         except ConfigurationError as exc:
             raise ConfigurationError(f"{path}: {exc}") from exc
 

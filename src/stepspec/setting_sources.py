@@ -49,12 +49,18 @@ class CommandLine:
     file: Path | None = None
 
 
-_COMMAND_LINE: ContextVar[CommandLine] = ContextVar("_COMMAND_LINE", default=CommandLine())  # noqa: B039  # it is frozen
+OUTSIDE = CommandLine()
+_COMMAND_LINE: ContextVar[CommandLine] = ContextVar("_COMMAND_LINE", default=OUTSIDE)  # it is frozen
 
 
 def command_line() -> CommandLine:
     """The flags of the command that runs; empty outside of one."""
     return _COMMAND_LINE.get()
+
+
+def in_command() -> bool:
+    """Whether a command with flags for settings runs, so that messages name flags and not arguments."""
+    return command_line() is not OUTSIDE
 
 
 @contextmanager

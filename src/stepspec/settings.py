@@ -41,7 +41,7 @@ from stepspec.orchestrator.service.settings import ServiceSettings, listed
 
 from . import policies, prompts
 from .prompts import PromptFile
-from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, layers, origin
+from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, in_command, layers, origin
 
 __all__ = [
     "DEFAULT_FILE",
@@ -221,16 +221,34 @@ def load(*, seed: int | None = None, **overrides: Any) -> Settings:
 
 def named(exc: ConfigurationError, settings: Settings, arguments: Mapping[str, Any]) -> ConfigurationError:
     """
-    Let the error of a policy or of its options name the flag, the variable or the key of the file at fault.
+    Let the error of a policy, its options or a stop rule name the flag, the variable or the key of the file at fault.
 
     *settings* were loaded with these *arguments*.
     """
     place = ("options", exc.option) if exc.option else ("policy",)
-    found = origin(layers(Settings, {name: value for name, value in arguments.items() if value is not None}), place)
     known = settings.policy in policies.METHODS
+    if known and not exc.option and settings.stop_rule and settings.stop_rule not in early_stopping.STOP_RULES:
+        place, known = ("stop_rule",), False
+    found = origin(layers(Settings, {name: value for name, value in arguments.items() if value is not None}), place)
     if found is None or found.source == "argument" or (known and not exc.option):
         return exc
     return ConfigurationError(f"{found.name(place)}: {exc}", option=exc.option)
+
+
+SOMEWHERE = "http://HOST:PORT/v1"
+
+
+def without_models(settings: Settings) -> ConfigurationError:
+    """The error of *settings* that lack one of the models, or both: how to name what is missing."""
+    missing = [role for role in ("small", "large") if getattr(settings, role) is None]
+    models = " and ".join(f"no {role} model" for role in missing)
+    ways = [f"--{role} {SOMEWHERE}" if in_command() else f"{role}='{SOMEWHERE}'" for role in missing]
+    tables = " and ".join(f"[{role}]" for role in missing)
+    written = f"a {tables} table with its url" if len(missing) == 1 else f"the tables {tables} with their urls"
+    variables = " and ".join(f"{PREFIX}{role.upper()}" for role in missing)
+    return ConfigurationError(
+        f"{models}: pass {' and '.join(ways)}, set {variables}, or write {written} into {DEFAULT_FILE}"
+    )
 
 
 def _explain(exc: ValidationError, found: Sequence[Layer]) -> ConfigurationError:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from stepspec.orchestrator.service.context import Admission
+from stepspec.orchestrator.service.admission import Admission
 from stepspec.orchestrator.service.metrics import Metrics
 from stepspec.orchestrator.service.settings import ServiceSettings
 

@@ -219,7 +219,7 @@ def command_page() -> Iterator[str]:
     parent = group.make_context("stepspec", [], resilient_parsing=True)
     yield from ("| command | |", "|---|---|")
     for name, each in commands().items():
-        summary = _cell(each.help.partition("\n\n")[0])
+        summary = _cell(" ".join(each.help.partition("\n\n")[0].split()))
         yield f"| [`stepspec {name}`](#stepspec-{name.replace(' ', '-')}) | {summary} |"
     for name, each in commands().items():
         context = each.make_context(name, [], parent=parent, resilient_parsing=True)
@@ -243,6 +243,76 @@ def _examples(epilog: str) -> Iterator[str]:
 # --- HTTP -------------------------------------------------------------------------------------------------------------
 
 
+FIELDS: Mapping[str, str] = {
+    "model": "the method, or a served model, to which the request is forwarded",
+    "messages": "the conversation, whose last turn poses the problem",
+    "problem": "the problem, instead of `messages`",
+    "input": "the problem, or the conversation whose last item poses it",
+    "instructions": "the system message",
+    "stream": "send every step once it is verified",
+    "stream_options": "what a stream contains",
+    "include_usage": "the last chunk has the usage",
+    "continuous_usage_stats": "every chunk has the usage so far",
+    "n": "the number of parallel runs; above 1 it needs a temperature above 0",
+    "stop": "at most 4 texts that end the answer, never the thinking",
+    "max_tokens": "the budget of thinking and answer together",
+    "max_completion_tokens": "the same as `max_tokens`",
+    "max_output_tokens": "the budget of thinking and answer together",
+    "reasoning_effort": "the share of the thinking's budget",
+    "effort": "the share of the thinking's budget",
+    "reasoning": "how much to think",
+    "temperature": "of the text of both models; 0 is greedy",
+    "top_p": "sample from the likeliest tokens of this total",
+    "top_k": "sample from this number of likeliest tokens; 0: all",
+    "min_p": "leave out tokens less likely than this share of the likeliest",
+    "presence_penalty": "only 0",
+    "frequency_penalty": "only 0",
+    "repetition_penalty": "divides the likelihood of tokens that the chain has; 1: none",
+    "seed": "of the sampling; random if left out, and returned in the reply",
+    "user": "recorded in logs and spans",
+    "safety_identifier": "recorded in logs and spans",
+    "response_format": "the format of the answer",
+    "text": "a text",
+    "ResponsesRequest.text": "the format of the answer",
+    "format": "the format of the answer",
+    "prompt_cache_key": "accepted without effect",
+    "prompt_cache_retention": "accepted without effect",
+    "metadata": "accepted; `/v1/responses` returns it",
+    "ignore_eos": "accepted without effect, for load generators",
+    "stepspec": "what only this service has",
+    "type": "what it is",
+    "role": "who wrote it; `developer` is read as `system`",
+    "content": "a text, or parts, which are joined by line breaks",
+    "id": "accepted without effect",
+    "status": "accepted without effect",
+    "phase": "accepted without effect",
+    "encrypted_content": "accepted without effect",
+    "ReasoningItem.summary": "the thinking of an earlier answer, which is dropped",
+    "ReasoningItem.content": "the thinking of an earlier answer, which is dropped",
+    "Turn.reasoning": "the thinking of an earlier answer, which is dropped",
+    "reasoning_content": "the thinking of an earlier answer, which is dropped",
+    "provider_specific_fields": "what LiteLLM adds, which is dropped",
+    "ItemPart.annotations": "accepted without effect",
+    "ItemPart.logprobs": "accepted without effect",
+    "name": "the name of the schema",
+    "description": "what the schema is for",
+    "schema": "the JSON schema",
+    "strict": "accepted: the answer always matches",
+    "json_schema": "the schema that the answer matches",
+    "options": "options of the method",
+    "budget": "limits of this run",
+    "thinking": "the place of the thinking in the reply",
+    "tokens": "for thinking and answer together",
+    "steps": "of the thinking",
+    "seconds": "of wall time",
+    "BudgetOptions.answer": "tokens that are reserved for the answer",
+}
+"""What each field of a body is, by its name or by that of its schema and its own."""
+EMPTY = {"null", "empty list", "empty object", "`false`"}  # types of fields that clients send and that say nothing
+WITHOUT_EFFECT = {
+    "tool_choice", "function_call", "parallel_tool_calls", "top_logprobs", "service_tier", "verbosity", "modalities",
+    "truncation",
+}  # fmt: skip
 UNUSED = "422"  # FastAPI lists it for every parameter of a path; here each is a text, which is never wrong
 
 
@@ -288,10 +358,31 @@ def http_page(openapi: Schema) -> Iterator[str]:
         yield from ("", f"## {name}", "")
         if text := schemas[name].get("description"):
             yield from (_prose(text), "")
+        yield from _fields(name, schemas[name])
+
+
+def _fields(name: str, described: Schema) -> Iterator[str]:
+    """The fields of the schema called *name*: a table, and a sentence about those that have to be empty."""
+    kinds = {field: _http_type(field, schema) for field, schema in described.get("properties", {}).items()}
+    empty = {field: kind for field, kind in kinds.items() if kind in EMPTY or field in WITHOUT_EFFECT}
+    if len(empty) < len(kinds):
         yield from ("| field | type | |", "|---|---|---|")
-        for field, schema in schemas[name].get("properties", {}).items():
-            needed = "required" if field in schemas[name].get("required", ()) else ""
-            yield f"| `{field}` | {_http_type(field, schema)} | {needed} |"
+    for field, kind in kinds.items():
+        if field not in empty:
+            words = _words(name, field)
+            yield f"| `{field}` | {kind} | {words}{'; required' * (field in described.get('required', ()))} |"
+    if empty:
+        listed = ", ".join(f"`{field}` ({kind})" for field, kind in empty.items())
+        yield from ("", _prose(f"Without effect, and refused with any other value: {listed}."))
+
+
+def _words(name: str, field: str) -> str:
+    """What a *field* of the schema called *name* is. Raise `ValueError` if nothing says it."""
+    helps = {option: each.help for option, each in run_options().items()} if name == "StepspecOptions" else {}
+    words = FIELDS.get(f"{name}.{field}") or helps.get(field) or FIELDS.get(field)
+    if not words:
+        raise ValueError(f"nothing says what the field {name}.{field} is: add it to FIELDS")
+    return _cell(words.removesuffix("."))
 
 
 def _used(operations: Iterable[tuple[str, str, Schema]], schemas: Mapping[str, Schema]) -> set[str]:

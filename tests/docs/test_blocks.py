@@ -1,9 +1,9 @@
 """
 No block of code in the documents is left unchecked.
 
-Commands of a shell: each command of stepspec is parsed as the program parses it, and not run. A block with another
-program says above it what it ``needs``. Python runs against a stand-in, unless its mark says that it is part of a
-program. The blocks of the tutorial are run (``tests/integration/test_tutorial.py``).
+Commands of a shell: each command of stepspec is parsed as the program parses it, also where it is not run. A block that
+is not run says above it what it ``needs``; the others are run by ``tests/docs/test_running.py``. Python runs against a
+stand-in, unless its mark says that it is part of a program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stepspec.settings import Settings
 from .blocks import DOCUMENTS, ROOT, SHELLS, Block, blocks
 from .tutorial import LARGE, PAGE, SMALL, runnable
 
-NEEDS = {"gpu", "network", "servers", "docker", "kubernetes", "ray", "an installation", "a client"}
+NEEDS = {"gpu", "the miniature pair", "docker", "kubernetes", "ray", "an installation", "a client"}
 """What a block may need that a test does not have."""
 
 PART = "part of a program"  # the mark of Python that does not run by itself
@@ -158,6 +158,7 @@ def test_commands_are_what_the_program_takes(document: Path, block: Block) -> No
     needs = {need.strip() for need in block.mark.removeprefix("needs: ").split(",")} if block.mark else set[str]()
     runs = document == PAGE and block in runnable(document.read_text(encoding="utf-8"))
     assert needs <= NEEDS or runs, f"unknown mark: {block.mark}"
+    assert block.commands, "no command: write each after a prompt, `$ `"
     for line in block.commands:
         try:
             wrong = check(line)

@@ -20,6 +20,7 @@ from typing import TypeAlias
 import pytest
 
 from ..distributions import ROOT, Distributions, fresh, outside
+from ..docs.tutorial import PAGE, Session, free_port, runnable
 
 Run: TypeAlias = Callable[..., str]
 
@@ -161,8 +162,29 @@ def test_policies_are_measured_and_reported(run: Run, servers: Sequence[str], ho
     assert "100.0%" in report
 
 
-def test_calibrate_explains_itself(run: Run) -> None:
-    assert "--max-loss" in run("stepspec", "calibrate", "--help")
+def test_the_commands_of_the_tutorial_work(programs: Path, servers: Sequence[str], tmp_path: Path) -> None:
+    _, small, _, large = (url.removesuffix("/v1") for url in servers)
+    session = Session(tmp_path, small, large, free_port(), programs, environment(tmp_path))
+    try:
+        ran = [each for block in runnable(PAGE.read_text(encoding="utf-8")) for each in session.run(block)]
+    finally:
+        session.close()
+    assert {each.command.split()[1] for each in ran} >= {"doctor", "solve", "trace", "eval", "report", "calibrate"}
+    assert [(each.command, each.output) for each in ran if each.code] == []
+
+
+def test_the_policy_and_the_stop_rule_of_the_plugin_are_measured_and_calibrated(
+    run: Run, servers: Sequence[str], home: Path
+) -> None:
+    arms = json.loads(run("stepspec", "eval", "units", "-p", "confident", "--limit", "2", "--json", *servers))
+    assert "confident" in json.dumps(arms)
+    assert "confident" in (home / "runs/units/samples.jsonl").read_text()
+    words = ["--policy", "confident", "--stop-rule", "concluded"]
+    assert run("stepspec", "solve", PROBLEMS[0], *words, *servers).strip() == ANSWER
+    rows = [json.dumps({"problem": f"What is {n} + {42 - n}?", "answer": ANSWER}) for n in range(24)]
+    (home / "many.jsonl").write_text("\n".join(rows) + "\n")
+    run("stepspec", "calibrate", "many.jsonl", "--policy", "confident", "--max-loss", "0.3", *servers)
+    assert tomllib.loads((home / "policy.toml").read_text())["policy"] == "confident"
 
 
 def test_a_request_of_an_openai_client_is_answered(

@@ -10,7 +10,7 @@ const ROW = 18;
 const STRIP = 3; // below a bar: what became of it
 const SPACE = 5;
 const LABEL = 20; // the height of the name above a lane
-const STEPS = 34; // of the row of the steps
+const STEPS = LABEL + 28; // of the row of the steps, its name above the numbers
 const AXIS = 22;
 const LEFT = 4;
 const DIGIT = 6.5; // the width of one in a bar
@@ -169,7 +169,7 @@ export function describe(span, part, view) {
 // When each step was committed: a tick for each, and its number where it has room.
 function drawSteps(view, x, top) {
   const rail = top + STEPS - 4;
-  let free = x(0) + 44; // after the name of the row
+  let free = 0;
   const steps = committedSteps(view).map(({ at, author, index, draft }) => {
     const place = x(at);
     const number = `${index + 1}`;

@@ -52,8 +52,10 @@ def read_problems(path: Path, limit: int | None = None) -> list[Problem]:
     """
     try:
         content = sys.stdin.read() if path == Path("-") else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigurationError(f"no problems in {path}: {exc}") from exc
+    except OSError as exc:
+        raise ConfigurationError(f"no problems in {path}: {exc.strerror}") from exc
+    except UnicodeDecodeError as exc:
+        raise ConfigurationError(f"no problems in {path}: it is not UTF-8") from exc
     found: dict[str | int, Problem] = {}
     for number, line in enumerate(content.split("\n"), 1):
         if not line.strip():

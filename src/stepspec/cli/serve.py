@@ -26,7 +26,7 @@ Examples:
   # both policy files are from `stepspec calibrate`
   stepspec serve --config specreason.toml --alternative bild.toml
 
-  stepspec serve --host 0.0.0.0 --key SECRET --log-format json
+  stepspec serve --host 0.0.0.0 --key SECRET --log-format json --workers 4
 """
 
 
@@ -61,6 +61,12 @@ SERVICE: Mapping[str, Flag] = {
     "host": _service("host", Annotated[str | None, typer.Option("--host", help="The address; default 127.0.0.1.")]),
     "port": _service(
         "port", Annotated[int | None, typer.Option("--port", help="The port; default 8765, 0 for any free one.")]
+    ),
+    "workers": _service(
+        "workers",
+        Annotated[
+            int | None, typer.Option("--workers", help="Processes that share the port; default 1.", min=1, max=64)
+        ],
     ),
     "key": _service(
         "keys",

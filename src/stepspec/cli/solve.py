@@ -46,6 +46,8 @@ Examples:
   stepspec solve --problems problems.jsonl --concurrency 8 -o solved.jsonl
 """
 
+LONGEST_NAME = 255  # of a file
+
 
 @with_settings("solve", SERVERS, SAMPLING, SEED, BUDGET, before="trace")
 def solve(
@@ -108,6 +110,12 @@ def _solve_one(problem: str, output: Path | None, trace: Path | None, *, json: b
     text = sys.stdin.read().strip() if problem == "-" else problem.strip()
     if not text:
         raise ConfigurationError("the problem is empty")
+    if "\n" not in text and len(text) < LONGEST_NAME and Path(text).is_file():
+        raise ConfigurationError(
+            f"{text} is a file: write --problems {text} for the problems in it, or - < {text} for it as one problem"
+        )
+    if trace is not None:
+        writable("--trace", trace)
     solution = wait(_solve(Solver(), text, trace, quiet=json))
     if json:
         answer = orjson.dumps(dataclasses.asdict(solution)).decode()

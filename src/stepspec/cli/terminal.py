@@ -96,7 +96,7 @@ def summary(solution: Solution) -> Text:
     alone = f"{solution.share_alone:.0%} of the steps by the large model alone, " if solution.stretches else ""
     return Text(
         f"{solution.seconds:.2f} s, {rate}{unjudged}{ledger.share_large:.0%} of the kept tokens by the large model, "
-        f"{alone}{wasted} tokens discarded, finish reason: {solution.finish_reason}"
+        f"{alone}{wasted} {'token' if wasted == 1 else 'tokens'} discarded, finish reason: {solution.finish_reason}"
         f"{'' if solution.seed is None else f', seed: {solution.seed}'}",
         style="dim",
     )

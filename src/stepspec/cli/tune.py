@@ -101,7 +101,7 @@ async def _profile(
 ADAPT_EXAMPLES = """
 Examples:
 
-  stepspec adapt runs/gsm8k/traces/*.jsonl --share 0.05 --output learnt.toml
+  stepspec adapt runs/gsm8k/traces/*.jsonl --adapt 0.05 --output learnt.toml
 
   stepspec serve --config learnt.toml --small ... --large ...
 """
@@ -112,8 +112,9 @@ def adapt(
     traces: Annotated[
         list[Path], typer.Argument(help="Traces that --trace or --traces wrote, in the order of their runs.")
     ],
-    share: Annotated[
-        float | None, typer.Option(help="The maximum share of the accepted steps that may be bad.", min=0, max=1)
+    limit: Annotated[
+        float | None,
+        typer.Option("--adapt", help="The maximum share of the accepted steps that may be bad.", min=0, max=1),
     ] = None,
     output: Annotated[
         Path | None,
@@ -125,7 +126,7 @@ def adapt(
 
     The same traces in the same order lead to the same decisions as while they were recorded.
     """
-    settings = configuration.load(adapt=share)
+    settings = configuration.load(adapt=limit)
     try:
         policies.check(settings.policy, settings.options)
     except ConfigurationError as exc:
@@ -145,9 +146,14 @@ def learn_from(settings: Settings, paths: Sequence[Path]) -> Learning:
     """
     learning = Learnings(settings.run, policies.adaptable, settings.calibration).of(settings.run)
     if learning is None:
+        if settings.policy in policies.BASELINES:
+            cure = f"name a policy other than {' and '.join(policies.BASELINES)}"
+        elif not settings.adapt:
+            cure = "pass --adapt, or set `adapt`, above 0"
+        else:
+            cure = "its options leave nothing to adapt: name another policy, or other options"
         raise ConfigurationError(
-            f"there is nothing to adapt with adapt = {settings.adapt:g} and the policy {settings.policy!r}: "
-            f"pass --share, or set `adapt`, above 0, and name a policy other than {' and '.join(policies.BASELINES)}"
+            f"there is nothing to adapt with adapt = {settings.adapt:g} and the policy {settings.policy!r}: {cure}"
         )
     traced: set[str] = set()
     for path in paths:

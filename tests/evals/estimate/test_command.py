@@ -66,7 +66,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Any]]:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ([], "no small model: pass small="),
+        ([], "no small model and no large model: pass --small "),
         (["--small", "http://h:1", "--large", "http://h:1/v1"], "--small and --large are the same server, http://h:1"),
         ([*DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
         ([*DEAD, "-p", "specreason:threshold=high"], "a number from 0 to 9"),

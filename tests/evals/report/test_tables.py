@@ -84,6 +84,14 @@ def test_sessions_that_were_killed_are_missed(tmp_path: Path) -> None:
     assert dict(provenance(section))["measured"].endswith("to 2026-11-21T20:05:00+00:00")
 
 
+def test_prompts_are_quoted_by_hash_also_those_of_a_plugin_and_of_a_file(tmp_path: Path) -> None:
+    section = make_section(tmp_path, prompt="f" * 64, prompts={"plugin.check": "a" * 64})
+    home = section.run.folders[0]
+    benchmark = {**home.record["benchmark"], "prompt": "mine.txt"}
+    told = replace(section, run=Run((replace(home, record={**home.record, "benchmark": benchmark}),)))
+    assert dict(provenance(told))["prompts"] == f"mine.txt {'f' * 12}, plugin.check {'a' * 12} (replaced)"
+
+
 def test_time_tokens_and_steps(section: Section) -> None:
     shipped = row(tables.time_table(section), SHIPPED.name)
     assert (shipped["mean"], shipped["median"], shipped["first step"]) == ("3.50", "3.50", "0.40")

@@ -221,3 +221,18 @@ def test_servers_without_a_port_get_free_ones_of_their_own() -> None:
     assert ports[1] == "8001"
     assert len({*ports}) == 3
     assert all(8001 <= int(port) < 8100 for port in ports)
+
+
+def test_the_small_model_has_the_first_port_whichever_starts_first() -> None:
+    large, small, other = (scripted(name=name) for name in ("large", "small", "small-other"))
+    first, _, second, third, then = shell_lines([[large], [small, other]])
+    ports = {name: int(port_of(shlex.split(line))) for name, line in zip("lso", (first, second, third), strict=True)}
+    assert ports["s"] < ports["l"] < ports["o"]
+    urls = {name: f"http://127.0.0.1:{port}/v1" for name, port in ports.items()}
+    assert then == f'# then: stepspec solve "..." --small {urls["s"]} --large {urls["l"]}'
+
+
+def test_a_pair_within_has_the_lower_ports() -> None:
+    waves = [[scripted(name="large")], [scripted(name="small.large"), scripted(name="small.small")]]
+    large, _, middle, small = shell_lines(waves)
+    assert sorted((small, middle, large), key=lambda line: port_of(shlex.split(line))) == [small, middle, large]

@@ -224,10 +224,12 @@ def test_a_file_is_checked_and_skipped_checks_are_reported(
     file.write_text('card = 24\n[large]\nmodel = "org/big"\nmemory = 0.5\n[small]\nurl = "http://a:1,http://b:1"\n')
     pair = load_checked(file, Console(width=200))
     assert "not checked: large: the memory and the vocabulary of org/big" in capsys.readouterr().out
-    comment, command = command_lines(pair).splitlines()
+    comment, command, then = command_lines(pair).splitlines()
     assert comment == "# small runs at http://a:1, http://b:1"
     assert command.startswith("CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 ")
     assert "--model org/big" in command
+    port = command.split("--port ")[1].split()[0]
+    assert then == f'# then: stepspec solve "..." --small http://a:1,http://b:1 --large http://127.0.0.1:{port}/v1'
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,4")
     load_checked(file, CONSOLE)
     assert "CUDA_VISIBLE_DEVICES=5 " in command_lines(pair)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from stepspec.orchestrator.events import Called
-from stepspec.orchestrator.service.context import Admission
+from stepspec.orchestrator.service.admission import Admission
 from stepspec.orchestrator.service.errors import ApiError
 from stepspec.orchestrator.service.settings import ServiceSettings
 

@@ -13,7 +13,7 @@ from stepspec.orchestrator.events import Event, Speculated
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.service import payloads
-from stepspec.orchestrator.service.context import Admission
+from stepspec.orchestrator.service.admission import Admission
 from stepspec.orchestrator.service.metrics import Metrics
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.stats import Acceptance

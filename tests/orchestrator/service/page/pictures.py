@@ -14,7 +14,7 @@ from .made_long import long_run
 TRACES = Path(__file__).parent / "traces"
 IMAGES = Path(__file__).parents[4] / "docs" / "images"
 DESK: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "device_scale_factor": 1.5}
-PHONE: dict[str, Any] = {"viewport": {"width": 375, "height": 1180}, "device_scale_factor": 2}
+PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 1180}, "device_scale_factor": 2}
 CUT = ("page-phone", "page-long")  # after one screen
 PICTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "page-light": ("specreason", {**DESK, "color_scheme": "light"}),

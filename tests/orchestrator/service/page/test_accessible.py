@@ -41,7 +41,7 @@ async def service() -> AsyncGenerator[Replay]:
 
 @schemes
 @pytest.mark.parametrize("trace", [TRACE, BETS])
-@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 async def test_a_trace(trace: bytes, scheme: Scheme, width: int, opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(trace)), color_scheme=scheme, viewport={"width": width, "height": 800})
     await page.get_by_role("slider").press("End")

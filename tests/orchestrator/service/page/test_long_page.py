@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import pairwise
+from statistics import median
 
 import pytest
 from playwright.async_api import Locator, Page, expect
@@ -225,6 +226,25 @@ async def test_a_long_run_takes_little_work(opened: Open, saved: Callable[[str],
     assert done.layouts <= 6
     unfolding = await work(page, None, page.get_by_role("button", name="Unfold all").click)
     assert unfolding.layouts <= 6
+
+
+@pytest.mark.alone
+async def test_a_run_of_300_steps_is_drawn_within_a_second(opened: Open, saved: Callable[[str], str]) -> None:
+    page, url = await opened("about:blank"), saved(TRACE)
+    assert median([(await work(page, url)).seconds for _ in range(5)]) < 1
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+async def test_the_first_committed_step_has_its_number_below_the_name_of_the_row(
+    width: int, opened: Open, saved: Callable[[str], str]
+) -> None:
+    page = await opened(saved(SHORT), viewport={"width": width, "height": 800})
+    number, name = page.locator(".commit text").first, page.locator(".steps-name")
+    await expect(number).to_have_text("1")
+    above, below = await name.bounding_box(), await number.bounding_box()
+    assert above is not None
+    assert below is not None
+    assert above["y"] + above["height"] <= below["y"] + 4  # the boxes of text are taller than its letters
 
 
 @schemes

@@ -136,7 +136,7 @@ async def test_a_live_run_of_a_pair_shows_the_same(opened: Open, saved: Callable
 
 
 @schemes
-@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("trace", [TRACE, DEEP, REAL], ids=["made", "deep", "real"])
 async def test_nothing_about_a_pair_keeps_anybody_out(
     trace: bytes, scheme: Scheme, width: int, opened: Open, saved: Callable[[str], str]

@@ -148,7 +148,7 @@ async def wide(page: Page) -> bool:
     return bool(await page.evaluate("document.documentElement.scrollWidth > document.documentElement.clientWidth"))
 
 
-@pytest.mark.parametrize("width", [320, 375, 768, 1280])
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
 async def test_nothing_in_a_trace_becomes_part_of_the_page(
     width: int, opened: Open, saved: Callable[[str], str]
 ) -> None:

@@ -120,7 +120,7 @@ async def test_a_run_shows_it_while_it_goes_on(opened: Open) -> None:
 
 
 @schemes
-@pytest.mark.parametrize("width", [375, 1280])
+@pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.asyncio(loop_scope="module")
 async def test_it_keeps_nobody_out(scheme: Scheme, width: int, opened: Open, saved: Callable[[str], str]) -> None:
     page = await opened(saved(html(TRACE)), color_scheme=scheme, viewport={"width": width, "height": 800})

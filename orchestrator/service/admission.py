@@ -1,0 +1,145 @@
+"""Who may run: slots with a queue, the requests of a process that hold them, and how a service ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from .errors import ApiError
+from .settings import ServiceSettings
+
+
+class Slots(Protocol):
+    """The slots of a service, each for one running request."""
+
+    async def acquire(self) -> Callable[[], None]:
+        """Wait for a slot; return the function that gives it back. Raise `ApiError` if the queue is full."""
+        ...
+
+
+class LocalSlots:
+    """`max_running` slots with a queue of `max_waiting`, in the order of arrival."""
+
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._free, self._limit = asyncio.Semaphore(settings.max_running), settings.max_running + settings.max_waiting
+        self._inside = 0
+
+    async def acquire(self) -> Callable[[], None]:
+        if self._inside >= self._limit:
+            raise ApiError(429, "too many requests are running and waiting already", code="queue_full", retry=True)
+        self._inside += 1
+        try:
+            await self._free.acquire()
+        except BaseException:
+            self._inside -= 1
+            raise
+        return self._release
+
+    def _release(self) -> None:
+        self._inside -= 1
+        self._free.release()
+
+
+class Admission:
+    """
+    Runs a request when it has one of the *slots*, by default those of this process alone.
+
+    After `close` no request is admitted. Those that run or wait may finish, until `abort` sets *aborted*.
+    """
+
+    def __init__(self, settings: ServiceSettings, slots: Slots | None = None) -> None:
+        self._slots, self._max_wait = slots or LocalSlots(settings), settings.max_wait
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._changed: Callable[[], None] = lambda: None
+        self.running = self.waiting = 0
+        self.closed = False
+        self.aborted = asyncio.Event()
+
+    @asynccontextmanager
+    async def enter(self) -> AsyncGenerator[float]:
+        """Wait for a slot, hold it while the block lasts, and yield the seconds waited. Raise `ApiError`."""
+        if self.closed:
+            raise ApiError(503, "the service is shutting down and takes no new requests", code="draining", retry=True)
+        arrived = asyncio.get_running_loop().time()
+        self._count(waiting=1)
+        try:
+            release = await self._wait()
+        except BaseException:
+            self._count(waiting=-1)
+            raise
+        self._count(running=1, waiting=-1)  # at once, so that the sum never drops to 0
+        try:
+            yield asyncio.get_running_loop().time() - arrived
+        finally:
+            release()
+            self._count(running=-1)
+
+    def watch(self, changed: Callable[[], None]) -> None:
+        """Call *changed* whenever another number of requests runs or waits."""
+        self._changed = changed
+
+    def close(self) -> None:
+        """Admit no more requests."""
+        self.closed = True
+
+    def abort(self) -> None:
+        """Give up the requests that run or wait."""
+        self.aborted.set()
+
+    async def idle(self) -> None:
+        """Wait until no request runs or waits."""
+        await self._idle.wait()
+
+    async def _wait(self) -> Callable[[], None]:
+        try:
+            async with asyncio.timeout(self._max_wait):
+                return await self._slots.acquire()
+        except TimeoutError:
+            message = f"no slot became free within {self._max_wait:g} s"
+            raise ApiError(429, message, code="queue_timeout", retry=True) from None
+
+    def _count(self, running: int = 0, waiting: int = 0) -> None:
+        self.running, self.waiting = self.running + running, self.waiting + waiting
+        if self.running + self.waiting:
+            self._idle.clear()
+        else:
+            self._idle.set()
+        self._changed()
+
+
+class Drain:
+    """
+    Ends a service: the first `signal` closes its *admission*, and calls *end* when all requests are answered.
+
+    This takes `drain_seconds` at most; then, or on the second signal, the others are aborted. *log* receives messages.
+    """
+
+    def __init__(
+        self, admission: Admission, settings: ServiceSettings, log: Callable[[str], None], end: Callable[[], None]
+    ) -> None:
+        self._admission, self._seconds, self._log, self._end = admission, settings.drain_seconds, log, end
+        self._draining: asyncio.Task[None] | None = None
+
+    def signal(self) -> None:
+        """Begin to drain; the second time, end at once."""
+        if self._draining is not None:
+            self._admission.abort()
+            self._end()
+            return
+        self._admission.close()
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        admission = self._admission
+        requests = admission.running + admission.waiting
+        self._log(f"shutting down: {requests} requests may finish within {self._seconds:g} s")
+        try:
+            async with asyncio.timeout(self._seconds):
+                await admission.idle()
+        except TimeoutError:
+            self._log(f"aborting {admission.running + admission.waiting} requests")
+            admission.abort()
+        self._end()

@@ -1,0 +1,202 @@
+"""
+Every block of a shell in the documents is run, unless its mark says what it needs that a test does not have.
+
+Two servers that imitate models stand in for those of the document, and small files for data sets, which are on the
+hub. Single commands that need more are in `ELSEWHERE`, with the reason. The tutorial is run by
+``tests/integration/test_tutorial.py``, and the commands of the plugin by
+``tests/integration/test_clean_environment.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from _pytest.mark.structures import ParameterSet
+
+from stepspec.evals.testbed.stand_in import stand_in_process
+
+from .blocks import DOCUMENTS, ROOT, SHELLS, Block, blocks
+from .tutorial import LARGE, PAGE, SMALL, Session, free_port
+
+pytestmark = pytest.mark.timeout(600)
+
+PROBLEMS = 20  # half of them are enough for the promise of MAX_LOSS
+MAX_LOSS = "0.5"
+ANSWER = "42"  # what the imitations always say
+
+ELSEWHERE: Mapping[str, str] = {
+    r"--testbed": "starts the miniature pair: tests/integration",
+    r"^stepspec demo": "starts the miniature pair: tests/integration",
+    r"^python -m stepspec\.evals\.load (?!.*--small)": "starts the miniature pair: tests/integration/test_load.py",
+    r"^python -m stepspec\.evals\.experiments\.matrix(?! --plan)": "measures for hours",
+    r"^python -m stepspec\.evals\.simulation compare": "needs a measurement of hours: tests/evals/simulation",
+    r"^python -m tests\.evals\.report\.pictures": "draws the pictures of this repository in Chromium",
+    r"--ray\b": "needs a cluster: tests/evals/test_ray_workers.py",
+    r"^stepspec up (?!.*--dry-run)": "needs a GPU",
+    r"--critic": "needs a reward model: tests/integration/test_critic.py",
+    r"^\$EDITOR": "opens an editor",
+}
+"""Patterns of single commands that are not run here, and why."""
+
+STAYS = re.compile(r"^(?:[A-Z_]+=\S+ )*(?:stepspec serve|python -m stepspec\.evals\.testbed\.stand_in)\b")
+
+HERE: Mapping[str, str] = {
+    r"(--small|--large|--second-large) (?:\.\.\.|URL|https?://\S+)": r"\1 {\1}",
+    r"http://a:8000/v1 http://b:8000/v1": f"{SMALL}/v1 {LARGE}/v1",
+    r" \.\.\.$": "",  # the servers, which the environment names
+    r"^(stepspec (?:eval|calibrate) (?:gsm8k|math500|aime24)(?!.* --data))": r"\1 --data problems.parquet",
+    r"(stepspec (?:eval|estimate) .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
+    r"^(stepspec eval .*)$": r"\1 --fresh",  # the folder has what an earlier command left
+    r"--samples \d+": "--samples 2",
+    r"--minutes \d+": "--minutes 0.1",
+    r"--max-loss [\d.]+(?= |$)": f"--max-loss {MAX_LOSS}",
+    r"^(stepspec calibrate (?!.*--values).*)": r"\1 --values 8",
+    r"--values [\d,]+": "--values 8",
+    r"--port 800\d": "--port 0",
+    r"(python -m stepspec\.evals\.load )": r"\1--limit 4 --concurrency 2 ",
+}
+"""What is replaced in a command, in this order: servers, data sets on the hub, and what takes long."""
+ROLES = {"{--small}": f"{SMALL}/v1", "{--large}": f"{LARGE}/v1", "{--second-large}": f"{LARGE}/v1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where the servers that imitate models listen, without ``/v1``."""
+
+    small: str
+    large: str
+
+
+def to_run() -> list[ParameterSet]:
+    return [
+        pytest.param(block, id=f"{document.relative_to(ROOT)}:{block.line}")
+        for document in DOCUMENTS
+        if document != PAGE
+        for block in blocks(document.read_text(encoding="utf-8"))
+        if block.language in SHELLS and not block.mark.startswith("needs")
+    ]
+
+
+def elsewhere(command: str) -> str | None:
+    """The pattern of `ELSEWHERE` that *command* matches."""
+    return next((pattern for pattern in ELSEWHERE if re.search(pattern, command)), None)
+
+
+def here(command: str) -> str:
+    """*command* with what a test has instead of what a user has."""
+    command = " ".join(re.sub(r"(?<=\s)#.*$", "", command).split())
+    for pattern, text in HERE.items():
+        command = re.sub(pattern, text, command)
+    for name, url in ROLES.items():
+        command = command.replace(name, url)
+    return command
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[Servers]:
+    with (
+        stand_in_process("--model", "small", "--steps", "3") as small,
+        stand_in_process("--model", "large", "--steps", "3") as large,
+    ):
+        yield Servers(small, large)
+
+
+@pytest.fixture(scope="module")
+def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the documents' commands read: files of their names, and the results of earlier commands."""
+    folder = tmp_path_factory.mktemp("material")
+    rows = [{"id": str(n), "problem": f"What is {n} + {42 - n}?", "answer": ANSWER} for n in range(PROBLEMS)]
+    lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+    for name in ("problems.jsonl", "math500.jsonl"):
+        (folder / name).write_text(lines)
+    (folder / "problems.txt").write_text("".join(f"{row['problem']}\n" for row in rows[:4]))
+    (folder / "problem.txt").write_text(rows[0]["problem"])
+    graded = [{"question": row["problem"], "answer": f"It is 42.\n#### {ANSWER}"} for row in rows]
+    (folder / "gsm8k.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in graded))
+    columns = {"problem": "problem", "question": "problem", "answer": "answer", "key": "answer"}
+    table = pa.table({name: [row[column] for row in rows] for name, column in columns.items()})
+    for name in ("exam.parquet", "problems.parquet"):
+        pq.write_table(table, folder / name)
+    pq.write_table(pa.Table.from_pylist(graded), folder / "gsm8k.parquet")
+    (folder / "prices.toml").write_text((ROOT / "docs" / "prices.toml").read_text())
+    for name in ("recipes", "docs", "examples"):
+        (folder / name).symlink_to(ROOT / name)
+    made = run(
+        Block("console", "", "", 0),
+        [
+            "stepspec eval math500 --data math500.jsonl -p specreason -n 4 --traces",
+            "stepspec eval gsm8k --data gsm8k.jsonl -p specreason -n 4 --traces",
+            *(
+                f"stepspec calibrate problems.jsonl -p {policy} --max-loss {MAX_LOSS} --values 8 --output {policy}.toml"
+                for policy in ("specreason", "bild")
+            ),
+            "stepspec adapt runs/gsm8k/traces/*specreason.jsonl --adapt 0.05 --output learnt.toml",
+            "stepspec solve 'What is 6 x 7?' --trace run.jsonl",
+        ],
+        folder,
+        servers,
+    )
+    assert made == []
+    for name in ("policy", "calibrated"):
+        shutil.copy(folder / "specreason.toml", folder / f"{name}.toml")
+    (folder / "relay.toml").write_text('policy = "relay"\n')
+    (folder / "traces").mkdir()
+    shutil.copy(folder / "run.jsonl", folder / "traces")
+    return folder
+
+
+def run(block: Block, commands: list[str], folder: Path, servers: Servers) -> list[str]:
+    """Run *commands* in a *folder*; return those that failed, with what they printed."""
+    session = Session(folder, servers.small, servers.large, free_port())
+    session.exports += [f"export STEPSPEC_SMALL={SMALL}/v1 STEPSPEC_LARGE={LARGE}/v1"]
+    failed: list[str] = []
+    for command in commands:
+        stays = "run: in the background" if STAYS.search(command) else ""
+        for ran in session.run(replace(block, language="console", text=f"$ {command}\n", mark=stays)):
+            if ran.code:
+                failed.append(f"{ran.command}: exit code {ran.code}\n{ran.output}")
+        session.close()
+        session.background.clear()
+    return failed
+
+
+@pytest.mark.parametrize("block", to_run())
+def test_commands_run(block: Block, servers: Servers, material: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    shutil.copytree(material, folder, symlinks=True)
+    commands = [here(command) for command in block.commands if elsewhere(command) is None]
+    assert run(block, commands, folder, servers) == []
+
+
+def test_every_command_that_is_not_run_is_in_a_document() -> None:
+    commands = [
+        command
+        for document in DOCUMENTS
+        for block in blocks(document.read_text(encoding="utf-8"))
+        if block.language in SHELLS and not block.mark
+        for command in block.commands
+    ]
+    assert {pattern for command in commands if (pattern := elsewhere(command))} == {*ELSEWHERE}
+
+
+def test_a_command_that_fails_is_reported(tmp_path: Path) -> None:
+    (failed,) = run(Block("console", "", "", 1), ["true", "exit 3"], tmp_path, Servers("http://a", "http://b"))
+    assert failed.startswith("exit 3: exit code 3")
+
+
+def test_a_command_gets_the_servers_and_the_data_of_the_test() -> None:
+    assert here("stepspec eval gsm8k  -p bild --small ... --large URL  # all") == (
+        f"stepspec eval gsm8k --data problems.parquet -p bild --small {SMALL}/v1 --large {LARGE}/v1 -n 4 --fresh"
+    )
+    assert (
+        here("stepspec calibrate x.jsonl --max-loss 0.01 ...")
+        == f"stepspec calibrate x.jsonl --max-loss {MAX_LOSS} --values 8"
+    )
