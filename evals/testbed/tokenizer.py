@@ -42,7 +42,7 @@ AGENT_WORDS = AGENT_PROMPT.split()
 SAME = "lookahead-reasoning.same"
 JUDGES = ("specreason.grade", "check", SAME)
 REFLECTION = "reflective.reflect"
-ITEM = rf"(?:{'|'.join(tool_problems.ITEMS)})(?=s?(?!\p{{L}}))"
+ITEM = rf"(?:{'|'.join(tool_problems.ITEMS)})(?!\p{{L}})"
 DIGITS: dict[Numbers, str] = {
     "plain": r" ?\p{N}",
     "grouped": r" ?\p{N}{1,2}",
@@ -50,7 +50,8 @@ DIGITS: dict[Numbers, str] = {
     "whole": "|".join(
         (
             r'\{"name": "(?:lookup|calculator)", "arguments": \{"(?:item|expression)": "',
-            r"(?:I look up |I calculate |The answer is | [-+*] |: |, so )(?=\p{N}|" + ITEM + ")",
+            r"(?:First I look up | I look up |I calculate |The answer is |After | [-+*x] |: |, so |, after | and )"
+            rf"(?=\p{{N}}|{ITEM})",
             rf",? (?=\p{{N}}|{ITEM})|{ITEM}|\p{{N}}{{1,3}}|(?:system|user|assistant)\n",
         )
     ),

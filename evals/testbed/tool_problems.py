@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias, cast
 
 from stepspec.orchestrator.errors import ConfigurationError
@@ -138,7 +139,7 @@ class Problem:
 
     @property
     def things(self) -> str:
-        *most, last = [f"{number} {item}{'s' if number > 1 else ''}" for number, item in self.bought]
+        *most, last = [f"{item} x {number}" for number, item in self.bought]
         return f"{', '.join(most)} and {last}" if most else last
 
     @property
@@ -186,24 +187,28 @@ def next_turn(problem: Problem, known: Mapping[str, int], results: Sequence[int]
         if problem.kind == "buy" or len(results) > 1:
             return _answer(results[-1])
         left = f"{problem.money} - {results[0]}"
-        return _calculate((f"{problem.pronoun.title()} pays {results[0]} of {problem.money}.\n\n",), left)
+        return _calculate((f"Who has {problem.money} dollars pays {results[0]}.\n\n",), left)
     if not known:
-        bought = f"{problem.person} buys {problem.things}.\n\n"
+        bought = f"Someone buys {problem.things}.\n\n"
         return _look_up((bought,), unknown if problem.at_once else unknown[:1])
-    steps = tuple(
-        f"{item}: {known[item]}, so {number} * {known[item]}.\n\n" for number, item in problem.bought if item in known
-    )
-    if unknown:
-        return _look_up(steps, unknown[:1])
-    return _calculate(steps, " + ".join(f"{number} * {known[item]}" for number, item in problem.bought))
+    steps, products, last = list[str](), list[str](), ""
+    for number, item in problem.bought:
+        if item in known:
+            products.append(f"{number} * {known[item]}")
+            before = f"After {last} " if last else ""
+            steps.append(f"{before}{item}: {known[item]}, {item} x {number}, so {' + '.join(products)}.\n\n")
+            last = item
+    return _look_up(steps, unknown[:1], last) if unknown else _calculate(steps, " + ".join(products))
 
 
-def _look_up(steps: tuple[str, ...], items: Sequence[str]) -> Turn:
-    last = f"I look up {', '.join(items)}.\n{THINK_END}"
-    return Turn((*steps, last), tuple(Call("lookup", item) for item in items))
+def _look_up(steps: Sequence[str], items: Sequence[str], last: str = "") -> Turn:
+    first, *others = items
+    more = "".join(f", after {before} {item}" for before, item in pairwise((first, *others)))
+    line = f"{f'After {last}' if last else 'First'} I look up {first}{more}.\n{THINK_END}"
+    return Turn((*steps, line), tuple(Call("lookup", item) for item in items))
 
 
-def _calculate(steps: tuple[str, ...], expression: str) -> Turn:
+def _calculate(steps: Sequence[str], expression: str) -> Turn:
     return Turn((*steps, f"I calculate {expression}.\n{THINK_END}"), (Call("calculator", expression),))
 
 

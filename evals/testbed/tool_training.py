@@ -17,51 +17,56 @@ from .tool_data import ToolWriter, tool_batches
 from .train import SHARPNESS, SLOW, Log, Phase, Pools, Recipe, Trainer, look_back, save
 
 LARGE_PHASES = (
-    Phase(300, 3e-3, tokens=2600, branches=4, asked=0.15),  # to solve, and to mark the wrong tokens of a draft
-    Phase(500, 2e-3, tokens=3200, branches=5, asked=0.7),  # to answer the judge's questions
+    Phase(900, 3e-3, tokens=2600, branches=2, asked=0.2),  # to solve, and to mark the wrong tokens of a draft
+    Phase(700, 2e-3, tokens=3200, branches=5, asked=0.7),  # to answer the judge's questions
 )
 ENOUGH = 0.7
 MEASURED = 80  # problems, at most, in a measurement during training
-SMALL_PHASES = (Phase(800, 3e-3, tokens=2600, until=ENOUGH),)
+SMALL_PHASES = (Phase(1500, 3e-3, tokens=2600, until=ENOUGH),)
 RECIPES = (
-    Recipe("small", "whole", width=64, layers=3, heads=2, phases=SMALL_PHASES, theta=1e9, head=64),
-    Recipe("large", "whole", width=112, layers=6, heads=2, phases=LARGE_PHASES, theta=1e9, head=64),
+    Recipe("small", "whole", width=80, layers=3, heads=3, phases=SMALL_PHASES, theta=1e9, head=64),
+    Recipe("large", "whole", width=112, layers=6, heads=3, phases=LARGE_PHASES, theta=1e9, head=64),
 )
+BEFORE = (1, 2, 4)  # how far the heads of the first layer look back
 
 
 @torch.no_grad()
 def copying(model: Qwen3ForCausalLM) -> None:
     """
-    Let *model* begin with a circuit that copies what followed the same one or two tokens earlier (`train.induction`).
+    Let *model* begin with a circuit that copies what followed the same words earlier (`train.induction`).
 
-    The first layer writes the codes of the token before and of the one before that into dimensions of their own, which
-    the embedding leaves empty. In the second layer, one head attends to the tokens after the same token, and another to
-    those two after the token before: so "cup: " finds the price in an earlier "cup: 17".
+    The first layer writes the codes of the tokens that are one, two and four before into dimensions of their own, which
+    the embedding leaves empty. In the second layer, the first head attends to what followed the same token; the second
+    to what stands two after the token before, so that "cup: " finds the price in "cup: 17"; and the third to what
+    stands four after it, so that "After cup " finds the next item in "cup x 2, pen x 3".
     """
     parts: Any = model.model
     first, second = (layer.self_attn for layer in parts.layers[:2])
     width, head, unit = model.config.hidden_size, model.config.head_dim, model.config.hidden_size**-0.5
-    size = 2 * width // 7  # of a code
-    own, once, twice = slice(1, width - 2 * size), slice(width - 2 * size, width - size), slice(width - size, width)
+    size = 3 * width // 14  # of a code
+    own = slice(1, width - len(BEFORE) * size)
+    once, twice, fourth = written = [
+        slice(begin, begin + size) for begin in range(own.stop, own.stop + len(BEFORE) * size, size)
+    ]
     embedding = parts.embed_tokens.weight
     embedding[:, 0], embedding[:, own.stop :] = 2 * unit, 0
     code = torch.zeros(size, width)
     nn.init.orthogonal_(code[:, own])
     slow = [at for at in range(head) if at % (head // 2) >= SLOW][:size]
-    for number, (distance, written) in enumerate(((1, once), (2, twice))):
+    for number, (distance, place) in enumerate(zip(BEFORE, written, strict=True)):
         look_back(model, first, 0, number=number, far=distance)
         rows = slice(number * head, number * head + size)
         first.v_proj.weight[rows] = code
         first.o_proj.weight[:, number * head : (number + 1) * head] = 0
-        first.o_proj.weight[written, rows] = unit * torch.eye(size)
+        first.o_proj.weight[place, rows] = unit * torch.eye(size)
     for norm in (second.q_norm.weight, second.k_norm.weight):
         norm[:] = SHARPNESS
     plain = torch.eye(width)
-    for number, (query, key) in enumerate(((code, plain[once]), (plain[once], plain[twice]))):
+    for number, (query, key) in enumerate(((code, once), (plain[once], twice), (plain[once], fourth))):
         begin = number * head
         second.q_proj.weight[begin : begin + head] = second.k_proj.weight[begin : begin + head] = 0
         rows = [begin + at for at in slow]
-        second.q_proj.weight[rows], second.k_proj.weight[rows] = query, key
+        second.q_proj.weight[rows], second.k_proj.weight[rows] = query, plain[key]
         copied = slice(begin, begin + own.stop - 1)
         second.v_proj.weight[begin : begin + head] = 0
         second.v_proj.weight[copied] = plain[own]

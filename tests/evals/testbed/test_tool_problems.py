@@ -48,13 +48,14 @@ def worked(problem: Problem) -> list[str]:
 
 
 def test_a_worked_loop_reads_well() -> None:
-    assert CUPS.text == "Ann buys 2 cups and 3 pens. What does she pay?"
+    assert CUPS.text == "Ann buys cup x 2 and pen x 3. What does she pay?"
     assert worked(CUPS) == [
-        "Ann buys 2 cups and 3 pens.\n\nI look up cup.\n</think>\n\n"
+        "Someone buys cup x 2 and pen x 3.\n\nFirst I look up cup.\n</think>\n\n"
         '<tool_call>\n{"name": "lookup", "arguments": {"item": "cup"}}\n</tool_call>',
-        "cup: 17, so 2 * 17.\n\nI look up pen.\n</think>\n\n"
+        "cup: 17, cup x 2, so 2 * 17.\n\nAfter cup I look up pen.\n</think>\n\n"
         '<tool_call>\n{"name": "lookup", "arguments": {"item": "pen"}}\n</tool_call>',
-        "cup: 17, so 2 * 17.\n\npen: 23, so 3 * 23.\n\nI calculate 2 * 17 + 3 * 23.\n</think>\n\n"
+        "cup: 17, cup x 2, so 2 * 17.\n\nAfter cup pen: 23, pen x 3, so 2 * 17 + 3 * 23.\n\n"
+        "I calculate 2 * 17 + 3 * 23.\n</think>\n\n"
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 * 17 + 3 * 23"}}\n</tool_call>',
         "The answer is 103.\n</think>\n\n\\boxed{103}",
     ]
@@ -123,11 +124,11 @@ def test_a_corrupted_step_is_wrong(problem: Problem, seed: int) -> None:
 def test_wrong_steps_have_wrong_numbers_wrong_items_and_wrong_tools() -> None:
     rng, look_up = random.Random(2), states(CUPS)[1]
     made = {corrupt(rng, CUPS, look_up) for _ in range(200)}
-    assert "I look up pen.\n</think>" in made
+    assert "First I look up pen.\n</think>" in made
     assert any(step.startswith("I calculate") for step in made)
     assert any(step.startswith("The answer is") for step in made)
     price = states(CUPS)[2]
-    assert any(step.startswith("cup:") and step.endswith("so 2 * 17.\n\n") for step in (
+    assert any(step.startswith("cup:") and step.endswith("cup x 2, so 2 * 17.\n\n") for step in (
         corrupt(rng, CUPS, price) for _ in range(200)
     ))  # fmt: skip
 
@@ -180,7 +181,8 @@ def test_the_messages_of_a_loop_are_those_of_the_api() -> None:
     assert next(loop) == [*before, {"role": "user", "content": problem.text}]
     *_, assistant, first, second = loop.send(read_reply(worked(problem)[0]))
     assert assistant["content"] == ""
-    assert assistant["reasoning_content"] == "Ann buys 2 cups and 3 pens.\n\nI look up cup, pen.\n"
+    thinking = "Someone buys cup x 2 and pen x 3.\n\nFirst I look up cup, after cup pen.\n"
+    assert assistant["reasoning_content"] == thinking
     assert [json.loads(call["function"]["arguments"]) for call in assistant["tool_calls"]] == [
         {"item": "cup"},
         {"item": "pen"},
