@@ -79,7 +79,8 @@ class RequestMiddleware:
         self._app, self._version, self._observe = app, version, observe
         self._keys = ApiKeys(key.get_secret_value() for key in settings.keys)
         self._max_bytes, self._body_seconds = settings.max_body_bytes, settings.send_seconds
-        self._forward = (*TRACE_HEADERS, *([session_header.lower()] if session_header else []))
+        self._session_header = session_header.lower()
+        self._forward = (*TRACE_HEADERS, *([self._session_header] if session_header else []))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,6 +90,7 @@ class RequestMiddleware:
         request = ServiceRequest(
             request_id(headers.get("x-request-id")), scope["method"], _path(scope), headers, self._forward
         )
+        request.session = request.forwarded.get(self._session_header, "")
         scope["stepspec.request"] = request
         self._observe(RequestArrived(request))
         try:

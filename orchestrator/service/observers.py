@@ -63,8 +63,9 @@ class ServiceRequest:
 
     *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream* the seconds that a
     served model was busy with it, and *first_step* the second at which its first step was verified; the last three are
-    None while unknown. *forwarded* are the headers that served models receive, at first those named by *forward*.
-    *log_fields* are added to its line in the log. *calls* has one entry for each server that it was forwarded to.
+    None while unknown. *session* is the value of the session header, "" without one. *forwarded* are the headers that
+    served models receive, at first those named by *forward*. *log_fields* are added to its line in the log. *calls* has
+    one entry for each server that it was forwarded to.
     """
 
     id: str
@@ -72,6 +73,7 @@ class ServiceRequest:
     path: str
     headers: Mapping[str, str]
     forward: tuple[str, ...] = TRACE_HEADERS
+    session: str = ""
     arrived: float = field(default_factory=time.perf_counter)
     model: str = ""
     stream: bool = False

@@ -116,6 +116,7 @@ class Runs:
                 run_request.run,
                 stop=run_request.stop,
                 format=run_request.format,
+                session=self._request.session or None,
                 observe=observe,
                 clock=clock,
             )

@@ -15,6 +15,7 @@ from ..chain import Role
 from ..concurrency import background
 from ..endpoints import ModelEndpoint, ReplicatedEndpoint
 from ..endpoints.failures import no_connection
+from ..endpoints.replicas import in_order
 from . import payloads
 from .errors import ApiError
 from .observers import HealthChecked, ServiceObserver, ServiceRequest
@@ -86,7 +87,7 @@ class UpstreamProxy:
         if content["model"] != model.name:
             body = orjson.dumps({**content, "model": model.name})
         failures: list[str] = []
-        for url in self._urls(endpoint):
+        for url in self._urls(endpoint, request.session):
             try:
                 await self._send(request, model, f"{url}{request.path}", body, connection, seconds)
                 return
@@ -124,12 +125,17 @@ class UpstreamProxy:
                 await _return(response, connection, endpoint.settings.deadlines.between, failure)
                 request.upstream = request.seconds - (request.admitted or 0.0)
 
-    def _urls(self, endpoint: ModelEndpoint) -> Sequence[str]:
-        """Return the servers of *endpoint* in turn, with those that are known to be down at the end."""
-        urls, turn = endpoint.settings.urls, next(self._turns)
-        rotated = [urls[(turn + place) % len(urls)] for place in range(len(urls))]
+    def _urls(self, endpoint: ModelEndpoint, session: str) -> Sequence[str]:
+        """
+        Return the servers of *endpoint* in the order to try, with those that are known to be down at the end.
+
+        It is the order that the *session* prefers, as for its runs; without one the servers take turns.
+        """
+        urls = endpoint.settings.urls
+        turn = 0 if session else next(self._turns)
+        ordered = in_order(urls, session) if session else [urls[(turn + at) % len(urls)] for at in range(len(urls))]
         down: Mapping[str, str] = endpoint.down if isinstance(endpoint, ReplicatedEndpoint) else {}
-        return sorted(rotated, key=lambda url: url in down)
+        return sorted(ordered, key=lambda url: url in down)
 
     def _open(self, request: ServiceRequest, endpoint: ModelEndpoint, url: str, body: bytes, seconds: float) -> Any:
         headers = {**request.forwarded, "Content-Type": "application/json", "Accept-Encoding": "identity"}

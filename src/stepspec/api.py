@@ -326,7 +326,8 @@ class Solver:
 
         *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
         used; by default it is a new one. *trace_to* receives the trace, also of a run that fails. *session* is the
-        value of the session header; if it is None, the run makes its own. If the small model fails for good, the large
+        value of the session header, whose runs use the same replica of each model while it is up; if it is None, the
+        run makes its own, and uses the replicas with the fewest runs. If the small model fails for good, the large
         one goes on alone, and the solution says so; raise an `EndpointError` if the large one does, and
         `ConfigurationError` for what is wrong.
         """
@@ -370,7 +371,7 @@ class Solver:
             watch(adapted)
         try:
             windows.begin()
-            with carrying(self._session(session), run.priority), prompts.replacing(self.prompts):
+            with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
                 outcome = await run_policy(
                     self._policy(models, run),
                     chain,
