@@ -82,6 +82,10 @@ class Metrics:
         self._value = gauge("adapted_value", "Option value that adaptation has chosen.", "model", "option")
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
         self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
+        self._clients = counter("client_requests", "Answered requests of a named client.", "client", "status")
+        self._client_tokens = counter(
+            "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
+        )
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
         self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
         self._moved = gauge("grade_drift", "Share of grades in other bins than in the calibration.", "model")
@@ -181,6 +185,9 @@ class Metrics:
     def _request(self, request: ServiceRequest) -> None:
         endpoint, model = request.path if request.path in MODEL_PATHS else "other", request.model or NO_MODEL
         self._requests.labels(endpoint, model, str(request.status)).inc()
+        if request.client:
+            self._clients.labels(request.client, str(request.status)).inc()
+            self._client_tokens.labels(request.client).inc(request.large_tokens)
         if request.error is not None:
             self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
         if endpoint == "other":

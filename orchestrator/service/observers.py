@@ -63,9 +63,11 @@ class ServiceRequest:
 
     *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream* the seconds that a
     served model was busy with it, and *first_step* the second at which its first step was verified; the last three are
-    None while unknown. *session* is the value of the session header, "" without one. *forwarded* are the headers that
-    served models receive, at first those named by *forward*. *log_fields* are added to its line in the log. *calls* has
-    one entry for each server that it was forwarded to.
+    None while unknown. *session* is the value of the session header, *client* the name of the client; "" without one.
+    *large_tokens* are those that the large model has written, or read to judge, so far; its client's limit was charged
+    with *charged_tokens* of them. *forwarded* are the headers that served models receive, at first those named by
+    *forward*. *log_fields* are added to its line in the log. *calls* has one entry for each server that it was
+    forwarded to.
     """
 
     id: str
@@ -74,6 +76,9 @@ class ServiceRequest:
     headers: Mapping[str, str]
     forward: tuple[str, ...] = TRACE_HEADERS
     session: str = ""
+    client: str = ""
+    large_tokens: int = 0
+    charged_tokens: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     model: str = ""
     stream: bool = False
@@ -247,6 +252,7 @@ class RequestLog:
         fields = {
             "status": request.status,
             "seconds": round(request.seconds, 4),
+            "client": request.client or None,
             "model": request.model or None,
             "stream": request.stream or None,
             "queued": round(request.queued, 4) or None,

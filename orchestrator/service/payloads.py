@@ -124,6 +124,12 @@ class TokenCounts:
         return min(self._calls, key=lambda call: call.started).cached if self._calls else 0
 
     @property
+    def large(self) -> int:
+        """The tokens that the large model has written, or read to judge."""
+        account = Ledger.of(self._calls).large
+        return account.written + account.judging
+
+    @property
     def upstream(self) -> float:
         """Seconds in which at least one request to a model was open."""
         busy = end = 0.0

@@ -49,7 +49,13 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
             await solver.warm_up()
-            logs.info("serving", url=f"http://{host}:{port}/v1", models=names, keys=len(settings.keys))
+            logs.info(
+                "serving",
+                url=f"http://{host}:{port}/v1",
+                models=names,
+                keys=len(settings.keys),
+                clients=len(settings.clients),
+            )
             await server.serve([listening])
 
 
