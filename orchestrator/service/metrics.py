@@ -82,6 +82,8 @@ class Metrics:
         self._value = gauge("adapted_value", "Option value that adaptation has chosen.", "model", "option")
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
         self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
+        self._missed = counter("large_share_missed", "Runs whose max_large_share no allowed threshold meets.", "model")
+        self._capped = counter("capped_runs", "Runs that spent their max_large_seconds.", "model")
         self._clients = counter("client_requests", "Answered requests of a named client.", "client", "status")
         self._client_tokens = counter(
             "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
@@ -166,6 +168,9 @@ class Metrics:
 
     def _run_result(self, model: str, solution: Solution) -> None:
         self._ended.labels(model, solution.finish_reason).inc()
+        if (spending := solution.spending) is not None:
+            self._missed.labels(model).inc(spending.out_of_reach)
+            self._capped.labels(model).inc(spending.capped_after is not None)
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
         for account in (solution.ledger.small, solution.ledger.large, solution.ledger.critic):

@@ -19,7 +19,7 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 from ..chain import Role
-from ..events import Degraded, Event, Moved, Started
+from ..events import Capped, Degraded, Event, Moved, Started, Targeted
 from ..solution import Solution
 from .errors import ApiError
 from .settings import ServiceSettings
@@ -228,6 +228,10 @@ class RequestLog:
                 log.info("started", messages=[(message.role, message.content) for message in messages])
             case Degraded(role=role, cause=cause):
                 log.warning("degraded", role=role, cause=cause)
+            case Targeted(out_of_reach=True):
+                log.warning("large_share_out_of_reach", target=event.target, share=event.share, value=event.value)
+            case Capped(seconds=seconds, index=index):
+                log.warning("capped", seconds=seconds, index=index)
             case Moved(role=role, url=url, to=to, cause=cause):
                 log.warning("moved", role=role, url=url, to=to, cause=cause)
             case _:

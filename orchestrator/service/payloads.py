@@ -174,6 +174,7 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
         "accept_rate": ledger.accept_rate,
         "share_large": ledger.share_large,
         "degraded": list(solution.degraded),
+        "spending": dataclasses.asdict(solution.spending) if solution.spending else None,
         "speculation": {model.name: _speculation(model) for model in ledger.speculation} or None,
     }
 

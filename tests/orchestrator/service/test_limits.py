@@ -318,5 +318,6 @@ async def test_waiting_requests_of_a_better_priority_run_first() -> None:
         for _ in range(999):
             served.small.gate.release()
         await asyncio.gather(*tasks)
+        await until(lambda: len(served.recorded.requests) == 3)
         order = [request.client for request in served.recorded.requests]
     assert order == ["", "alice", "bob"]
