@@ -229,7 +229,7 @@ def test_an_answer_without_usage_is_counted_by_its_events() -> None:
 @pytest.mark.parametrize(("asked", "run_priority"), [(None, 5), (9, 9), (5, 5)])
 async def test_a_client_has_its_priority_or_a_worse_one(asked: int | None, run_priority: int) -> None:
     async with serving(LIMITED) as served:
-        reply = await served.chat(headers=by("b"), **({} if asked is None else {"stepspec": {"priority": asked}}))
+        reply = await served.chat(headers=by("b"), stepspec={} if asked is None else {"priority": asked})
         assert reply.status == 200
         sent = {body["priority"] // 2**32 for _, body in served.small.requests if "priority" in body}
     assert sent == {run_priority}
