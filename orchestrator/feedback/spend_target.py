@@ -19,6 +19,7 @@ from .calibration_monitor import Calibration
 WINDOW = 64  # runs that the reported share covers
 LEAST = 5  # runs with the loosest threshold, before the target is called out of reach
 PACE = 0.25  # of all places: how far a run moves that the large model wrote in full, with a target of 0
+TOGETHER = 4  # runs under way at once that may each make a full step
 MOST = 64  # policies with options and targets that are followed; the oldest is dropped first
 
 
@@ -43,7 +44,8 @@ class ShareControl:
     target by that way over *n* times the pace. The nearest threshold is used, so that runs alternate between the two
     around a target that lies between them. So the policy is as strict as the target allows, and no stricter.
 
-    Runs that are under way together share one step, because they began with the same threshold.
+    Of more than `TOGETHER` runs that are under way at once, each moves the place by so much less: they began before the
+    others could teach them anything, and full steps would overshoot.
 
     The target is out of reach if, at the loosest threshold, the share of at least `LEAST` runs exceeds it by more than
     chance: by the 95% interval of a ratio of sums over runs.
@@ -91,14 +93,14 @@ class ShareControl:
 
     def learn(self, value: float, run: Tokens) -> None:
         """Learn from a *run* with the threshold *value*."""
-        together, self._under_way = max(1, self._under_way), self._under_way - 1
+        crowd, self._under_way = max(1.0, self._under_way / TOGETHER), self._under_way - 1
         self.runs, self._tokens = self.runs + 1, self._tokens + run.total
         self._recent.append(run)
         if value == self.thresholds[-1]:
             self._loosest.append(run)
         excess = (run.large - self.target * run.total) * self.runs / self._tokens
         last = len(self.thresholds) - 1
-        self.place = min(float(last), max(0.0, self.place + PACE * len(self.thresholds) * excess / together))
+        self.place = min(float(last), max(0.0, self.place + PACE * len(self.thresholds) * excess / crowd))
 
 
 def _share(runs: deque[Tokens]) -> float:

@@ -10,7 +10,14 @@ import pytest
 from stepspec import policies
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.calibration_monitor import Calibration
-from stepspec.orchestrator.feedback.spend_target import PACE, ShareControl, SpendTargets, Tokens, follow
+from stepspec.orchestrator.feedback.spend_target import (
+    PACE,
+    TOGETHER,
+    ShareControl,
+    SpendTargets,
+    Tokens,
+    follow,
+)
 from stepspec.orchestrator.run_options import RunOptions
 
 VALUES = (9.0, 8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0)
@@ -79,15 +86,23 @@ def test_a_target_below_what_is_allowed_is_out_of_reach() -> None:
     assert control.share == pytest.approx(0.65, abs=0.05)
 
 
-def test_runs_that_are_under_way_together_share_one_step() -> None:
-    alone, together = (ShareControl("threshold", 0.2, VALUES, 2.0) for _ in range(2))
-    targeted = alone.begin()
-    alone.learn(targeted.value, Tokens(70, 100))
-    begun = [together.begin() for _ in range(10)]
-    for each in begun:
-        together.learn(each.value, Tokens(70, 100))
-    assert alone.place == pytest.approx(2.0 + PACE * 10 * 0.5)
-    assert together.place < 2.0 + 3 * PACE * 10 * 0.5
+@pytest.mark.parametrize("crowd", [1, 4, 8, 40])
+def test_many_runs_under_way_together_make_smaller_steps(crowd: int) -> None:
+    control = ShareControl("threshold", 0.2, VALUES, 2.0)
+    begun = [control.begin() for _ in range(crowd)]
+    control.learn(begun[0].value, Tokens(40, 100))
+    assert control.place == pytest.approx(2.0 + PACE * 10 * 0.2 * min(1.0, TOGETHER / crowd))
+
+
+def test_a_crowd_of_runs_reaches_the_target_too() -> None:
+    control, chance, made = ShareControl("threshold", 0.3, VALUES, 0.0), random.Random(1), list[Tokens]()
+    under_way = [control.begin() for _ in range(32)]
+    for _ in range(800):
+        oldest = under_way.pop(0)
+        made.append(Tokens(sum(chance.random() < curve(oldest.value) for _ in range(200)), 200))
+        control.learn(oldest.value, made[-1])
+        under_way.append(control.begin())
+    assert reached(made[200:]) == pytest.approx(0.3, abs=0.02)
 
 
 def test_a_run_that_ends_early_changes_nothing() -> None:
