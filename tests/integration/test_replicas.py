@@ -20,6 +20,7 @@ from .test_solve import until_idle
 
 pytestmark = pytest.mark.servers
 TASKS = fresh_tasks(3, 5)
+RULES = "Work out one quantity at a time. " * 20  # longer than a block of the prefix cache
 
 
 async def solve(pair: Pair, victim: Served, policy: str) -> tuple[list[Solution], list[Solution], list[Event]]:
@@ -69,7 +70,12 @@ async def converse(pair: Pair, other: Served) -> list[list[Called]]:
             for number, task in enumerate(TASKS):
                 events: list[Event] = []
                 with separate_cache("sessions"):
-                    await solver.solve(task.problem, session=f"session {number}", observe=events.append)
+                    await solver.solve(
+                        task.problem,
+                        session=f"session {number}",
+                        system=f"Turn {number}. {RULES}",
+                        observe=events.append,
+                    )
                 calls.append([event for event in events if isinstance(event, Called) and event.role == "large"])
     return calls
 
