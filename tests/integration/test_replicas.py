@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from stepspec import Endpoint, Solution, Solver
+from stepspec import Budget, Endpoint, Solution, Solver
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.endpoints.client import separate_cache
@@ -62,10 +62,10 @@ def test_runs_on_a_server_that_dies_go_on_at_the_other_one_and_end_the_same(
 
 
 async def converse(pair: Pair, other: Served) -> list[list[Called]]:
-    """Let three sessions solve a problem twice each, in turn; return the large model's calls of each run."""
+    """Let three sessions solve a problem twice each, in turn; return the judge's calls of each run."""
     large = Endpoint(role="large", url=other.base_url, replicas=(pair.large.base_url,))
     calls: list[list[Called]] = []
-    async with Solver(pair.small.base_url, large, sampling=GREEDY, policy="large") as solver:
+    async with Solver(pair.small.base_url, large, sampling=GREEDY, policy="specreason", ahead=0) as solver:
         for _ in range(2):
             for number, task in enumerate(TASKS):
                 events: list[Event] = []
@@ -74,9 +74,10 @@ async def converse(pair: Pair, other: Served) -> list[list[Called]]:
                         task.problem,
                         session=f"session {number}",
                         system=f"Turn {number}. {RULES}",
+                        budget=Budget(40),
                         observe=events.append,
                     )
-                calls.append([event for event in events if isinstance(event, Called) and event.role == "large"])
+                calls.append([event for event in events if isinstance(event, Called) and event.verb == "ask"])
     return calls
 
 
