@@ -69,6 +69,16 @@ class MalformedReply(EndpointError):
     """The response does not match the request."""
 
 
+class LargeSecondsSpent(StepspecError):
+    """A run has spent the seconds of the large model that it may spend; usually the small model then goes on alone."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(
+            f"the run has spent its {most:g} seconds of the large model and no model can go on: raise max_large_seconds"
+        )
+        self.most = most
+
+
 class MissingCapability(StepspecError):
     """The method needs something that this endpoint cannot do; ``stepspec doctor`` lists what each can."""
 

@@ -213,6 +213,36 @@ class Adapted:
 
 
 @dataclass(frozen=True, slots=True)
+class Targeted:
+    """
+    The threshold that a run uses, so that the large model's share of the tokens follows a *target*.
+
+    *value* is that of *option*, learnt from the *runs* before, and *share* the large model's of the last of them; None
+    before the first. The target is *out_of_reach* if the loosest threshold that is allowed exceeds it too.
+    """
+
+    option: str
+    value: float
+    target: float
+    runs: int
+    share: float | None = None
+    out_of_reach: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """
+    The run spent the *seconds* of the large model that it may spend: from step *index* on the small one is alone.
+
+    Then nobody judges its steps, and it answers too. With *answering* the seconds ended within the answer.
+    """
+
+    seconds: float
+    index: int
+    answering: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Decided:
     """
     The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large model alone.
@@ -291,6 +321,8 @@ Event: TypeAlias = (
     | Degraded
     | Moved
     | Adapted
+    | Targeted
+    | Capped
     | Decided
     | Selected
     | Speculated

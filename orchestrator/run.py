@@ -23,10 +23,11 @@ from .budget import Budget
 from .chain import Chain, Role, Rollback, Step, ToolCall
 from .concurrency import to_the_end
 from .early_stopping import StopRule
-from .errors import ContextTooLong, EndpointUnavailable
+from .errors import ContextTooLong, EndpointUnavailable, LargeSecondsSpent
 from .events import (
     Answered,
     Answering,
+    Capped,
     Chosen,
     Committed,
     Degraded,
@@ -75,6 +76,7 @@ async def run(
     ahead: int | LookaheadControl,
     observe: Observer,
     fallback: Policy | None = None,
+    alone: Policy | None = None,
     thinks: bool = True,
     stop_rule: StopRule | None = None,
     answerer: Model | None = None,
@@ -94,7 +96,8 @@ async def run(
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
     written counts. *stop_rule* may end the thinking early. If the small model fails for good, *fallback* continues the
-    committed chain. Any other failure passes through.
+    committed chain. If the seconds of the large model are spent, *alone*, which needs the small one only, does, and
+    answers; what is emitted of the answer by then counts. Any other failure passes through.
     """
     began = asyncio.get_running_loop().time()
     by_method = by_method and thinks and parser is None
@@ -103,6 +106,11 @@ async def run(
     try:
         try:
             why = await current.work(policy)
+        except LargeSecondsSpent as exc:
+            if alone is None:
+                raise
+            current.cap(exc.most)
+            why = await current.work(alone)
         except EndpointUnavailable as exc:
             if fallback is None or exc.role != "small":
                 raise
@@ -111,7 +119,7 @@ async def run(
             why = await current.work(fallback)
         calls: tuple[ToolCall, ...] = ()
         if not by_method and (thinks or parser is not None or has_thought(current.chain)):
-            stream, cut = await current.answer()
+            stream, cut = await current.answer(alone)
             text, calls = (stream.text, stream.calls) if stream is not None else ("", ())
             why = cut if why == "stop" else why
         else:
@@ -172,6 +180,12 @@ class _Run:
         if self.answerer is not None and self.answerer.role == role:
             self.answerer = None
 
+    def cap(self, seconds: float, *, answering: bool = False) -> None:
+        """Continue without the large model, whose *seconds* are spent."""
+        self(Capped(seconds, len(self.chain.steps), answering))
+        self.remove("large")
+        self.stop_rule = None  # it asks the large model
+
     async def work(self, policy: Policy) -> FinishReason:
         """Let *policy* think and, if *by_method*, answer; also where the thinking was cut short."""
         why, closed = await self.think(policy), self.chain.closed
@@ -186,8 +200,12 @@ class _Run:
         if self.early is not None:
             await self.early.close()
 
-        author = self.answerer or policy.answerer
+        self._prepare_answer(self.answerer or policy.answerer)
+        if self.parser is not None and not self.thinks:
+            return "stop"
+        return await self._reason(policy, self.budget.thinking_seconds, self.stop_rule)
 
+    def _prepare_answer(self, author: Model) -> None:
         async def write(chain: Chain, stream: AnswerStream) -> Step:
             limit = self.budget.left_to_answer(chain)
             thinks = self.thinks or has_thought(chain)
@@ -196,9 +214,6 @@ class _Run:
         self.early = _EarlyAnswer(
             write, self.new_stream, lambda: self.thinks and self.control.depth() > 0 and not self.by_method
         )
-        if self.parser is not None and not self.thinks:
-            return "stop"
-        return await self._reason(policy, self.budget.thinking_seconds, self.stop_rule)
 
     async def _reason(self, policy: Policy, seconds: float | None, stop_rule: StopRule | None) -> FinishReason:
         """Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run began."""
@@ -220,8 +235,28 @@ class _Run:
     def _over(self, chain: Chain) -> bool:
         return has_answer(chain, self.stop) if self.by_method and chain.closed else chain.finished
 
-    async def answer(self) -> tuple[AnswerStream | None, FinishReason]:
-        """Write the answer. Return what it was emitted by, None if there is none, and why it ended."""
+    async def answer(self, alone: Policy | None) -> tuple[AnswerStream | None, FinishReason]:
+        """
+        Write the answer. Return what it was emitted by, None if there is none, and why it ended.
+
+        If the seconds of the large model are spent before anything is emitted, the model of *alone* writes it.
+        """
+        try:
+            return await self._answer()
+        except LargeSecondsSpent as exc:
+            if alone is None:
+                raise
+            self.cap(exc.most, answering=True)
+            assert self.early is not None
+            taken = self.early.taken
+            await self.early.close()
+            if taken is not None and taken.partial is not None and taken.partial.text.strip():
+                self(Answered(taken.partial))
+                return taken, "time"
+            self._prepare_answer(alone.answerer)
+            return await self._answer()
+
+    async def _answer(self) -> tuple[AnswerStream | None, FinishReason]:
         deadline = None if self.budget.seconds is None else self.began + self.budget.seconds
         timeout = asyncio.timeout_at(deadline)
         try:

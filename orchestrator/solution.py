@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from .chain import Rival, Role, Rollback, ToolCall
-from .events import Choice, Committed, Decided, Degraded, Event, Judged, Lost, Selected, Started
+from .events import Capped, Choice, Committed, Decided, Degraded, Event, Judged, Lost, Selected, Started, Targeted
 from .ledger import Ledger
 from .run import FinishReason, Outcome
 from .trace import Moment
@@ -49,6 +49,39 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
+class Spending:
+    """
+    What a run with a spend target did about it.
+
+    With a target *max_large_share*, the run used this *threshold*, *share* is that of the large model in the runs
+    before it (None: there was none), and *out_of_reach* says that no threshold that is allowed meets the target. If the
+    run spent its *capped_after* seconds of the large model, the small one went on alone from step *capped_at* on, and
+    nobody judged what it wrote.
+    """
+
+    max_large_share: float | None = None
+    threshold: float | None = None
+    share: float | None = None
+    out_of_reach: bool = False
+    capped_after: float | None = None
+    capped_at: int | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Self | None:
+        """What the *events* of a run say; None if it had no target and was not capped."""
+        spending: Self | None = None
+        for event in events:
+            match event:
+                case Targeted():
+                    spending = cls(event.target, event.value, event.share, event.out_of_reach)
+                case Capped():
+                    spending = replace(spending or cls(), capped_after=event.seconds, capped_at=event.index)
+                case _:
+                    pass
+        return spending
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     r"""
     The solution of a problem.
@@ -61,6 +94,7 @@ class Solution:
     repeats the run. None if the models wrote greedily. *stretches* says what a run with `auto` chose; without it there
     are none. *selected* names the method of a run that chose among several, and why; None if there was no choice.
     *calls* are the calls of tools that the answer makes; of an answer that was cut short, those that are complete.
+    *spending* is about the spend target of the run; None if it had none, and was not capped.
     """
 
     answer: str
@@ -75,6 +109,7 @@ class Solution:
     stretches: tuple[Stretch, ...] = ()
     selected: Selected | None = None
     calls: tuple[ToolCall, ...] = ()
+    spending: Spending | None = None
 
     @property
     def share_alone(self) -> float:
@@ -99,6 +134,7 @@ class Solution:
             stretches=tuple(stretches(events)),
             selected=next((event for event in events if isinstance(event, Selected)), None),
             calls=outcome.calls,
+            spending=Spending.of(events),
         )
 
 

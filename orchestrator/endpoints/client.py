@@ -67,11 +67,14 @@ T = TypeVar("T")
 CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
 """Headers added to every request of a run, such as ``traceparent``; `carrying` sets them."""
 
+SESSION: ContextVar[str] = ContextVar("SESSION", default="")
+"""The session that a run belongs to, which decides about its replicas; "": none. `carrying` sets it."""
+
 
 @contextmanager
-def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[None]:
+def carrying(headers: Mapping[str, str], run_priority: int = 0, session: str = "") -> Generator[None]:
     """
-    Add *headers* and *run_priority* to all requests of the run that begins with the block.
+    Add *headers* and *run_priority* to all requests of the run that begins with the block, a run of the *session*.
 
     A header of an enclosing block keeps its value.
     """
@@ -79,9 +82,11 @@ def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[Non
     names = {name.lower() for name in enclosing}
     added = {key: value for key, value in headers.items() if key.lower() not in names}
     headers_token, priority_token = CARRIED.set({**added, **enclosing}), RUN.set(run_place(run_priority))
+    session_token = SESSION.set(session)
     try:
         yield
     finally:
+        SESSION.reset(session_token)
         RUN.reset(priority_token)
         CARRIED.reset(headers_token)
 

@@ -31,6 +31,8 @@ EXPOSED_HEADERS = (
     "x-stepspec-overhead-ms",
     "Retry-After",
     "x-should-retry",
+    "retry-after-ms",
+    *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 )  # to scripts of other origins
 CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
 
@@ -75,7 +77,7 @@ class Service:
             redoc_url=None,
             root_path=settings.root_path,
         )
-        app.openapi = openapi.describer(app, context.models, locked=bool(settings.keys))  # type: ignore[method-assign]
+        app.openapi = openapi.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
         for router in (
             routes.api_router(context),
             routes.page_router(context),
@@ -87,6 +89,7 @@ class Service:
         app.add_middleware(
             RequestMiddleware,
             settings=settings,
+            clients=context.clients,
             version=offer.version,
             observe=observe,
             session_header=offer.session_header,

@@ -11,6 +11,7 @@ import aiohttp
 
 from .admission import Admission, Slots
 from .interfaces import Offer
+from .limits import Clients
 from .observers import ServiceObserver, ServiceRequest
 from .run_requests import ModelCatalog
 from .settings import ServiceSettings
@@ -21,7 +22,7 @@ from .upstream import HealthMonitor, UpstreamProxy
 @dataclass(eq=False)
 class ServiceContext:
     """
-    Settings, admission, models and connections of one service.
+    Settings, admission, models, clients and connections of one service.
 
     `upstream` and `health` exist while the context is `open`; *created* is in seconds since 1970.
     """
@@ -31,6 +32,7 @@ class ServiceContext:
     observe: ServiceObserver
     admission: Admission
     models: ModelCatalog
+    clients: Clients
     created: int = field(default_factory=lambda: int(time.time()))
     upstream: UpstreamProxy = field(init=False)
     health: HealthMonitor = field(init=False)
@@ -39,7 +41,7 @@ class ServiceContext:
     def of(
         cls, offer: Offer, settings: ServiceSettings, observe: ServiceObserver, slots: Slots | None = None
     ) -> ServiceContext:
-        return cls(offer, settings, observe, Admission(settings, slots), ModelCatalog(offer))
+        return cls(offer, settings, observe, Admission(settings, slots), ModelCatalog(offer), Clients(settings))
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:

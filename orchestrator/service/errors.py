@@ -4,7 +4,8 @@ API errors: every failure in OpenAI's shape, with its status and whether to try 
     400  the request is wrong; the message names the parameter and a cure
     401  the API key is missing or wrong
     404  no such model or path;  405  no such method;  408  the body did not arrive;  413  the body is too large
-    429  too many requests at once;  503  draining, or a server is down: both carry Retry-After
+    429  too many requests at once, or a client is over a limit;  503  draining, or a server is down
+         (both carry Retry-After)
     500  a bug in the service, or a malformed reply of a server;  504  no answer before the deadline
 """
 
@@ -73,7 +74,7 @@ class ApiError(Exception):
         if self.retry is not None:
             headers["x-should-retry"] = "true" if self.retry else "false"
         if self.status in (429, 503):
-            headers["Retry-After"] = str(RETRY_AFTER)
+            headers.setdefault("Retry-After", str(RETRY_AFTER))
         return headers
 
 

@@ -118,6 +118,12 @@ class Metrics:
         )
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
         self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
+        self._missed = counter("large_share_missed", "Runs whose max_large_share no allowed threshold meets.", "model")
+        self._capped = counter("capped_runs", "Runs that spent their max_large_seconds.", "model")
+        self._clients = counter("client_requests", "Answered requests of a named client.", "client", "status")
+        self._client_tokens = counter(
+            "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
+        )
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role", workers="livemostrecent")
         self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
         self._moved = gauge(
@@ -219,6 +225,9 @@ class Metrics:
 
     def _run_result(self, model: str, solution: Solution) -> None:
         self._ended.labels(model, solution.finish_reason).inc()
+        if (spending := solution.spending) is not None:
+            self._missed.labels(model).inc(spending.out_of_reach)
+            self._capped.labels(model).inc(spending.capped_after is not None)
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
         for account in (solution.ledger.small, solution.ledger.large, solution.ledger.critic):
@@ -238,6 +247,9 @@ class Metrics:
     def _request(self, request: ServiceRequest) -> None:
         endpoint, model = request.path if request.path in MODEL_PATHS else "other", request.model or NO_MODEL
         self._requests.labels(endpoint, model, str(request.status)).inc()
+        if request.client:
+            self._clients.labels(request.client, str(request.status)).inc()
+            self._client_tokens.labels(request.client).inc(request.large_tokens)
         if request.error is not None:
             self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
         if endpoint == "other":

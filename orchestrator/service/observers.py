@@ -19,7 +19,7 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 from ..chain import Role
-from ..events import Degraded, Event, Moved, Started
+from ..events import Capped, Degraded, Event, Moved, Started, Targeted
 from ..solution import Solution
 from .errors import ApiError
 from .settings import ServiceSettings
@@ -63,8 +63,11 @@ class ServiceRequest:
 
     *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream* the seconds that a
     served model was busy with it, and *first_step* the second at which its first step was verified; the last three are
-    None while unknown. *forwarded* are the headers that served models receive, at first those named by *forward*.
-    *log_fields* are added to its line in the log. *calls* has one entry for each server that it was forwarded to.
+    None while unknown. *session* is the value of the session header, *client* the name of the client; "" without one.
+    *large_tokens* are those that the large model has written, or read to judge, so far; its client's limit was charged
+    with *charged_tokens* of them. *forwarded* are the headers that served models receive, at first those named by
+    *forward*. *log_fields* are added to its line in the log. *calls* has one entry for each server that it was
+    forwarded to.
     """
 
     id: str
@@ -72,6 +75,10 @@ class ServiceRequest:
     path: str
     headers: Mapping[str, str]
     forward: tuple[str, ...] = TRACE_HEADERS
+    session: str = ""
+    client: str = ""
+    large_tokens: int = 0
+    charged_tokens: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     model: str = ""
     stream: bool = False
@@ -227,6 +234,10 @@ class RequestLog:
                 log.info("started", messages=[(message.role, message.content) for message in messages])
             case Degraded(role=role, cause=cause):
                 log.warning("degraded", role=role, cause=cause)
+            case Targeted(out_of_reach=True):
+                log.warning("large_share_out_of_reach", target=event.target, share=event.share, value=event.value)
+            case Capped(seconds=seconds, index=index):
+                log.warning("capped", seconds=seconds, index=index)
             case Moved(role=role, url=url, to=to, cause=cause):
                 log.warning("moved", role=role, url=url, to=to, cause=cause)
             case _:
@@ -251,6 +262,7 @@ class RequestLog:
         fields = {
             "status": request.status,
             "seconds": round(request.seconds, 4),
+            "client": request.client or None,
             "model": request.model or None,
             "stream": request.stream or None,
             "queued": round(request.queued, 4) or None,

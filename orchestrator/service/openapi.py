@@ -35,7 +35,7 @@ DESCRIPTIONS: Mapping[int, str] = {
     404: "There is no such model.",
     408: "The body did not arrive in time.",
     413: "The body is too large.",
-    429: "Too many requests at once; Retry-After says when to retry.",
+    429: "Too many requests at once, or a client is over its limit; Retry-After says when to retry.",
     500: "The service failed, or a server sent a malformed reply.",
     503: "The service is shutting down, or a served model is down; Retry-After says when to retry.",
     504: "No answer before the deadline.",

@@ -132,6 +132,12 @@ class TokenCounts:
         return min(self._calls, key=lambda call: call.started).cached if self._calls else 0
 
     @property
+    def large(self) -> int:
+        """The tokens that the large model has written, or read to judge."""
+        account = Ledger.of(self._calls).large
+        return account.written + account.judging
+
+    @property
     def upstream(self) -> float:
         """Seconds in which at least one request to a model was open."""
         busy = end = 0.0
@@ -190,6 +196,7 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
         "accept_rate": ledger.accept_rate,
         "share_large": ledger.share_large,
         "degraded": list(solution.degraded),
+        "spending": dataclasses.asdict(solution.spending) if solution.spending else None,
         "speculation": {model.name: _speculation(model) for model in ledger.speculation} or None,
     }
 

@@ -37,6 +37,7 @@ from stepspec import service_factory
 from stepspec.settings import Settings
 
 from .errors import ApiError
+from .limits import Clients
 from .middleware import RequestMiddleware
 from .observers import RequestFailed, RequestFinished, RequestLog, ServiceEvent
 from .ray_proxy import BufferedRequest, Messages, ReplicaLost, ReplicaProxy, stream_messages
@@ -88,7 +89,11 @@ class ServiceFront:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         proxy = ReplicaProxy(Starlette(), self._send, self._scrape, self._settings, self._log.log.warning)
         middleware = RequestMiddleware(
-            proxy, settings=self._settings, version=version("stepspec"), observe=self._observe
+            proxy,
+            settings=self._settings,
+            clients=Clients(self._settings, limits=False),  # the replicas count
+            version=version("stepspec"),
+            observe=self._observe,
         )
         return _without_id(middleware)
 

@@ -153,7 +153,7 @@ class ReplicaProxy:
     def _check_address(self, path: str, server: Any) -> None:
         """Refuse requests at a public address without a key, unless the settings allow them."""
         settings = self._settings
-        if settings.keys or settings.insecure or path in PUBLIC_PATHS or server is None or private(str(server[0])):
+        if settings.locked or settings.insecure or path in PUBLIC_PATHS or server is None or private(str(server[0])):
             return
         raise ApiError(
             403,

@@ -17,7 +17,15 @@ from .middleware import service_request
 from .observers import ServiceRequest
 from .payloads import json_response
 from .replies import ChatReply, LiveReply, ReplyFormat, ResponsesReply, reply
-from .run_requests import AUTO, Resolver, RunRequest, ServedModel, parse_json, parse_request
+from .run_requests import (
+    AUTO,
+    Resolver,
+    RunRequest,
+    ServedModel,
+    forwarded_priority,
+    parse_json,
+    parse_request,
+)
 from .runs import Runs, deadline
 from .schemas import ChatRequest, LiveRequest, ResponsesRequest
 from .streaming import ClientConnection
@@ -182,7 +190,9 @@ class ModelCall:
         return cls(context, request, body, content, context.models.find(name))
 
     def resolver(self, method: str) -> Resolver:
-        return Resolver(method, self.context.offer, self.context.settings, self.content.get("model") == AUTO)
+        context = self.context
+        best = context.clients.best_priority(self.request.client)
+        return Resolver(method, context.offer, context.settings, self.content.get("model") == AUTO, best)
 
     def runs(self, *run_requests: RunRequest) -> Runs:
         return Runs(self.context, self.request, run_requests)
@@ -196,9 +206,10 @@ class ModelCall:
 
         async def work(connection: ClientConnection) -> None:
             context, request = self.context, self.request
-            async with context.admission.enter() as waited:
+            priority = forwarded_priority(self.content, context.clients.best_priority(request.client))
+            async with context.admission.enter(priority or 0) as waited:
                 request.queued, request.admitted = waited, request.seconds
                 seconds = max(deadline(context.settings, request, stream=request.stream) - waited, 0.001)
-                await context.upstream.forward(request, model, self.content, self.body, connection, seconds)
+                await context.upstream.forward(request, model, self.content, self.body, connection, seconds, priority)
 
         return self.context.respond(self.request, work)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import Strict, TypeAdapter, ValidationError
 
 from ..budget import Budget
 from ..chain import Message, Role, Toolset
@@ -21,7 +21,7 @@ from ..endpoints import ModelEndpoint, Sampling
 from ..endpoints.settings import NO_PENALTY
 from ..endpoints.vllm_protocol import Format
 from ..errors import ConfigurationError, near
-from ..run_options import Limits, RunOptions
+from ..run_options import Limits, Priority, RunOptions
 from .errors import ApiError, bad_request
 from .interfaces import Offer
 from .schemas import (
@@ -48,6 +48,7 @@ EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 /
 """The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PRIORITY: TypeAdapter[int | None] = TypeAdapter(Annotated[Priority, Strict()] | None)
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM forgets what they count with every request, so every step
 
 
@@ -168,13 +169,15 @@ class Resolver:
     Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises `ApiError`.
 
     With *auto*, as for the model of this name, the run may leave the method where it does not pay, unless the request
-    or the settings decide otherwise, or the request has a seed: who writes then must not depend on the time.
+    or the settings decide otherwise, or the request has a seed: who writes then must not depend on the time. The
+    priority of the run is *best_priority* or a worse one; None: any.
     """
 
     method: str
     offer: Offer
     settings: ServiceSettings
     auto: bool = False
+    best_priority: int | None = None
 
     def chat(self, request: ChatRequest) -> tuple[RunRequest, ...]:
         """Return one run for each of the ``n`` choices, each with its own seed."""
@@ -227,7 +230,15 @@ class Resolver:
         overrides = request.overrides
         choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
         options = self._options(overrides.options or {})
-        values = {"policy": self.method, "options": options, "sampling": sampling, "budget": Limits.of(budget)}
+        values: dict[str, Any] = {
+            "policy": self.method,
+            "options": options,
+            "sampling": sampling,
+            "budget": Limits.of(budget),
+        }
+        if self.best_priority is not None:
+            asked: int | None = getattr(overrides, "priority", None)
+            values["priority"] = _allowed_priority(asked, self.best_priority, "stepspec.priority")
         run = self.offer.defaults.model_copy(update=choices | values)
         if run.auto is None and self.auto and getattr(request, "seed", None) is None:  # a seed repeats a run
             run = run.model_copy(update={"auto": True})
@@ -308,6 +319,31 @@ class Resolver:
         answer = overrides.budget.answer if overrides.budget else None
         _check_answer(answer, most)
         return replace(budget, tokens=most, answer=answer)
+
+
+def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | None:
+    """
+    Return the priority, among runs, of a request that is forwarded; None if the client's own stays as it is.
+
+    *best* is what the client may have at best, and what a request without one gets. Raise `ApiError` for a better one.
+    """
+    if best is None:
+        return None
+    try:
+        asked = _PRIORITY.validate_python(content.get("priority"))
+    except ValidationError as exc:
+        wrong = exc.errors()[0]["msg"]
+        raise bad_request(
+            f"priority: {wrong}; send an integer from -1000 to 1000", "priority", "invalid_value"
+        ) from exc
+    return _allowed_priority(asked, best, "priority")
+
+
+def _allowed_priority(asked: int | None, best: int, param: str) -> int:
+    if asked is not None and asked < best:
+        message = f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower is first"
+        raise bad_request(message, param, "invalid_value")
+    return best if asked is None else asked
 
 
 def _max_tokens(request: ChatRequest) -> tuple[str, int | None]:

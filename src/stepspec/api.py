@@ -39,6 +39,7 @@ from stepspec.orchestrator.feedback.learning import Learning, Learnings
 from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.feedback.method_selection import MethodSelection
 from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowJudge, Shadows
+from stepspec.orchestrator.feedback.spend_target import SpendTargets, follow
 from stepspec.orchestrator.interfaces import (
     AnsweredBy,
     AnswerParser,
@@ -50,6 +51,8 @@ from stepspec.orchestrator.interfaces import (
     answered_by,
     ended_by,
 )
+from stepspec.orchestrator.large_seconds import LargeSeconds, Metered
+from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, described, named, servers
 from stepspec.orchestrator.nesting.settings import Nesting
@@ -119,7 +122,8 @@ class Models:
     Both models of one run within its *budget*, and the *critic*, if there is one.
 
     *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With *tools*,
-    the large model answers. Models that have replicas hold a place until `leave`.
+    the large model answers. The *meter* limits the seconds of the large model, if they are limited. Models that have
+    replicas hold a place until `leave`.
     """
 
     small: Model
@@ -129,6 +133,12 @@ class Models:
     formatting: Model | None = None
     sampled: bool = False
     tools: bool = False
+    meter: LargeSeconds | None = None
+
+    @property
+    def limited_large(self) -> Model:
+        """The large model, with its seconds limited by the *meter*."""
+        return Metered(self.large, self.meter) if self.meter is not None else self.large
 
     def policy(
         self,
@@ -143,7 +153,7 @@ class Models:
 
         *ending* says who ends the thinking; None: as in the policy's paper.
         """
-        small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
+        small, large = (_budgeted(model, self.budget) for model in (self.small, self.limited_large))
         policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
         if name in policies.BASELINES:
             return policy
@@ -163,7 +173,7 @@ class Models:
             return Budgeted(self.formatting, self.budget.left)
         paper = answered_by(policies.METHODS.find(name).source)
         by = name if name in policies.BASELINES else "large" if self.tools else answer or paper
-        return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
+        return None if by == "method" else _budgeted(self.small if by == "small" else self.limited_large, self.budget)
 
     def leave(self) -> None:
         for model in (self.small, self.large, self.formatting):
@@ -221,6 +231,7 @@ class Solver:
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
         self._learnings = Learnings(settings.run, policies.adaptable, settings.calibration)
+        self._spend_targets = SpendTargets(policies.adaptable, settings.calibration)
         observe, company = self.shadows.observe, self.acceptance.user
         self._check = ShadowJudge(self.large, *SHADOW_QUESTIONS, settings.sampling, observe, company)
 
@@ -302,6 +313,7 @@ class Solver:
         resolved = before.with_overrides(named) if named else before
         if resolved.stop_rule:
             STOP_RULES.find(resolved.stop_rule)
+        self._spend_targets.check(resolved)
         if (resolved.policy, resolved.options) != (before.policy, before.options):
             policies.check(resolved.policy, resolved.options, has_critic=self.critic is not None)
         values = {
@@ -344,13 +356,20 @@ class Solver:
 
         *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
         used; by default it is a new one. *trace_to* receives the trace, also of a run that fails; if that file cannot
-        be written, a warning is logged. *session* is the value of the session header; if it is None, the run makes its
-        own. If the small model fails for good, the large one goes on alone, and the solution says so; raise an
+        be written, a warning is logged. *session* is the value of the session header, whose runs use the same replica
+        of each model while it is up; if it is None, the run makes its own, and uses the replicas with the fewest runs.
+        If the small model fails for good, the large one goes on alone, and the solution says so; raise an
         `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
         run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
+        if run.max_large_seconds is not None and (format is not None or (tools is not None and tools.callable)):
+            raise ConfigurationError(
+                "max_large_seconds: an answer in a format or with tools is the large model's, whose seconds may be "
+                "spent by then: leave out one of the two"
+            )
+        control = self._spend_targets.of(run)
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
         answering = await self._tool_answer(tools, run, format)
         limits = run.budget.budget().fit(await context_room(chain, (self.small, self.large)))
@@ -363,6 +382,9 @@ class Solver:
         if learning is not None and adapted is not None:
             adapted = replace(adapted, ahead=run.ahead) if run.auto else adapted
             run = run.model_copy(update={"options": learning.options(adapted), "ahead": adapted.ahead})
+        targeted = control.begin() if control is not None else None
+        if targeted is not None:
+            run = run.model_copy(update={"options": {**run.options, targeted.option: targeted.value}})
         observers: list[Observer] = [
             recorder,
             Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.large_load),
@@ -378,18 +400,21 @@ class Solver:
                 for observer in observers:
                     observer(each)
 
-        models = self._models(limits, seeded, watch, clock, answering)
+        meter = LargeSeconds(run.max_large_seconds) if run.max_large_seconds is not None else None
+        models = replace(self._models(limits, seeded, watch, clock, answering), meter=meter)
         auto = self._auto(models, run)
         names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
         threshold = policies.threshold(run.policy, run.options)
         watch(Started(chain.messages, run.policy, names, known, threshold, chain.tools))
         if selected is not None:
             watch(selected)
-        if adapted is not None:
-            watch(adapted)
+        for event in (adapted, targeted):
+            if event is not None:
+                watch(event)
+        ended = False
         try:
             windows.begin()
-            with carrying(self._session(session), run.priority), prompts.replacing(self.prompts):
+            with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
                 outcome = await run_policy(
                     self._policy(models, run),
                     chain,
@@ -397,6 +422,7 @@ class Solver:
                     ahead=replace(self._ahead(run), auto=auto if auto.aside else None),
                     observe=watch,
                     fallback=models.policy("large", {}) if run.policy != "small" else None,
+                    alone=models.policy("small", {}) if meter is not None else None,
                     thinks=self.thinks,
                     stop_rule=self._stop_rule(models, run),
                     answerer=(answerer := models.answerer(run.policy, run.answer)),
@@ -406,6 +432,7 @@ class Solver:
                 )
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
+            ended = True
         finally:
             windows.end()
             models.leave()
@@ -413,6 +440,9 @@ class Solver:
                 _write_trace(trace_to, recorder.moments)
             if learning is not None:
                 learning.learn(recorder.moments)
+            if control is not None and targeted is not None:
+                events = [moment.event for moment in recorder.moments]
+                follow(control, targeted, Ledger.of(events) if ended else None)
             if promise is not None:
                 promise.warn_of_drift()
         return Solution.of(outcome, recorder.moments)
@@ -466,7 +496,7 @@ class Solver:
         Nothing is selected for a run without `auto`, or that no calibration covers. A method whose grades have drifted
         is left out.
         """
-        wanted = self.alternatives and run.auto and not run.adapt
+        wanted = self.alternatives and run.auto and not run.adapt and run.max_large_share is None
         if not (wanted and self.promise and self.promise.covers(self.conditions(run))):
             return run, None
         candidates = {run.policy: run}
@@ -489,7 +519,7 @@ class Solver:
 
     def _auto(self, models: Models, options: RunOptions) -> AutoRun:
         """What reads the events of one run; it decides about the run if that is wanted, and there is a choice."""
-        choosing = options.auto and options.policy not in policies.BASELINES
+        choosing = options.auto and options.max_large_share is None and options.policy not in policies.BASELINES
         aside = models.policy("large", {}) if choosing else None
         return self.auto.run(options.policy, options.options, options.ahead, aside)
 
@@ -498,7 +528,7 @@ class Solver:
         return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
 
     def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
-        return STOP_RULES.find(options.stop_rule)(models.large) if options.stop_rule and self.thinks else None
+        return STOP_RULES.find(options.stop_rule)(models.limited_large) if options.stop_rule and self.thinks else None
 
     @property
     def adaptation(self) -> Learning | None:
@@ -613,6 +643,7 @@ def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
 def check_policies(settings: Settings) -> None:
     """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or the stop rule."""
     policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
+    SpendTargets(policies.adaptable).check(settings)
     if settings.stop_rule:
         STOP_RULES.find(settings.stop_rule)
     if isinstance(settings.small, NestedPair):

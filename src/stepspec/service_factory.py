@@ -59,7 +59,12 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
         names = ", ".join(service.context.models.served)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
-            serving = {"url": f"http://{host}:{port}/v1", "models": names, "keys": len(settings.keys)}
+            serving = {
+                "url": f"http://{host}:{port}/v1",
+                "models": names,
+                "keys": len(settings.keys),
+                "clients": len(settings.clients),
+            }
             await solver.warm_up()
             if settings.workers == 1:
                 logs.info("serving", **serving)
