@@ -24,6 +24,7 @@ TOOLS = f"no method can call tools while it thinks; {SERVED}"
 SPEAKERS: Mapping[str, Speaker] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
+NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
@@ -222,8 +223,10 @@ class ChatRequest(Request):
     prompt_cache_retention: Label | None = None
     metadata: Metadata | None = None
 
-    # Load generators send it. A run ends with its answer, or with its budget.
+    # Load generators send them. A run ends with its answer, or with its budget: what two models would write beyond the
+    # answer says nothing about a method.
     ignore_eos: bool | None = None
+    min_tokens: NotNegative | None = None
 
     # Features that no method has; clients may send the values that turn them off.
     tools: Empty = None
@@ -337,6 +340,15 @@ TypedItem: TypeAlias = Annotated[MessageItem | ReasoningItem, Field(discriminato
 Item: TypeAlias = Annotated[TypedItem, BeforeValidator(_with_type)]
 
 
+def _no_stop(stop: object) -> object:
+    if stop is not None:
+        raise ValueError("this API has no stop strings; leave it out, or POST /v1/chat/completions, which has them")
+    return stop
+
+
+NoStop: TypeAlias = Annotated[None, BeforeValidator(_no_stop)]
+
+
 class ResponsesStreamOptions(Part):
     """Options of a stream of the Responses API."""
 
@@ -363,6 +375,11 @@ class ResponsesRequest(Request):
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
     stream_options: ResponsesStreamOptions | None = None
+
+    # Load generators send them, as in chat completions.
+    ignore_eos: bool | None = None
+    min_tokens: NotNegative | None = None
+    stop: NoStop = None
 
     # Features that no method has; clients may send the values that turn them off.
     tools: Empty = None
