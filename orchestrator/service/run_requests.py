@@ -310,7 +310,9 @@ def _max_tokens(request: ChatRequest) -> tuple[str, int | None]:
 def _check_least(least: int | None, name: str, most: int | None) -> None:
     """Refuse a least number of tokens above the limit, as vLLM does; it has no other effect."""
     if least is not None and most is not None and least > most:
-        raise bad_request(f"min_tokens is {least} and {name} {most}: send at most {most}", "min_tokens", "invalid_value")
+        raise bad_request(
+            f"min_tokens is {least} and {name} {most}: send at most {most}", "min_tokens", "invalid_value"
+        )
 
 
 def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:

@@ -86,7 +86,10 @@ async def test_what_a_load_generator_sends_has_no_effect() -> None:
     forced: dict[str, Any] = {"ignore_eos": True, "min_tokens": 64, "stop": None}
     body = {"model": "auto", "input": PROBLEM, "max_output_tokens": 64, "temperature": 0}
     async with serving() as served:
-        plain, forced_reply = await served.post("/v1/responses", body), await served.post("/v1/responses", body | forced)
+        plain, forced_reply = (
+            await served.post("/v1/responses", body),
+            await served.post("/v1/responses", body | forced),
+        )
     assert (forced_reply.status, forced_reply.json["status"]) == (200, "completed")
     assert forced_reply.json["output"][1]["content"] == plain.json["output"][1]["content"]
     assert forced_reply.json["usage"] == plain.json["usage"]
