@@ -16,7 +16,7 @@ import platform
 import random
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,7 @@ from rich.table import Table
 
 from stepspec.orchestrator.answer import extract
 from stepspec.orchestrator.endpoints.metrics import read_queue
+from stepspec.orchestrator.errors import ConfigurationError
 
 from ..command_line import progress_bars, script
 from ..sample import Task
@@ -427,11 +428,16 @@ def main(
     requests: Annotated[int, typer.Option(min=50, help="Number of requests.")] = 1000,
     concurrent: Annotated[int, typer.Option(min=1, help="Number of requests at once.")] = 32,
     stand_in: Annotated[bool, typer.Option("--stand-in", help="Stand-ins in place of the miniature pair.")] = False,
+    small: Annotated[str, typer.Option(metavar="URL", help="A small model's server that runs already.")] = "",
+    large: Annotated[str, typer.Option(metavar="URL", help="A large model's server that runs already.")] = "",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")] = False,
 ) -> None:
     """Send mixed requests to a real service; exit with 1 if one is lost or answered wrongly, or if memory grows."""
     console, errors = Console(width=120), Console(stderr=True)
-    report = asyncio.run(_run(requests, concurrent, stand_in, errors))
+    if bool(small) != bool(large):
+        raise ConfigurationError("--small and --large belong together: give both, or neither")
+    given = {"small": small, "large": large} if small else None
+    report = asyncio.run(_run(requests, concurrent, stand_in, given, errors))
     failures = report.failures()
     if json:
         print(orjson.dumps(_as_json(report, failures)).decode())
@@ -441,12 +447,12 @@ def main(
         raise typer.Exit(1)
 
 
-async def _run(requests: int, concurrent: int, stand_in: bool, console: Console) -> Report:
+async def _run(
+    requests: int, concurrent: int, stand_in: bool, given: Mapping[str, str] | None, console: Console
+) -> Report:
     kinds = [kind for kind in KINDS if not (stand_in and kind.real)]
-    async with (
-        stand_ins() if stand_in else servers_of_the_pair(console) as servers,
-        service(servers) as program,
-    ):
+    starting = nullcontext(given) if given else stand_ins() if stand_in else servers_of_the_pair(console)
+    async with starting as servers, service(servers) as program:
         with progress_bars(console) as progress:
             bar = progress.add_task("requests", total=requests)
             return await measure(
