@@ -52,7 +52,7 @@ Examples:
 """
 KEY = "mixed"
 SEED = 2028
-PROBLEMS = 20  # each kind with answers is made alone once for each of them
+PROBLEMS = 10  # each kind with answers is made alone once for each of them
 DIFFICULTY = Difficulty(steps=(2, 3))
 PATIENCE = 120.0  # seconds for one reply
 SETTLING = 15.0  # seconds in which open requests have to be gone
