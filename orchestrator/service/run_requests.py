@@ -257,7 +257,7 @@ class Resolver:
                 self.offer.check(self.method, options)
             except ConfigurationError as exc:
                 place = f"stepspec.options.{exc.option}" if exc.option else "stepspec.options"
-                raise bad_request(str(exc), place if requested else None, "invalid_value") from exc
+                raise bad_request(str(exc), place if requested else "model", "invalid_value") from exc
         return options
 
     def _sampling(self, request: ChatRequest | ResponsesRequest | LiveRequest) -> Sampling:

@@ -21,6 +21,7 @@ from .observers import HealthChecked, ServiceObserver, ServiceRequest
 from .run_requests import ServedModel
 from .streaming import EVENT_STREAM, ClientConnection
 
+IDLE = 2.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is under way
 CHECK_SECONDS = 5.0  # for one health check
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 
@@ -88,7 +89,7 @@ class UpstreamProxy:
         failures: list[str] = []
         for url in self._urls(endpoint):
             try:
-                await self._send(request, model, f"{url}{request.path}", body, connection, seconds)
+                await self._send_again(request, model, f"{url}{request.path}", body, connection, seconds)
                 return
             except (TimeoutError, aiohttp.ClientError) as exc:
                 if connection.started:
@@ -103,6 +104,23 @@ class UpstreamProxy:
                 failures.append(f"{url}: {no_connection(exc, url, endpoint.settings.deadlines.connect)}")
         message = f"the {model.role} model's server cannot be reached: {'; '.join(failures)}"
         raise ApiError(503, message, code="upstream_unavailable")
+
+    async def _send_again(
+        self,
+        request: ServiceRequest,
+        model: ServedModel,
+        url: str,
+        body: bytes,
+        connection: ClientConnection,
+        seconds: float,
+    ) -> None:
+        """Send once more what a server did not read, because it closed an idle connection just then."""
+        try:
+            await self._send(request, model, url, body, connection, seconds)
+        except aiohttp.ServerDisconnectedError:
+            if connection.started:
+                raise
+            await self._send(request, model, url, body, connection, seconds)
 
     async def _send(
         self,
