@@ -59,7 +59,7 @@ SETTLING = 15.0  # seconds in which open requests have to be gone
 QUARTERS = (0.2, 0.4, 0.6, 0.8, 1.0)  # of the requests, after which all is quiet and the memory is read
 LEFT = 499  # the status by which the service counts a client that has left
 
-FREE_KIB, KIB_PER_REQUEST = 4096, 8
+FREE_KIB, KIB_PER_REQUEST = 8192, 8
 """Memory that may be added after the first fifth: so much in all, for caches and fragments, or so much a request."""
 
 Fate = Literal["answered", "refused", "left", "failed"]

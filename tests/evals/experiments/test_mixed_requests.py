@@ -63,7 +63,7 @@ def test_a_run_in_which_all_is_well_has_no_failures() -> None:
         ({"verdicts": {0: "wrong"}}, "mixed-0 (chat) was answered wrongly: '42'"),
         ({"still_open": {"large": 2}}, "2 requests are still open at large"),
         ({"memory": [Memory(1, 0), Memory(3, FREE_KIB + 1)]}, f"grown by {FREE_KIB + 1} KiB"),
-        ({"memory": [Memory(0, 0), Memory(1000, 1000 * KIB_PER_REQUEST + 1)]}, f"above {1000 * KIB_PER_REQUEST}"),
+        ({"memory": [Memory(0, 0), Memory(2000, 2000 * KIB_PER_REQUEST + 1)]}, f"above {2000 * KIB_PER_REQUEST}"),
     ],
 )
 def test_what_is_not_as_it_should_be_is_a_failure(change: dict[str, Any], words: str) -> None:
