@@ -410,8 +410,15 @@ class Events:
                     async for _ in self._pieces:
                         pass
                 await asyncio.shield(self._close())
-                async for _ in self._pieces:  # Closing raises inside the generators, which end then.
-                    pass
+                await self._end_generators()
+
+    async def _end_generators(self) -> None:
+        """Read on after closing, which raises inside the generators, so that they end."""
+        try:
+            async for _ in self._pieces:
+                pass
+        except BROKEN as exc:
+            _forget_frames(exc)
 
     def _close(self) -> asyncio.Future[None]:
         self._closing = self._closing or asyncio.ensure_future(self._response.aclose())
@@ -422,7 +429,7 @@ class Events:
             piece = await anext(self._pieces)
         except (StopAsyncIteration, *BROKEN) as exc:
             reason = self._late or "the stream broke off: did the server die?"
-            raise self._call.error(EndpointUnavailable, reason) from exc
+            raise self._call.error(EndpointUnavailable, reason) from _forget_frames(exc)
         self._arrived = self._loop.time()
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
@@ -445,6 +452,18 @@ class Events:
             else f"no token for {between:g} s (deadlines.between)"
         )
         self._close()
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def _forget_frames(exc: E) -> E:
+    """
+    Return *exc* without its traceback, and so without the frames of the streams that it ended.
+
+    aiohttp raises one and the same exception for all streams that were closed: its traceback would grow for ever.
+    """
+    return exc.with_traceback(None)
 
 
 class _Retryable(Exception):

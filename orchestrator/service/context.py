@@ -16,7 +16,7 @@ from .observers import ServiceObserver, ServiceRequest
 from .run_requests import ModelCatalog
 from .settings import ServiceSettings
 from .streaming import StreamedResponse, Work
-from .upstream import HealthMonitor, UpstreamProxy
+from .upstream import IDLE, HealthMonitor, UpstreamProxy
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class ServiceContext:
     async def open(self) -> AsyncGenerator[None]:
         """Hold the connections of the service itself, and check the servers' health, while the block lasts."""
         small, large = self.offer.engine.small, self.offer.engine.large
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)) as http:
             self.upstream = UpstreamProxy(http, small, large)
             self.health = HealthMonitor(http, {"small": small, "large": large}, self.observe)
             async with self.health.checking(self.settings.health_every):

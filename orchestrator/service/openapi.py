@@ -41,7 +41,39 @@ DESCRIPTIONS: Mapping[int, str] = {
     504: "No answer before the deadline.",
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
-STREAM: Mapping[str, Any] = {"text/event-stream": {"schema": {}}}
+
+
+def _schema(*required: str, **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "required": list(required), "properties": properties}
+
+
+CHUNK = _schema(
+    *("id", "object", "created", "model", "choices"),
+    object={"const": "chat.completion.chunk"},
+    choices={
+        "type": "array",
+        "items": _schema(
+            *("index", "delta", "finish_reason"),
+            delta={"type": "object"},
+            finish_reason={"enum": ["stop", "length", "tool_calls", None]},
+        ),
+    },
+    usage=_schema("prompt_tokens", "completion_tokens", "total_tokens"),
+    steps={"type": "array"},
+    ledger={"type": "object"},
+)
+RESPONSE_EVENT = _schema(
+    "type", "sequence_number", type={"type": "string"}, sequence_number={"type": "integer", "minimum": 0}
+)
+EVENTS: Mapping[str, Any] = {"ChatCompletionChunk": CHUNK, "ResponseEvent": RESPONSE_EVENT}
+"""What the data of an event may be, besides an error."""
+
+
+def _stream(event: str = "") -> dict[str, Any]:
+    """Describe a stream of server-sent events; ``x-event-schema`` is that of their data."""
+    names = [event, "Error"] if event else []
+    data = {"x-event-schema": {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}} if event else {}
+    return {"text/event-stream": {"schema": {}, **data}}
 
 
 def _object(*required: str) -> dict[str, Any]:
@@ -63,13 +95,17 @@ def _body(name: str) -> dict[str, Any]:
 
 
 COMPLETION = _object("id", "object", "created", "model", "choices", "usage", "steps", "ledger", "stepspec")
-CHAT = _answers("The completion, or its stream.", {**COMPLETION, **STREAM}, *MODEL_ERRORS) | _body("ChatRequest")
-COMPLETIONS = _answers("The model's answer, or its stream.", {**_object(), **STREAM}, *MODEL_ERRORS) | _body(
+CHAT = _answers(
+    "The completion, or its stream.", {**COMPLETION, **_stream("ChatCompletionChunk")}, *MODEL_ERRORS
+) | _body("ChatRequest")
+COMPLETIONS = _answers("The model's answer, or its stream.", {**_object(), **_stream()}, *MODEL_ERRORS) | _body(
     "ServedModelRequest"
 )
 RESPONSE = _object("id", "object", "created_at", "status", "model", "output", "usage", "steps", "ledger", "stepspec")
-RESPONSES = _answers("The response, or its stream.", {**RESPONSE, **STREAM}, *MODEL_ERRORS) | _body("ResponsesRequest")
-LIVE = _answers("The events of the run.", STREAM, *MODEL_ERRORS) | _body("LiveRequest")
+RESPONSES = _answers("The response, or its stream.", {**RESPONSE, **_stream("ResponseEvent")}, *MODEL_ERRORS) | _body(
+    "ResponsesRequest"
+)
+LIVE = _answers("The events of the run.", _stream(), *MODEL_ERRORS) | _body("LiveRequest")
 LIVE_METHODS = _answers("The methods.", _object("default", "methods", "models"), 401)
 LIVE_TRUST = _answers(
     "The current evidence about the judge.", _object("promise", "drift", "shadows", "alternatives"), 401
@@ -96,6 +132,7 @@ def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[
         description = generate()
         schemas = description.setdefault("components", {}).setdefault("schemas", {})
         schemas["Error"] = dict(ERROR)
+        schemas.update(EVENTS)
         schemas["ServedModelRequest"] = {
             "type": "object",
             "required": ["model"],

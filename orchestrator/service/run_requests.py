@@ -192,6 +192,7 @@ class Resolver:
         if request.stream_options is not None and not request.stream:
             raise bad_request("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
         name, tokens = _max_tokens(request)
+        _check_least(request.min_tokens, name, tokens)
         budget = self._budget(request.overrides, name, tokens, request.reasoning_effort)
         conversation = self._conversation(request.problem_messages, "messages")
         stop, format = _stops(request.stop), _answer_format(request.response_format)
@@ -203,6 +204,7 @@ class Resolver:
         """Return the run of a response."""
         effort = request.reasoning.effort if request.reasoning else None
         conversation = self._conversation(request.problem_messages, "input")
+        _check_least(request.min_tokens, "max_output_tokens", request.max_output_tokens)
         budget = self._budget(request.overrides, "max_output_tokens", request.max_output_tokens, effort)
         format = _answer_format(request.text.format if request.text else None)
         tools = _toolset(request, format, "text.format")
@@ -280,7 +282,7 @@ class Resolver:
                 self.offer.check(self.method, options)
             except ConfigurationError as exc:
                 place = f"stepspec.options.{exc.option}" if exc.option else "stepspec.options"
-                raise bad_request(str(exc), place if requested else None, "invalid_value") from exc
+                raise bad_request(str(exc), place if requested else "model", "invalid_value") from exc
         return options
 
     def _sampling(self, request: ChatRequest | ResponsesRequest | LiveRequest) -> Sampling:
@@ -353,6 +355,14 @@ def _max_tokens(request: ChatRequest) -> tuple[str, int | None]:
         message = "max_tokens and max_completion_tokens differ: send one of them"
         raise bad_request(message, "max_tokens", "invalid_value")
     return ("max_completion_tokens", new) if new else ("max_tokens", old)
+
+
+def _check_least(least: int | None, name: str, most: int | None) -> None:
+    """Refuse a least number of tokens above the limit, as vLLM does; it has no other effect."""
+    if least is not None and most is not None and least > most:
+        raise bad_request(
+            f"min_tokens is {least} and {name} {most}: send at most {most}", "min_tokens", "invalid_value"
+        )
 
 
 def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:

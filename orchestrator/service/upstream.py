@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -24,6 +25,7 @@ from .observers import HealthChecked, ServiceObserver, ServiceRequest
 from .run_requests import ServedModel
 from .streaming import EVENT_STREAM, ClientConnection
 
+IDLE = 2.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is under way
 CHECK_SECONDS = 5.0  # for one health check
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 
@@ -103,7 +105,7 @@ class UpstreamProxy:
         failures: list[str] = []
         for url in self._urls(endpoint, request.session):
             try:
-                await self._send(
+                await self._send_again(
                     request,
                     model,
                     f"{url}{request.path}",
@@ -127,6 +129,27 @@ class UpstreamProxy:
                 failures.append(f"{url}: {no_connection(exc, url, endpoint.settings.deadlines.connect)}")
         message = f"the {model.role} model's server cannot be reached: {'; '.join(failures)}"
         raise ApiError(503, message, code="upstream_unavailable")
+
+    async def _send_again(
+        self,
+        request: ServiceRequest,
+        model: ServedModel,
+        url: str,
+        body: bytes,
+        connection: ClientConnection,
+        seconds: float,
+        *,
+        counted: bool,
+        hidden: bool,
+    ) -> None:
+        """Send once more what a server did not read, because it closed an idle connection just then."""
+        send = partial(self._send, request, model, url, body, connection, seconds, counted=counted, hidden=hidden)
+        try:
+            await send()
+        except aiohttp.ServerDisconnectedError:
+            if connection.started:
+                raise
+            await send()
 
     async def _send(
         self,

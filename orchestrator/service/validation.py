@@ -34,7 +34,7 @@ CURES: Mapping[str, str] = {
     **dict.fromkeys(("previous_response_id", "conversation", "prompt"), CONVERSATION),
     **dict.fromkeys(("chat_template", "add_generation_prompt", "add_special_tokens", "documents"), TEMPLATE),
     **dict.fromkeys(("continue_final_message", "echo", "mm_processor_kwargs"), TEMPLATE),
-    **dict.fromkeys(("min_tokens", "bad_words", "best_of", "use_beam_search"), WRITING),
+    **dict.fromkeys(("bad_words", "best_of", "use_beam_search"), WRITING),
     **dict.fromkeys(("length_penalty", "include_stop_str_in_output", "skip_special_tokens"), WRITING),
     **dict.fromkeys(("spaces_between_special_tokens", "truncate_prompt_tokens", "logits_processors"), WRITING),
     **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice"), FORMAT),

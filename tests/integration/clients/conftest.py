@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Generator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -60,8 +61,10 @@ def run(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _program(client: str) -> list[str]:
-    script = FOLDER / client / "client.py"
-    return [str(installed(client) / "python"), str(script)] if script.is_file() else [str(script.with_suffix(".sh"))]
+    script, pins = FOLDER / client / "client.py", FOLDER / client / "requirements.txt"
+    if not script.is_file():
+        return [str(script.with_suffix(".sh"))]
+    return [str(installed(client) / "python") if pins.is_file() else sys.executable, str(script)]
 
 
 def _path(client: str) -> str:
