@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from .errors import ApiError
+from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 from .interfaces import Offer
 from .observers import ServiceObserver, ServiceRequest
 from .run_requests import ModelCatalog
@@ -41,7 +41,7 @@ class Admission:
         if self.closed:
             raise ApiError(503, "the service is shutting down and takes no new requests", code="draining", retry=True)
         if self.running + self.waiting >= self._limit:
-            raise ApiError(429, "too many requests are running and waiting already", code="queue_full", retry=True)
+            raise ApiError(429, "too many requests are running and waiting already", code=QUEUE_FULL, retry=True)
         arrived = asyncio.get_running_loop().time()
         self.waiting += 1
         self._idle.clear()
@@ -77,7 +77,7 @@ class Admission:
                 await self._slots.acquire()
         except TimeoutError:
             message = f"no slot became free within {self._max_wait:g} s"
-            raise ApiError(429, message, code="queue_timeout", retry=True) from None
+            raise ApiError(429, message, code=QUEUE_TIMEOUT, retry=True) from None
 
     def _update(self) -> None:
         if not self.running + self.waiting:

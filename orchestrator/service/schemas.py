@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
@@ -184,7 +184,9 @@ class StepspecOptions(Part):
 
 
 class Request(Part):
-    """A request to a method."""
+    """A request to a method; *parts* are what its messages consist of."""
+
+    parts: ClassVar[tuple[type[Part], ...]] = (Turn,)
 
     stepspec: StepspecOptions | None = None
 

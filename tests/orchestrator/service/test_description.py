@@ -39,7 +39,10 @@ SETTINGS = chosen(keys=("k",))
 OPERATIONS = {
     (path, method)
     for method, paths in {
-        "POST": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
+        "POST": (
+            *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
+            *("/v1/messages", "/v1/messages/count_tokens"),
+        ),
         "GET": (
             *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/live/trust", "/metrics", "/version", "/ping"),
             *("/health", "/health/liveness", "/health/liveliness", "/health/readiness"),
