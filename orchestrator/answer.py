@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import orjson
 
-from .chain import THINK_END, Chain, Step
-from .errors import MalformedReply
-from .interfaces import Model
+from .chain import THINK_END, Chain, Step, ToolCall
+from .concurrency import background
+from .errors import EndpointError, MalformedReply
+from .events import Answering, Calling
+from .interfaces import AnswerParser, Model
 from .markers import opens_block
 
 BOXED = "\\boxed{"
 CLOSED = "closed"  # the note of a step that ends the thinking although the models had not
+PARSE_EVERY = 0.05  # seconds from one reply of a parser to the next request, which each read the answer anew
 BRACE = re.compile(r"\\boxed\{|[{}]")
 
 
@@ -70,6 +75,7 @@ class AnswerStream:
         self._emit, self._stops = emit, stops
         self._started = self.restarted = False
         self._emitted = ""
+        self._complete: str | None = None
         self.partial: Step | None = None
 
     def start(self) -> None:
@@ -80,11 +86,19 @@ class AnswerStream:
 
     def on_token(self, partial: Step) -> bool:
         """Take the *partial* answer after every token. Return whether to end the write, because it began again."""
-        self.restarted = self._emitted != "" and self.partial is not None and _is_shorter(partial, self.partial)
+        self.restarted = self._emitted != "" and self._begins_again(partial)
         if not self.restarted:
             self.partial = partial
             self.update(partial.text)
         return self.restarted
+
+    async def resume(self) -> str:
+        """Return the text with which a write that began again has to begin, so that nothing is taken back."""
+        self.restarted = False
+        return self.partial.text if self.partial is not None else ""
+
+    def _begins_again(self, partial: Step) -> bool:
+        return self.partial is not None and len(partial.text) < len(self.partial.text)
 
     def update(self, text: str) -> None:
         """Emit the new part of *text*, to which more will be added."""
@@ -92,7 +106,28 @@ class AnswerStream:
 
     def finish(self, text: str) -> None:
         """Emit the rest of *text*, which is complete."""
+        self._complete = text
         self._emit_rest(answer_text(text, self._stops))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls of tools in the answer."""
+        return ()
+
+    @property
+    def text(self) -> str:
+        """The text of the answer, as far as it is written; without calls of tools."""
+        if self._complete is not None:
+            return self._complete
+        return self.partial.text if self.partial is not None else ""
+
+    @asynccontextmanager
+    async def following(self) -> AsyncGenerator[None]:
+        """Do what takes more than a token's time, as long as the block lasts, in which the answer is written."""
+        yield
+
+    async def complete(self, step: Step) -> None:
+        """Take in the complete answer *step*."""
 
     def _emit_rest(self, text: str) -> None:
         if self._started and len(text) > len(self._emitted):
@@ -100,21 +135,147 @@ class AnswerStream:
             self._emitted = text
 
 
-def _is_shorter(step: Step, other: Step) -> bool:
-    return len(step.tokens) < len(other.tokens)
+class CallStream(AnswerStream):
+    """
+    Emits an answer that may call tools, as *parser* understands it: `Answering` for its content, `Calling` for a call.
+
+    While the answer is written, the parser reads what is new, as fast as it answers, but not more often than every
+    `PARSE_EVERY` seconds. A parser that fails then is asked again when the answer is complete, and may fail that.
+    """
+
+    def __init__(
+        self, emit: Callable[[Answering | Calling], None], parser: AnswerParser, stops: Sequence[str] = ()
+    ) -> None:
+        super().__init__(lambda text: emit(Answering(text)), stops)
+        self._emit_call, self._parser = emit, parser
+        self._parsed = 0  # tokens of the answer that the parser has read
+        self._resumed = 0  # characters that it has read of an answer that goes on, perhaps in other tokens
+        self._content = ""
+        self._pieces: list[Calling] = []
+        self._emitted_pieces = 0
+        self._more = asyncio.Event()
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        found: dict[int, ToolCall] = {}
+        for piece in self._pieces:
+            call = found.get(piece.index, ToolCall("", "", ""))
+            arguments = call.arguments + piece.arguments
+            found[piece.index] = ToolCall(piece.id or call.id, piece.name or call.name, arguments)
+        return tuple(found[index] for index in sorted(found))
+
+    @property
+    def text(self) -> str:
+        return self._content
+
+    def start(self) -> None:
+        self._started = True
+        self._emit_parsed()
+        self._more.set()
+
+    async def resume(self) -> str:
+        if self.partial is not None:
+            await self._parse(self.partial, finished=False)
+            self._resumed = len(self.partial.text)
+        return await super().resume()
+
+    def on_token(self, partial: Step) -> bool:
+        self.restarted = self._parsed > 0 and self._begins_again(partial)
+        if not self.restarted:
+            self.partial = partial
+            self._more.set()
+        return self.restarted
+
+    def finish(self, text: str) -> None:
+        super().finish(self._content)
+        self._emit_pieces()
+
+    @asynccontextmanager
+    async def following(self) -> AsyncGenerator[None]:
+        async with background(self._follow()):
+            yield
+
+    async def complete(self, step: Step) -> None:
+        await self._parse(step, finished=True)
+
+    async def _follow(self) -> None:
+        while True:
+            await self._more.wait()
+            self._more.clear()
+            if self._started and self.partial is not None:
+                try:
+                    await self._parse(self.partial, finished=False)
+                except EndpointError:
+                    return
+            await asyncio.sleep(PARSE_EVERY)
+
+    async def _parse(self, step: Step, *, finished: bool) -> None:
+        if self._resumed:
+            self._parsed, self._resumed = _tokens_of(step, self._resumed), 0
+        content, pieces = await self._parser.parse(step.tokens[self._parsed :], finished=finished)
+        self._parsed = len(step.tokens)
+        self._content += content
+        self._pieces += pieces
+        self._emit_parsed()
+
+    def _emit_parsed(self) -> None:
+        self._emit_rest(answer_text(self._content, self._stops, complete=bool(self._pieces)))
+        self._emit_pieces()
+
+    def _emit_pieces(self) -> None:
+        if self._started:
+            for piece in self._pieces[self._emitted_pieces :]:
+                self._emit_call(piece)
+            self._emitted_pieces = len(self._pieces)
+
+
+def _tokens_of(step: Step, characters: int) -> int:
+    """Return how many tokens of *step* its first *characters* take."""
+    count = read = 0
+    while read < characters and count < len(step.tokens):
+        read += len(step.tokens[count].text)
+        count += 1
+    return count
 
 
 async def write_answer(
-    author: Model, chain: Chain, *, limit: int, stop: Sequence[str] = (), stream: AnswerStream | None = None
+    author: Model,
+    chain: Chain,
+    *,
+    limit: int,
+    stop: Sequence[str] = (),
+    stream: AnswerStream | None = None,
+    thinks: bool = True,
 ) -> Step:
-    """Let *author* write the answer after the thinking: at most *limit* tokens, or until it wrote a *stop* string."""
-    closed = close(chain, author)
-    until = stream.on_token if stream is not None else None
-    step = await author.write(closed, stop=stop, limit=limit, until=until)
-    while stream is not None and stream.restarted and stream.partial is not None:
-        stream.restarted = False
-        step = await author.write(closed, stop=stop, limit=limit, until=until, opening=stream.partial.text)
-    return step
+    """
+    Let *author* write the answer: at most *limit* tokens, or until it wrote a *stop* string.
+
+    The thinking of *chain* is ended first, if the model *thinks*.
+    """
+    chain = close(chain, author) if thinks else chain
+    if stream is None:
+        return await author.write(chain, stop=stop, limit=limit)
+    opening = ""
+    while True:
+        async with stream.following():
+            step = await author.write(chain, stop=stop, limit=limit, until=stream.on_token, opening=opening)
+        if not stream.restarted:
+            await stream.complete(step)
+            return step
+        opening = await stream.resume()
+
+
+def complete_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """Return those of *calls*, of an answer that was cut off, whose arguments are complete."""
+    return tuple(call for call in calls if _is_json(call.arguments))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 def require_json(text: str, url: str) -> None:

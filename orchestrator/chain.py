@@ -11,7 +11,7 @@ from .step_ends import BLANK_LINE, BLANK_LINES, NO_BLOCKS, Blocks, StepEnds
 
 Role: TypeAlias = Literal["small", "large"]
 Party: TypeAlias = Literal["small", "large", "critic"]  # a model that may be called; a critic writes nothing
-Speaker: TypeAlias = Literal["system", "user", "assistant"]
+Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Stop: TypeAlias = Literal["delimiter", "length", "until", "end", "open"]
 
 DELIMITER = BLANK_LINE
@@ -19,11 +19,56 @@ THINK_END = "</think>"
 
 
 @dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that the answer may call; *parameters* is the JSON text of the JSON schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolset:
+    """
+    The *tools* of one request, and which of them the answer has to call.
+
+    The *choice* "auto" leaves it to the model, "none" allows no call, and "required" asks for at least one; any other
+    one is the name of the tool to call. Without *parallel*, only the first call of an answer counts.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: str = "auto"
+    parallel: bool = True
+
+    @property
+    def callable(self) -> bool:
+        """Whether the answer may call a tool."""
+        return bool(self.tools) and self.choice != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; *arguments* is the JSON text that the model wrote, *id* what the tool's message refers to."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of the conversation that poses the problem."""
+    """
+    One turn of the conversation that poses the problem.
+
+    An assistant's turn may have *calls*, and the *reasoning* before it, which the chat template keeps or drops. The
+    turn of a tool has the result of the call *call_id*.
+    """
 
     role: Speaker
     content: str
+    calls: tuple[ToolCall, ...] = ()
+    call_id: str = ""
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,15 +213,24 @@ class Chain(_Totalled):
     """
     A problem and the steps committed so far. Extending it returns a new chain.
 
-    *ends* says where steps end in this run; chains that differ only in it are equal.
+    *ends* says where steps end in this run; chains that differ only in it are equal. *tools* are those that the answer
+    may call: the models read about them in the prompt.
     """
 
     messages: tuple[Message, ...]
     steps: tuple[Step, ...] = ()
     ends: StepEnds = field(default=BLANK_LINES, compare=False, repr=False)
+    tools: tuple[Tool, ...] = ()
 
     @classmethod
-    def of(cls, problem: str | Sequence[Message], ends: StepEnds = BLANK_LINES, *, system: str | None = None) -> Chain:
+    def of(
+        cls,
+        problem: str | Sequence[Message],
+        ends: StepEnds = BLANK_LINES,
+        *,
+        system: str | None = None,
+        tools: Sequence[Tool] = (),
+    ) -> Chain:
         """
         Begin a chain with one user message, or with a conversation.
 
@@ -185,7 +239,7 @@ class Chain(_Totalled):
         messages = (Message("user", problem),) if isinstance(problem, str) else tuple(problem)
         if system and (not messages or messages[0].role != "system"):
             messages = (Message("system", system), *messages)
-        return cls(messages, ends=ends)
+        return cls(messages, ends=ends, tools=tuple(tools))
 
     @property
     def text(self) -> str:
@@ -209,10 +263,10 @@ class Chain(_Totalled):
         """Split into two chains: the thinking, and the steps after it, which are the answer as far as it is written."""
         totals = self.totals.thinking
         if totals is None:
-            return self, Chain(self.messages, (), self.ends)
-        thinking = Chain(self.messages, self.steps[: totals.count], self.ends)
+            return self, Chain(self.messages, (), self.ends, self.tools)
+        thinking = Chain(self.messages, self.steps[: totals.count], self.ends, self.tools)
         thinking._begin_with(totals)
-        return thinking, Chain(self.messages, self.steps[totals.count :], self.ends)
+        return thinking, Chain(self.messages, self.steps[totals.count :], self.ends, self.tools)
 
     @property
     def tokens(self) -> int:
@@ -220,7 +274,7 @@ class Chain(_Totalled):
         return self.totals.tokens
 
     def extend(self, step: Step) -> Chain:
-        longer = Chain(self.messages, (*self.steps, step), self.ends)
+        longer = Chain(self.messages, (*self.steps, step), self.ends, self.tools)
         longer._begin_with(self._known)
         return longer
 

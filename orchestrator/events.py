@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from .chain import Message, Party, Role, Rollback, Step, Verdict
+from .chain import Message, Party, Role, Rollback, Step, Tool, Verdict
 from .stats import Acceptance
 
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
@@ -61,7 +61,7 @@ class Started:
     *models* are pairs of a role and the model's name; models in a nested pair are listed by their paths, as in
     `Called`. *seed* is that of the sampling; None if the models write greedily, and in traces without it. *threshold*
     is the option of the policy that its scores are compared with, and the value; None if there is none, and in traces
-    without it.
+    without it. *tools* are those that the answer may call.
     """
 
     messages: tuple[Message, ...]
@@ -69,6 +69,7 @@ class Started:
     models: tuple[tuple[str, str], ...] = ()
     seed: int | None = None
     threshold: tuple[str, float] | None = None
+    tools: tuple[Tool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,22 @@ class Answering:
 
 
 @dataclass(frozen=True, slots=True)
+class Calling:
+    """
+    The next piece of the answer's call *index* of a tool, for good; calls are counted from 0.
+
+    The first piece has the *id* and the *name*; the *arguments* of all pieces join to a JSON text.
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Answered:
-    """The final answer was written after the thinking."""
+    """The final answer was written after the thinking, as the model spells it: calls of tools included."""
 
     step: Step
 
@@ -271,6 +286,7 @@ Event: TypeAlias = (
     | Repaired
     | Committed
     | Answering
+    | Calling
     | Answered
     | Degraded
     | Moved

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
 
 from .chain import Chain, Role, Rollback, Step, Token, Verdict
-from .events import Purpose
+from .events import Calling, Purpose
 
 EndedBy: TypeAlias = Literal["large", "judge", "small"]
 """
@@ -99,6 +99,19 @@ class Model(Protocol):
 
         A choice is a single token. Return the probability of every choice over the whole vocabulary. If their sum is
         well below 1, the model wanted to write something else: it did not understand the question.
+        """
+        ...
+
+
+class AnswerParser(Protocol):
+    """Finds the calls of tools in one answer while it is written, as the server of its model would."""
+
+    async def parse(self, tokens: Sequence[Token], *, finished: bool) -> tuple[str, Sequence[Calling]]:
+        """
+        Take in the next *tokens* of the answer; the last ones are *finished*.
+
+        Return the content and the pieces of calls that they add. What may be the beginning of a call is held back until
+        that is known. A call that fails has taken in nothing, and may be repeated.
         """
         ...
 

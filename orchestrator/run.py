@@ -10,15 +10,17 @@ from typing import Any, Literal, TypeAlias
 
 from .answer import (
     AnswerStream,
+    CallStream,
     answer_text,
     closing_step,
+    complete_calls,
     extract,
     has_answer,
     has_thought,
     write_answer,
 )
 from .budget import Budget
-from .chain import Chain, Role, Rollback, Step
+from .chain import Chain, Role, Rollback, Step, ToolCall
 from .concurrency import to_the_end
 from .early_stopping import StopRule
 from .errors import ContextTooLong, EndpointUnavailable
@@ -35,7 +37,7 @@ from .events import (
     Observer,
     Repaired,
 )
-from .interfaces import REQUEST, Model, Policy, RequestContext, requesting
+from .interfaces import REQUEST, AnswerParser, Model, Policy, RequestContext, requesting
 from .lookahead import LookaheadControl
 from .markers import may_open_block
 from .reason import End, reason
@@ -53,11 +55,12 @@ _REASONS: dict[End, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a run: the committed chain, the text after the thinking, and why the run ended."""
+    """The result of a run: the committed chain, the text and the *calls* after the thinking, and why the run ended."""
 
     chain: Chain
     text: str
     reason: FinishReason
+    calls: tuple[ToolCall, ...] = ()
 
     @property
     def answer(self) -> str:
@@ -77,6 +80,7 @@ async def run(
     answerer: Model | None = None,
     stop: Sequence[str] = (),
     by_method: bool = False,
+    parser: Callable[[], AnswerParser] | None = None,
 ) -> Outcome:
     """
     Think with *policy*, then let *answerer* write the answer; None means the policy's own answerer.
@@ -85,14 +89,17 @@ async def run(
     not think (*thinks* is false: they have no thinking block) answer as they reason. If such a chain shows a thinking
     block all the same, an answer is written after it.
 
+    The answer may call the tools of *chain* if *parser* makes what finds the calls. Then models that do not think
+    answer at once: the method has nothing to draft before an answer with calls.
+
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
     written counts. *stop_rule* may end the thinking early. If the small model fails for good, *fallback* continues the
     committed chain. Any other failure passes through.
     """
     began = asyncio.get_running_loop().time()
-    by_method = by_method and thinks
+    by_method = by_method and thinks and parser is None
     control = LookaheadControl.of(ahead)
-    current = _Run(chain, budget, control, observe, began, thinks, stop_rule, answerer, stop, by_method)
+    current = _Run(chain, budget, control, observe, began, thinks, stop_rule, answerer, stop, by_method, parser)
     try:
         try:
             why = await current.work(policy)
@@ -102,16 +109,18 @@ async def run(
             observe(Degraded("small", str(exc)))
             current.remove("small")
             why = await current.work(fallback)
-        if not by_method and (thinks or has_thought(current.chain)):
-            written, cut = await current.answer()
-            text = written.text if written is not None else ""
+        calls: tuple[ToolCall, ...] = ()
+        if not by_method and (thinks or parser is not None or has_thought(current.chain)):
+            stream, cut = await current.answer()
+            text, calls = (stream.text, stream.calls) if stream is not None else ("", ())
             why = cut if why == "stop" else why
         else:
             text = (current.chain.parts()[1] if by_method else current.chain).text
             current.stream.finish(text)
     finally:
         await to_the_end(current.close())
-    outcome = Outcome(current.chain, answer_text(text, stop), why)
+    calls = calls if why == "stop" else complete_calls(calls)
+    outcome = Outcome(current.chain, answer_text(text, stop), why, calls)
     observe(Finished(why, outcome.answer, asyncio.get_running_loop().time() - began))
     return outcome
 
@@ -130,6 +139,7 @@ class _Run:
     answerer: Model | None
     stop: Sequence[str]
     by_method: bool
+    parser: Callable[[], AnswerParser] | None
     early: _EarlyAnswer | None = None
 
     def __post_init__(self) -> None:
@@ -137,6 +147,8 @@ class _Run:
         self.stream.start()
 
     def new_stream(self) -> AnswerStream:
+        if self.parser is not None:
+            return CallStream(self, self.parser(), self.stop)
         return AnswerStream(lambda text: self(Answering(text)), self.stop)
 
     def __call__(self, event: Event) -> None:
@@ -178,11 +190,14 @@ class _Run:
 
         async def write(chain: Chain, stream: AnswerStream) -> Step:
             limit = self.budget.left_to_answer(chain)
-            return await write_answer(author, chain, limit=limit, stop=self.stop, stream=stream)
+            thinks = self.thinks or has_thought(chain)
+            return await write_answer(author, chain, limit=limit, stop=self.stop, stream=stream, thinks=thinks)
 
         self.early = _EarlyAnswer(
             write, self.new_stream, lambda: self.thinks and self.control.depth() > 0 and not self.by_method
         )
+        if self.parser is not None and not self.thinks:
+            return "stop"
         return await self._reason(policy, self.budget.thinking_seconds, self.stop_rule)
 
     async def _reason(self, policy: Policy, seconds: float | None, stop_rule: StopRule | None) -> FinishReason:
@@ -205,8 +220,8 @@ class _Run:
     def _over(self, chain: Chain) -> bool:
         return has_answer(chain, self.stop) if self.by_method and chain.closed else chain.finished
 
-    async def answer(self) -> tuple[Step | None, FinishReason]:
-        """Write the answer. Return it, None if there is none, and why it ended."""
+    async def answer(self) -> tuple[AnswerStream | None, FinishReason]:
+        """Write the answer. Return what it was emitted by, None if there is none, and why it ended."""
         deadline = None if self.budget.seconds is None else self.began + self.budget.seconds
         timeout = asyncio.timeout_at(deadline)
         try:
@@ -216,14 +231,15 @@ class _Run:
         except TimeoutError:
             if not timeout.expired():
                 raise
-            partial = self.early.partial if self.early is not None else None
-            if partial is not None:
-                self(Answered(partial))
-            return partial, "time"
+            taken = self.early.taken if self.early is not None else None
+            if taken is None or taken.partial is None:
+                return None, "time"
+            self(Answered(taken.partial))
+            return taken, "time"
         except ContextTooLong:
             return None, "context"
         self(Answered(step))
-        return step, "length" if step.stop == "length" else "stop"
+        return self.early.taken, "length" if step.stop == "length" else "stop"
 
 
 class _EarlyAnswer:
@@ -247,7 +263,7 @@ class _EarlyAnswer:
         self._drafts: dict[int, Step] = {}
         self._rolled_back = False
         self._bet: tuple[Chain, asyncio.Task[Step], AnswerStream] | None = None
-        self._taken: AnswerStream | None = None
+        self.taken: AnswerStream | None = None  # the stream of the answer that is used
         self._dropped: list[asyncio.Task[Step]] = []
 
     def observe(self, event: Event, committed: Chain) -> None:
@@ -272,22 +288,17 @@ class _EarlyAnswer:
     async def take(self, chain: Chain) -> Step:
         """Return the answer to *chain* and emit it in pieces: the bet's, or one that is written now."""
         if self._bet is None or self._bet[0] != chain:
-            self._taken = stream = self._new_stream()
+            self.taken = stream = self._new_stream()
             stream.start()
             with requesting(RequestContext("answer", len(chain.steps))):
                 step = await self._write(chain, stream)
         else:
             _, writing, stream = self._bet
-            self._taken = stream
+            self.taken = stream
             stream.start()
             step = await writing
         stream.finish(step.text)
         return step
-
-    @property
-    def partial(self) -> Step | None:
-        """The part of the taken answer that is written, for a run whose time is up; None if there is none."""
-        return self._taken.partial if self._taken is not None else None
 
     async def close(self) -> None:
         """Cancel a bet that was not taken, and wait until all bets are gone."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from .chain import Rival, Role, Rollback
+from .chain import Rival, Role, Rollback, ToolCall
 from .events import Choice, Committed, Decided, Degraded, Event, Judged, Lost, Selected, Started
 from .ledger import Ledger
 from .run import FinishReason, Outcome
@@ -60,6 +60,7 @@ class Solution:
     path. *seconds* is wall time. *seed* is that of the sampling, chosen at random if none was set: the same seed
     repeats the run. None if the models wrote greedily. *stretches* says what a run with `auto` chose; without it there
     are none. *selected* names the method of a run that chose among several, and why; None if there was no choice.
+    *calls* are the calls of tools that the answer makes; of an answer that was cut short, those that are complete.
     """
 
     answer: str
@@ -73,6 +74,7 @@ class Solution:
     seed: int | None = None
     stretches: tuple[Stretch, ...] = ()
     selected: Selected | None = None
+    calls: tuple[ToolCall, ...] = ()
 
     @property
     def share_alone(self) -> float:
@@ -96,6 +98,7 @@ class Solution:
             seed=next((event.seed for event in events if isinstance(event, Started)), None),
             stretches=tuple(stretches(events)),
             selected=next((event for event in events if isinstance(event, Selected)), None),
+            calls=outcome.calls,
         )
 
 

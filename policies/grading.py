@@ -53,13 +53,15 @@ def instructed(chain: Chain, question: Placement) -> Chain:
     """
     Return *chain* as a judge reads it: with *question* "before", what a grade means stands after the problem.
 
-    It is part of the last message, because some chat templates have no system message.
+    It is part of the last message of the user, because some chat templates have no system message. Calls of tools may
+    follow that message.
     """
     if question != "before":
         return chain
-    *earlier, problem = chain.messages
-    content = f"{problem.content}\n\n{INSTRUCTION.text}"
-    return replace(chain, messages=(*earlier, replace(problem, content=content)))
+    last = len(chain.messages) - 1
+    at = next((place for place in range(last, -1, -1) if chain.messages[place].role == "user"), last)
+    asked = replace(chain.messages[at], content=f"{chain.messages[at].content}\n\n{INSTRUCTION.text}")
+    return replace(chain, messages=(*chain.messages[:at], asked, *chain.messages[at + 1 :]))
 
 
 def skips(chain: Chain, draft: Step, skip: int, after: int) -> bool:

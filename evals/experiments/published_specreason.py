@@ -21,7 +21,18 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 from stepspec.api import Solver
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import DELIMITER, THINK_END, Accept, Chain, Message, Role, Rollback, Step, Token
+from stepspec.orchestrator.chain import (
+    DELIMITER,
+    THINK_END,
+    Accept,
+    Chain,
+    Message,
+    Role,
+    Rollback,
+    Step,
+    Token,
+    Toolset,
+)
 from stepspec.orchestrator.endpoints import Sampling, Template, VllmEndpoint
 from stepspec.orchestrator.endpoints.client import CACHE
 from stepspec.orchestrator.endpoints.token_stream import RequestMeter
@@ -104,6 +115,7 @@ class PublishedSpecReason(Solver):
         budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
+        tools: Toolset | None = None,
         observe: Observer = lambda event: None,
         clock: trace.Stopwatch | None = None,
         trace_to: Path | None = None,

@@ -12,16 +12,17 @@ from types import TracebackType
 from typing import Self
 from weakref import WeakKeyDictionary
 
-from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Message, Role, Step, Stop, Token
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Chain, Message, Role, Step, Stop, Token, Tool, Toolset
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, Sampling
 from stepspec.orchestrator.endpoints.chat_template import Template
 from stepspec.orchestrator.endpoints.client import RUN, priority
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.token_stream import or_now
+from stepspec.orchestrator.endpoints.tool_protocol import ParserState
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
-from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.events import Called, Fate, Observer, Verb
+from stepspec.orchestrator.errors import ConfigurationError, MissingCapability
+from stepspec.orchestrator.events import Called, Calling, Fate, Observer, Verb
 from stepspec.orchestrator.interfaces import DEFAULT_LIMIT, KEPT_OPEN, REQUEST, RequestContext
 from stepspec.orchestrator.stats import Acceptance
 from stepspec.policies.grading import DIGITS
@@ -312,8 +313,16 @@ class SimulatedEndpoint:
         server = min(self.servers, key=lambda server: server.running + server.waiting)
         return SimulatedModel(self, server, observe, or_now(clock), sticky=not sampling.repeats)
 
-    async def count(self, messages: tuple[Message, ...]) -> int:
+    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         return self._scripts[messages[-1].content].prompt
+
+    async def tool_format(self, toolset: Toolset) -> Format | None:
+        raise MissingCapability("a simulated server calls no tools")
+
+    async def parse_answer(
+        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+        raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def queue(self) -> QueueGauges:
         return QueueGauges(

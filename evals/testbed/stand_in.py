@@ -31,11 +31,13 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 
 from ..command_line import script
+from . import stand_in_tools
 
 IM_START, IM_END, THINK, THINK_END = "<|im_start|>", "<|im_end|>", "<think>", "</think>"
 SPECIAL = (IM_START, IM_END, THINK, THINK_END)
 ROOM = 4096
 GENERATE = "/inference/v1/generate"
+RENDER, DERENDER = "/v1/chat/completions/render", "/v1/chat/completions/derender"
 GARBAGE = {"-3": {"logprob": 3e38, "rank": -7, "decoded_token": None}, "9": {"logprob": -1.0, "rank": 0}}
 
 
@@ -85,7 +87,8 @@ class FakeVllm:
     *digits* are the log-probabilities of a judge's answers; *grades_by_text* holds others for prompts that contain the
     key. With a *block*, the server caches prompts in blocks of that many tokens and reports it; with a *unit*, as of a
     hybrid model, only up to the end of an earlier prompt, rounded down to the unit. *scale_out* opens vLLM's own route
-    to it, whose rows of a cached prefix are *garbage* (V1 runner) or left out (V2). *metrics* is the text of /metrics.
+    to it, whose rows of a cached prefix are *garbage* (V1 runner) or left out (V2), and those that parse calls of tools
+    if *parses_tools*. *metrics* is the text of /metrics.
     """
 
     script: Sequence[str | bytes] = ()
@@ -101,6 +104,7 @@ class FakeVllm:
     unit: int = 0
     scale_out: bool = False
     garbage: bool = True
+    parses_tools: bool = True
     metrics: bytes = b""
     lacks: frozenset[str] = frozenset()
     key: str = ""
@@ -129,8 +133,10 @@ class FakeVllm:
         pieces = {number: piece for piece, number in self._ids.items()}
         return b"".join(pieces[number - self.spelling] for number in ids).decode(errors="replace")
 
-    def render(self, messages: list[dict[str, str]], generate: bool) -> str:
-        turns = "".join(f"{IM_START}{turn['role']}\n{turn['content']}{IM_END}\n" for turn in messages)
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
+        shown = [("system", stand_in_tools.shown(tools))] if tools else []
+        spelt = [*shown, *((turn["role"], stand_in_tools.spelt(turn)) for turn in messages)]
+        turns = "".join(f"{IM_START}{role}\n{text}{IM_END}\n" for role, text in spelt)
         return turns + (f"{IM_START}assistant\n{THINK}\n" if generate else "")
 
     def continuation(self, prompt: str) -> list[bytes]:
@@ -150,11 +156,25 @@ class FakeVllm:
         body = await request.json()
         self.requests.append(("/tokenize", body))
         messages = body.get("messages")
-        text = self.render(messages, body["add_generation_prompt"]) if messages else body["prompt"]
+        tools = body.get("tools") or ()
+        text = self.render(messages, body["add_generation_prompt"], tools) if messages else body["prompt"]
         return web.json_response({"tokens": self.encode(text), "max_model_len": self.room})
 
     async def detokenize(self, request: web.Request) -> web.Response:
         return web.json_response({"prompt": self.decode((await request.json())["tokens"])})
+
+    async def parse_tools(self, request: web.Request) -> web.Response:
+        """Say how an answer has to call tools, or parse one."""
+        body = orjson.loads(await request.read())
+        self.requests.append((request.path, body))
+        status, refused = (403, stand_in_tools.NO_SCALE_OUT) if not self.scale_out else (400, stand_in_tools.NO_PARSER)
+        if not (self.scale_out and self.parses_tools):
+            return web.json_response({"error": {"message": refused, "code": status}}, status=status)
+        if request.path == RENDER:
+            return web.json_response(stand_in_tools.rendered(body))
+        before = (body["stream_state"] or {}).get("output_token_ids", [])
+        ids = [*before, *body["generate_chunk"]["choices"][0]["token_ids"]]
+        return web.json_response(stand_in_tools.derendered(body, self.decode(before), self.decode(ids)))
 
     async def show(self, request: web.Request) -> web.Response:
         return web.Response(body=self.metrics, status=200 if self.metrics else 404)
@@ -345,6 +365,8 @@ class FakeVllm:
         app.router.add_get("/metrics", self.show)
         app.router.add_post("/v1/completions", self.complete)
         app.router.add_post(GENERATE, self.complete)
+        for path in (RENDER, DERENDER):
+            app.router.add_post(path, self.parse_tools)
         return app
 
     @asynccontextmanager
@@ -406,6 +428,18 @@ YES, NO = {"Yes": -0.1, "No": -2.5}, {"Yes": -2.5, "No": -0.1}
 OUT_OF_MEMORY = Refuse(500, "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB")
 
 
+def _encode(text: str) -> list[int]:
+    ids: list[int] = []
+    for match in _PIECE.finditer(text):
+        piece = match[0].encode()
+        ids += [IDS[piece]] if piece in IDS else piece
+    return ids
+
+
+SHOWS_TOOLS = _encode(f"{IM_START}system\n{stand_in_tools.TOOLS}")
+"""The first tokens of a conversation with tools."""
+
+
 @dataclass(frozen=True)
 class Latency:
     """
@@ -426,9 +460,10 @@ class StandIn(FakeVllm):
     """
     Thinks in *steps* steps of *step_tokens* tokens each, and then answers 42; the same text for every problem.
 
-    If JSON is requested, the answer is a value that fits the schema, with 42 for every number. What follows a prompt
-    depends on nothing else but the number of tokens since the thinking began, so that stand-ins agree. A question about
-    a step gets the grade 9, or a yes, for the share *accept* of all prompts, and else 1, or no.
+    If JSON is requested, the answer is a value that fits the schema, with 42 for every number. If the conversation has
+    tools and does not end with the result of one, the answer is a call of the first, with such a value. What follows a
+    prompt depends on nothing else but the number of tokens since the thinking began, so that stand-ins agree. A
+    question about a step gets the grade 9, or a yes, for the share *accept* of all prompts, and else 1, or no.
     """
 
     digits: dict[str, float] = field(default_factory=lambda: dict(RIGHT))
@@ -451,11 +486,7 @@ class StandIn(FakeVllm):
         return IDS[piece]
 
     def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for match in _PIECE.finditer(text):
-            piece = match[0].encode()
-            ids += [IDS[piece]] if piece in IDS else piece
-        return ids
+        return _encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         return b"".join([PIECES[number] for number in ids]).decode(errors="replace")
@@ -491,6 +522,20 @@ class StandIn(FakeVllm):
         value = filled(outputs["json"]) if "json" in outputs else {"answer": 42}
         return [*self.encode(orjson.dumps(value).decode()), ENDED]
 
+    def calling(self, prompt: Sequence[int], wanted: str | None) -> list[int]:
+        """The tokens of an answer to *prompt* that calls the tool *wanted*, or the first; none for a usual answer."""
+        if list(prompt[: len(SHOWS_TOOLS)]) != SHOWS_TOOLS:
+            return []
+        first, *turns = self.decode(prompt).split(IM_START)[1:]
+        last = [turn for turn in turns if not turn.startswith("assistant\n")][-1]
+        if wanted is None and last.startswith("tool\n"):
+            return []
+        tools = stand_in_tools.listed(first.removeprefix("system\n").removesuffix("\n").removesuffix(IM_END))
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+        name = wanted or next(iter(functions))
+        arguments = filled({"type": "object", **functions[name].get("parameters", {})})
+        return [*self.encode(stand_in_tools.written(name, orjson.dumps(arguments).decode())), ENDED]
+
     def choices(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         return list(self.pieces(body))
 
@@ -499,7 +544,9 @@ class StandIn(FakeVllm):
         stops, limit, longest = body.get("stop") or (), body["max_tokens"], max(map(len, body.get("stop") or ("",)))
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail, tokens = "", list[tuple[str, str, int]]()
-        answer = self.formatted(body["structured_outputs"]) if "structured_outputs" in body else ()
+        outputs = body.get("structured_outputs") or {}
+        wanted = outputs.get("structural_tag")
+        answer = self.formatted(outputs) if outputs and not wanted else self.calling(body["prompt"], wanted)
         for count, number in enumerate(self.following(body["prompt"], answer), 1):
             new = shown = decoder.decode(PIECES[number])
             text = tail + new

@@ -34,13 +34,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ..chain import THINK_END
 from ..errors import MissingCapability
 from ..markers import KNOWN, THINK, ThinkingMarkers
 
-Messages: TypeAlias = Sequence[Mapping[str, str]]
+Messages: TypeAlias = Sequence[Mapping[str, Any]]
 Render: TypeAlias = Callable[[Messages, bool], str]
 Source: TypeAlias = Literal["template", "effect", "setting", "unknown"]
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Protocol, Self
 
-from ..chain import Message, Role
-from ..events import Observer
+from ..chain import Message, Role, Token, Tool, Toolset
+from ..events import Calling, Observer
 from ..interfaces import Model
 from ..stats import Acceptance
 from .chat_template import Template
 from .metrics import QueueGauges
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
+from .tool_protocol import ParserState
 from .vllm_protocol import GREEDY, Format
 
 
@@ -38,13 +39,19 @@ class ModelEndpoint(Protocol):
     @property
     def room(self) -> int: ...
 
-    async def count(self, messages: tuple[Message, ...]) -> int: ...
+    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int: ...
 
     async def queue(self) -> QueueGauges | None: ...
 
     async def acceptance(self) -> Acceptance | None: ...
 
     async def capabilities(self) -> Capabilities: ...
+
+    async def tool_format(self, toolset: Toolset) -> Format | None: ...
+
+    async def parse_answer(
+        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+    ) -> tuple[str, tuple[Calling, ...], ParserState]: ...
 
     def model(
         self,
@@ -60,3 +67,16 @@ class ModelEndpoint(Protocol):
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None: ...
+
+
+class ServerParser:
+    """The `AnswerParser` of one answer with *toolset*, by the server of *endpoint*."""
+
+    def __init__(self, endpoint: ModelEndpoint, toolset: Toolset) -> None:
+        self._endpoint, self._toolset, self._state = endpoint, toolset, ParserState()
+
+    async def parse(self, tokens: Sequence[Token], *, finished: bool) -> tuple[str, tuple[Calling, ...]]:
+        text, calls, self._state = await self._endpoint.parse_answer(
+            self._toolset, tokens, self._state, finished=finished
+        )
+        return text, calls

@@ -14,9 +14,9 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 from weakref import WeakSet
 
-from ..chain import Chain, Message, Role, Step, Token
+from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, StepspecError
-from ..events import Moved, Observer
+from ..events import Calling, Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from ..stats import Acceptance
 from .chat_template import Template
@@ -25,6 +25,7 @@ from .metrics import QueueGauges, total
 from .probe import Capabilities
 from .settings import Endpoint, Sampling
 from .token_stream import or_now
+from .tool_protocol import ParserState
 from .vllm import VllmEndpoint
 from .vllm_protocol import GREEDY, Format
 
@@ -251,11 +252,25 @@ class ReplicatedEndpoint:
         """The number of runs on the replica at each URL."""
         return {replica.url: len(replica.runs) for replica in self._replicas}
 
-    async def count(self, messages: Messages) -> int:
+    async def count(self, messages: Messages, tools: tuple[Tool, ...] = ()) -> int:
         """Count the tokens that a chain about *messages* begins with."""
+        return await self._any(lambda endpoint: endpoint.count(messages, tools))
+
+    async def tool_format(self, toolset: Toolset) -> Format | None:
+        """Ask a server as `VllmEndpoint.tool_format` does."""
+        return await self._any(lambda endpoint: endpoint.tool_format(toolset))
+
+    async def parse_answer(
+        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+        """Let any server parse, as `VllmEndpoint.parse_answer` does: *state* is all that it needs."""
+        return await self._any(lambda endpoint: endpoint.parse_answer(toolset, tokens, state, finished=finished))
+
+    async def _any(self, verb: Callable[[ModelEndpoint], Awaitable[T]]) -> T:
+        """Call *verb* on one replica, or on the next if it fails."""
         placement = Placement(self, lambda event: None)
         try:
-            return await placement.call(lambda endpoint: endpoint.count(messages))
+            return await placement.call(verb)
         finally:
             placement.leave()
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from ..chain import THINK_END, Chain, Message, Step, Token
+from ..chain import THINK_END, Chain, Message, Step, Token, Tool
 from ..errors import ConfigurationError, MalformedReply, MissingCapability
 from ..markers import opens_block
 from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
 from .client import Connection
 from .settings import Endpoint
+from .tool_protocol import message_fields, tool_fields
 from .vllm_protocol import (
     COMPLETIONS,
     DETOKENIZE,
@@ -81,7 +82,7 @@ class ModelTokenizer:
         self._call = connection.call("tokenize")
         self.literally = AsyncCache(self._encode, TEXTS)
         self.spelt = AsyncCache(self._spell, TEXTS)
-        self.prefix = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
+        self._prefixes = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
         self.choices = AsyncCache(self._choices, CHOICES_KEPT)
         self._pieces: dict[int, str] = {}
 
@@ -103,9 +104,13 @@ class ModelTokenizer:
         """Encode *text* of a chain, with the model's own spelling of `THINK_END`; `literally` encodes it unchanged."""
         return await self.literally(self.template.spelt(text))
 
+    async def prefix(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> tuple[int, ...]:
+        """Encode what stands before the first step: the conversation, with the *tools* that the template shows."""
+        return await self._prefixes((messages, tools))
+
     async def chain(self, chain: Chain) -> list[int]:
         """Encode a whole chain; tokens that were written in this vocabulary keep their ids."""
-        ids = list(await self.prefix(chain.messages))
+        ids = list(await self.prefix(chain.messages, chain.tools))
         marked = self.template.thinks or opens_block(chain.text)
         for step in chain.steps:
             ids += await self.step(step, marked=marked)
@@ -121,6 +126,10 @@ class ModelTokenizer:
         if self.template.handover and step.text.endswith(THINK_END):
             return [*ids, *await self.literally(self.template.handover)]
         return ids
+
+    async def answer_opening(self) -> tuple[int, ...]:
+        """Encode the end of a thinking block, which stands before every answer; () for a model that does not think."""
+        return await self.literally(self.template.closing + "\n\n") if self.template.thinks else ()
 
     async def begun(self, step: Step) -> tuple[Token, ...]:
         """Return the tokens of *step*, which a write continues; text without ids of this vocabulary is encoded."""
@@ -199,8 +208,9 @@ class ModelTokenizer:
             raise ConfigurationError(f"choices have to be single tokens of the {self._call.role} model: {names}")
         return {choice: ids[0] for choice, ids in encoded.items()}
 
-    async def _prefix(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
-        ids = await self._render([asdict(message) for message in messages], True)
+    async def _prefix(self, conversation: tuple[tuple[Message, ...], tuple[Tool, ...]]) -> tuple[int, ...]:
+        messages, tools = conversation
+        ids = await self._render([message_fields(message) for message in messages], True, [*map(tool_fields, tools)])
         return (*ids, *await self.literally(self.template.opened))
 
     async def _first_words(self) -> str:
@@ -218,11 +228,11 @@ class ModelTokenizer:
         endpoint = self._connection.endpoint
         return endpoint.thinks if isinstance(endpoint, Endpoint) else None
 
-    async def _render(self, messages: Messages, generate: bool) -> list[int]:
+    async def _render(self, messages: Messages, generate: bool, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
         endpoint = self._connection.endpoint
         template = endpoint.template if isinstance(endpoint, Endpoint) else None
         ids, _ = await self._tokenize(
-            tokenize_messages_body(self._model, messages, generate=generate, template=template)
+            tokenize_messages_body(self._model, messages, generate=generate, template=template, tools=tools)
         )
         return ids
 
@@ -236,6 +246,7 @@ class ChainIds:
     def __init__(self, encoder: ModelTokenizer) -> None:
         self._encoder = encoder
         self._messages: tuple[Message, ...] = ()
+        self._tools: tuple[Tool, ...] = ()
         self._steps: tuple[Step, ...] = ()
         self._parts: list[EncodedPrompt] = []  # the messages, then each step
 
@@ -243,14 +254,14 @@ class ChainIds:
         """Return the ids that `ModelTokenizer.chain` returns for *chain*."""
         if not self._encoder.template.thinks:  # How a step is encoded depends on the rest of the chain then.
             return EncodedPrompt.of(await self._encoder.chain(chain))
-        if self._parts and self._messages == chain.messages:
+        if self._parts and (self._messages, self._tools) == (chain.messages, chain.tools):
             shared = _shared(self._steps, chain.steps)
             parts = self._parts[: shared + 1]
         else:
-            shared, parts = 0, [EncodedPrompt.of(await self._encoder.prefix(chain.messages))]
+            shared, parts = 0, [EncodedPrompt.of(await self._encoder.prefix(chain.messages, chain.tools))]
         for step in chain.steps[shared:]:
             parts.append(EncodedPrompt.of(await self._encoder.step(step)))
-        self._messages, self._steps, self._parts = chain.messages, chain.steps, parts
+        self._messages, self._tools, self._steps, self._parts = chain.messages, chain.tools, chain.steps, parts
         return EncodedPrompt.joined(parts)
 
 

@@ -11,7 +11,7 @@ from itertools import product
 from math import inf
 from weakref import WeakKeyDictionary
 
-from ..chain import Chain, Message, Role, Step, Token, beginning
+from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset, beginning
 from ..concurrency import at_once
 from ..errors import (
     ConfigurationError,
@@ -19,13 +19,14 @@ from ..errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
+    MissingCapability,
     StepspecError,
 )
-from ..events import Called, Observer, Verb
+from ..events import Called, Calling, Observer, Verb
 from ..interfaces import DEFAULT_LIMIT, KEPT_OPEN
 from ..stats import Acceptance
 from ..step_ends import StepEnds
-from . import vllm_protocol
+from . import tool_protocol, vllm_protocol
 from .chat_template import Template
 from .client import ConnectedEndpoint
 from .metrics import (
@@ -41,12 +42,14 @@ from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .sticky_stream import StickyStream
 from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
-from .tokenizer import ChainIds, ModelTokenizer
+from .tokenizer import AsyncCache, ChainIds, ModelTokenizer
+from .tool_protocol import DERENDER, RENDER, ParserState
 from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, EncodedPrompt, Reply
 
 WARM_UP_TOKENS = 8
 WARM_UP_BATCHES = (1, 4)  # requests at the same time: compilers make a version of their own for a size of 1
 WARM_UP_SECONDS = 120.0
+TOOLSETS = 64  # whose formats are remembered
 
 
 class VllmEndpoint(ConnectedEndpoint[Endpoint]):
@@ -64,6 +67,7 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         self.reading: AcceptanceReading | None = None  # of a server that speculates on tokens
         self.cache: CacheConfig | None = None  # its prefix cache; None if it does not describe it
         self._can: Capabilities | None = None
+        self._tool_formats = AsyncCache(self._tool_format, TOOLSETS)
 
     async def _learn(self) -> None:
         self.encoder = ModelTokenizer(self.connection, self.name)
@@ -104,9 +108,45 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         metrics = await self._metrics("look at the acceptance")
         return read_acceptance(metrics) if metrics is not None else None
 
-    async def count(self, messages: tuple[Message, ...]) -> int:
+    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         """Count the tokens that a chain about *messages* begins with."""
-        return len(await self.encoder.prefix(messages))
+        return len(await self.encoder.prefix(messages, tools))
+
+    async def tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:
+        """
+        Ask the server in which form an answer has to call tools of *toolset*; None: in any form.
+
+        Raise `MissingCapability`, with the cure, if it has no parser for such answers.
+        """
+        return await self._tool_formats(toolset)
+
+    async def parse_answer(
+        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+        """
+        Let the server's parser read the next *tokens* of an answer with *toolset*, after what *state* describes.
+
+        Return the content and the pieces of calls that they add, and the new state.
+        """
+        ids: list[int] = []
+        for token in tokens:
+            ids += [token.id] if token.id >= 0 else await self.encoder.encode(token.text)
+        call, prompt = self.connection.call("parse"), await self.encoder.answer_opening()
+        body = tool_protocol.parser_body(self.name, toolset, prompt, ids, state, finished=finished)
+        return tool_protocol.parsed(call, await self.connection.post(call, DERENDER, body))
+
+    async def _tool_format(self, toolset: Toolset) -> vllm_protocol.Format | None:
+        if self.template.handover:
+            raise MissingCapability(
+                f"the {self.role} model at {self.settings.url}: its chat template opens a message for the answer, in "
+                "which no tool can be called; send requests with tools to the model by its own name"
+            )
+        call = self.connection.call("learn the form of tool calls")
+        try:
+            reply = await self.connection.post(call, RENDER, tool_protocol.chat_request(self.name, toolset))
+        except EndpointRejected as exc:
+            raise (tool_protocol.no_parser(exc) or exc) from exc
+        return tool_protocol.answer_format(call, reply)
 
     def model(
         self,

@@ -23,8 +23,18 @@ Reply: TypeAlias = Mapping[str, Any]
 Prompt: TypeAlias = Sequence[int] | orjson.Fragment  # token ids, or their JSON
 Prompts: TypeAlias = Prompt | Sequence[Prompt]  # one prompt, or several in one request
 Row: TypeAlias = Mapping[str, Mapping[str, Any]]  # one position of the prompt: log-probability and rank by token id
-Format: TypeAlias = Literal["json"] | Mapping[str, Any]  # any JSON object, or the values that a JSON schema describes
 E = TypeVar("E", bound=EndpointError)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFormat:
+    """The form of a text in the server's own words: the *outputs* of its parameter ``structured_outputs``."""
+
+    outputs: Mapping[str, Any]
+
+
+Format: TypeAlias = Literal["json"] | Mapping[str, Any] | ServerFormat
+"""The form of a text: any JSON object, the values that a JSON schema describes, or in the server's own words."""
 
 MODELS, COMPLETIONS, POOLING = "/v1/models", "/v1/completions", "/pooling"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -238,17 +248,20 @@ def tokenize_body(model: str, text: str, *, special_tokens: bool = False) -> Bod
 
 def tokenize_messages_body(
     model: str,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     *,
     generate: bool = True,
     template: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] = (),
 ) -> Body:
     """
-    Render *messages* with the chat template and encode the text; *generate* adds the generation prompt.
+    Render *messages* and *tools* with the chat template and encode the text; *generate* adds the generation prompt.
 
     *template* holds variables of the chat template (``chat_template_kwargs``); None sends none.
     """
     body: Body = {"model": model, "messages": messages, "add_generation_prompt": generate}
+    if tools:
+        body["tools"] = tools
     return body | {"chat_template_kwargs": template} if template else body
 
 
@@ -340,8 +353,14 @@ def stream_body(
     if sampling.logprobs is not None:
         body["logprobs"] = sampling.logprobs
     if format is not None:
-        body["structured_outputs"] = {"json_object": True} if format == "json" else {"json": format}
+        body["structured_outputs"] = _structured(format)
     return body
+
+
+def _structured(format: Format) -> Mapping[str, Any]:
+    if isinstance(format, ServerFormat):
+        return format.outputs
+    return {"json_object": True} if format == "json" else {"json": format}
 
 
 def parse_chunk(call: Call, event: bytes, logprobs: int | None) -> Chunk:

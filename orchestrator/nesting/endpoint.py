@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
 from typing import Self
 
-from ..chain import Message, Role
+from ..chain import Message, Role, Token, Tool, Toolset
 from ..concurrency import all_entered
 from ..endpoints import (
     Endpoint,
@@ -23,9 +23,10 @@ from ..endpoints.chat_template import disagreement
 from ..endpoints.metrics import QueueGauges
 from ..endpoints.probe import Capabilities
 from ..endpoints.token_stream import or_now
+from ..endpoints.tool_protocol import ParserState
 from ..endpoints.vllm_protocol import GREEDY, Format
-from ..errors import ConfigurationError
-from ..events import Observer
+from ..errors import ConfigurationError, MissingCapability
+from ..events import Calling, Observer
 from ..interfaces import Policy
 from ..stats import Acceptance
 from .model import Nested, observe_within
@@ -104,9 +105,20 @@ class NestedEndpoint:
         """The longest sequence that every model in the pair takes, in tokens."""
         return min(self.small.room, self.large.room)
 
-    async def count(self, messages: tuple[Message, ...]) -> int:
+    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         """Count the tokens that a chain about *messages* begins with, for the model that needs the most."""
-        return max(await asyncio.gather(self.small.count(messages), self.large.count(messages)))
+        return max(await asyncio.gather(self.small.count(messages, tools), self.large.count(messages, tools)))
+
+    async def tool_format(self, toolset: Toolset) -> Format | None:
+        """Refuse: the pieces of an answer come from several models, and no server's parser knows all of them."""
+        raise MissingCapability(
+            f"the {self.role} model is a pair of models, which calls no tools: let the large model answer"
+        )
+
+    async def parse_answer(
+        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+        raise NotImplementedError("there is no answer with tools to parse: see `tool_format`")
 
     async def queue(self) -> QueueGauges | None:
         return await self.large.queue()

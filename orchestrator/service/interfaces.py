@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
-from ..chain import Message
+from ..chain import Message, Toolset
 from ..endpoints import ModelEndpoint
 from ..endpoints.vllm_protocol import Format
 from ..events import Observer
@@ -34,6 +34,7 @@ class Engine(Protocol):
         *,
         stop: Sequence[str] = (),
         format: Format | None = None,
+        tools: Toolset | None = None,
         observe: Observer = ...,
         clock: Stopwatch | None = None,
     ) -> Solution:

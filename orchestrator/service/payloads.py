@@ -11,8 +11,8 @@ from typing import Any
 import orjson
 from starlette.responses import Response
 
-from ..chain import THINK_END
-from ..events import Answered, Answering, Called, Committed, Event
+from ..chain import THINK_END, ToolCall
+from ..events import Answered, Answering, Called, Calling, Committed, Event
 from ..ledger import COUNTED, Account, Ledger, Speculation
 from ..solution import Solution
 from .observers import MESSAGES_PATH, RunEvent, RunResult
@@ -40,10 +40,15 @@ def one_field(thinking: Thinking) -> Thinking:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A further part of a message, by field, and the description of the step that it is; None if it is no step."""
+    """
+    A further part of a message: text by field, or the piece of a *call* of a tool.
+
+    *step* describes the step that it is; None if it is no step.
+    """
 
     fields: Mapping[str, str]
     step: Mapping[str, Any] | None = None
+    call: Calling | None = None
 
 
 class DeltaBuilder:
@@ -75,6 +80,9 @@ class DeltaBuilder:
             case Answering(text=text):
                 self._answer += text
                 return Delta({"content": self._close() + text})
+            case Calling():
+                closing = self._close()
+                return Delta({"content": closing} if closing else {}, call=event)
             case _:
                 return None
 
@@ -157,7 +165,21 @@ def usage(prompt: int, counts: Sequence[TokenCounts], *, thinks: bool) -> dict[s
 
 def finish_reason(solution: Solution) -> str:
     """Return OpenAI's finish reason; the field ``stepspec`` has the exact one."""
-    return "stop" if solution.finish_reason == "stop" else "length"
+    if solution.finish_reason != "stop":
+        return "length"
+    return "tool_calls" if solution.calls else "stop"
+
+
+def tool_call(call: ToolCall) -> dict[str, Any]:
+    """Return a *call* as chat completions have it."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def tool_call_delta(piece: Calling) -> dict[str, Any]:
+    """Return a *piece* of a call as streams of chat completions have it."""
+    begun = {"id": piece.id, "type": "function"} if piece.id else {}
+    named = {"name": piece.name} if piece.name else {}
+    return {"index": piece.index, **begun, "function": {**named, "arguments": piece.arguments}}
 
 
 def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:

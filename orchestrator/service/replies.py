@@ -13,14 +13,14 @@ from typing import Any, Protocol
 
 import orjson
 
-from ..events import Drafted, Event
+from ..events import Calling, Drafted, Event
 from ..solution import Solution
 from ..trace import Moment, dump
 from . import payloads
 from .observers import RunResult, ServiceRequest
 from .payloads import Delta, DeltaBuilder, TokenCounts
 from .runs import PROGRESS, RunItem, Runs
-from .schemas import ChatRequest, ResponsesRequest
+from .schemas import ChatRequest, ChosenFunction, ResponsesRequest
 from .settings import Thinking
 from .streaming import EVENT_STREAM, ClientConnection
 
@@ -135,17 +135,25 @@ class ChatReply:
         }
 
     def _choice(self, choice: int, texts: Mapping[str, str]) -> dict[str, Any]:
+        solution = self._runs.solutions[choice]
+        message: dict[str, Any] = {"role": "assistant", "refusal": None, **texts}
+        if solution.calls:
+            message["content"] = message["content"] or None
+            message["tool_calls"] = [payloads.tool_call(call) for call in solution.calls]
         return {
             "index": choice,
-            "message": {"role": "assistant", "refusal": None, **texts},
+            "message": message,
             "logprobs": None,
-            "finish_reason": payloads.finish_reason(self._runs.solutions[choice]),
+            "finish_reason": payloads.finish_reason(solution),
         }
 
     def _delta(self, choice: int, delta: Delta) -> bytes:
-        return self._chunk(choice, delta.fields, **({"stepspec": delta.step} if delta.step is not None else {}))
+        fields: dict[str, Any] = {**delta.fields}
+        if delta.call is not None:
+            fields["tool_calls"] = [payloads.tool_call_delta(delta.call)]
+        return self._chunk(choice, fields, **({"stepspec": delta.step} if delta.step is not None else {}))
 
-    def _chunk(self, choice: int, delta: Mapping[str, str], **fields: object) -> bytes:
+    def _chunk(self, choice: int, delta: Mapping[str, Any], **fields: object) -> bytes:
         body = {"index": choice, "delta": delta, "logprobs": None, "finish_reason": None, **fields}
         return payloads.event(self._head(CHUNK) | {"choices": [body]} | self._usage_so_far())
 
@@ -173,6 +181,7 @@ class ResponseEvents:
         self._request_id = request_id
         self.items: list[dict[str, Any]] = []
         self._texts: list[str] = []
+        self._call = -1  # the index of the open call
 
     def event(self, kind: str, **fields: Any) -> bytes:
         """Return the next event, of this *kind*."""
@@ -190,7 +199,20 @@ class ResponseEvents:
             self._texts.append(text)
             step = {"stepspec": delta.step} if delta.step else {}
             events += self._text_event("delta", delta=text, **step)
-        return events
+        return events if delta.call is None else events + self._add_call(delta.call)
+
+    def _add_call(self, piece: Calling) -> bytes:
+        events = b""
+        if not self.items or self.items[-1]["type"] != "function_call" or piece.index != self._call:
+            events, self._call = self.close(), piece.index
+            item = {"id": f"fc_{self._request_id}_{piece.index}", "type": "function_call", "status": "in_progress"}
+            self.items.append({**item, "call_id": piece.id, "name": piece.name, "arguments": ""})
+            events += self.event("response.output_item.added", output_index=len(self.items) - 1, item=self.items[-1])
+        if not piece.arguments:
+            return events
+        self._texts.append(piece.arguments)
+        place = {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}
+        return events + self.event("response.function_call_arguments.delta", **place, delta=piece.arguments)
 
     def close(self) -> bytes:
         """Complete the open item, if there is one; return the events."""
@@ -198,6 +220,12 @@ class ResponseEvents:
             return b""
         text, item = "".join(self._texts), self.items[-1]
         self._texts.clear()
+        if item["type"] == "function_call":
+            item["arguments"], item["status"] = text, "completed"
+            place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+            return self.event(
+                "response.function_call_arguments.done", **place, name=item["name"], arguments=text
+            ) + self.event("response.output_item.done", output_index=len(self.items) - 1, item=item)
         item["content"], item["status"] = [_part(item["type"], text)], "completed"
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
         return (
@@ -266,7 +294,7 @@ class ResponsesReply:
 
     async def _completed(self) -> dict[str, Any]:
         solution = self._runs.solutions[0]
-        complete = payloads.finish_reason(solution) == "stop"
+        complete = payloads.finish_reason(solution) != "length"
         response = self._response("completed" if complete else "incomplete")
         usage = await self._runs.usage()
         return response | {"usage": _usage(usage), **_incomplete(solution), **self._runs.extension([0])}
@@ -285,14 +313,14 @@ class ResponsesReply:
             "metadata": request.metadata or {},
             "model": request.model,
             "output": self._events.items,
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
             "store": False,
             "temperature": self._run_request.run.sampling.temperature,
             "text": {"format": _format(request)},
-            "tool_choice": "none",
-            "tools": [],
+            "tool_choice": _tool_choice(request),
+            "tools": [{"strict": None, **tool.model_dump(exclude_none=True)} for tool in request.tools or ()],
             "top_p": self._run_request.run.sampling.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -306,8 +334,14 @@ def _format(request: ResponsesRequest) -> dict[str, Any]:
     return request.text.format.model_dump(by_alias=True)
 
 
+def _tool_choice(request: ResponsesRequest) -> Any:
+    if isinstance(request.tool_choice, ChosenFunction):
+        return request.tool_choice.model_dump()
+    return request.tool_choice or ("auto" if request.tools else "none")
+
+
 def _incomplete(solution: Solution) -> dict[str, Any]:
-    if payloads.finish_reason(solution) == "stop":
+    if payloads.finish_reason(solution) != "length":
         return {}
     return {"incomplete_details": {"reason": "max_output_tokens"}}
 

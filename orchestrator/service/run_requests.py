@@ -16,7 +16,7 @@ import orjson
 from pydantic import ValidationError
 
 from ..budget import Budget
-from ..chain import Message, Role
+from ..chain import Message, Role, Toolset
 from ..endpoints import ModelEndpoint, Sampling
 from ..endpoints.settings import NO_PENALTY
 from ..endpoints.vllm_protocol import Format
@@ -128,6 +128,7 @@ class RunRequest:
     run: RunOptions
     stop: tuple[str, ...] = ()
     format: Format | None = None
+    tools: Toolset | None = None
 
     def within(self, seconds: float) -> RunRequest:
         """Return a copy that ends after *seconds* at the latest."""
@@ -193,7 +194,8 @@ class Resolver:
         budget = self._budget(request.overrides, name, tokens, request.reasoning_effort)
         conversation = self._conversation(request.problem_messages, "messages")
         stop, format = _stops(request.stop), _answer_format(request.response_format)
-        run = self._run(request, conversation, sampling, budget, stop, format)
+        tools = _toolset(request, format, "response_format")
+        run = self._run(request, conversation, sampling, budget, stop, format, tools)
         return tuple([run.with_seed_offset(choice) if choice else run for choice in range(choices)])
 
     def response(self, request: ResponsesRequest) -> RunRequest:
@@ -202,7 +204,8 @@ class Resolver:
         conversation = self._conversation(request.problem_messages, "input")
         budget = self._budget(request.overrides, "max_output_tokens", request.max_output_tokens, effort)
         format = _answer_format(request.text.format if request.text else None)
-        return self._run(request, conversation, self._sampling(request), budget, (), format)
+        tools = _toolset(request, format, "text.format")
+        return self._run(request, conversation, self._sampling(request), budget, (), format, tools)
 
     def message(self, request: MessagesRequest) -> RunRequest:
         """Return the run of a message."""
@@ -227,6 +230,7 @@ class Resolver:
         budget: Budget,
         stop: tuple[str, ...] = (),
         format: Format | None = None,
+        tools: Toolset | None = None,
     ) -> RunRequest:
         """Return the run with all its options; the schema has validated them, but for those of the method."""
         overrides = request.overrides
@@ -236,7 +240,7 @@ class Resolver:
         run = self.offer.defaults.model_copy(update=choices | values)
         if run.auto is None and self.auto and getattr(request, "seed", None) is None:  # a seed repeats a run
             run = run.model_copy(update={"auto": True})
-        return RunRequest(conversation, run, stop, format)
+        return RunRequest(conversation, run, stop, format, tools)
 
     def _conversation(self, conversation: tuple[Message, ...], param: str) -> tuple[Message, ...]:
         most = self.settings.max_messages
@@ -248,6 +252,16 @@ class Resolver:
         if conversation[-1].role == "assistant":
             message = "the last message is the assistant's: the conversation has to end with a message to answer"
             raise bad_request(message, param, "invalid_value")
+        called: set[str] = set()
+        for turn in conversation:
+            if turn.role == "tool" and turn.call_id not in called:
+                raise bad_request(
+                    f"a tool's result is for the call {turn.call_id!r}, which no message before it makes: send the "
+                    "assistant's message with its calls too",
+                    param,
+                    "invalid_value",
+                )
+            called |= {call.id for call in turn.calls}
         return conversation
 
     def _options(self, requested: Mapping[str, Any]) -> dict[str, Any]:
@@ -350,6 +364,28 @@ def _stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]
     if "" in stops:
         raise bad_request("a stop string is empty", param, "invalid_value")
     return stops
+
+
+def _toolset(request: ChatRequest | ResponsesRequest, format: Format | None, param: str) -> Toolset | None:
+    """Return the tools of *request*; None if it has none. *param* is the name of its parameter for the *format*."""
+    tools, choice = request.toolset, request.chosen_tool
+    if not tools:
+        if choice not in ("auto", "none"):
+            raise bad_request("tool_choice asks for a call, and tools is empty", "tool_choice", "invalid_value")
+        return None
+    names = [tool.name for tool in tools]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise bad_request(f"two tools are called {twice!r}: give each a name of its own", "tools", "invalid_value")
+    if choice not in ("auto", "none", "required", *names):
+        hint = near(choice, names)
+        raise bad_request(f"tool_choice names {choice!r}, which is no tool{hint}", "tool_choice", "invalid_value")
+    if format is not None and choice != "none":
+        raise bad_request(
+            "an answer has either a format or tools to call: leave out one of them, or send tool_choice none",
+            param,
+            "invalid_value",
+        )
+    return Toolset(tools, choice, request.parallel_tool_calls is not False)
 
 
 def _answer_format(format: Part | None) -> Format | None:

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeAlias
 from ..concurrency import background
 from ..endpoints.client import CARRIED
 from ..errors import EndpointError
-from ..events import Answering, Committed, Event, Finished
+from ..events import Answering, Calling, Committed, Event, Finished
 from ..solution import Solution
 from ..trace import Stopwatch
 from . import payloads
@@ -24,7 +24,7 @@ from .streaming import ClientConnection
 
 RunItem: TypeAlias = RunEvent | RunResult
 
-PROGRESS = (Committed, Answering, Finished)  # the events that show that a run goes well
+PROGRESS = (Committed, Answering, Calling, Finished)  # the events that show that a run goes well
 LEAST_SECONDS = 0.001  # for a run whose deadline was over before it began
 GRACE = 10.0  # seconds that a run may exceed its deadline; it keeps the deadline unless a server does not even tokenize
 
@@ -116,6 +116,7 @@ class Runs:
                 run_request.run,
                 stop=run_request.stop,
                 format=run_request.format,
+                tools=run_request.tools,
                 observe=observe,
                 clock=clock,
             )
@@ -140,7 +141,9 @@ class Runs:
     async def prompt_tokens(self) -> int:
         """The tokens of the conversation, as the large model reads it."""
         try:
-            return await self._context.offer.engine.large.count(self.run_requests[0].problem)
+            first = self.run_requests[0]
+            tools = first.tools.tools if first.tools else ()
+            return await self._context.offer.engine.large.count(first.problem, tools)
         except EndpointError:  # No reason to lose the answer.
             return self.counts[0].prompt
 

@@ -6,22 +6,41 @@ Unknown fields are refused, and so are values that no method can honour; `valida
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, create_model
+import orjson
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    create_model,
+    field_validator,
+    model_validator,
+)
 
-from ..chain import Message, Speaker
+from ..chain import Message, Speaker, Tool, ToolCall
 from ..run_options import Count, Delimiter, option_types, service_options
 from ..step_ends import REGEX
 from .settings import Thinking
 
 MAX_DELIMITERS = 8
+MAX_TOOLS = 128  # OpenAI's limit
 
 SERVED = "ask one of the served models by its own name (GET /v1/models): such requests are forwarded unchanged"
-TOOLS = f"no method can call tools while it thinks; {SERVED}"
-SPEAKERS: Mapping[str, Speaker] = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+FUNCTIONS = "send tools of the type function; the client runs them and sends their results back"
+SPEAKERS: Mapping[str, Speaker] = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -70,22 +89,55 @@ def only_text(content: object, kinds: Collection[str] = ("text",)) -> object:
     return content
 
 
-def _no_tool(role: object) -> object:
-    if role in ("tool", "function"):
-        raise ValueError(f"a message of the role {role!r}: {TOOLS}")
+def _no_function(role: object) -> object:
+    if role == "function":
+        raise ValueError("a message of the role 'function': send the role tool, with tool_call_id")
     return role
 
 
-TurnRole: TypeAlias = Annotated[Literal["system", "developer", "user", "assistant"], BeforeValidator(_no_tool)]
+TurnRole: TypeAlias = Annotated[
+    Literal["system", "developer", "user", "assistant", "tool"], BeforeValidator(_no_function)
+]
 Content: TypeAlias = Annotated[str | list[TextPart], BeforeValidator(only_text)]
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
+
+
+def _json_object(text: str) -> str:
+    """Refuse the arguments of a call that no chat template could show."""
+    try:
+        arguments = orjson.loads(text)
+    except orjson.JSONDecodeError as exc:
+        raise ValueError(f"the arguments of a call are no JSON ({exc}): send them as the model wrote them") from exc
+    if not isinstance(arguments, dict):
+        raise ValueError("the arguments of a call have to be a JSON object")
+    return text
+
+
+Arguments: TypeAlias = Annotated[str, AfterValidator(_json_object)]
+
+
+class CalledFunction(Part):
+    """The tool that an earlier answer called, with its arguments as JSON text."""
+
+    name: Name
+    arguments: Arguments
+
+
+class ToolCallPart(Part):
+    """A call of a tool in an earlier answer; *index* is that of a streamed one, and is dropped."""
+
+    id: Annotated[str, Field(min_length=1, max_length=256)]
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
 
 
 class Turn(Part):
     """
-    A message of the conversation.
+    A message of the conversation: of the client, of an earlier answer with its calls, or with the result of a call.
 
-    The reasoning of an earlier answer may be sent back, and is dropped, as the models' own chat templates do; so are
-    ``provider_specific_fields``, in which LiteLLM keeps it a second time.
+    The reasoning of an earlier answer may be sent back in either field; the models' own chat templates keep or drop it.
+    ``provider_specific_fields``, in which LiteLLM keeps it a second time, is dropped.
     """
 
     role: TurnRole
@@ -97,13 +149,92 @@ class Turn(Part):
     annotations: Empty = None
     audio: None = None
     function_call: None = None
-    tool_calls: Empty = None
+    tool_calls: list[ToolCallPart] | None = None
+    tool_call_id: Annotated[
+        Annotated[str, Field(min_length=1, max_length=256)] | None, Field(validate_default=True)
+    ] = None
     provider_specific_fields: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _calls_alone(cls, turn: object) -> object:
+        """A message of calls may have no content."""
+        if not isinstance(turn, dict):
+            return turn
+        fields = cast("dict[str, Any]", turn)
+        return {**fields, "content": ""} if fields.get("tool_calls") and fields.get("content") is None else fields
+
+    @field_validator("tool_calls")
+    @classmethod
+    def _by_the_assistant(cls, calls: list[ToolCallPart] | None, known: ValidationInfo) -> list[ToolCallPart] | None:
+        if calls and known.data.get("role", "assistant") != "assistant":
+            raise ValueError("only a message of the assistant makes calls: leave them out")
+        return calls
+
+    @field_validator("tool_call_id")
+    @classmethod
+    def _of_a_result(cls, call_id: str | None, known: ValidationInfo) -> str | None:
+        if (known.data.get("role", "user") == "tool") != (call_id is not None):
+            raise ValueError("a message of the role tool, and no other, has a tool_call_id: the id of the call")
+        return call_id
 
     @property
     def message(self) -> Message:
-        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return Message(SPEAKERS[self.role], text)
+        calls = [ToolCall(call.id, call.function.name, call.function.arguments) for call in self.tool_calls or ()]
+        return Message(
+            SPEAKERS[self.role],
+            _text(self.content),
+            tuple(calls),
+            self.tool_call_id or "",
+            (self.reasoning or self.reasoning_content or "") if self.role == "assistant" else "",
+        )
+
+
+def _text(content: str | Sequence[TextPart | ItemPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class FunctionPart(Part):
+    """What the models read about a function; *strict* is left to the server, whose parser sees to it."""
+
+    name: Name
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(
+            self.name, self.description or "", orjson.dumps(self.parameters).decode() if self.parameters else ""
+        )
+
+
+class ToolPart(Part):
+    """A tool that the answer may call; the client runs it."""
+
+    type: Literal["function"]
+    function: FunctionPart
+
+
+def _function(tool: object) -> object:
+    """Refuse the tools that a service would have to run itself."""
+    kind = cast("dict[str, Any]", tool).get("type", "function") if isinstance(tool, dict) else "function"
+    if kind != "function":
+        raise ValueError(f"a tool of the type {kind!r}: {FUNCTIONS}")
+    return tool
+
+
+class NamedFunction(Part):
+    """The name of a function."""
+
+    name: Name
+
+
+class NamedTool(Part):
+    """The tool that the answer has to call."""
+
+    type: Literal["function"]
+    function: NamedFunction
 
 
 class StreamOptions(Part):
@@ -227,12 +358,13 @@ class ChatRequest(Request):
     # Load generators send it. A run ends with its answer, or with its budget.
     ignore_eos: bool | None = None
 
+    tools: Annotated[list[Annotated[ToolPart, BeforeValidator(_function)]], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+
     # Features that no method has; clients may send the values that turn them off.
-    tools: Empty = None
-    tool_choice: Literal["none"] | None = None
     functions: Empty = None
     function_call: Literal["none"] | None = None
-    parallel_tool_calls: bool | None = None
     logprobs: Literal[False] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=0)] | None = None
     logit_bias: Annotated[dict[str, Any], Field(max_length=0)] | None = None
@@ -247,6 +379,15 @@ class ChatRequest(Request):
     @property
     def problem_messages(self) -> tuple[Message, ...]:
         return tuple([turn.message for turn in self.messages])
+
+    @property
+    def toolset(self) -> tuple[Tool, ...]:
+        return tuple([tool.function.tool for tool in self.tools or ()])
+
+    @property
+    def chosen_tool(self) -> str:
+        choice = self.tool_choice
+        return choice.function.name if isinstance(choice, NamedTool) else choice or "auto"
 
 
 class LiveRequest(Request):
@@ -277,7 +418,7 @@ class MessageItem(Part):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
-    role: TurnRole
+    role: Literal["system", "developer", "user", "assistant"]
     content: Annotated[str | list[ItemPart], BeforeValidator(partial(only_text, kinds=TEXT_KINDS))]
     id: str | None = None
     status: str | None = None
@@ -285,30 +426,93 @@ class MessageItem(Part):
 
     @property
     def message(self) -> Message:
-        text = self.content if isinstance(self.content, str) else "\n".join(part.text for part in self.content)
-        return Message(SPEAKERS[self.role], text)
+        return Message(SPEAKERS[self.role], _text(self.content))
+
+
+class ReasoningPart(Part):
+    """A part of the reasoning of an earlier answer."""
+
+    type: Literal["reasoning_text"]
+    text: str
 
 
 class ReasoningItem(Part):
-    """The reasoning of an earlier answer, which is dropped, as the models' own chat templates do."""
+    """The reasoning of an earlier answer, which the models' own chat templates keep or drop."""
 
     type: Literal["reasoning"]
     id: str | None = None
     summary: list[Any] | None = None
-    content: list[Any] | None = None
+    content: list[ReasoningPart] | None = None
     encrypted_content: str | None = None
     status: str | None = None
 
 
+class FunctionCallItem(Part):
+    """A call of a tool in an earlier answer."""
+
+    type: Literal["function_call"]
+    call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    name: Name
+    arguments: Arguments
+    id: str | None = None
+    status: str | None = None
+
+
+class FunctionCallOutputItem(Part):
+    """The result of a call."""
+
+    type: Literal["function_call_output"]
+    call_id: Annotated[str, Field(min_length=1, max_length=256)]
+    output: Annotated[str | list[ItemPart], BeforeValidator(partial(only_text, kinds=TEXT_KINDS))]
+    id: str | None = None
+    status: str | None = None
+
+
+TypedItem: TypeAlias = MessageItem | ReasoningItem | FunctionCallItem | FunctionCallOutputItem
+
+OWN_CALLS = ("function_call", "function_call_output")
+
+
 def _with_type(item: object) -> object:
-    """Add the type of a message to an item with a role. Raise `ValueError` for the items of tool calls."""
+    """Add the type of a message to an item with a role. Raise `ValueError` for calls that the service would run."""
     if not isinstance(item, dict):
         return item
     fields = cast("dict[str, Any]", item)
     kind = str(fields.get("type"))
-    if kind.endswith(("_call", "_call_output")):
-        raise ValueError(f"an item of the type {kind!r}: {TOOLS}")
+    if kind.endswith(("_call", "_call_output")) and kind not in OWN_CALLS:
+        raise ValueError(f"an item of the type {kind!r}: {FUNCTIONS}")
     return {"type": "message", **fields} if "role" in fields else fields
+
+
+def conversation(items: Sequence[TypedItem]) -> Iterator[Message]:
+    """Yield the messages of *items*: the reasoning, the text and the calls of one answer are one message."""
+    answer: Message | None = None
+    for item in items:
+        if isinstance(item, MessageItem) and item.role != "assistant":
+            other = item.message
+        elif isinstance(item, FunctionCallOutputItem):
+            other = Message("tool", _text(item.output), call_id=item.call_id)
+        else:
+            answer = _grown(answer, item)
+            continue
+        if answer is not None and (answer.content or answer.calls):
+            yield answer
+        answer = None
+        yield other
+    if answer is not None and (answer.content or answer.calls):
+        yield answer
+
+
+def _grown(answer: Message | None, item: MessageItem | ReasoningItem | FunctionCallItem) -> Message:
+    answer = answer or Message("assistant", "")
+    match item:
+        case ReasoningItem():
+            return replace(answer, reasoning=answer.reasoning + "".join(part.text for part in item.content or ()))
+        case FunctionCallItem():
+            return replace(answer, calls=(*answer.calls, ToolCall(item.call_id, item.name, item.arguments)))
+        case _:
+            text = item.message.content
+            return replace(answer, content=f"{answer.content}\n{text}" if answer.content else text)
 
 
 class Reasoning(Part):
@@ -335,8 +539,19 @@ class TextOptions(Part):
     verbosity: Literal["medium"] | None = None
 
 
-TypedItem: TypeAlias = Annotated[MessageItem | ReasoningItem, Field(discriminator="type")]
-Item: TypeAlias = Annotated[TypedItem, BeforeValidator(_with_type)]
+class FunctionTool(FunctionPart):
+    """A tool that the answer may call, in the form of the Responses API; the client runs it."""
+
+    type: Literal["function"]
+
+
+class ChosenFunction(NamedFunction):
+    """The tool that the answer has to call, in the form of the Responses API."""
+
+    type: Literal["function"]
+
+
+Item: TypeAlias = Annotated[Annotated[TypedItem, Field(discriminator="type")], BeforeValidator(_with_type)]
 
 
 class ResponsesStreamOptions(Part):
@@ -366,10 +581,13 @@ class ResponsesRequest(Request):
     prompt_cache_retention: Label | None = None
     stream_options: ResponsesStreamOptions | None = None
 
-    # Features that no method has; clients may send the values that turn them off.
-    tools: Empty = None
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[Annotated[FunctionTool, BeforeValidator(_function)]], Field(max_length=MAX_TOOLS)] | None = (
+        None
+    )
+    tool_choice: Literal["none", "auto", "required"] | ChosenFunction | None = None
     parallel_tool_calls: bool | None = None
+
+    # Features that no method has; clients may send the values that turn them off.
     store: Literal[False] | None = None
     background: Literal[False] | None = None
     include: Empty = None
@@ -386,4 +604,13 @@ class ResponsesRequest(Request):
         first = (Message("system", self.instructions),) if self.instructions else ()
         if isinstance(self.input, str):
             return (*first, Message("user", self.input))
-        return (*first, *(item.message for item in self.input if isinstance(item, MessageItem)))
+        return (*first, *conversation(self.input))
+
+    @property
+    def toolset(self) -> tuple[Tool, ...]:
+        return tuple([tool.tool for tool in self.tools or ()])
+
+    @property
+    def chosen_tool(self) -> str:
+        choice = self.tool_choice
+        return choice.name if isinstance(choice, ChosenFunction) else choice or "auto"

@@ -13,7 +13,7 @@ from ..budget import Budget
 from ..errors import near
 from .anthropic_schemas import TEXT_ONLY, Conversation
 from .errors import ApiError, bad_request, format_path
-from .schemas import SERVED, TOOLS, Request, StepspecOptions
+from .schemas import FUNCTIONS, SERVED, Request, StepspecOptions
 
 LOGPROBS = f"the steps come from two models, and their probabilities do not compare; {SERVED}"
 IDS = f"the token ids of two models do not agree; {SERVED}"
@@ -25,9 +25,11 @@ TIER = "there is one tier; leave it out"
 HISTORY = "it is ignored; leave it out"
 
 CURES: Mapping[str, str] = {
-    **dict.fromkeys(("tools", "tool_choice", "functions", "function_call", "parallel_tool_calls"), TOOLS),
-    **dict.fromkeys(("messages.tool_calls", "messages.tool_call_id", "messages.function_call"), TOOLS),
-    **dict.fromkeys(("max_tool_calls", "input.call_id", "input.arguments"), TOOLS),
+    **dict.fromkeys(("tools.type", "messages.tool_calls.type", "tool_choice.type"), FUNCTIONS),
+    **dict.fromkeys(("functions", "function_call"), "send tools and tool_choice, which have replaced it"),
+    "messages.function_call": "send tool_calls, which have replaced it",
+    "max_tool_calls": "the client runs the tools; leave it out, and count there",
+    "tools.function.strict": "send true or false",
     **dict.fromkeys(("logprobs", "top_logprobs", "prompt_logprobs"), LOGPROBS),
     **dict.fromkeys(("logit_bias", "stop_token_ids", "allowed_token_ids", "return_token_ids"), IDS),
     **dict.fromkeys(("previous_response_id", "conversation", "prompt"), CONVERSATION),

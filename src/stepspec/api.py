@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.budget import Budget, Budgeted
-from stepspec.orchestrator.chain import Chain, Message, Party, Role
+from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.early_stopping import STOP_RULES, StopRule
 from stepspec.orchestrator.endpoints import (
@@ -27,6 +27,7 @@ from stepspec.orchestrator.endpoints import (
 )
 from stepspec.orchestrator.endpoints.chat_template import disagreement
 from stepspec.orchestrator.endpoints.client import carrying
+from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
@@ -39,6 +40,7 @@ from stepspec.orchestrator.feedback.method_selection import MethodSelection
 from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowJudge, Shadows
 from stepspec.orchestrator.interfaces import (
     AnsweredBy,
+    AnswerParser,
     Critic,
     EndedBy,
     Model,
@@ -73,6 +75,7 @@ class StreamArguments(RunOverrides, total=False):
     budget: Budget | None
     stop: Sequence[str]
     format: Format | None
+    tools: Toolset | None
     clock: trace.Stopwatch | None
     trace_to: Path | None
     session: str | None
@@ -112,8 +115,8 @@ class Models:
     """
     Both models of one run within its *budget*, and the *critic*, if there is one.
 
-    *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. Those that
-    have replicas hold a place until `leave`.
+    *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With *tools*,
+    the large model answers. Models that have replicas hold a place until `leave`.
     """
 
     small: Model
@@ -122,6 +125,7 @@ class Models:
     budget: Budget
     formatting: Model | None = None
     sampled: bool = False
+    tools: bool = False
 
     def policy(
         self,
@@ -149,17 +153,28 @@ class Models:
         """
         The one model that answers, so that policy *name* does not go on through the answer; None if it does.
 
-        *answer* says who; None: as in the policy's paper. A format is the large model's; a baseline's model is alone.
+        *answer* says who; None: as in the policy's paper. A format and tools are the large model's; a baseline's model
+        is alone.
         """
         if self.formatting is not None:
             return Budgeted(self.formatting, self.budget.left)
-        by = name if name in policies.BASELINES else answer or answered_by(policies.METHODS.find(name).source)
+        paper = answered_by(policies.METHODS.find(name).source)
+        by = name if name in policies.BASELINES else "large" if self.tools else answer or paper
         return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
 
     def leave(self) -> None:
         for model in (self.small, self.large, self.formatting):
             if isinstance(model, ReplicatedModel | Nested):
                 model.leave()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answering:
+    """How an answer is written: in a *format*, by which model, and by what *parser* its calls of tools are found."""
+
+    format: Format | None = None
+    parser: Callable[[], AnswerParser] | None = None
+    by: Role = "large"
 
 
 class Solver:
@@ -305,6 +320,7 @@ class Solver:
         budget: Budget | None = None,
         stop: Sequence[str] = (),
         format: Format | None = None,
+        tools: Toolset | None = None,
         observe: Observer = lambda event: None,
         clock: trace.Stopwatch | None = None,
         trace_to: Path | None = None,
@@ -318,7 +334,9 @@ class Solver:
         *budget* and *overrides* change it; those that are None change nothing.
 
         The answer ends before the first of the *stop* strings. With a *format*, "json" or a JSON schema, the large
-        model writes it so; raise `MalformedReply` if its server does not see to that.
+        model writes it so; raise `MalformedReply` if its server does not see to that. With *tools*, both models read
+        about them, and the answer, which is the large model's, may call them: the solution's `calls`. Raise
+        `MissingCapability` if its server has no parser for calls.
 
         *seed* is that of the *sampling*. Without one, each run draws its own, which the solution tells. With the same
         seed a run writes the same chain, however far it works ahead and whatever else the servers do, as far as these
@@ -333,7 +351,8 @@ class Solver:
         run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system)
+        chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
+        answering = await self._tool_answer(tools, run, format)
         limits = run.budget.budget().fit(await context_room(chain, (self.small, self.large)))
         learning = self._learnings.of(run, limited="adapt" in run.model_fields_set)
         promise = self._promise(run)
@@ -359,11 +378,11 @@ class Solver:
                 for observer in observers:
                     observer(each)
 
-        models = self._models(limits, seeded, watch, clock, format)
+        models = self._models(limits, seeded, watch, clock, answering)
         auto = self._auto(models, run)
         names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
         threshold = policies.threshold(run.policy, run.options)
-        watch(Started(chain.messages, run.policy, names, known, threshold))
+        watch(Started(chain.messages, run.policy, names, known, threshold, chain.tools))
         if selected is not None:
             watch(selected)
         if adapted is not None:
@@ -383,6 +402,7 @@ class Solver:
                     answerer=(answerer := models.answerer(run.policy, run.answer)),
                     stop=stop,
                     by_method=answerer is None,
+                    parser=answering.parser,
                 )
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
@@ -408,12 +428,26 @@ class Solver:
         sampling: Sampling,
         observe: Observer,
         clock: Callable[[], float],
-        format: Format | None = None,
+        answering: _Answering | None = None,
     ) -> Models:
         small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
-        formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
+        formatting, answering = None, answering or _Answering()
+        if answering.format is not None:
+            author = self.small if answering.by == "small" else self.large
+            formatting = author.model(sampling, observe=observe, clock=clock, format=answering.format)
         critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
-        return Models(small, large, critic, budget, formatting, sampling.temperature > 0)
+        tools = answering.parser is not None
+        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, tools)
+
+    async def _tool_answer(self, tools: Toolset | None, run: RunOptions, format: Format | None) -> _Answering:
+        """How the answer of *run* is written. Raise `ConfigurationError` for what cannot be, `MissingCapability`."""
+        if tools is None or not tools.callable:
+            return _Answering(format)
+        if format is not None:
+            raise ConfigurationError("an answer has either a format or tools to call: leave out one of them")
+        by: Role = "small" if run.policy == "small" else "large"
+        author = self.small if by == "small" else self.large
+        return _Answering(await author.tool_format(tools), lambda: ServerParser(author, tools), by)
 
     def _policy(self, models: Models, options: RunOptions) -> Policy:
         return models.policy(options.policy, options.options, lead=options.lead, ending=options.ending)
@@ -556,7 +590,7 @@ async def context_room(chain: Chain, endpoints: Sequence[ModelEndpoint]) -> int:
 
 
 async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
-    prompt = await endpoint.count(chain.messages)
+    prompt = await endpoint.count(chain.messages, chain.tools)
     room = endpoint.room - prompt - JUDGING_ROOM
     if room < LEAST_ROOM:
         raise ContextTooLong(

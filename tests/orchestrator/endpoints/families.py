@@ -6,6 +6,7 @@ Written for these tests from what is publicly known of the formats. System turns
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -246,7 +247,7 @@ class FamilyServer(FakeVllm):
             text = text[len(piece) :]
         return ids
 
-    def render(self, messages: list[dict[str, str]], generate: bool) -> str:
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
         return self.family.render(messages, generate)
 
     def continuation(self, prompt: str) -> list[bytes]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Self, TypeVar, Unpack
 
-from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token
+from stepspec.orchestrator.chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from stepspec.orchestrator.endpoints import Endpoint, ReplicatedEndpoint, Sampling, Template
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
+from stepspec.orchestrator.endpoints.tool_protocol import ParserState
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import EndpointUnavailable
-from stepspec.orchestrator.events import Called, Event, Observer
+from stepspec.orchestrator.events import Called, Calling, Event, Observer
 from stepspec.orchestrator.interfaces import WriteOptions
 from stepspec.orchestrator.stats import Acceptance
 
@@ -103,9 +104,19 @@ class MortalEndpoint:
     ) -> None:
         self.server.entered -= 1
 
-    async def count(self, messages: tuple[Message, ...]) -> int:
+    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         await self.server.living(asyncio.sleep(0))
-        return sum(len(message.content.split()) for message in messages)
+        return sum(len(message.content.split()) for message in messages) + len(tools)
+
+    async def tool_format(self, toolset: Toolset) -> Format | None:
+        await self.server.living(asyncio.sleep(0))
+        return None
+
+    async def parse_answer(
+        self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
+    ) -> tuple[str, tuple[Calling, ...], ParserState]:
+        await self.server.living(asyncio.sleep(0))
+        return "".join(token.text for token in tokens), (), ParserState({"url": self.server.url})
 
     async def acceptance(self) -> Acceptance | None:
         return self.server.acceptance if self.server.alive else None

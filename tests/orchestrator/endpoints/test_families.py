@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -150,7 +151,7 @@ class RealFamily(RealVllm):
 
     family: Family = FAMILIES[0]
 
-    def render(self, messages: list[dict[str, str]], generate: bool) -> str:
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
         return self.family.render(messages, generate)
 
     def answer(self, body: dict[str, Any]) -> dict[str, Any]:

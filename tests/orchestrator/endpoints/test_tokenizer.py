@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from .server import IM_END, IM_START, THINK, THINK_END, FakeVllm
 class Hiding(FakeVllm):
     """Its chat template shows the last turn only."""
 
-    def render(self, messages: list[dict[str, str]], generate: bool) -> str:
+    def render(self, messages: list[dict[str, Any]], generate: bool, tools: Sequence[dict[str, Any]] = ()) -> str:
         return super().render(messages[-1:], generate)
 
 

@@ -175,19 +175,30 @@ async def serving(
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
         service = Service(offer(solver), settings, [recorded, *observers])
-        server = ServiceServer(service, settings, messages.append)
-        with listen(settings.host, settings.port) as listening:
-            host, port = listening.getsockname()[:2]
-            running = asyncio.create_task(server.serve([listening]))
+        async with reachable(service, settings, messages.append) as (base, server, running):
             try:
-                yield Served(f"http://{host}:{port}", small, large, service, server, running, recorded, http)
+                yield Served(base, small, large, service, server, running, recorded, http)
             finally:
-                server.should_exit = True
                 for each in (small, large):
                     if each.gate:
                         for _ in range(1000):
                             each.gate.release()
-                await running
+
+
+@asynccontextmanager
+async def reachable(
+    service: Service, settings: ServiceSettings, log: Callable[[str], None] = lambda message: None
+) -> AsyncGenerator[tuple[str, ServiceServer, asyncio.Task[None]]]:
+    """Serve at a real socket until the block is left; yield the URL."""
+    server = ServiceServer(service, settings, log)
+    with listen(settings.host, settings.port) as listening:
+        host, port = listening.getsockname()[:2]
+        running = asyncio.create_task(server.serve([listening]))
+        try:
+            yield f"http://{host}:{port}", server, running
+        finally:
+            server.should_exit = True
+            await running
 
 
 class Behind:

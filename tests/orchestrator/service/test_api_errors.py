@@ -51,21 +51,34 @@ def ordered(**fields: Any) -> tuple[RunRequest, ...]:
     return RESOLVER.chat(request)
 
 
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}
+
+
+def calling(arguments: str = "{}") -> dict[str, Any]:
+    """A message of the assistant that calls a tool."""
+    call = {"id": "c", "type": "function", "function": {"name": "lookup", "arguments": arguments}}
+    return {"role": "assistant", "content": None, "tool_calls": [call]}
+
+
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": []}, "messages", "at least 1"),
     ({"messages": [TURN] * 5}, "messages", "at most 4"),
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": [TURN, {"role": "assistant", "content": "2"}]}, "messages", "the last message is the assistant's"),
     ({"messages": [{"role": "robot", "content": "2"}]}, "messages[0].role", "'user'"),
-    ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0].role", "by its own name"),
-    ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages[1].tool_call_id", "tools"),
+    ({"messages": [{"role": "function", "content": "2"}]}, "messages[0].role", "tool_call_id"),
+    ({"messages": [{"role": "tool", "content": "2"}]}, "messages[0]", "has a tool_call_id"),
+    ({"messages": [{**TURN, "tool_call_id": "c"}]}, "messages[0].tool_call_id", "the id of the call"),
+    ({"messages": [TURN, {"role": "tool", "content": "2", "tool_call_id": "c"}]}, "messages", "no message before it"),
+    ({"messages": [TURN, calling(arguments="{")]}, "messages[1].tool_calls[0].function.arguments", "no JSON"),
+    ({"messages": [TURN, calling(arguments="[]")]}, "messages[1].tool_calls[0].function.arguments", "a JSON object"),
+    ({"messages": [TURN, {**calling(), "role": "user"}]}, "messages[1].tool_calls", "only a message of the assistant"),
     ({"messages": [{"role": "user", "content": None}]}, "messages[0].content", "a valid string or a valid list"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a valid string or a valid list"),
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 5}]}]}, "messages[0].content[0].text", "str"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "read text only"),
     ({"messages": [{**TURN, "name": "Bob"}]}, "messages[0].name", "leave it out"),
-    ({"messages": [{**TURN, "tool_calls": [{}]}]}, "messages[0].tool_calls", "by its own name"),
     ({"messages": [{**TURN, "contents": ""}]}, "messages[0].contents", "did you mean 'content'"),
     ({"temperatures": 1}, "temperatures", "did you mean 'temperature'"),
     ({"frobnicate": 1}, "frobnicate", "unknown parameter"),
@@ -105,8 +118,13 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
         "response_format.more",
         "unknown parameter 'response_format.more'",
     ),
-    ({"tools": [{}]}, "tools", "by its own name"),
-    ({"tool_choice": "auto"}, "tool_choice", "by its own name"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools of the type function"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+    ({"tools": [TOOL, TOOL]}, "tools", "two tools are called 'lookup'"),
+    ({"tool_choice": "required"}, "tool_choice", "tools is empty"),
+    ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice", "'lookup'"),
+    ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "'required'"),
+    ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "response_format", "either a format or tools"),
     ({"logprobs": True}, "logprobs", "do not compare"),
     ({"top_logprobs": 3}, "top_logprobs", "do not compare"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "do not agree"),

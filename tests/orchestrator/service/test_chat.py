@@ -250,10 +250,10 @@ async def test_an_answer_is_not_lost_because_its_prompt_cannot_be_counted(monkey
         engine = served.service.context.offer.engine
         counted = engine.large.count
 
-        async def fails(messages: Any) -> int:
+        async def fails(messages: Any, tools: Any) -> int:
             if any(isinstance(event, Finished) for event in served.recorded.events):
                 raise EndpointUnavailable("gone")
-            return await counted(messages)
+            return await counted(messages, tools)
 
         monkeypatch.setattr(engine.large, "count", fails)
         reply = await served.chat()
