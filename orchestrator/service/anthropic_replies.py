@@ -12,8 +12,8 @@ from typing import Any
 
 import orjson
 
-from ..chain import THINK_END
-from ..events import Answered, Committed, Event
+from ..chain import THINK_END, ToolCall
+from ..events import Answered, Calling, Committed, Event
 from ..solution import Solution
 from . import payloads
 from .anthropic_schemas import MessagesRequest
@@ -44,6 +44,7 @@ class ContentBlocks:
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
         self._open = False
+        self._call = -1  # the index of the open call
 
     def add(self, delta: Delta) -> bytes:
         """Add *delta* to the open block, or to a new one; return the events."""
@@ -55,7 +56,16 @@ class ContentBlocks:
             self.blocks[-1][kind] += text
             about = {"stepspec": delta.step} if delta.step else {}
             events += self._delta({"type": f"{kind}_delta", kind: text}, **about)
-        return events
+        return events if delta.call is None else events + self._add_call(delta.call)
+
+    def _add_call(self, piece: Calling) -> bytes:
+        events = b""
+        if not self._open or self.blocks[-1]["type"] != "tool_use" or piece.index != self._call:
+            events = self.close() + self._start({"type": "tool_use", "id": piece.id, "name": piece.name})
+            self._call = piece.index
+        return events + (
+            self._delta({"type": "input_json_delta", "partial_json": piece.arguments}) if piece.arguments else b""
+        )
 
     def close(self) -> bytes:
         """Complete the open block, if there is one; return the events."""
@@ -67,15 +77,25 @@ class ContentBlocks:
             signed = self._delta({"type": "signature_delta", "signature": SIGNATURE})
         return signed + event("content_block_stop", index=len(self.blocks) - 1)
 
-    def finish(self) -> bytes:
-        """Complete the last block; return the events. A message has one at least: clients read the first unasked."""
-        return self.close() if self.blocks else self._start({"type": "text", "text": ""}) + self.close()
+    def finish(self, calls: Sequence[ToolCall]) -> bytes:
+        """
+        Complete the last block; return the events. A message has one at least: clients read the first unasked.
+
+        Of the calls of tools only *calls* are complete. A stream has begun the others already.
+        """
+        events, inputs = self.close(), {call.id: call.arguments for call in calls}
+        self.blocks = [block for block in self.blocks if block["type"] != "tool_use" or block["id"] in inputs]
+        for block in self.blocks:
+            if block["type"] == "tool_use":
+                block["input"] = orjson.loads(inputs[block["id"]] or "{}")
+        return events if self.blocks else events + self._start({"type": "text", "text": ""}) + self.close()
 
     def _start(self, block: dict[str, Any]) -> bytes:
         self.blocks.append(block)
         self._open = True
-        unsigned = {"signature": ""} if block["type"] == "thinking" else {}
-        return event("content_block_start", index=len(self.blocks) - 1, content_block=block | unsigned)
+        more: Mapping[str, dict[str, Any]] = {"thinking": {"signature": ""}, "tool_use": {"input": {}}}
+        begun = block | more.get(block["type"], {})
+        return event("content_block_start", index=len(self.blocks) - 1, content_block=begun)
 
     def _delta(self, delta: Mapping[str, Any], **fields: Any) -> bytes:
         return event("content_block_delta", index=len(self.blocks) - 1, delta=delta, **fields)
@@ -130,14 +150,14 @@ class MessagesReply:
         return b"" if delta is None else self._content.add(delta)
 
     async def closing(self) -> bytes:
-        events, last = self._content.finish(), await self._end()
+        events, last = self._content.finish(self._runs.solutions[0].calls), await self._end()
         used = last.pop("usage")
         return (
             events + event("message_delta", delta=last, usage=used, **self._runs.extension([0])) + event("message_stop")
         )
 
     async def body(self) -> dict[str, Any]:
-        self._content.finish()
+        self._content.finish(self._runs.solutions[0].calls)
         return self._message({}) | await self._end() | self._runs.extension([0])
 
     async def _end(self) -> dict[str, Any]:
@@ -166,8 +186,10 @@ class MessagesReply:
 def stop_reason(solution: Solution, stopped: str | None) -> str:
     """Return Anthropic's reason for the end of a message, whose answer was *stopped* by a stop sequence or not."""
     match solution.finish_reason:
+        case "stop" if stopped is not None and not solution.calls:
+            return "stop_sequence"
         case "stop":
-            return "end_turn" if stopped is None else "stop_sequence"
+            return "tool_use" if solution.calls else "end_turn"
         case "context":
             return "model_context_window_exceeded"
         case _:

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby
+from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
 
+import orjson
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from ..chain import Message
-from .schemas import SERVED, TOOLS, Effort, Empty, Part, Positive, Request
+from ..chain import Message, Tool, ToolCall
+from .schemas import MAX_TOOLS, SERVED, Effort, Empty, Name, Part, Positive, Request
 from .settings import Thinking
+
+CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
 
 BILLING = "x-anthropic-billing-header"
 """The beginning of a system block that Claude Code changes with every request, so that no prefix cache could hit."""
 
 EFFORTS: dict[str, Effort] = {"low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh", "max": "xhigh"}
-TOOL_BLOCKS = ("tool_use", "tool_result")
+OWN_TOOLS = "the service runs no tools; send tools with an input_schema, which the client runs"
 TEXT_ONLY = f"the methods read text only; send text blocks, or {SERVED}"
 
 
@@ -63,40 +66,74 @@ class RedactedThinkingBlock(Block):
 
 def _supported(block: object, kinds: Sequence[str]) -> object:
     """Return *block* if it is of one of these *kinds*. Raise `ValueError` with a cure."""
-    if not isinstance(block, dict):
+    kind = cast("dict[str, Any]", block).get("type") if isinstance(block, dict) else None
+    if not isinstance(kind, str) or kind in kinds:
         return block
-    kind = cast("dict[str, Any]", block).get("type")
-    if kind in kinds or not isinstance(kind, str):
-        return cast("dict[str, Any]", block)
-    if kind in TOOL_BLOCKS:
-        raise ValueError(f"a block of type {kind!r}: {TOOLS}")
-    raise ValueError(f"a block of type {kind!r}: {TEXT_ONLY}")
+    if kind in TURNS:
+        raise ValueError(f"a block of type {kind!r} belongs into a message of the {TURNS[kind]}")
+    raise ValueError(f"a block of type {kind!r}: {OWN_TOOLS if '_tool_' in kind else TEXT_ONLY}")
 
 
-def _plain(block: object) -> object:
-    return _supported(block, ("text",))
+TURNS = {"tool_use": "assistant", "thinking": "assistant", "redacted_thinking": "assistant", "tool_result": "user"}
+PlainBlock: TypeAlias = Annotated[TextBlock, BeforeValidator(partial(_supported, kinds=("text",)))]
 
 
-def _of_assistant(block: object) -> object:
-    return _supported(block, ("text", "thinking", "redacted_thinking"))
+class ToolUseBlock(Block):
+    """A call of a tool in an earlier answer."""
+
+    type: Literal["tool_use"]
+    id: CallId
+    name: Name
+    input: dict[str, Any]
+    caller: None = None
+    toolset_name: None = None
+
+    @property
+    def call(self) -> ToolCall:
+        return ToolCall(self.id, self.name, orjson.dumps(self.input).decode())
 
 
-PlainBlock: TypeAlias = Annotated[TextBlock, BeforeValidator(_plain)]
+class ToolResultBlock(Block):
+    """The result of a call, or, with *is_error*, the reason why there is none."""
+
+    type: Literal["tool_result"]
+    tool_use_id: CallId
+    content: str | list[PlainBlock] | None = None
+    is_error: bool | None = None
+    toolset_name: None = None
+
+    @property
+    def message(self) -> Message:
+        text = _text(self.content or "")
+        return Message("tool", f"Error: {text}" if self.is_error else text, call_id=self.tool_use_id)
+
+
+UserBlock: TypeAlias = Annotated[
+    Annotated[TextBlock | ToolResultBlock, Field(discriminator="type")],
+    BeforeValidator(partial(_supported, kinds=("text", "tool_result"))),
+]
 AssistantBlock: TypeAlias = Annotated[
-    Annotated[TextBlock | ThinkingBlock | RedactedThinkingBlock, Field(discriminator="type")],
-    BeforeValidator(_of_assistant),
+    Annotated[TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock, Field(discriminator="type")],
+    BeforeValidator(partial(_supported, kinds=("text", "thinking", "redacted_thinking", "tool_use"))),
 ]
 
 
 class UserTurn(Part):
-    """A message of the user."""
+    """A message of the user, which may hold the results of calls."""
 
     role: Literal["user"]
-    content: str | list[PlainBlock]
+    content: str | list[UserBlock]
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return (Message("user", _text(self.content)),)
+        if isinstance(self.content, str):
+            return (Message("user", self.content),)
+        return tuple(
+            [
+                block.message if isinstance(block, ToolResultBlock) else Message("user", block.text)
+                for block in self.content
+            ]
+        )
 
 
 class SystemTurn(Part):
@@ -111,14 +148,17 @@ class SystemTurn(Part):
 
 
 class AssistantTurn(Part):
-    """An earlier answer, as it was received: its thinking is dropped, as the models' own chat templates do."""
+    """An earlier answer, as it was received; the models' own chat templates keep or drop its thinking."""
 
     role: Literal["assistant"]
     content: str | list[AssistantBlock]
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        return (Message("assistant", _text(self.content)),)
+        blocks = () if isinstance(self.content, str) else self.content
+        calls = tuple([block.call for block in blocks if isinstance(block, ToolUseBlock)])
+        thinking = "".join([block.thinking for block in blocks if isinstance(block, ThinkingBlock)])
+        return (Message("assistant", _text(self.content), calls, reasoning=thinking),)
 
 
 MessageTurn: TypeAlias = Annotated[UserTurn | AssistantTurn | SystemTurn, Field(discriminator="role")]
@@ -185,20 +225,68 @@ class ContextManagement(Part):
     edits: list[ClearThinking] | None = None
 
 
+class CustomTool(Part):
+    """
+    A tool that the answer may call; the client runs it.
+
+    *strict* is left to the server, whose parser sees to it. The fields after it are hints without effect.
+    """
+
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    input_examples: list[dict[str, Any]] | None = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", orjson.dumps(self.input_schema).decode())
+
+
+def _client_tool(tool: object) -> object:
+    """Refuse the tools that Anthropic runs, or that its models alone know how to call."""
+    kind = cast("dict[str, Any]", tool).get("type") if isinstance(tool, dict) else None
+    if kind not in (None, "custom"):
+        raise ValueError(f"a tool of type {kind!r}: {OWN_TOOLS}")
+    return tool
+
+
+class ToolChoice(Part):
+    """Whether the answer calls tools as the model likes, at least one, or none."""
+
+    type: Literal["auto", "any", "none"]
+    disable_parallel_tool_use: bool | None = None
+
+
+class NamedToolChoice(Part):
+    """The tool that the answer has to call."""
+
+    type: Literal["tool"]
+    name: Name
+    disable_parallel_tool_use: bool | None = None
+
+
 class Conversation(Part):
     """What the models read."""
 
-    parts: ClassVar[tuple[type[Part], ...]] = (UserTurn, TextBlock, ThinkingBlock)
+    parts: ClassVar[tuple[type[Part], ...]] = (UserTurn, TextBlock, ThinkingBlock, ToolUseBlock, ToolResultBlock)
 
     model: Annotated[str, Field(min_length=1, max_length=512)]
     messages: Annotated[list[MessageTurn], Field(min_length=1)]
     system: str | list[PlainBlock] | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
+    tools: Annotated[list[Annotated[CustomTool, BeforeValidator(_client_tool)]], Field(max_length=MAX_TOOLS)] | None = (
+        None
+    )
+    tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
 
     # Features that no method has; clients may send the values that turn them off.
-    tools: Empty = None
-    tool_choice: None = None
     mcp_servers: Empty = None
 
     # Hints that do not change the answer.
@@ -213,6 +301,26 @@ class Conversation(Part):
         system = "\n".join(text for text in blocks if not text.startswith(BILLING))
         first = (Message("system", system),) if system else ()
         return (*first, *_merged(message for turn in self.messages for message in turn.messages))
+
+    @property
+    def toolset(self) -> tuple[Tool, ...]:
+        return tuple([tool.tool for tool in self.tools or ()])
+
+    @property
+    def chosen_tool(self) -> str:
+        match self.tool_choice:
+            case NamedToolChoice(name=name):
+                return name
+            case ToolChoice(type="any"):
+                return "required"
+            case ToolChoice(type=choice):
+                return choice
+            case None:
+                return "auto"
+
+    @property
+    def parallel_tool_calls(self) -> bool:
+        return not (self.tool_choice and self.tool_choice.disable_parallel_tool_use)
 
 
 class CountTokensRequest(Conversation):
@@ -264,7 +372,17 @@ def _text(content: str | Sequence[Block]) -> str:
     return "\n".join(block.text for block in content if isinstance(block, TextBlock))
 
 
-def _merged(messages: Iterable[Message]) -> Iterable[Message]:
-    for _, group in groupby(messages, key=lambda message: message.role):
-        first, *others = group
-        yield replace(first, content="\n".join([message.content for message in (first, *others)])) if others else first
+def _merged(messages: Iterable[Message]) -> Sequence[Message]:
+    merged: list[Message] = []
+    for message in messages:
+        if merged and merged[-1].role == message.role != "tool":
+            message = _joined(merged.pop(), message)
+        merged.append(message)
+    return merged
+
+
+def _joined(first: Message, second: Message) -> Message:
+    content = "\n".join([text for text in (first.content, second.content) if text])
+    return replace(
+        first, content=content, calls=first.calls + second.calls, reasoning=first.reasoning + second.reasoning
+    )

@@ -13,7 +13,7 @@ import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
-from ..chain import Message
+from ..chain import Message, Tool
 from ..errors import StepspecError
 from . import openapi
 from .anthropic_replies import MessagesReply, model_info, model_list
@@ -111,7 +111,8 @@ def messages_router(context: ServiceContext) -> APIRouter:
         call = await ModelCall.read(context, http_request)
         if isinstance(call.model, ServedModel):
             return call.forward(call.model)
-        return call.count(parse_request(CountTokensRequest, call.content).problem_messages)
+        body = parse_request(CountTokensRequest, call.content)
+        return call.count(body.problem_messages, body.toolset)
 
     return router
 
@@ -239,13 +240,13 @@ class ModelCall:
 
         return self.context.respond(self.request, work)
 
-    def count(self, conversation: tuple[Message, ...]) -> Response:
-        """Answer with the number of tokens of *conversation*."""
+    def count(self, conversation: tuple[Message, ...], tools: tuple[Tool, ...]) -> Response:
+        """Answer with the number of tokens of *conversation* with *tools*."""
 
         async def work(connection: ClientConnection) -> None:
             async with self._admitted() as seconds, asyncio.timeout(seconds):
                 try:
-                    tokens = await self.context.offer.engine.large.count(conversation)
+                    tokens = await self.context.offer.engine.large.count(conversation, tools)
                 except StepspecError as exc:
                     raise api_error(exc) from exc
             await connection.send_json(orjson.dumps({"input_tokens": tokens}))

@@ -212,7 +212,8 @@ class Resolver:
         conversation = self._conversation(request.problem_messages, "messages")
         output, stop = request.output_config, _stops(request.stop_sequences, "stop_sequences")
         format = _answer_format(output.format if output else None)
-        return self._run(request, conversation, self._sampling(request), self._message_budget(request), stop, format)
+        tools, budget = _toolset(request, format, "output_config.format"), self._message_budget(request)
+        return self._run(request, conversation, self._sampling(request), budget, stop, format, tools)
 
     def live(self, request: LiveRequest) -> RunRequest:
         """Return the run of a request of the page."""
@@ -366,7 +367,9 @@ def _stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]
     return stops
 
 
-def _toolset(request: ChatRequest | ResponsesRequest, format: Format | None, param: str) -> Toolset | None:
+def _toolset(
+    request: ChatRequest | ResponsesRequest | MessagesRequest, format: Format | None, param: str
+) -> Toolset | None:
     """Return the tools of *request*; None if it has none. *param* is the name of its parameter for the *format*."""
     tools, choice = request.toolset, request.chosen_tool
     if not tools:

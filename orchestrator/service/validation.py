@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from ..budget import Budget
 from ..errors import near
-from .anthropic_schemas import TEXT_ONLY, Conversation
+from .anthropic_schemas import OWN_TOOLS, TEXT_ONLY, Conversation
 from .errors import ApiError, bad_request, format_path
 from .schemas import FUNCTIONS, SERVED, Request, StepspecOptions
 
@@ -72,11 +72,14 @@ CURES: Mapping[str, str] = {
 EFFORT = "a method always thinks; choose low, medium, high, xhigh or max"
 
 ANTHROPIC_CURES: Mapping[str, str] = {
-    **dict.fromkeys(("mcp_servers", "container"), f"the service runs no tools; {SERVED}"),
+    **dict.fromkeys(("mcp_servers", "container"), OWN_TOOLS),
     **dict.fromkeys(("compaction", "thread"), "nothing is stored or shortened; send the whole conversation"),
     **dict.fromkeys(
         ("fallbacks", "fallback_credit_token", "billing_policy"), "there is no other model to fall back to"
     ),
+    "tool_choice": "choose the type auto, any, none, or tool with a name",
+    "tools.defer_loading": "there is no search for tools; leave it out, and send the tools that matter",
+    "tools.allowed_callers": OWN_TOOLS,
     "thinking": "choose the type enabled, adaptive or disabled",
     "output_config.effort": EFFORT,
     "output_config.format": "send a format of the type json_schema with a schema",
@@ -151,15 +154,16 @@ def _walk(location: Path, body: object, kind: str) -> Path | None:
         return ()
     part, rest = location[0], location[1:]
     inner = _at(body, part)
-    if inner is not None:
-        path = _walk(rest, inner[0], kind)
-        if path is not None:
-            return (part, *path)
+    path = _walk(rest, inner[0], kind) if inner is not None else None
+    within = (part, *path) if path is not None else None
     if not rest and kind == "missing" and inner is None:
         return (part,)
     if isinstance(part, int) or (not rest and kind == "extra_forbidden"):
-        return None
-    return _walk(rest, body, kind)
+        return within
+    beside = _walk(rest, body, kind)
+    if within is None or beside is None:
+        return within or beside
+    return beside if beside[-1:] == location[-1:] != within[-1:] else within  # an alternative called like a field
 
 
 def _at(body: object, part: int | str) -> tuple[object] | None:

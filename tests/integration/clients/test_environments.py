@@ -39,8 +39,8 @@ def test_a_failed_installation_is_reported_and_repeated(folder: Path) -> None:
 
 def test_every_client_pins_all_its_requirements() -> None:
     asking = sorted(environments.FOLDER.glob("*/requirements.in"))
-    names = ["anthropic", "inspect_ai", "langchain", "litellm", "lm_eval", "openai"]
-    assert [path.parent.name for path in asking] == names
+    clients = ["anthropic", "inspect_ai", "langchain", "litellm", "lm_eval", "openai"]
+    assert [path.parent.name for path in asking] == clients
     for path in asking:
         pins = path.with_suffix(".txt").read_text().splitlines()
         assert all("==" in pin for pin in pins)

@@ -8,15 +8,21 @@ from typing import Any
 import pytest
 
 from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Message, Tool, ToolCall, Toolset
 from stepspec.orchestrator.service.anthropic_schemas import CountTokensRequest, MessagesRequest
 from stepspec.orchestrator.service.errors import ApiError
 from stepspec.orchestrator.service.run_requests import RunRequest, parse_request
+from stepspec.orchestrator.service.settings import ServiceSettings
 
 from .served import TURN
 from .test_api_errors import OFFER, RESOLVER
 
 ASKED = {"model": "auto", "max_tokens": 400, "messages": [TURN]}
 TEXT = {"type": "text", "text": "x"}
+CALL = {"type": "tool_use", "id": "c1", "name": "look_up", "input": {"word": "é"}}
+RESULT = {"type": "tool_result", "tool_use_id": "c1", "content": "two"}
+TOOL = {"name": "look_up", "description": "Look a word up.", "input_schema": {"type": "object"}}
+SCHEMA = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
 
 
 def ordered(**fields: Any) -> RunRequest:
@@ -39,13 +45,30 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{**TURN, "contents": 5}]}, "messages[0].contents", "did you mean 'content'"),
     (blocks(TEXT, {"type": "image", "source": {}}), "messages[0].content[1]", "read text only"),
     (blocks({"type": "document", "source": {}}), "messages[0].content[0]", "by its own name"),
-    (blocks({"type": "thinking", "thinking": ""}), "messages[0].content[0]", "'thinking'"),
+    (blocks({"type": "thinking", "thinking": ""}), "messages[0].content[0]", "a message of the assistant"),
+    (blocks(RESULT, role="assistant"), "messages[0].content[0]", "a message of the user"),
+    (blocks(CALL), "messages[0].content[0]", "a message of the assistant"),
+    (blocks({**CALL, "input": "{}"}, role="assistant"), "messages[0].content[0].input", "an object"),
+    (blocks({**RESULT, "content": [{"type": "image"}]}), "messages[0].content[0].content[0]", "read text only"),
+    (blocks(RESULT), "messages", "which no message before it makes"),
+    ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0]", "send tools with an input_schema"),
+    ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "missing"),
+    ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name", "pattern"),
+    ({"tools": [{**TOOL, "parameters": {}}]}, "tools[0].parameters", "unknown parameter"),
+    ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "no search for tools"),
+    ({"tools": [TOOL, TOOL]}, "tools", "a name of its own"),
+    ({"tools": [TOOL], "tool_choice": "auto"}, "tool_choice", "auto, any, none"),
+    ({"tools": [TOOL], "tool_choice": {"type": "required"}}, "tool_choice", "auto, any, none"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name", "missing"),
+    ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "look_op"}}, "tool_choice", "did you mean 'look_up'"),
+    ({"tool_choice": {"type": "any"}}, "tool_choice", "tools is empty"),
+    ({"tools": [TOOL], "output_config": SCHEMA}, "output_config.format", "leave out one of them"),
     (blocks({"type": "text"}), "messages[0].content[0].text", "missing"),
-    (blocks({"text": "x"}), "messages[0].content[0].type", "missing"),
+    (blocks({"text": "x"}), "messages[0].content[0]", "'type'"),
     (blocks({**TEXT, "texts": "x"}), "messages[0].content[0].texts", "did you mean 'text'"),
     (blocks({**TEXT, "citations": [{}]}), "messages[0].content[0].citations", "leave the citations out"),
     (blocks({**TEXT, "cache_control": {"type": "eternal"}}), "messages[0].content[0].cache_control.type", "ephemeral"),
-    (blocks({"type": "server_tool_use"}, role="assistant"), "messages[0].content[0]", "'server_tool_use'"),
+    (blocks({"type": "server_tool_use"}, role="assistant"), "messages[0].content[0]", "runs no tools"),
     ({"system": [{"type": "image"}]}, "system[0]", "read text only"),
     ({"system": 5}, "system", "a valid string or a valid list"),
     ({"thinking": {"type": "between_tools"}}, "thinking", "enabled, adaptive or disabled"),
@@ -153,6 +176,55 @@ def test_the_fields_of_a_request_are_those_of_its_run() -> None:
 def test_the_system_is_a_message_unless_it_is_empty() -> None:
     roles = [[message.role for message in ordered(system=system).problem] for system in (None, "", [], "x", [TEXT])]
     assert roles == [["user"]] * 3 + [["system", "user"]] * 2
+
+
+def test_calls_and_their_results_are_messages_in_their_order() -> None:
+    turns = [
+        TURN,
+        {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm.", "signature": ""}, TEXT, CALL]},
+        {"role": "assistant", "content": [{**CALL, "id": "c2", "caller": None, "cache_control": None}]},
+        {
+            "role": "user",
+            "content": [
+                RESULT,
+                {**RESULT, "tool_use_id": "c2", "is_error": True, "content": [TEXT, {"type": "text", "text": "y"}]},
+                {"type": "text", "text": "Go"},
+                {"type": "text", "text": "on."},
+            ],
+        },
+    ]
+    calls = tuple(ToolCall(name, "look_up", '{"word":"é"}') for name in ("c1", "c2"))
+    request = parse_request(MessagesRequest, {**ASKED, "messages": turns})
+    assert replace(RESOLVER, settings=ServiceSettings()).message(request).problem[1:] == (
+        Message("assistant", "x", calls, reasoning="Hm."),
+        Message("tool", "two", call_id="c1"),
+        Message("tool", "Error: x\ny", call_id="c2"),
+        Message("user", "Go\non."),
+    )
+
+
+def test_a_result_may_be_empty() -> None:
+    turns = [TURN, {"role": "assistant", "content": [CALL]}, {"role": "user", "content": [{**RESULT, "content": None}]}]
+    assert ordered(messages=turns).problem[-1] == Message("tool", "", call_id="c1")
+
+
+@pytest.mark.parametrize(
+    ("choice", "name", "parallel"),
+    [
+        (None, "auto", True),
+        ({"type": "auto"}, "auto", True),
+        ({"type": "none"}, "none", True),
+        ({"type": "any", "disable_parallel_tool_use": True}, "required", False),
+        ({"type": "tool", "name": "look_up", "disable_parallel_tool_use": False}, "look_up", True),
+    ],
+)
+def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
+    hints = {"type": "custom", "strict": True, "cache_control": {"type": "ephemeral"}, "defer_loading": False}
+    more = {"eager_input_streaming": True, "input_examples": [{"word": "x"}], "allowed_callers": ["direct"]}
+    tools = [TOOL, {**TOOL, **hints, **more, "name": "other", "description": None}]
+    schema = '{"type":"object"}'
+    expected = Toolset((Tool("look_up", "Look a word up.", schema), Tool("other", "", schema)), name, parallel)
+    assert ordered(tools=tools, tool_choice=choice).tools == expected
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "stepspec", "stream"])

@@ -13,6 +13,7 @@ import pytest
 from anthropic import AsyncAnthropic
 from pydantic import BaseModel
 
+from stepspec.evals.testbed import stand_in_tools
 from stepspec.orchestrator.errors import EndpointUnavailable
 
 from ..endpoints.server import Refuse
@@ -138,7 +139,7 @@ async def test_the_models_read_the_whole_conversation() -> None:
     assert read == [
         {"role": "system", "content": "Be brief.\nBe kind."},
         {"role": "user", "content": "one\ntwo\nthree"},
-        {"role": "assistant", "content": "Two."},
+        {"role": "assistant", "content": "Two.", "reasoning": "Hm."},
         {"role": "system", "content": "Now hurry."},
         {"role": "user", "content": "four"},
     ]
@@ -358,3 +359,103 @@ async def test_a_response_in_one_piece_respects_the_timeout_of_the_sdk() -> None
     async with serving() as served, client(served, timeout=anthropic.Timeout(7.0)) as sdk:
         await sdk.messages.create(**ASKED)
     assert served.recorded.requests[0].client_timeout == pytest.approx(7 * 0.95)
+
+
+TOOL: Any = {
+    "name": "look_up",
+    "description": "Look a word up.",
+    "input_schema": {"type": "object", "properties": {"word": {"type": "string"}}, "required": ["word"]},
+}
+
+
+def calling(*words: str, text: str = "Let me look.") -> tuple[str, ...]:
+    """A script that thinks, and then calls the tool for each of *words*."""
+    calls = [stand_in_tools.written("look_up", f'{{"word": "{word}"}}') for word in words]
+    return (*SCRIPT[:8], "\n\n", text, *calls)
+
+
+@asynccontextmanager
+async def serving_tools(*words: str, **choices: Any) -> AsyncGenerator[Served]:
+    async with serving(script=calling(*words, **choices)) as served:
+        served.large.scale_out = True
+        yield served
+
+
+async def test_an_answer_may_call_tools() -> None:
+    async with serving_tools("six", "seven") as served, client(served) as sdk:
+        made = await sdk.messages.create(**ASKED, tools=[TOOL])
+        async with sdk.messages.stream(**ASKED, tools=[TOOL]) as helped:
+            kinds = {event.type async for event in helped}
+            full = await helped.get_final_message()
+        found = events(await ask(served, tools=[TOOL], stream=True))
+        single = await sdk.messages.create(
+            **ASKED, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
+        )
+        counted = [
+            await sdk.messages.count_tokens(model="auto", messages=PROBLEM, **more) for more in ({}, {"tools": [TOOL]})
+        ]
+    assert made.stop_reason == full.stop_reason == "tool_use"
+    assert [block.type for block in made.content] == ["thinking", "text", "tool_use", "tool_use"]
+    assert [block.to_dict() for block in full.content] == [block.to_dict() for block in made.content]
+    _, text, first, second = made.content
+    assert text.type == "text"
+    assert text.text == "Let me look."
+    assert first.type == second.type == "tool_use"
+    assert (first.name, first.input, second.input) == ("look_up", {"word": "six"}, {"word": "seven"})
+    assert first.id != second.id
+    assert "input_json" in kinds
+    starts = [event["content_block"] for event in found if event["type"] == "content_block_start"]
+    assert starts[2] == {"type": "tool_use", "id": first.id, "name": "look_up", "input": {}}
+    stops = [event["index"] for event in found if event["type"] == "content_block_stop"]
+    assert stops == [0, 1, 2, 3]
+    assert found[-2]["delta"]["stop_reason"] == "tool_use"
+    assert [block.type for block in single.content] == ["thinking", "text", "tool_use"]
+    assert counted[1].input_tokens > counted[0].input_tokens + 20
+    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == counted[1].input_tokens
+
+
+async def test_a_call_that_is_cut_off_is_not_in_the_message() -> None:
+    async with serving_tools("six", text="") as served:
+        whole = (await ask(served, tools=[TOOL], max_tokens=60, stepspec={"budget": {"answer": 50}})).json
+        cut = (await ask(served, tools=[TOOL], max_tokens=16, stepspec={"budget": {"answer": 4}})).json
+    assert [block["type"] for block in whole["content"]] == ["thinking", "tool_use"]
+    assert [block["type"] for block in cut["content"]] == ["thinking"]
+    assert cut["stop_reason"] == "max_tokens"
+
+
+async def test_the_tool_runner_of_the_sdk_runs_a_loop() -> None:
+    async with serving_tools("six") as served, client(served) as sdk:
+        scripts = iter([calling("seven"), calling("eight"), SCRIPT])
+        asked: list[str] = []
+
+        @anthropic.beta_async_tool
+        async def look_up(word: str) -> str:
+            """Look a word up."""
+            asked.append(word)
+            served.small.script = served.large.script = next(scripts)
+            if word == "seven":
+                raise ValueError("no such word")
+            return f"The number {word}"
+
+        runner = sdk.beta.messages.tool_runner(**ASKED, tools=[look_up])
+        replies = [message async for message in runner]
+        read = conversations(served)[-1]
+    assert asked == ["six", "seven", "eight"]
+    assert [message.stop_reason for message in replies] == ["tool_use"] * 3 + ["end_turn"]
+    last = replies[-1].content[-1]
+    assert last.type == "text"
+    assert last.text == ANSWER
+    assert [turn["role"] for turn in read] == ["user", *["assistant", "tool"] * 3]
+    assert read[2]["content"] == "The number six"
+    assert read[4]["content"].startswith("Error: ")
+    assert "no such word" in read[4]["content"]
+    assert read[1]["tool_calls"]
+
+
+async def test_a_server_without_a_parser_is_named_with_the_cure() -> None:
+    async with serving_tools("six") as served, client(served, max_retries=0) as sdk:
+        served.large.parses_tools = False
+        with pytest.raises(anthropic.BadRequestError, match="tool-call-parser"):
+            await sdk.messages.create(**ASKED, tools=[TOOL])
+        none = await sdk.messages.create(**ASKED, tools=[TOOL], tool_choice={"type": "none"})
+    assert none.stop_reason == "end_turn"
