@@ -95,6 +95,9 @@ ANTHROPIC_CURES: Mapping[str, str] = {
 }
 """The same for the requests of Anthropic's API, in addition."""
 
+CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
+"""The codes that clients wait for, by parameter: after this one, Anthropic's SDK sends the whole conversation."""
+
 OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
     "max_tokens": ("max_output_tokens",),
     "max_completion_tokens": ("max_output_tokens", "max_tokens"),
@@ -135,7 +138,7 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     cure = (ANTHROPIC_CURES.get(name) if issubclass(schema, Conversation) else None) or CURES.get(name)
     if cure is not None:
         verb = "is not supported" if unknown else "cannot have this value"
-        return bad_request(f"{param} {verb}: {cure}", param, "unsupported_parameter")
+        return bad_request(f"{param} {verb}: {cure}", param, CODES.get(name, "unsupported_parameter"))
     if unknown:
         hint = near(str(path[-1]), _known(schema, path))
         return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")

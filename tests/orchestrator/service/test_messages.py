@@ -14,7 +14,11 @@ from anthropic import AsyncAnthropic
 from pydantic import BaseModel
 
 from stepspec.evals.testbed import stand_in_tools
+from stepspec.orchestrator.chain import ToolCall
 from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.events import Calling
+from stepspec.orchestrator.service.anthropic_replies import ContentBlocks
+from stepspec.orchestrator.service.payloads import Delta
 
 from ..endpoints.server import Refuse
 from .served import ANSWER, SCRIPT, THINKING, Behind, Reply, Served, chosen, put_behind, serving, until
@@ -371,7 +375,7 @@ TOOL: Any = {
 def calling(*words: str, text: str = "Let me look.") -> tuple[str, ...]:
     """A script that thinks, and then calls the tool for each of *words*."""
     calls = [stand_in_tools.written("look_up", f'{{"word": "{word}"}}') for word in words]
-    return (*SCRIPT[:8], "\n\n", text, *calls)
+    return (*SCRIPT[:8], "\n\n", text, *(half for call in calls for half in (call[:30], call[30:])))
 
 
 @asynccontextmanager
@@ -391,9 +395,8 @@ async def test_an_answer_may_call_tools() -> None:
         single = await sdk.messages.create(
             **ASKED, tools=[TOOL], tool_choice={"type": "auto", "disable_parallel_tool_use": True}
         )
-        counted = [
-            await sdk.messages.count_tokens(model="auto", messages=PROBLEM, **more) for more in ({}, {"tools": [TOOL]})
-        ]
+        plain = await sdk.messages.count_tokens(model="auto", messages=PROBLEM)
+        counted = await sdk.messages.count_tokens(model="auto", messages=PROBLEM, tools=[TOOL])
     assert made.stop_reason == full.stop_reason == "tool_use"
     assert [block.type for block in made.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert [block.to_dict() for block in full.content] == [block.to_dict() for block in made.content]
@@ -410,17 +413,24 @@ async def test_an_answer_may_call_tools() -> None:
     assert stops == [0, 1, 2, 3]
     assert found[-2]["delta"]["stop_reason"] == "tool_use"
     assert [block.type for block in single.content] == ["thinking", "text", "tool_use"]
-    assert counted[1].input_tokens > counted[0].input_tokens + 20
-    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == counted[1].input_tokens
+    assert counted.input_tokens > plain.input_tokens + 20
+    assert made.usage.input_tokens + (made.usage.cache_read_input_tokens or 0) == counted.input_tokens
 
 
-async def test_a_call_that_is_cut_off_is_not_in_the_message() -> None:
-    async with serving_tools("six", text="") as served:
-        whole = (await ask(served, tools=[TOOL], max_tokens=60, stepspec={"budget": {"answer": 50}})).json
-        cut = (await ask(served, tools=[TOOL], max_tokens=16, stepspec={"budget": {"answer": 4}})).json
-    assert [block["type"] for block in whole["content"]] == ["thinking", "tool_use"]
-    assert [block["type"] for block in cut["content"]] == ["thinking"]
-    assert cut["stop_reason"] == "max_tokens"
+def test_a_call_that_is_cut_off_is_in_the_stream_and_not_in_the_message() -> None:
+    content = ContentBlocks()
+    pieces = [Calling(0, "a", "f", '{"x":'), Calling(0, arguments=" 1}"), Calling(1, "b", "g", '{"y"')]
+    stream = b"".join(content.add(Delta({}, call=piece)) for piece in pieces)
+    stream += content.finish([ToolCall("a", "f", '{"x": 1}')])
+    assert content.blocks == [{"type": "tool_use", "id": "a", "name": "f", "input": {"x": 1}}]
+    found = events(Reply(200, {}, stream))
+    assert [event["type"].removeprefix("content_block_") for event in found] == [
+        *("start", "delta", "delta", "stop"),
+        *("start", "delta", "stop"),
+    ]
+    assert [event["index"] for event in found] == [0] * 4 + [1] * 3
+    deltas = [event["delta"] for event in found if "delta" in event]
+    assert "".join(delta["partial_json"] for delta in deltas) == '{"x": 1}{"y"'
 
 
 async def test_the_tool_runner_of_the_sdk_runs_a_loop() -> None:
