@@ -15,7 +15,7 @@ import orjson
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from ..chain import Message, Tool, ToolCall
-from .schemas import MAX_TOOLS, SERVED, Effort, Empty, Name, Part, Positive, Request
+from .schemas import MAX_TOOLS, SERVED, Effort, Name, Part, Positive, Request
 from .settings import Thinking
 
 CallId: TypeAlias = Annotated[str, Field(min_length=1, max_length=256)]
@@ -46,7 +46,7 @@ class TextBlock(Block):
 
     type: Literal["text"]
     text: str
-    citations: Empty = None
+    citations: None = None
 
 
 class ThinkingBlock(Block):
@@ -64,9 +64,13 @@ class RedactedThinkingBlock(Block):
     data: str
 
 
+def _type(value: object) -> object:
+    return cast("dict[str, Any]", value).get("type") if isinstance(value, dict) else None
+
+
 def _supported(block: object, kinds: Sequence[str]) -> object:
     """Return *block* if it is of one of these *kinds*. Raise `ValueError` with a cure."""
-    kind = cast("dict[str, Any]", block).get("type") if isinstance(block, dict) else None
+    kind = _type(block)
     if not isinstance(kind, str) or kind in kinds:
         return block
     if kind in TURNS:
@@ -122,7 +126,7 @@ class UserTurn(Part):
     """A message of the user, which may hold the results of calls."""
 
     role: Literal["user"]
-    content: str | list[UserBlock]
+    content: str | Annotated[list[UserBlock], Field(min_length=1)]
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -250,7 +254,7 @@ class CustomTool(Part):
 
 def _client_tool(tool: object) -> object:
     """Refuse the tools that Anthropic runs, or that its models alone know how to call."""
-    kind = cast("dict[str, Any]", tool).get("type") if isinstance(tool, dict) else None
+    kind = _type(tool)
     if kind not in (None, "custom"):
         raise ValueError(f"a tool of type {kind!r}: {OWN_TOOLS}")
     return tool
@@ -287,7 +291,7 @@ class Conversation(Part):
     tool_choice: Annotated[ToolChoice | NamedToolChoice, Field(discriminator="type")] | None = None
 
     # Features that no method has; clients may send the values that turn them off.
-    mcp_servers: Empty = None
+    mcp_servers: None = None
 
     # Hints that do not change the answer.
     cache_control: CacheControl | None = None

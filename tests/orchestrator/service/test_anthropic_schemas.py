@@ -43,6 +43,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing"),
     ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "a valid string or a valid list"),
     ({"messages": [{**TURN, "contents": 5}]}, "messages[0].contents", "did you mean 'content'"),
+    (blocks(), "messages[0].content", "at least 1"),
     (blocks(TEXT, {"type": "image", "source": {}}), "messages[0].content[1]", "read text only"),
     (blocks({"type": "document", "source": {}}), "messages[0].content[0]", "by its own name"),
     (blocks({"type": "thinking", "thinking": ""}), "messages[0].content[0]", "a message of the assistant"),
@@ -116,7 +117,7 @@ def test_an_error_names_the_field_and_the_cure(fields: dict[str, Any], param: st
 
 NEUTRAL: list[dict[str, Any]] = [
     {"system": None, "stop_sequences": None, "stream": None, "temperature": None, "metadata": None, "thinking": None},
-    {"tools": [], "mcp_servers": [], "container": None, "speed": "standard", "service_tier": "auto"},
+    {"tools": [], "mcp_servers": None, "container": None, "speed": "standard", "service_tier": "auto"},
     {"service_tier": "standard_only", "cache_control": {"type": "ephemeral"}, "metadata": {"user_id": None}},
     {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}},
     {"context_management": {"edits": []}, "output_config": {}},

@@ -111,7 +111,7 @@ async def test_a_conversation_continues_with_the_returned_message() -> None:
         async with sdk.messages.stream(**ASKED) as helped:
             first = await helped.get_final_message()
         turns: Any = [*PROBLEM, {"role": "assistant", "content": first.content}, {"role": "user", "content": "And?"}]
-        second = await sdk.messages.create(**{**ASKED, "messages": turns})
+        second = await sdk.messages.create(**ASKED | {"messages": turns})
         counted = await sdk.messages.count_tokens(model="auto", messages=turns)
     assert [block.to_dict() for block in second.content] == [block.to_dict() for block in first.content]
     total = second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
@@ -150,19 +150,17 @@ async def test_the_models_read_the_whole_conversation() -> None:
 
 
 async def test_hidden_thinking_is_limited_or_left_out() -> None:
+    choices: list[dict[str, Any]] = [
+        {"thinking": {"type": "adaptive"}},
+        {"thinking": {"type": "enabled", "budget_tokens": 300, "display": "summarized"}},
+        {"thinking": {"type": "disabled"}},
+        {"thinking": {"type": "adaptive", "display": "omitted"}},
+        {"stepspec": {"thinking": "none"}},
+        {"thinking": {"type": "disabled"}, "stepspec": {"thinking": "both"}},
+        {"stepspec": {"thinking": "content"}},
+    ]
     async with serving() as served:
-        shown = [
-            (await ask(served, **fields)).json
-            for fields in (
-                {"thinking": {"type": "adaptive"}},
-                {"thinking": {"type": "enabled", "budget_tokens": 300, "display": "summarized"}},
-                {"thinking": {"type": "disabled"}},
-                {"thinking": {"type": "adaptive", "display": "omitted"}},
-                {"stepspec": {"thinking": "none"}},
-                {"thinking": {"type": "disabled"}, "stepspec": {"thinking": "both"}},
-                {"stepspec": {"thinking": "content"}},
-            )
-        ]
+        shown = [(await ask(served, **fields)).json for fields in choices]
         hidden = events(await ask(served, stream=True, thinking={"type": "disabled"}))
     kinds = [[block["type"] for block in made["content"]] for made in shown]
     assert kinds == [["thinking", "text"]] * 2 + [["text"]] * 3 + [["thinking", "text"], ["text"]]
@@ -267,7 +265,7 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
         image: Any = {"type": "image", "source": {"type": "url", "url": "http://x"}}
         turns: Any = [{"role": "user", "content": [image]}]
         with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\].content\[0\]: a block of type 'im") as bad:
-            await create(**{**ASKED, "messages": turns})
+            await create(**ASKED | {"messages": turns})
         assert (bad.value.type, bad.value.error_code) == ("invalid_request_error", "invalid_value")
         assert bad.value.request_id == served.recorded.requests[0].id
         with pytest.raises(anthropic.AuthenticationError, match="x-api-key") as wrong:
@@ -276,7 +274,7 @@ async def test_each_status_has_its_own_error_with_the_reason() -> None:
         with pytest.raises(anthropic.AuthenticationError):
             await stranger.models.list()
         with pytest.raises(anthropic.NotFoundError, match="did you mean 'bild'") as unknown:
-            await create(**{**ASKED, "model": "bidl"})
+            await create(**ASKED | {"model": "bidl"})
         assert unknown.value.type == "not_found_error"
         with pytest.raises(anthropic.ContentTooLargeError) as large:
             await create(**ASKED, system="x" * 6000)
