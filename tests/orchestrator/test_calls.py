@@ -1,0 +1,191 @@
+"""Calls of tools in an answer, found while it is written: the same at any pace, and whatever fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stepspec.evals.testbed import stand_in_tools
+from stepspec.orchestrator import Step, Token
+from stepspec.orchestrator.answer import CallStream, answer_text, complete_calls, write_answer
+from stepspec.orchestrator.budget import Budget
+from stepspec.orchestrator.chain import Chain, ToolCall
+from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.events import Answered, Answering, Calling, Committed, Event
+from stepspec.orchestrator.run import run as run_policy
+from stepspec.policies import make
+
+from ..fakes import ScriptedModel, counting, run
+from .arms import PROBLEM
+
+CALL = '<tool_call>\n{"name": "lookup", "arguments": {"item": "cup"}}\n</tool_call>'
+ANSWERS = st.lists(st.sampled_from(["So ", "it is ", "<tool", " 42", "\n", " <", CALL]), max_size=6).map("".join)
+
+
+@dataclass
+class TextParser:
+    """A parser that takes *seconds* for each reply, of which the first *fails* fail; *texts* are what it was asked."""
+
+    seconds: float = 0.0
+    fails: int = 0
+    text: str = ""
+    texts: int = 0
+
+    async def parse(self, tokens: Sequence[Token], *, finished: bool) -> tuple[str, Sequence[Calling]]:
+        self.texts += 1
+        await asyncio.sleep(self.seconds)
+        if self.fails:
+            self.fails -= 1
+            raise EndpointUnavailable("gone")
+        text = self.text + "".join(token.text for token in tokens)
+        before, after = stand_in_tools.parse(self.text), stand_in_tools.parse(text)
+        content = text if finished and not after[1] else after[0]
+        self.text = text
+        new = list(enumerate(after[1]))[len(before[1]) :]
+        calls = [piece for index, (name, arguments) in new for piece in _pieces(index, name, arguments)]
+        return content.removeprefix(before[0]), calls
+
+
+def _pieces(index: int, name: str, arguments: str) -> tuple[Calling, Calling]:
+    return Calling(index, f"id-{index}", name), Calling(index, arguments=arguments)
+
+
+def expected(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    content, calls = stand_in_tools.parse(text)
+    made = tuple(ToolCall(f"id-{index}", name, arguments) for index, (name, arguments) in enumerate(calls))
+    return answer_text(content if calls else text), made
+
+
+def said(events: Sequence[Event]) -> tuple[str, tuple[ToolCall, ...]]:
+    """The content and the calls that the pieces of a stream join to."""
+    calls: dict[int, ToolCall] = {}
+    for piece in events:
+        if isinstance(piece, Calling):
+            call = calls.get(piece.index, ToolCall("", "", ""))
+            calls[piece.index] = ToolCall(call.id + piece.id, call.name + piece.name, call.arguments + piece.arguments)
+    text = "".join(piece.text for piece in events if isinstance(piece, Answering))
+    return text, tuple(calls[index] for index in sorted(calls))
+
+
+@settings(deadline=None)  # a busy machine is slow; the clock of the test is virtual
+@given(ANSWERS, st.sampled_from([0.0, 0.01, 0.3, 5.0]), st.sampled_from([0.0, 0.01, 1.0]), st.booleans())
+def test_content_and_calls_are_the_same_at_any_pace(text: str, parsing: float, pace: float, begins: bool) -> None:
+    events: list[Event] = []
+    large = ScriptedModel("large", counting("large", 3), answer=text or " ", pace=pace)
+    stream = CallStream(events.append, TextParser(parsing))
+    if begins:
+        stream.start()
+    step, _ = run(write_answer(large, PROBLEM, limit=999, stream=stream))
+    assert begins or not events
+    stream.start()
+    stream.finish(step.text)
+    assert said(events) == (answer_text(stream.text), stream.calls) == expected(text or " ")
+
+
+def test_a_call_streams_before_the_answer_is_complete() -> None:
+    events: list[Event] = []
+    calling = asyncio.Event()
+    large = ScriptedModel("large", counting("large", 3), answer=f"Well. {CALL}\n{CALL}", pace=1.0)
+
+    def emit(event: Event) -> None:
+        events.append(event)
+        if isinstance(event, Calling):
+            calling.set()
+
+    async def first_call() -> bool:
+        stream = CallStream(emit, TextParser())
+        stream.start()
+        writing = asyncio.create_task(write_answer(large, PROBLEM, limit=999, stream=stream))
+        await asyncio.wait([writing, asyncio.create_task(calling.wait())], return_when=asyncio.FIRST_COMPLETED)
+        early = not writing.done()
+        await writing
+        return early
+
+    early, _ = run(first_call())
+    assert early
+    assert isinstance(events[0], Answering)
+
+
+def test_a_parser_that_fails_once_is_asked_again_and_one_that_goes_on_fails_the_answer() -> None:
+    large = ScriptedModel("large", counting("large", 3), answer=CALL, pace=0.2)
+    events: list[Event] = []
+    stream = CallStream(events.append, TextParser(fails=1))
+    stream.start()
+    run(write_answer(large, PROBLEM, limit=999, stream=stream))
+    assert said(events) == expected(CALL)
+    failing = CallStream(events.append, TextParser(fails=99))
+    failing.start()
+    with pytest.raises(EndpointUnavailable):
+        run(write_answer(large, PROBLEM, limit=999, stream=failing))
+
+
+def test_a_model_that_starts_again_takes_nothing_back() -> None:
+    """As another replica does, which cuts the text into other tokens."""
+    text = f"Well. {CALL}"
+    events: list[Event] = []
+    stream = CallStream(events.append, TextParser())
+    stream.start()
+    cut = text.index(' "lookup"')
+    written = Step(text[:cut], "large", "until", tuple(Token(character) for character in text[:cut]))
+    other = ScriptedModel("large", counting("large", 3), answer=text)
+
+    async def begun() -> None:
+        async with stream.following():
+            stream.on_token(written)
+            await asyncio.sleep(1)
+        assert said(events) == ("Well.", ())
+        await write_answer(other, PROBLEM, limit=999, stream=stream)
+
+    run(begun())
+    assert said(events) == expected(text)
+
+
+def test_a_run_answers_with_calls_and_a_bet_on_them_is_emitted_once() -> None:
+    for ahead in (0, 4):
+        events: list[Event] = []
+        small, large = (ScriptedModel(role, counting(role, 3), answer=CALL) for role in ("small", "large"))
+        outcome, _ = run(
+            run_policy(
+                make("specreason", small, large),
+                Chain.of("How much?"),
+                budget=Budget(tokens=500),
+                ahead=ahead,
+                observe=events.append,
+                answerer=large,
+                parser=TextParser,
+            )
+        )
+        assert (outcome.text, outcome.calls, outcome.reason) == (*expected(CALL), "stop")
+        assert said(events) == expected(CALL)
+        assert sum(isinstance(event, Answered) for event in events) == 1
+
+
+def test_models_that_do_not_think_call_tools_at_once() -> None:
+    small, large = (ScriptedModel(role, counting(role, 3), answer=CALL) for role in ("small", "large"))
+    large = replace(large, script=lambda previous: CALL)
+    events: list[Event] = []
+    outcome, _ = run(
+        run_policy(
+            make("specreason", small, large),
+            Chain.of("How much?"),
+            budget=Budget(tokens=500),
+            ahead=2,
+            observe=events.append,
+            thinks=False,
+            answerer=large,
+            parser=TextParser,
+        )
+    )
+    assert (outcome.text, outcome.calls) == expected(CALL)
+    assert not any(isinstance(event, Committed) for event in events)
+    assert small.log == []
+
+
+def test_of_an_answer_that_was_cut_only_complete_calls_count() -> None:
+    calls = (ToolCall("a", "lookup", '{"item": "cup"}'), ToolCall("b", "lookup", '{"item": "c'))
+    assert complete_calls(calls) == calls[:1]
