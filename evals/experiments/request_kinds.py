@@ -93,7 +93,7 @@ def _turn(task: Task) -> list[Json]:
 
 
 def _chat(model: str | None, names: Names, task: Task, **more: Any) -> Json:
-    return {"model": model or names.large, "messages": _turn(task), "temperature": 0, "max_tokens": ROOM} | more
+    return {"model": model or names.large, "messages": _turn(task), "temperature": 0, "max_tokens": ROOM, **more}
 
 
 def _auto(names: Names, task: Task, **more: Any) -> Json:
@@ -106,16 +106,16 @@ def _completion(names: Names, task: Task) -> Json:
 
 
 def _response(model: str | None, names: Names, task: Task, **more: Any) -> Json:
-    return {"model": model or names.large, "input": task.problem, "temperature": 0, "max_output_tokens": ROOM} | more
+    return {"model": model or names.large, "input": task.problem, "temperature": 0, "max_output_tokens": ROOM, **more}
 
 
 def _message(model: str | None, names: Names, task: Task, **more: Any) -> Json:
-    return {"model": model or names.large, "messages": _turn(task), "temperature": 0, "max_tokens": ROOM} | more
+    return {"model": model or names.large, "messages": _turn(task), "temperature": 0, "max_tokens": ROOM, **more}
 
 
 def _after_a_turn(names: Names, task: Task) -> Json:
     turns = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Hello.", "reasoning": "A word."}]
-    return _chat("specreason", names, task) | {"messages": [*turns, *_turn(task)]}
+    return {**_chat("specreason", names, task), "messages": [*turns, *_turn(task)]}
 
 
 def _raw(body: bytes) -> Callable[[Names, Task], bytes]:
@@ -142,7 +142,7 @@ CALLED: Json = {
 def _after_a_call(names: Names, task: Task) -> Json:
     called = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
     result = {"role": "tool", "tool_call_id": "call_1", "content": task.answer}
-    return _chat("specreason", names, task, tools=[TOOL]) | {"messages": [*_turn(task), called, result]}
+    return {**_chat("specreason", names, task, tools=[TOOL]), "messages": [*_turn(task), called, result]}
 
 
 def _accept(schema: str, field: str, description: Json) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from .errors import ApiError
+from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 from .settings import ServiceSettings
 
 OLDEST_EVERY = 4  # slots, one of which goes to the request that has waited longest, whatever its priority
@@ -41,7 +41,7 @@ class LocalSlots:
 
     async def acquire(self, priority: int = 0) -> Callable[[], None]:
         if self._inside >= self._limit:
-            raise ApiError(429, "too many requests are running and waiting already", code="queue_full", retry=True)
+            raise ApiError(429, "too many requests are running and waiting already", code=QUEUE_FULL, retry=True)
         self._inside += 1
         try:
             await self._wait(priority)
@@ -139,7 +139,7 @@ class Admission:
                 return await self._slots.acquire(priority)
         except TimeoutError:
             message = f"no slot became free within {self._max_wait:g} s"
-            raise ApiError(429, message, code="queue_timeout", retry=True) from None
+            raise ApiError(429, message, code=QUEUE_TIMEOUT, retry=True) from None
 
     def _count(self, running: int = 0, waiting: int = 0) -> None:
         self.running, self.waiting = self.running + running, self.waiting + waiting

@@ -27,6 +27,7 @@ from .settings import ServiceSettings
 
 EXPOSED_HEADERS = (
     "X-Request-Id",
+    "request-id",
     "x-stepspec-version",
     "x-stepspec-overhead-ms",
     "Retry-After",
@@ -80,6 +81,7 @@ class Service:
         app.openapi = openapi.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
         for router in (
             routes.api_router(context),
+            routes.messages_router(context),
             routes.page_router(context),
             routes.health_router(context, metrics.scrape),
         ):
@@ -105,9 +107,9 @@ class Service:
 
 
 async def _error_response(request: Request, exc: Exception) -> Response:
-    error = exc if isinstance(exc, ApiError) else _http_error(request, exc)
-    service_request(request).error = error
-    return Response(error.body, error.status, error.all_headers, "application/json")
+    record = service_request(request)
+    record.error = error = record.in_its_api(exc if isinstance(exc, ApiError) else _http_error(request, exc))
+    return Response(record.error_body(error), error.status, error.all_headers, "application/json")
 
 
 def _http_error(request: Request, exc: Exception) -> ApiError:

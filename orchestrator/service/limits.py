@@ -138,14 +138,22 @@ class Clients:
         self._clients: Mapping[str, Client] = settings.clients
         self._allowances: dict[str, Allowance] = {}
 
-    def find(self, authorization: str | None) -> str | None:
-        """Return the name of the client whose key an ``Authorization`` header has, "" if it has none; None: no key."""
+    def find(self, authorization: str | None, api_key: str | None = None) -> str | None:
+        """
+        Return the name of the client whose key an ``Authorization`` header, or Anthropic's ``x-api-key``, has.
+
+        It is "" for a key without a name, and where no key is needed; None if no key is right.
+        """
         if not self._digests:
             return ""
         scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        names = [name for name, known in self._digests if hmac.compare_digest(digest, known)]
-        return names[0] if names and scheme.lower() == "bearer" else None
+        bearer, other = self._named(key.strip()), self._named((api_key or "").strip())
+        names = [*(bearer if scheme.lower() == "bearer" else []), *other]
+        return names[0] if names else None
+
+    def _named(self, key: str) -> list[str]:
+        digest = hashlib.sha256(key.encode()).digest()
+        return [name for name, known in self._digests if hmac.compare_digest(digest, known)]
 
     def best_priority(self, name: str) -> int | None:
         """The best priority that the client called *name* may have; None: any."""

@@ -90,18 +90,19 @@ class RequestMiddleware:
         except ClientDisconnect:
             request.status = CLIENT_CLOSED
         except Exception as exc:
-            request.error = error = api_error(exc)
+            request.error = error = request.in_its_api(api_error(exc))
             if not isinstance(exc, ApiError):
                 self._observe(RequestFailed(request, exc))
             if not request.status:
                 await send_error(error, request, send)  # A response that has begun is broken off by the server.
 
     def _check(self, request: ServiceRequest) -> None:
-        client = self._clients.find(request.headers.get("authorization"))
+        client = self._clients.find(request.headers.get("authorization"), request.headers.get("x-api-key"))
         if client is None and request.path not in PUBLIC_PATHS:
             raise ApiError(
                 401,
-                "an API key is needed: send the header Authorization: Bearer KEY with one of the service's keys",
+                "an API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY, with one of the "
+                "service's keys",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
@@ -141,6 +142,8 @@ class RequestMiddleware:
                 request.status = request.status or message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request.id
+                if request.anthropic:
+                    headers["request-id"] = request.id
                 headers["x-stepspec-version"] = self._version
                 overhead = f"{request.overhead * 1000:.2f}"
                 headers.setdefault("x-stepspec-overhead-ms", overhead)  # A replica behind a front has set its own.
@@ -160,7 +163,8 @@ def _path(scope: Scope) -> str:
 
 async def send_error(error: ApiError, request: ServiceRequest, send: Send) -> None:
     """Answer *request* with *error*."""
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(error.body)), **error.all_headers}
+    body = request.error_body(error)
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.all_headers}
     raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else error.body})
+    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})

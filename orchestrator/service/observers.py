@@ -26,7 +26,10 @@ from .settings import ServiceSettings
 
 HEALTH_PATHS = frozenset({"/health", "/health/liveness", "/health/liveliness", "/health/readiness", "/ping"})
 QUIET_PATHS = HEALTH_PATHS | {"/metrics"}  # polled every few seconds, so logged at level debug only
-MODEL_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"})
+MESSAGES_PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
+MODEL_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH, COUNT_PATH, "/live"}
+)
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 _SHARE_OF_TIMEOUT = 0.95  # the rest is left for the answer to travel
@@ -111,6 +114,19 @@ class ServiceRequest:
             raise
         finally:
             call.seconds = self.seconds - call.started
+
+    @property
+    def anthropic(self) -> bool:
+        """Whether the client uses Anthropic's API: all of its requests have the header ``anthropic-version``."""
+        return "anthropic-version" in self.headers or self.path in (MESSAGES_PATH, COUNT_PATH)
+
+    def in_its_api(self, error: ApiError) -> ApiError:
+        """Return *error* as the API of this request has it."""
+        return error.in_anthropic_api if self.anthropic else error
+
+    def error_body(self, error: ApiError) -> bytes:
+        """Return the body of *error* in the shape of the API of this request."""
+        return error.anthropic_body(self.id) if self.anthropic else error.body
 
     @property
     def overhead(self) -> float:

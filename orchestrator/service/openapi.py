@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from .anthropic_schemas import CountTokensRequest, MessagesRequest
 from .middleware import PUBLIC_PATHS
 from .run_requests import ModelCatalog
 from .schemas import ChatRequest, LiveRequest, ResponsesRequest
@@ -29,6 +30,23 @@ ERROR: Mapping[str, Any] = {
         }
     },
 }
+ANTHROPIC_ERROR: Mapping[str, Any] = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {
+                "type": {"type": "string"},
+                "message": {"type": "string"},
+                "details": {"type": "object", "properties": {"error_code": {"type": "string"}}},
+            },
+        },
+        "request_id": {"type": "string"},
+    },
+}
 DESCRIPTIONS: Mapping[int, str] = {
     400: "The request is wrong; the message names the parameter and a cure.",
     401: "The API key is missing or wrong.",
@@ -39,6 +57,7 @@ DESCRIPTIONS: Mapping[int, str] = {
     500: "The service failed, or a server sent a malformed reply.",
     503: "The service is shutting down, or a served model is down; Retry-After says when to retry.",
     504: "No answer before the deadline.",
+    529: "Too many requests at once, in Anthropic's API; Retry-After says when to retry.",
 }
 MODEL_ERRORS = (400, 401, 404, 408, 413, 429, 500, 503, 504)
 
@@ -65,25 +84,33 @@ CHUNK = _schema(
 RESPONSE_EVENT = _schema(
     "type", "sequence_number", type={"type": "string"}, sequence_number={"type": "integer", "minimum": 0}
 )
-EVENTS: Mapping[str, Any] = {"ChatCompletionChunk": CHUNK, "ResponseEvent": RESPONSE_EVENT}
+MESSAGE_EVENT = _schema("type", type={"type": "string"})
+EVENTS: Mapping[str, Any] = {
+    "ChatCompletionChunk": CHUNK,
+    "ResponseEvent": RESPONSE_EVENT,
+    "MessageEvent": MESSAGE_EVENT,
+}
 """What the data of an event may be, besides an error."""
 
 
-def _stream(event: str = "") -> dict[str, Any]:
+def _stream(event: str = "", error: str = "Error") -> dict[str, Any]:
     """Describe a stream of server-sent events; ``x-event-schema`` is that of their data."""
-    names = [event, "Error"] if event else []
+    names = [event, error] if event else []
     data = {"x-event-schema": {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in names]}} if event else {}
     return {"text/event-stream": {"schema": {}, **data}}
+
+
+MESSAGES_ERRORS = (*MODEL_ERRORS, 529)
 
 
 def _object(*required: str) -> dict[str, Any]:
     return {"application/json": {"schema": {"type": "object", "required": list(required)}}}
 
 
-def _answers(success: str, content: Mapping[str, Any], *statuses: int) -> dict[str, Any]:
-    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _answers(success: str, content: Mapping[str, Any], *statuses: int, error: str = "Error") -> dict[str, Any]:
+    failure = {"application/json": {"schema": {"$ref": f"#/components/schemas/{error}"}}}
     errors: dict[int | str, Any] = {
-        status: {"description": DESCRIPTIONS[status], "content": error} for status in statuses
+        status: {"description": DESCRIPTIONS[status], "content": failure} for status in statuses
     }
     responses: dict[int | str, Any] = {200: {"description": success, "content": dict(content)}, **errors}
     return {"responses": responses, "response_class": Response}
@@ -105,13 +132,23 @@ RESPONSE = _object("id", "object", "created_at", "status", "model", "output", "u
 RESPONSES = _answers("The response, or its stream.", {**RESPONSE, **_stream("ResponseEvent")}, *MODEL_ERRORS) | _body(
     "ResponsesRequest"
 )
+MESSAGE = _object("id", "type", "role", "model", "content", "stop_reason", "usage", "steps", "ledger", "stepspec")
+MESSAGES = _answers(
+    "The message, or its stream.",
+    {**MESSAGE, **_stream("MessageEvent", "AnthropicError")},
+    *MESSAGES_ERRORS,
+    error="AnthropicError",
+) | _body("MessagesRequest")
+COUNT_TOKENS = _answers(
+    "The number of tokens.", _object("input_tokens"), *MESSAGES_ERRORS, error="AnthropicError"
+) | _body("CountTokensRequest")
 LIVE = _answers("The events of the run.", _stream(), *MODEL_ERRORS) | _body("LiveRequest")
 LIVE_METHODS = _answers("The methods.", _object("default", "methods", "models"), 401)
 LIVE_TRUST = _answers(
     "The current evidence about the judge.", _object("promise", "drift", "shadows", "alternatives"), 401
 )
-MODELS = _answers("The models.", _object("object", "data"), 401)
-MODEL = _answers("The model.", _object("id", "object", "created", "owned_by"), 401, 404)
+MODELS = _answers("The models; with the header anthropic-version as in Anthropic's API.", _object("data"), 401)
+MODEL = _answers("The model; with the header anthropic-version as in Anthropic's API.", _object("id"), 401, 404)
 ALIVE = _answers("The process answers.", {})
 READY = _answers("New requests are admitted.", _object("status", "small", "large"))
 READY["responses"][503] = {
@@ -131,21 +168,24 @@ def describer(app: FastAPI, models: ModelCatalog, *, locked: bool) -> Callable[[
         app.openapi_schema = None
         description = generate()
         schemas = description.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Error"] = dict(ERROR)
+        schemas["Error"], schemas["AnthropicError"] = dict(ERROR), dict(ANTHROPIC_ERROR)
         schemas.update(EVENTS)
         schemas["ServedModelRequest"] = {
             "type": "object",
             "required": ["model"],
             "properties": _model_names(models.served),
         }
-        for request in (ChatRequest, ResponsesRequest, LiveRequest):
+        for request in (ChatRequest, ResponsesRequest, MessagesRequest, CountTokensRequest, LiveRequest):
             schemas.update(_schemas(request))
             schemas[request.__name__]["properties"] |= _model_names(models.methods)
         if locked:
-            description["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+            description["components"]["securitySchemes"] = {
+                "key": {"type": "http", "scheme": "bearer"},
+                "x-api-key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            }
             for path, operations in description["paths"].items():
                 for operation in operations.values() if path not in PUBLIC_PATHS else ():
-                    operation["security"] = [{"key": []}]
+                    operation["security"] = [{"key": []}, {"x-api-key": []}]
         return description
 
     return describe

@@ -15,7 +15,7 @@ from ..chain import THINK_END, ToolCall
 from ..events import Answered, Answering, Called, Calling, Committed, Event
 from ..ledger import COUNTED, Account, Ledger, Speculation
 from ..solution import Solution
-from .observers import RunEvent, RunResult
+from .observers import MESSAGES_PATH, RunEvent, RunResult
 from .run_requests import RunRequest
 from .settings import Thinking
 
@@ -31,6 +31,11 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "none": (),
 }
 """The fields of a message that hold the thinking."""
+
+
+def one_field(thinking: Thinking) -> Thinking:
+    """Return the place of the *thinking* in an API whose messages have one field for it, ``reasoning``."""
+    return "reasoning" if thinking in ("both", "reasoning_content") else thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +264,7 @@ def _nested_drafts(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...
 
 def failure(path: str) -> bytes:
     """Return the last event of a failed stream of the API at *path*, with ``%b`` for the body of the error."""
-    return FAILED_EVENT if path in ("/live", "/v1/responses") else FAILED
+    return FAILED_EVENT if path in ("/live", "/v1/responses", MESSAGES_PATH) else FAILED
 
 
 def event(body: Mapping[str, Any]) -> bytes:

@@ -22,6 +22,7 @@ from ..endpoints.settings import NO_PENALTY
 from ..endpoints.vllm_protocol import Format
 from ..errors import ConfigurationError, near
 from ..run_options import Limits, Priority, RunOptions
+from .anthropic_schemas import EnabledThinking, MessagesRequest, OutputFormat
 from .errors import ApiError, bad_request
 from .interfaces import Offer
 from .schemas import (
@@ -30,6 +31,7 @@ from .schemas import (
     Effort,
     LiveRequest,
     Part,
+    Request,
     ResponsesRequest,
     SchemaFormat,
     SchemaJson,
@@ -210,6 +212,14 @@ class Resolver:
         tools = _toolset(request, format, "text.format")
         return self._run(request, conversation, self._sampling(request), budget, (), format, tools)
 
+    def message(self, request: MessagesRequest) -> RunRequest:
+        """Return the run of a message."""
+        conversation = self._conversation(request.problem_messages, "messages")
+        output, stop = request.output_config, _stops(request.stop_sequences, "stop_sequences")
+        format = _answer_format(output.format if output else None)
+        tools, budget = _toolset(request, format, "output_config.format"), self._message_budget(request)
+        return self._run(request, conversation, self._sampling(request), budget, stop, format, tools)
+
     def live(self, request: LiveRequest) -> RunRequest:
         """Return the run of a request of the page."""
         if (request.messages is None) == (request.problem is None):
@@ -220,7 +230,7 @@ class Resolver:
 
     def _run(
         self,
-        request: ChatRequest | ResponsesRequest | LiveRequest,
+        request: Request,
         conversation: tuple[Message, ...],
         sampling: Sampling,
         budget: Budget,
@@ -285,7 +295,7 @@ class Resolver:
                 raise bad_request(str(exc), place if requested else "model", "invalid_value") from exc
         return options
 
-    def _sampling(self, request: ChatRequest | ResponsesRequest | LiveRequest) -> Sampling:
+    def _sampling(self, request: Request) -> Sampling:
         """Without a seed every request draws one: with the configured seed all answers would be alike."""
         for name in PENALTIES:
             if getattr(request, name, None):
@@ -312,6 +322,20 @@ class Resolver:
         answer = budget.for_answer
         thinking = max(1, int((budget.tokens - answer) * EFFORT[effort]))
         return replace(budget, tokens=answer + thinking, answer=answer)
+
+    def _message_budget(self, request: MessagesRequest) -> Budget:
+        """Return the budget of a message: its thinking may be limited, and all the rest is for the answer."""
+        budget = self._budget(request.overrides, "max_tokens", request.max_tokens, None)
+        thinking = budget.tokens - budget.for_answer
+        if request.effort is not None:
+            thinking = max(1, int(thinking * EFFORT[request.effort]))
+        if isinstance(request.thinking, EnabledThinking):
+            most = request.thinking.budget_tokens
+            if most >= request.max_tokens:
+                message = f"thinking.budget_tokens is {most}: send less than max_tokens, which is {request.max_tokens}"
+                raise bad_request(message, "thinking.budget_tokens", "invalid_value")
+            thinking = min(thinking, most)
+        return replace(budget, answer=max(budget.for_answer, budget.tokens - thinking))
 
     def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
         """Limit the tokens as the settings say; the tokens that the request reserves for the answer stay."""
@@ -380,16 +404,18 @@ def _check_answer(answer: int | None, tokens: int) -> None:
         raise bad_request(message, "stepspec.budget.answer", "invalid_value")
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def _stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
-        raise bad_request(f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed", "stop", "invalid_value")
+        raise bad_request(f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed", param, "invalid_value")
     if "" in stops:
-        raise bad_request("a stop string is empty", "stop", "invalid_value")
+        raise bad_request("a stop string is empty", param, "invalid_value")
     return stops
 
 
-def _toolset(request: ChatRequest | ResponsesRequest, format: Format | None, param: str) -> Toolset | None:
+def _toolset(
+    request: ChatRequest | ResponsesRequest | MessagesRequest, format: Format | None, param: str
+) -> Toolset | None:
     """Return the tools of *request*; None if it has none. *param* is the name of its parameter for the *format*."""
     tools, choice = request.toolset, request.chosen_tool
     if not tools:
@@ -415,7 +441,7 @@ def _answer_format(format: Part | None) -> Format | None:
     match format:
         case SchemaJson(json_schema=schema):
             return schema.rules
-        case SchemaFormat(rules=rules):
+        case SchemaFormat(rules=rules) | OutputFormat(rules=rules):
             return rules
         case AnyJson():
             return "json"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 import orjson
 from pydantic import (
@@ -316,7 +316,9 @@ class StepspecOptions(Part):
 
 
 class Request(Part):
-    """A request to a method."""
+    """A request to a method; *parts* are what its messages consist of."""
+
+    parts: ClassVar[tuple[type[Part], ...]] = (Turn,)
 
     stepspec: StepspecOptions | None = None
 

@@ -45,7 +45,9 @@ def service(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[S
 def run(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(client: str, *arguments: str, key: str = KEY, folder: Path | None = None) -> str:
         home = folder or tmp_path_factory.mktemp(client)
-        env = {"HOME": str(home), "OPENAI_BASE_URL": service.base_url, "OPENAI_API_KEY": key, **OFFLINE}
+        openai = {"OPENAI_BASE_URL": service.base_url, "OPENAI_API_KEY": key}
+        anthropic = {"ANTHROPIC_BASE_URL": service.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": key}
+        env = {"HOME": str(home), **openai, **anthropic, **OFFLINE}
         ended = subprocess.run(
             [*_program(client), *arguments],
             cwd=home,

@@ -13,7 +13,7 @@ import schemathesis
 from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -42,7 +42,10 @@ SETTINGS = chosen(keys=("k",))
 OPERATIONS = {
     (path, method)
     for method, paths in {
-        "POST": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
+        "POST": (
+            *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
+            *("/v1/messages", "/v1/messages/count_tokens"),
+        ),
         "GET": (
             *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/live/trust", "/metrics", "/version", "/ping"),
             *("/health", "/health/liveness", "/health/liveliness", "/health/readiness"),
@@ -152,7 +155,8 @@ def test_streams_and_whole_replies_are_as_described(base: str, path: str, stream
     )
     def conforms(case: schemathesis.Case[Any]) -> None:
         asked = {"messages": [TURN]} if path == METHOD_PATHS[0] else {"input": TURN["content"]}
-        case.body = {**case.body, **asked, "stream": stream}  # what is generated rarely ends with a user's message
+        body: Any = case.body
+        case.body = {**body, **asked, "stream": stream}  # what is generated rarely ends with a user's message
         checks = [*CHECKS, refusal_names_the_parameter, streams.events]
         case.call_and_validate(headers={"Authorization": "Bearer k"}, checks=checks, timeout=60)
 
