@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
 
-from .chain import Chain, Role, Rollback, Step, Token, Verdict
+from .chain import Chain, Rating, Role, Rollback, Step, Token, Verdict
 from .events import Purpose
 
 EndedBy: TypeAlias = Literal["large", "judge", "small"]
@@ -104,10 +104,10 @@ class Model(Protocol):
 
 
 class Critic(Protocol):
-    """One served reward model. It only rates steps."""
+    """A reward model or a verifier. It only rates steps."""
 
-    async def rate(self, chain: Chain) -> float:
-        """Return the reward of the chain's last step, squashed to 0 to 1."""
+    async def rate(self, chain: Chain) -> Rating:
+        """Rate the chain's last step from 0 to 1."""
         ...
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from .answer import (
     AnswerStream,
     answer_text,
+    close,
     closing_step,
     extract,
     has_answer,
@@ -39,6 +40,7 @@ from .interfaces import REQUEST, Model, Policy, RequestContext, requesting
 from .lookahead import LookaheadControl
 from .markers import may_open_block
 from .reason import End, reason
+from .verifiers import AnswerCheck, CheckedAnswer
 
 FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "context"]
 
@@ -53,11 +55,17 @@ _REASONS: dict[End, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a run: the committed chain, the text after the thinking, and why the run ended."""
+    """
+    The result of a run: the committed chain, the text after the thinking, and why the run ended.
+
+    *verified* says whether a verifier accepted the answer, and *rejection* why it did not; None if nobody judged it.
+    """
 
     chain: Chain
     text: str
     reason: FinishReason
+    verified: bool | None = None
+    rejection: str = ""
 
     @property
     def answer(self) -> str:
@@ -77,6 +85,7 @@ async def run(
     answerer: Model | None = None,
     stop: Sequence[str] = (),
     by_method: bool = False,
+    check: AnswerCheck | None = None,
 ) -> Outcome:
     """
     Think with *policy*, then let *answerer* write the answer; None means the policy's own answerer.
@@ -88,11 +97,13 @@ async def run(
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
     written counts. *stop_rule* may end the thinking early. If the small model fails for good, *fallback* continues the
     committed chain. Any other failure passes through.
+
+    With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end.
     """
     began = asyncio.get_running_loop().time()
     by_method = by_method and thinks
     control = LookaheadControl.of(ahead)
-    current = _Run(chain, budget, control, observe, began, thinks, stop_rule, answerer, stop, by_method)
+    current = _Run(chain, budget, control, observe, began, thinks, stop_rule, answerer, stop, by_method, check)
     try:
         try:
             why = await current.work(policy)
@@ -109,10 +120,12 @@ async def run(
         else:
             text = (current.chain.parts()[1] if by_method else current.chain).text
             current.stream.finish(text)
+        outcome = Outcome(current.chain, answer_text(text, stop), why)
+        if check is not None:
+            outcome = await current.checked(check, outcome)
     finally:
         await to_the_end(current.close())
-    outcome = Outcome(current.chain, answer_text(text, stop), why)
-    observe(Finished(why, outcome.answer, asyncio.get_running_loop().time() - began))
+    observe(Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - began))
     return outcome
 
 
@@ -130,14 +143,21 @@ class _Run:
     answerer: Model | None
     stop: Sequence[str]
     by_method: bool
+    check: AnswerCheck | None = None
     early: _EarlyAnswer | None = None
+    written: Step | None = None  # the complete answer after the thinking
+    partial: bool = False  # whether the time was up before the answer was complete
 
     def __post_init__(self) -> None:
         self.stream = self.new_stream()  # of a chain that is the answer, or contains it
         self.stream.start()
 
     def new_stream(self) -> AnswerStream:
-        return AnswerStream(lambda text: self(Answering(text)), self.stop)
+        """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
+        return AnswerStream(self.emit if self.check is None else lambda text: None, self.stop)
+
+    def emit(self, text: str) -> None:
+        self(Answering(text))
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
@@ -219,11 +239,59 @@ class _Run:
             partial = self.early.partial if self.early is not None else None
             if partial is not None:
                 self(Answered(partial))
+            self.partial = True
             return partial, "time"
         except ContextTooLong:
             return None, "context"
-        self(Answered(step))
+        self.written = step
+        if self.check is None:
+            self(Answered(step))
         return step, "length" if step.stop == "length" else "stop"
+
+    async def checked(self, check: AnswerCheck, outcome: Outcome) -> Outcome:
+        """Have the answer of *outcome* judged, and rewritten while it is rejected; then emit it."""
+        if outcome.text and not self.partial:
+            if self.written is not None:
+                chain = close(self.chain, check.author).extend(self.written)
+                answer = CheckedAnswer(chain, self.written, outcome.text)
+            else:
+                step = _joined(self.chain.parts()[1] if self.by_method else self.chain)
+                answer = CheckedAnswer(self.chain, step, outcome.text, committed=True)
+            outcome = await self._check(check, answer, outcome)
+        if outcome.text:
+            self.emit(outcome.text)
+        return outcome
+
+    async def _check(self, check: AnswerCheck, answer: CheckedAnswer, outcome: Outcome) -> Outcome:
+        def keep(latest: CheckedAnswer) -> None:
+            nonlocal answer
+            answer = latest
+
+        why = outcome.reason
+        timeout = asyncio.timeout_at(None if self.budget.seconds is None else self.began + self.budget.seconds)
+        try:
+            async with timeout:
+                await check.run(answer, len(self.chain.steps), self._left, self.stop, self, keep)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            why = "time"
+        except ContextTooLong:  # there is no room to rewrite the answer: it stays as it is
+            pass
+        if not answer.committed:
+            self(Answered(answer.step))
+            why = "length" if why == "stop" and answer.step.stop == "length" else why
+        return replace(outcome, text=answer.text, reason=why, verified=answer.verified, rejection=answer.rejection)
+
+    def _left(self, chain: Chain) -> int:
+        """How many tokens a further answer to *chain*, which ends with one, may have."""
+        return self.budget.left(chain) if chain.closed else self.budget.tokens - chain.tokens
+
+
+def _joined(answer: Chain) -> Step:
+    """The steps of *answer* as one."""
+    tokens = tuple(token for step in answer.steps for token in step.tokens)
+    return replace(answer.steps[-1], text=answer.text, tokens=tokens, pieces=())
 
 
 class _EarlyAnswer:

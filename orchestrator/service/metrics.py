@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from ..events import Adapted, Called, Decided, Event, Selected
+from ..events import Adapted, AnswerJudged, Called, Decided, Event, FellBack, Selected
 from ..feedback.drift import Drift
 from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
@@ -81,6 +81,8 @@ class Metrics:
         self._depth = gauge("adapted_ahead", "Lookahead depth that adaptation has chosen.", "model")
         self._value = gauge("adapted_value", "Option value that adaptation has chosen.", "model", "option")
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
+        self._answers = counter("judged_answers", "Answers that a verifier judged.", "model", "outcome")
+        self._fallbacks = counter("verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback")
         self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
         self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
@@ -155,6 +157,11 @@ class Metrics:
                     self._value.labels(request.model, option).set(value)
             case Decided(choice=choice):
                 self._decisions.labels(request.model, choice).inc()
+            case AnswerJudged(accepted=accepted):
+                outcome = "unjudged" if accepted is None else "accepted" if accepted else "rejected"
+                self._answers.labels(request.model, outcome).inc()
+            case FellBack(stage=stage, fallback=fallback):
+                self._fallbacks.labels(stage, fallback).inc()
             case Selected(policy):
                 self._selections.labels(request.model, policy).inc()
             case _:

@@ -19,7 +19,7 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 from ..chain import Role
-from ..events import Degraded, Event, Moved, Started
+from ..events import Degraded, Event, FellBack, Moved, Started
 from ..solution import Solution
 from .errors import ApiError
 from .settings import ServiceSettings
@@ -221,6 +221,8 @@ class RequestLog:
                 log.info("started", messages=[(message.role, message.content) for message in messages])
             case Degraded(role=role, cause=cause):
                 log.warning("degraded", role=role, cause=cause)
+            case FellBack(stage=stage, cause=cause, fallback=fallback):
+                log.warning("verifier_failed", stage=stage, cause=cause, fallback=fallback)
             case Moved(role=role, url=url, to=to, cause=cause):
                 log.warning("moved", role=role, url=url, to=to, cause=cause)
             case _:

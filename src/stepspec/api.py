@@ -18,6 +18,7 @@ from stepspec.orchestrator.chain import Chain, Message, Party, Role
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.early_stopping import STOP_RULES, StopRule
 from stepspec.orchestrator.endpoints import (
+    CriticEndpoint,
     Endpoint,
     ModelEndpoint,
     ReplicatedModel,
@@ -30,7 +31,7 @@ from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
-from stepspec.orchestrator.events import Event, Observer, Selected, Started
+from stepspec.orchestrator.events import Event, Observer, Selected, Stage, Started
 from stepspec.orchestrator.feedback.auto import Auto, AutoRun
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.feedback.learning import Learning, Learnings
@@ -54,6 +55,7 @@ from stepspec.orchestrator.run import run as run_policy
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
+from stepspec.orchestrator.verifiers import VERIFIERS, AnswerCheck, ConnectedVerifier, FunctionVerifier, LargeJudge
 
 from . import policies, prompts
 from . import settings as configuration
@@ -61,6 +63,8 @@ from .settings import Settings, SettingsOverrides, Small
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
+STEP_QUESTION, ANSWER_QUESTION = prompts.load("check"), prompts.load("verifier.answer")
+REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-because")
 SHADOW_QUESTIONS = prompts.load("check"), prompts.load("shadow.correct")  # about a step alone, and compared
 
 
@@ -110,10 +114,10 @@ class EventStream:
 @dataclass(frozen=True, slots=True)
 class Models:
     """
-    Both models of one run within its *budget*, and the *critic*, if there is one.
+    Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is one.
 
     *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. Those that
-    have replicas hold a place until `leave`.
+    have replicas hold a place until `leave`. *check* is what judges the answer, if anything does.
     """
 
     small: Model
@@ -122,6 +126,7 @@ class Models:
     budget: Budget
     formatting: Model | None = None
     sampled: bool = False
+    check: AnswerCheck | None = None
 
     def policy(
         self,
@@ -194,7 +199,7 @@ class Solver:
         self._exit = AsyncExitStack()
         check_policies(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
-        self.critic = RewardModelEndpoint(settings.critic) if settings.critic else None
+        self.critic = _connected_critic(settings)
         self.large_load, self.auto = Load(), Auto()
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
         self.alternatives = {each.policy: CalibrationMonitor(each.calibration) for each in settings.alternatives}
@@ -288,7 +293,7 @@ class Solver:
         if resolved.stop_rule:
             STOP_RULES.find(resolved.stop_rule)
         if (resolved.policy, resolved.options) != (before.policy, before.options):
-            policies.check(resolved.policy, resolved.options, has_critic=self.critic is not None)
+            policies.check(resolved.policy, resolved.options, has_critic=self.settings.rates_steps)
         values = {
             "sampling": (sampling or before.sampling).with_seed(seed),
             "budget": before.budget if budget is None else Limits.of(budget),
@@ -383,6 +388,7 @@ class Solver:
                     answerer=(answerer := models.answerer(run.policy, run.answer)),
                     stop=stop,
                     by_method=answerer is None,
+                    check=models.check,
                 )
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
@@ -412,8 +418,19 @@ class Solver:
     ) -> Models:
         small, large = (endpoint.model(sampling, observe=observe, clock=clock) for endpoint in (self.small, self.large))
         formatting = self.large.model(sampling, observe=observe, clock=clock, format=format) if format else None
-        critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
-        return Models(small, large, critic, budget, formatting, sampling.temperature > 0)
+        critic: Critic | None = None
+        check = None
+        match self.critic:
+            case RewardModelEndpoint():
+                critic = self.critic.critic(observe=observe, clock=clock)
+            case ConnectedVerifier(settings=settings):
+                verifier = self.critic.verifier(instead=_instead(large), observe=observe, clock=clock)
+                critic = verifier if settings.rates("step") else None
+                if settings.rates("answer"):
+                    check = AnswerCheck(verifier, formatting or large, rejected, settings.repairs)
+            case None:
+                pass
+        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, check)
 
     def _policy(self, models: Models, options: RunOptions) -> Policy:
         return models.policy(options.policy, options.options, lead=options.lead, ending=options.ending)
@@ -569,8 +586,14 @@ async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
 
 
 def check_policies(settings: Settings) -> None:
-    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or the stop rule."""
-    policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
+    """
+    Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or another plugin.
+
+    These are the stop rule and a verifier.
+    """
+    policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
+    if isinstance(settings.critic, FunctionVerifier):
+        VERIFIERS.find(settings.critic.function)
     if settings.stop_rule:
         STOP_RULES.find(settings.stop_rule)
     if isinstance(settings.small, NestedPair):
@@ -593,7 +616,7 @@ def check_alternatives(settings: Settings) -> None:
         raise ConfigurationError(f"alternatives: {twice} is there twice: name every method once")
     for each in settings.alternatives:
         try:
-            policies.check(each.policy, each.options, has_critic=settings.critic is not None)
+            policies.check(each.policy, each.options, has_critic=settings.rates_steps)
         except ConfigurationError as exc:
             raise ConfigurationError(f"alternatives: {exc}") from exc
 
@@ -605,6 +628,30 @@ def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
             policies.check(pair.policy, pair.options, has_critic=False)
         except ConfigurationError as exc:
             raise ConfigurationError(f"{path}: {exc}") from exc
+
+
+def _connected_critic(settings: Settings) -> RewardModelEndpoint | ConnectedVerifier | None:
+    if settings.critic is None:
+        return None
+    if isinstance(settings.critic, CriticEndpoint):
+        return RewardModelEndpoint(settings.critic)
+    return ConnectedVerifier(settings.critic)
+
+
+def _instead(large: Model) -> LargeJudge:
+    """What judges in place of a verifier that fails."""
+
+    def ask(stage: Stage) -> tuple[str, str]:
+        prompt = STEP_QUESTION if stage == "step" else ANSWER_QUESTION
+        return prompt.text, prompt.opening
+
+    return LargeJudge(large, ask)
+
+
+def rejected(reason: str) -> str:
+    """Write what follows a rejected answer, so that the large model goes on with a better one."""
+    unknown, known = REJECTED
+    return (known.fill(reason=reason) if reason else unknown.text) + "\n\n"
 
 
 def connected(settings: Endpoint | NestedPair, table: str = "") -> ModelEndpoint:
