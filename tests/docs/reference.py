@@ -29,6 +29,7 @@ from stepspec.orchestrator.nesting.settings import NestedPair
 from stepspec.orchestrator.run_options import Limits, run_options
 from stepspec.orchestrator.service.app import Service
 from stepspec.orchestrator.service.settings import Scaling, ServiceSettings
+from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier
 from stepspec.service_factory import offer
 from stepspec.setting_sources import PREFIX
 from stepspec.settings import Settings
@@ -53,7 +54,13 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
         "The small model may itself be a pair of models: then it has these fields instead of a URL "
         "([nested pairs](token-level.md#nested-pairs)).",
     ),
-    "critic": (CriticEndpoint, "The reward model that the policy `reward` needs."),
+    "critic": (CriticEndpoint, "The critic is a reward model, which the policy `reward` needs, or a verifier."),
+    "critic as a function": (
+        FunctionVerifier,
+        "A verifier that is a Python function ([verifiers](extend.md#a-verifier)).",
+    ),
+    "critic over HTTP": (HttpVerifier, "A verifier that is asked over HTTP."),
+    "critic on vLLM": (SystemOneVerifier, "A verifier that vLLM serves as a classifier."),
     "service": (ServiceSettings, "For `stepspec serve` alone ([the service](service.md))."),
     "service.ray": (Scaling, "For the service [on Ray](deploy.md#on-ray) alone."),
     "calibration": (

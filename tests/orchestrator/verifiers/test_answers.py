@@ -250,7 +250,7 @@ def test_the_large_model_may_reject_in_the_place_of_the_verifier() -> None:
 def test_a_run_fails_with_its_verifier_if_it_is_to() -> None:
     case = Checked(lambda candidate: 7, settings={"fallback": "fail"})
     with pytest.raises(
-        VerifierFailed, match="verifier rated[-0-9]* gave no rating: its score is 7, and has to be a number"
+        VerifierFailed, match=r"verifier rated[-0-9]* gave no rating: its score is 7, and has to be a number"
     ):
         case.run()
     assert case.small.open == case.large.open == 0
