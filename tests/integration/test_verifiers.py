@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from stepspec import Candidate, Rating, Solver
+from stepspec import Candidate, Solver
 from stepspec.evals.testbed.solving_pair import fresh_tasks
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.endpoints.doctor import diagnose_verifier
-from stepspec.orchestrator.events import AnswerJudged, Event
-from stepspec.orchestrator.verifiers import ConnectedVerifier, FunctionVerifier, SystemOneVerifier
+from stepspec.orchestrator.verifiers import ConnectedVerifier, SystemOneVerifier
 
 from .conftest import Pair
 
