@@ -651,7 +651,8 @@ def _instead(large: Model) -> LargeJudge:
 def rejected(reason: str) -> str:
     """Write what follows a rejected answer, so that the large model goes on with a better one."""
     unknown, known = REJECTED
-    return (known.fill(reason=reason) if reason else unknown.text) + "\n\n"
+    text = known.fill(reason=reason) if reason else unknown.text
+    return f"\n\n{text}\n\n"
 
 
 def connected(settings: Endpoint | NestedPair, table: str = "") -> ModelEndpoint:

@@ -39,7 +39,8 @@ def judge(program: str, monkeypatch: pytest.MonkeyPatch) -> Rating:
     monkeypatch.setattr(example, "Limits", lambda: None)
     monkeypatch.setattr(example.run, "__defaults__", (type(run_limits())(**PATIENT),))
     answer = f"Here it is.\n\n```python\n{program}\n```\n"
-    return example.run_tests(Candidate.final(Chain.of(example.PROBLEM), answer))
+    rating: Rating = example.run_tests(Candidate.final(Chain.of(example.PROBLEM), answer))
+    return rating
 
 
 def run_limits() -> Any:
