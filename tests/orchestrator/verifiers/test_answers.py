@@ -218,6 +218,17 @@ def test_an_answer_that_time_cut_short_is_not_judged() -> None:
     assert case.candidates == []
 
 
+def test_the_part_of_an_answer_that_was_written_in_time_is_given_unjudged() -> None:
+    case = Checked(boxed("42"), Budget(seconds=8.0))
+    case.large.pace = 1.0
+    outcome, _ = case.run()
+    assert outcome.text
+    assert (outcome.answer == "42", outcome.verified, outcome.reason) == (False, None, "time")
+    assert case.candidates == []
+    assert len([event for event in case.events if isinstance(event, Answered)]) == 1
+    assert "".join(case.emitted) == outcome.text
+
+
 @pytest.mark.parametrize(
     ("fallback", "answer", "verified", "rejection"),
     [
