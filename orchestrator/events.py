@@ -15,6 +15,10 @@ from .stats import Acceptance
 
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]
+Stage: TypeAlias = Literal["step", "answer"]
+"""What a verifier judges."""
+Fallback: TypeAlias = Literal["large", "accept", "reject", "fail"]
+"""What judges in place of a verifier that fails: the large model, nobody, who accepts or rejects, or nothing can."""
 Choice: TypeAlias = Literal["method", "large"]
 """Who writes the next steps of a run that decides: its method, or the large model alone."""
 Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer", "watch", "shadow"]
@@ -171,6 +175,33 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerJudged:
+    """
+    The answer *step* was judged; it would be step *index* of the chain.
+
+    *accepted* is None if nobody judged it, because the verifier failed and its fallback is to accept. *score* and
+    *reason* are those of the rating. The large model rewrites a rejected answer unless it is *final*.
+    """
+
+    index: int
+    step: Step
+    accepted: bool | None
+    score: float | None = None
+    reason: str = ""
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack:
+    """The verifier gave no rating of step *index*, or of the answer that follows it; the *fallback* decided instead."""
+
+    stage: Stage
+    index: int
+    cause: str
+    fallback: Fallback
+
+
+@dataclass(frozen=True, slots=True)
 class Degraded:
     """A model failed for good; the run continues without it. *path* is that of `Called`."""
 
@@ -318,6 +349,8 @@ Event: TypeAlias = (
     | Answering
     | Calling
     | Answered
+    | AnswerJudged
+    | FellBack
     | Degraded
     | Moved
     | Adapted

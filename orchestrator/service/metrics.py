@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import (
     mark_process_dead,  # pyright: ignore[reportUnknownVariableType]
 )
 
-from ..events import Adapted, Called, Decided, Event, Selected
+from ..events import Adapted, AnswerJudged, Called, Decided, Event, FellBack, Selected
 from ..feedback.drift import Drift
 from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
@@ -117,6 +117,8 @@ class Metrics:
             "adapted_value", "Option value that adaptation has chosen.", "model", "option", workers="livemostrecent"
         )
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
+        self._answers = counter("judged_answers", "Answers that a verifier judged.", "model", "outcome")
+        self._fallbacks = counter("verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback")
         self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
         self._missed = counter("large_share_missed", "Runs whose max_large_share no allowed threshold meets.", "model")
         self._capped = counter("capped_runs", "Runs that spent their max_large_seconds.", "model")
@@ -218,6 +220,11 @@ class Metrics:
                     self._value.labels(request.model, option).set(value)
             case Decided(choice=choice):
                 self._decisions.labels(request.model, choice).inc()
+            case AnswerJudged(accepted=accepted):
+                outcome = "unjudged" if accepted is None else "accepted" if accepted else "rejected"
+                self._answers.labels(request.model, outcome).inc()
+            case FellBack(stage=stage, fallback=fallback):
+                self._fallbacks.labels(stage, fallback).inc()
             case Selected(policy):
                 self._selections.labels(request.model, policy).inc()
             case _:

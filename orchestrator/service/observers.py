@@ -19,7 +19,7 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 from ..chain import Role
-from ..events import Capped, Degraded, Event, Moved, Started, Targeted
+from ..events import Capped, Degraded, Event, FellBack, Moved, Started, Targeted
 from ..solution import Solution
 from .errors import ApiError
 from .settings import ServiceSettings
@@ -254,6 +254,8 @@ class RequestLog:
                 log.warning("large_share_out_of_reach", target=event.target, share=event.share, value=event.value)
             case Capped(seconds=seconds, index=index):
                 log.warning("capped", seconds=seconds, index=index)
+            case FellBack(stage=stage, cause=cause, fallback=fallback):
+                log.warning("verifier_failed", stage=stage, cause=cause, fallback=fallback)
             case Moved(role=role, url=url, to=to, cause=cause):
                 log.warning("moved", role=role, url=url, to=to, cause=cause)
             case _:

@@ -202,6 +202,8 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
         "share_large": ledger.share_large,
         "degraded": list(solution.degraded),
         "spending": dataclasses.asdict(solution.spending) if solution.spending else None,
+        "verified": solution.verified,
+        "rejection": solution.rejection or None,
         "speculation": {model.name: _speculation(model) for model in ledger.speculation} or None,
     }
 
@@ -285,6 +287,8 @@ def solution(solution: Solution) -> dict[str, Any]:
         "text": solution.text,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,
+        "verified": solution.verified,
+        "rejection": solution.rejection,
         "ledger": total,
         "accept_rate": total["accept_rate"],
         "share_large": total["share_large"],

@@ -19,6 +19,7 @@ from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.early_stopping import STOP_RULES, StopRule
 from stepspec.orchestrator.endpoints import (
+    CriticEndpoint,
     Endpoint,
     ModelEndpoint,
     ReplicatedModel,
@@ -32,7 +33,7 @@ from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
-from stepspec.orchestrator.events import Event, Observer, Selected, Started
+from stepspec.orchestrator.events import Event, Observer, Selected, Stage, Started
 from stepspec.orchestrator.feedback.auto import Auto, AutoRun
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.feedback.learning import Learning, Learnings
@@ -60,6 +61,7 @@ from stepspec.orchestrator.run import run as run_policy
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
+from stepspec.orchestrator.verifiers import VERIFIERS, AnswerCheck, ConnectedVerifier, FunctionVerifier, LargeJudge
 
 from . import policies, prompts
 from . import settings as configuration
@@ -69,6 +71,8 @@ log = logging.getLogger(__name__)
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
+STEP_QUESTION, ANSWER_QUESTION = prompts.load("check"), prompts.load("verifier.answer")
+REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-because")
 SHADOW_QUESTIONS = prompts.load("check"), prompts.load("shadow.correct")  # about a step alone, and compared
 
 
@@ -119,11 +123,11 @@ class EventStream:
 @dataclass(frozen=True, slots=True)
 class Models:
     """
-    Both models of one run within its *budget*, and the *critic*, if there is one.
+    Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is one.
 
     *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With *tools*,
-    the large model answers. The *meter* limits the seconds of the large model, if they are limited. Models that have
-    replicas hold a place until `leave`.
+    the large model answers. The *meter* limits the seconds of the large model, if they are limited. *check* is what
+    judges the answer, if anything does. Models that have replicas hold a place until `leave`.
     """
 
     small: Model
@@ -133,6 +137,7 @@ class Models:
     formatting: Model | None = None
     sampled: bool = False
     tools: bool = False
+    check: AnswerCheck | None = None
     meter: LargeSeconds | None = None
 
     @property
@@ -222,7 +227,7 @@ class Solver:
         self._exit = AsyncExitStack()
         check_policies(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
-        self.critic = RewardModelEndpoint(settings.critic) if settings.critic else None
+        self.critic = _connected_critic(settings)
         self.large_load, self.auto = Load(), Auto()
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
         self.alternatives = {each.policy: CalibrationMonitor(each.calibration) for each in settings.alternatives}
@@ -315,7 +320,7 @@ class Solver:
             STOP_RULES.find(resolved.stop_rule)
         self._spend_targets.check(resolved)
         if (resolved.policy, resolved.options) != (before.policy, before.options):
-            policies.check(resolved.policy, resolved.options, has_critic=self.critic is not None)
+            policies.check(resolved.policy, resolved.options, has_critic=self.settings.rates_steps)
         values = {
             "sampling": (sampling or before.sampling).with_seed(seed),
             "budget": before.budget if budget is None else Limits.of(budget),
@@ -364,10 +369,11 @@ class Solver:
         run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        if run.max_large_seconds is not None and (format is not None or (tools is not None and tools.callable)):
+        calling, judged = tools is not None and tools.callable, self.settings.judges_answers
+        if run.max_large_seconds is not None and (format is not None or calling or judged):
             raise ConfigurationError(
-                "max_large_seconds: an answer in a format or with tools is the large model's, whose seconds may be "
-                "spent by then: leave out one of the two"
+                "max_large_seconds: an answer in a format, with tools or with a verifier is the large model's, whose "
+                "seconds may be spent by then: leave out one of the two"
             )
         control = self._spend_targets.of(run)
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
@@ -429,6 +435,7 @@ class Solver:
                     stop=stop,
                     by_method=answerer is None,
                     parser=answering.parser,
+                    check=models.check,
                 )
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
@@ -465,9 +472,21 @@ class Solver:
         if answering.format is not None:
             author = self.small if answering.by == "small" else self.large
             formatting = author.model(sampling, observe=observe, clock=clock, format=answering.format)
-        critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
         tools = answering.parser is not None
-        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, tools)
+        critic: Critic | None = None
+        check = None
+        match self.critic:
+            case RewardModelEndpoint():
+                critic = self.critic.critic(observe=observe, clock=clock)
+            case ConnectedVerifier(settings=settings):
+                verifier = self.critic.verifier(instead=_instead(large), observe=observe, clock=clock)
+                critic = verifier if settings.rates("step") else None
+                if settings.rates("answer"):
+                    rewriting = large if tools or formatting is None else formatting
+                    check = AnswerCheck(verifier, rewriting, rejected, settings.repairs)
+            case None:
+                pass
+        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, tools, check)
 
     async def _tool_answer(self, tools: Toolset | None, run: RunOptions, format: Format | None) -> _Answering:
         """How the answer of *run* is written. Raise `ConfigurationError` for what cannot be, `MissingCapability`."""
@@ -641,9 +660,15 @@ def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
 
 
 def check_policies(settings: Settings) -> None:
-    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or the stop rule."""
-    policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
+    """
+    Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or another plugin.
+
+    These are the stop rule and a verifier.
+    """
+    policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
     SpendTargets(policies.adaptable).check(settings)
+    if isinstance(settings.critic, FunctionVerifier):
+        VERIFIERS.find(settings.critic.function)
     if settings.stop_rule:
         STOP_RULES.find(settings.stop_rule)
     if isinstance(settings.small, NestedPair):
@@ -666,7 +691,7 @@ def check_alternatives(settings: Settings) -> None:
         raise ConfigurationError(f"alternatives: {twice} is there twice: name every method once")
     for each in settings.alternatives:
         try:
-            policies.check(each.policy, each.options, has_critic=settings.critic is not None)
+            policies.check(each.policy, each.options, has_critic=settings.rates_steps)
         except ConfigurationError as exc:
             raise ConfigurationError(f"alternatives: {exc}") from exc
 
@@ -678,6 +703,31 @@ def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
             policies.check(pair.policy, pair.options, has_critic=None)
         except ConfigurationError as exc:
             raise ConfigurationError(f"{path}: {exc}") from exc
+
+
+def _connected_critic(settings: Settings) -> RewardModelEndpoint | ConnectedVerifier | None:
+    if settings.critic is None:
+        return None
+    if isinstance(settings.critic, CriticEndpoint):
+        return RewardModelEndpoint(settings.critic)
+    return ConnectedVerifier(settings.critic)
+
+
+def _instead(large: Model) -> LargeJudge:
+    """What judges in place of a verifier that fails."""
+
+    def ask(stage: Stage) -> tuple[str, str]:
+        prompt = STEP_QUESTION if stage == "step" else ANSWER_QUESTION
+        return prompt.text, prompt.opening
+
+    return LargeJudge(large, ask)
+
+
+def rejected(reason: str) -> str:
+    """Write what follows a rejected answer, so that the large model goes on with a better one."""
+    unknown, known = REJECTED
+    text = known.fill(reason=reason) if reason else unknown.text
+    return f"\n\n{text}\n\n"
 
 
 def connected(settings: Endpoint | NestedPair, table: str = "") -> ModelEndpoint:

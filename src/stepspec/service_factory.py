@@ -168,7 +168,7 @@ def offer(solver: Solver) -> Offer:
         judge_status=lambda: judge_status(solver),
         speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,
-        check=partial(policies.check, has_critic=solver.critic is not None),
+        check=partial(policies.check, has_critic=chosen.rates_steps),
     )
 
 

@@ -154,7 +154,7 @@ def test_streams_and_whole_replies_are_as_described(base: str, path: str, stream
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
     def conforms(case: schemathesis.Case[Any]) -> None:
-        asked = {"messages": [TURN]} if path == METHOD_PATHS[0] else {"input": TURN["content"]}
+        asked: Any = {"messages": [TURN]} if path == METHOD_PATHS[0] else {"input": TURN["content"]}
         body: Any = case.body
         case.body = {**body, **asked, "stream": stream}  # what is generated rarely ends with a user's message
         checks = [*CHECKS, refusal_names_the_parameter, streams.events]
