@@ -280,6 +280,14 @@ class Chain(_Totalled):
 
 
 @dataclass(frozen=True, slots=True)
+class Rating:
+    """How good a step or an answer is, from 0 to 1, and, from a critic that says so, the *reason* in words."""
+
+    score: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Rival:
     """An alternative to a draft, and its *score*. *reason* says why it was rejected; "" if it replaces the draft."""
 
@@ -306,7 +314,7 @@ class Rollback:
     """
     Keep the first *keep* characters of the draft, 0 to reject it whole, then repair.
 
-    One of its *rivals* may replace it; then nothing is repaired.
+    One of its *rivals* may replace it; then nothing is repaired. *detail* is what a verifier said about the draft.
     """
 
     keep: int = 0
@@ -314,6 +322,7 @@ class Rollback:
     score: float | None = None
     instead: Step | None = None  # a step that was written while verifying; None if there is none
     rivals: tuple[Rival, ...] = ()
+    detail: str = ""
 
     @property
     def chosen(self) -> Rival | None:

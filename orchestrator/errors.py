@@ -5,7 +5,8 @@ Everything that stepspec raises on purpose.
     |-- ConfigurationError (ValueError)     a setting, an option or an argument of the user is wrong
     |-- EndpointError                       a served model failed: with its role, its URL and the kind of request
     |   |-- EndpointUnavailable             no connection, a server error, or no response before the deadline
-    |   |   `-- EndpointUnreachable         no connection: refused, an unknown host, no TLS, ...
+    |   |   |-- EndpointUnreachable         no connection: refused, an unknown host, no TLS, ...
+    |   |   `-- VerifierFailed              no rating by a verifier that may have no fallback
     |   |-- EndpointRejected                the server rejected the request: key, model name, body
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
     |   `-- MalformedReply                  the response does not match the request
@@ -57,6 +58,14 @@ class EndpointUnreachable(EndpointUnavailable):
     """There is no connection to the server: every other request to it will fail too, for now."""
 
 
+class VerifierFailed(EndpointUnavailable):
+    """The *verifier* gave no rating, and its fallback is to fail the run."""
+
+    def __init__(self, message: str, *, verifier: str) -> None:
+        super().__init__(f"the {verifier} gave no rating: {message}")
+        self.role, self.verb, self.cause = "critic", "rate", message
+
+
 class EndpointRejected(EndpointError):
     """The server understood the request and rejected it. It will reject the same request again."""
 
@@ -67,6 +76,16 @@ class ContextTooLong(EndpointRejected):
 
 class MalformedReply(EndpointError):
     """The response does not match the request."""
+
+
+class LargeSecondsSpent(StepspecError):
+    """A run has spent the seconds of the large model that it may spend; usually the small model then goes on alone."""
+
+    def __init__(self, most: float) -> None:
+        super().__init__(
+            f"the run has spent its {most:g} seconds of the large model and no model can go on: raise max_large_seconds"
+        )
+        self.most = most
 
 
 class MissingCapability(StepspecError):

@@ -15,6 +15,10 @@ from .stats import Acceptance
 
 Verb: TypeAlias = Literal["write", "score", "ask", "rate"]
 Fate: TypeAlias = Literal["done", "cancelled", "failed"]
+Stage: TypeAlias = Literal["step", "answer"]
+"""What a verifier judges."""
+Fallback: TypeAlias = Literal["large", "accept", "reject", "fail"]
+"""What judges in place of a verifier that fails: the large model, nobody, who accepts or rejects, or nothing can."""
 Choice: TypeAlias = Literal["method", "large"]
 """Who writes the next steps of a run that decides: its method, or the large model alone."""
 Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer", "watch", "shadow"]
@@ -171,6 +175,33 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerJudged:
+    """
+    The answer *step* was judged; it would be step *index* of the chain.
+
+    *accepted* is None if nobody judged it, because the verifier failed and its fallback is to accept. *score* and
+    *reason* are those of the rating. The large model rewrites a rejected answer unless it is *final*.
+    """
+
+    index: int
+    step: Step
+    accepted: bool | None
+    score: float | None = None
+    reason: str = ""
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FellBack:
+    """The verifier gave no rating of step *index*, or of the answer that follows it; the *fallback* decided instead."""
+
+    stage: Stage
+    index: int
+    cause: str
+    fallback: Fallback
+
+
+@dataclass(frozen=True, slots=True)
 class Degraded:
     """A model failed for good; the run continues without it. *path* is that of `Called`."""
 
@@ -210,6 +241,36 @@ class Adapted:
     seconds: float | None = None
     checks: tuple[tuple[float, bool], ...] = ()
     own: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Targeted:
+    """
+    The threshold that a run uses, so that the large model's share of the tokens follows a *target*.
+
+    *value* is that of *option*, learnt from the *runs* before, and *share* the large model's of the last of them; None
+    before the first. The target is *out_of_reach* if the loosest threshold that is allowed exceeds it too.
+    """
+
+    option: str
+    value: float
+    target: float
+    runs: int
+    share: float | None = None
+    out_of_reach: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capped:
+    """
+    The run spent the *seconds* of the large model that it may spend: from step *index* on the small one is alone.
+
+    Then nobody judges its steps, and it answers too. With *answering* the seconds ended within the answer.
+    """
+
+    seconds: float
+    index: int
+    answering: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,9 +349,13 @@ Event: TypeAlias = (
     | Answering
     | Calling
     | Answered
+    | AnswerJudged
+    | FellBack
     | Degraded
     | Moved
     | Adapted
+    | Targeted
+    | Capped
     | Decided
     | Selected
     | Speculated

@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, cast
 
-from .chain import Chain, Role, Rollback, Step, Token, Verdict
+from .chain import Chain, Rating, Role, Rollback, Step, Token, Verdict
 from .events import Calling, Purpose
 
 EndedBy: TypeAlias = Literal["large", "judge", "small"]
@@ -117,10 +117,10 @@ class AnswerParser(Protocol):
 
 
 class Critic(Protocol):
-    """One served reward model. It only rates steps."""
+    """A reward model or a verifier. It only rates steps."""
 
-    async def rate(self, chain: Chain) -> float:
-        """Return the reward of the chain's last step, squashed to 0 to 1."""
+    async def rate(self, chain: Chain) -> Rating:
+        """Rate the chain's last step from 0 to 1."""
         ...
 
 

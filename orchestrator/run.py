@@ -12,6 +12,7 @@ from .answer import (
     AnswerStream,
     CallStream,
     answer_text,
+    close,
     closing_step,
     complete_calls,
     extract,
@@ -23,10 +24,12 @@ from .budget import Budget
 from .chain import Chain, Role, Rollback, Step, ToolCall
 from .concurrency import to_the_end
 from .early_stopping import StopRule
-from .errors import ContextTooLong, EndpointUnavailable
+from .errors import ContextTooLong, EndpointUnavailable, LargeSecondsSpent
 from .events import (
     Answered,
     Answering,
+    Calling,
+    Capped,
     Chosen,
     Committed,
     Degraded,
@@ -41,6 +44,7 @@ from .interfaces import REQUEST, AnswerParser, Model, Policy, RequestContext, re
 from .lookahead import LookaheadControl
 from .markers import may_open_block
 from .reason import End, reason
+from .verifiers import AnswerCheck, CheckedAnswer
 
 FinishReason: TypeAlias = Literal["stop", "length", "time", "repetition", "context"]
 
@@ -55,12 +59,18 @@ _REASONS: dict[End, FinishReason] = {
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result of a run: the committed chain, the text and the *calls* after the thinking, and why the run ended."""
+    """
+    The result of a run: the committed chain, the text and the *calls* after the thinking, and why the run ended.
+
+    *verified* says whether a verifier accepted the answer, and *rejection* why it did not; None if nobody judged it.
+    """
 
     chain: Chain
     text: str
     reason: FinishReason
     calls: tuple[ToolCall, ...] = ()
+    verified: bool | None = None
+    rejection: str = ""
 
     @property
     def answer(self) -> str:
@@ -75,12 +85,14 @@ async def run(
     ahead: int | LookaheadControl,
     observe: Observer,
     fallback: Policy | None = None,
+    alone: Policy | None = None,
     thinks: bool = True,
     stop_rule: StopRule | None = None,
     answerer: Model | None = None,
     stop: Sequence[str] = (),
     by_method: bool = False,
     parser: Callable[[], AnswerParser] | None = None,
+    check: AnswerCheck | None = None,
 ) -> Outcome:
     """
     Think with *policy*, then let *answerer* write the answer; None means the policy's own answerer.
@@ -94,15 +106,24 @@ async def run(
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
     written counts. *stop_rule* may end the thinking early. If the small model fails for good, *fallback* continues the
-    committed chain. Any other failure passes through.
+    committed chain. If the seconds of the large model are spent, *alone*, which needs the small one only, does, and
+    answers; what is emitted of the answer by then counts. Any other failure passes through.
+
+    With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
+    answer that calls tools is no answer yet, and is not judged.
     """
     began = asyncio.get_running_loop().time()
     by_method = by_method and thinks and parser is None
     control = LookaheadControl.of(ahead)
-    current = _Run(chain, budget, control, observe, began, thinks, stop_rule, answerer, stop, by_method, parser)
+    current = _Run(chain, budget, control, observe, began, thinks, stop_rule, answerer, stop, by_method, parser, check)
     try:
         try:
             why = await current.work(policy)
+        except LargeSecondsSpent as exc:
+            if alone is None:
+                raise
+            current.cap(exc.most)
+            why = await current.work(alone)
         except EndpointUnavailable as exc:
             if fallback is None or exc.role != "small":
                 raise
@@ -111,17 +132,19 @@ async def run(
             why = await current.work(fallback)
         calls: tuple[ToolCall, ...] = ()
         if not by_method and (thinks or parser is not None or has_thought(current.chain)):
-            stream, cut = await current.answer()
+            stream, cut = await current.answer(alone)
             text, calls = (stream.text, stream.calls) if stream is not None else ("", ())
             why = cut if why == "stop" else why
         else:
             text = (current.chain.parts()[1] if by_method else current.chain).text
             current.stream.finish(text)
+        calls = calls if why == "stop" else complete_calls(calls)
+        outcome = Outcome(current.chain, answer_text(text, stop), why, calls)
+        if check is not None:
+            outcome = await current.checked(check, outcome)
     finally:
         await to_the_end(current.close())
-    calls = calls if why == "stop" else complete_calls(calls)
-    outcome = Outcome(current.chain, answer_text(text, stop), why, calls)
-    observe(Finished(why, outcome.answer, asyncio.get_running_loop().time() - began))
+    observe(Finished(outcome.reason, outcome.answer, asyncio.get_running_loop().time() - began))
     return outcome
 
 
@@ -140,16 +163,21 @@ class _Run:
     stop: Sequence[str]
     by_method: bool
     parser: Callable[[], AnswerParser] | None
+    check: AnswerCheck | None = None
     early: _EarlyAnswer | None = None
+    written: Step | None = None  # the complete answer after the thinking
+    partial: bool = False  # whether the time was up before the answer was complete
 
     def __post_init__(self) -> None:
         self.stream = self.new_stream()  # of a chain that is the answer, or contains it
         self.stream.start()
 
     def new_stream(self) -> AnswerStream:
+        """Make a stream for one answer, which emits nothing if the answer is to be judged first."""
+        emit = self if self.check is None else _emit_nothing
         if self.parser is not None:
-            return CallStream(self, self.parser(), self.stop)
-        return AnswerStream(lambda text: self(Answering(text)), self.stop)
+            return CallStream(emit, self.parser(), self.stop)
+        return AnswerStream(lambda text: emit(Answering(text)), self.stop)
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Committed):
@@ -172,6 +200,12 @@ class _Run:
         if self.answerer is not None and self.answerer.role == role:
             self.answerer = None
 
+    def cap(self, seconds: float, *, answering: bool = False) -> None:
+        """Continue without the large model, whose *seconds* are spent."""
+        self(Capped(seconds, len(self.chain.steps), answering))
+        self.remove("large")
+        self.stop_rule = None  # it asks the large model
+
     async def work(self, policy: Policy) -> FinishReason:
         """Let *policy* think and, if *by_method*, answer; also where the thinking was cut short."""
         why, closed = await self.think(policy), self.chain.closed
@@ -186,8 +220,12 @@ class _Run:
         if self.early is not None:
             await self.early.close()
 
-        author = self.answerer or policy.answerer
+        self._prepare_answer(self.answerer or policy.answerer)
+        if self.parser is not None and not self.thinks:
+            return "stop"
+        return await self._reason(policy, self.budget.thinking_seconds, self.stop_rule)
 
+    def _prepare_answer(self, author: Model) -> None:
         async def write(chain: Chain, stream: AnswerStream) -> Step:
             limit = self.budget.left_to_answer(chain)
             thinks = self.thinks or has_thought(chain)
@@ -196,9 +234,6 @@ class _Run:
         self.early = _EarlyAnswer(
             write, self.new_stream, lambda: self.thinks and self.control.depth() > 0 and not self.by_method
         )
-        if self.parser is not None and not self.thinks:
-            return "stop"
-        return await self._reason(policy, self.budget.thinking_seconds, self.stop_rule)
 
     async def _reason(self, policy: Policy, seconds: float | None, stop_rule: StopRule | None) -> FinishReason:
         """Let *policy* grow the chain until it is `_over`, or *seconds* have passed since the run began."""
@@ -220,8 +255,29 @@ class _Run:
     def _over(self, chain: Chain) -> bool:
         return has_answer(chain, self.stop) if self.by_method and chain.closed else chain.finished
 
-    async def answer(self) -> tuple[AnswerStream | None, FinishReason]:
-        """Write the answer. Return what it was emitted by, None if there is none, and why it ended."""
+    async def answer(self, alone: Policy | None) -> tuple[AnswerStream | None, FinishReason]:
+        """
+        Write the answer. Return what it was emitted by, None if there is none, and why it ended.
+
+        If the seconds of the large model are spent before anything is emitted, the model of *alone* writes it.
+        """
+        try:
+            return await self._answer()
+        except LargeSecondsSpent as exc:
+            if alone is None:
+                raise
+            self.cap(exc.most, answering=True)
+            assert self.early is not None
+            taken = self.early.taken
+            await self.early.close()
+            if taken is not None and taken.partial is not None and taken.partial.text.strip():
+                self.partial = True
+                self(Answered(taken.partial))
+                return taken, "time"
+            self._prepare_answer(alone.answerer)
+            return await self._answer()
+
+    async def _answer(self) -> tuple[AnswerStream | None, FinishReason]:
         deadline = None if self.budget.seconds is None else self.began + self.budget.seconds
         timeout = asyncio.timeout_at(deadline)
         try:
@@ -232,14 +288,68 @@ class _Run:
             if not timeout.expired():
                 raise
             taken = self.early.taken if self.early is not None else None
+            self.partial = True
             if taken is None or taken.partial is None:
                 return None, "time"
             self(Answered(taken.partial))
             return taken, "time"
         except ContextTooLong:
             return None, "context"
-        self(Answered(step))
+        self.written = step
+        if self.check is None or self.early.taken is None or self.early.taken.calls:
+            self(Answered(step))
         return self.early.taken, "length" if step.stop == "length" else "stop"
+
+    async def checked(self, check: AnswerCheck, outcome: Outcome) -> Outcome:
+        """Have the answer of *outcome* judged, and rewritten while it is rejected; then emit it."""
+        if outcome.text and not outcome.calls and not self.partial:
+            if self.written is not None:
+                chain = close(self.chain, check.author).extend(self.written)
+                answer = CheckedAnswer(chain, self.written, outcome.text)
+            else:
+                step = _joined(self.chain.parts()[1] if self.by_method else self.chain)
+                answer = CheckedAnswer(self.chain, step, outcome.text, committed=True)
+            outcome = await self._check(check, answer, outcome)
+        if outcome.text:
+            self(Answering(outcome.text))
+        for index, call in enumerate(outcome.calls):
+            self(Calling(index, call.id, call.name, call.arguments))
+        return outcome
+
+    async def _check(self, check: AnswerCheck, answer: CheckedAnswer, outcome: Outcome) -> Outcome:
+        def keep(latest: CheckedAnswer) -> None:
+            nonlocal answer
+            answer = latest
+
+        why = outcome.reason
+        timeout = asyncio.timeout_at(None if self.budget.seconds is None else self.began + self.budget.seconds)
+        try:
+            async with timeout:
+                await check.run(answer, len(self.chain.steps), self._left, self.stop, self, keep)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            why = "time"
+        except ContextTooLong:  # there is no room to rewrite the answer: it stays as it is
+            pass
+        if not answer.committed:
+            self(Answered(answer.step))
+            why = "length" if why == "stop" and answer.step.stop == "length" else why
+        return replace(outcome, text=answer.text, reason=why, verified=answer.verified, rejection=answer.rejection)
+
+    def _left(self, chain: Chain) -> int:
+        """How many tokens a further answer to *chain*, which ends with one, may have."""
+        return self.budget.left(chain) if chain.closed else self.budget.tokens - chain.tokens
+
+
+def _emit_nothing(event: Event) -> None:
+    pass
+
+
+def _joined(answer: Chain) -> Step:
+    """The steps of *answer* as one."""
+    tokens = tuple(token for step in answer.steps for token in step.tokens)
+    return replace(answer.steps[-1], text=answer.text, tokens=tokens, pieces=())
 
 
 class _EarlyAnswer:

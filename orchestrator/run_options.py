@@ -38,6 +38,7 @@ LoadMode: TypeAlias = Literal["adapt", "ignore"]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
 ShareBelow1: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
+LargeSeconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000)]
 
 
@@ -215,6 +216,23 @@ class RunOptions(BaseModel):
             calibrated=False,
         ),
     ] = 0.0
+    max_large_share: Annotated[
+        Share | None,
+        RunOption(
+            "Let the threshold follow earlier runs, so that the large model writes this share of the kept tokens; "
+            "never looser than calibrated.",
+            commands=("serve",),
+            arms=False,  # the runs of an arm are alike
+            calibrated=False,  # no threshold is looser than the calibrated one
+        ),
+    ] = None
+    max_large_seconds: Annotated[
+        LargeSeconds | None,
+        RunOption(
+            "Seconds that a run may wait for the large model; then the small one goes on alone, unjudged.",
+            commands=("solve", "serve"),
+        ),
+    ] = None
     delimiter: Annotated[
         Delimiter,
         RunOption(
@@ -310,6 +328,8 @@ class RunOverrides(TypedDict, total=False):
     stop_rule: str | StopRuleFactory | None
     sure_bets: bool | None
     adapt: float | None
+    max_large_share: float | None
+    max_large_seconds: float | None
     delimiter: Delimiter | None
     priority: int | None
     system: str | None

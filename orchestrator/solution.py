@@ -4,10 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from typing import Literal, Self, TypeAlias
 
-from .chain import Rival, Role, Rollback, ToolCall
-from .events import Choice, Committed, Decided, Degraded, Event, Judged, Lost, Selected, Started
+from .chain import Role, Rollback, ToolCall
+from .events import (
+    AnswerJudged,
+    Capped,
+    Choice,
+    Committed,
+    Decided,
+    Degraded,
+    Event,
+    FellBack,
+    Judged,
+    Lost,
+    Selected,
+    Started,
+    Targeted,
+)
 from .ledger import Ledger
 from .run import FinishReason, Outcome
 from .trace import Moment
@@ -21,8 +35,9 @@ class SolvedStep:
     One step that was written, and its fate.
 
     *fate* is "kept", "rejected" (by the verdict) or "lost" (a bet on a rejected step). *grade* is the verdict's score;
-    None if there is none. *reason* says why the step, or the step that it repairs, was rejected. *at* is in seconds
-    since the run began.
+    None if there is none. *reason* says why the step, or the step that it repairs, was rejected, and *detail* what a
+    verifier said about it. *at* is in seconds since the run began. A rejected answer is a step too, with the reason
+    "answer".
     """
 
     index: int
@@ -32,6 +47,7 @@ class SolvedStep:
     fate: StepFate
     reason: str
     at: float
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +65,39 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
+class Spending:
+    """
+    What a run with a spend target did about it.
+
+    With a target *max_large_share*, the run used this *threshold*, *share* is that of the large model in the runs
+    before it (None: there was none), and *out_of_reach* says that no threshold that is allowed meets the target. If the
+    run spent its *capped_after* seconds of the large model, the small one went on alone from step *capped_at* on, and
+    nobody judged what it wrote.
+    """
+
+    max_large_share: float | None = None
+    threshold: float | None = None
+    share: float | None = None
+    out_of_reach: bool = False
+    capped_after: float | None = None
+    capped_at: int | None = None
+
+    @classmethod
+    def of(cls, events: Iterable[Event]) -> Self | None:
+        """What the *events* of a run say; None if it had no target and was not capped."""
+        spending: Self | None = None
+        for event in events:
+            match event:
+                case Targeted():
+                    spending = cls(event.target, event.value, event.share, event.out_of_reach)
+                case Capped():
+                    spending = replace(spending or cls(), capped_after=event.seconds, capped_at=event.index)
+                case _:
+                    pass
+        return spending
+
+
+@dataclass(frozen=True, slots=True)
 class Solution:
     r"""
     The solution of a problem.
@@ -61,6 +110,9 @@ class Solution:
     repeats the run. None if the models wrote greedily. *stretches* says what a run with `auto` chose; without it there
     are none. *selected* names the method of a run that chose among several, and why; None if there was no choice.
     *calls* are the calls of tools that the answer makes; of an answer that was cut short, those that are complete.
+    *spending* is about the spend target of the run; None if it had none, and was not capped.
+    *verified* says whether the verifier accepted the answer, or the large model in its place; None if nobody judged it.
+    *rejection* is the reason if it did not. If the verifier failed at least once, *degraded* names the "critic".
     """
 
     answer: str
@@ -75,6 +127,9 @@ class Solution:
     stretches: tuple[Stretch, ...] = ()
     selected: Selected | None = None
     calls: tuple[ToolCall, ...] = ()
+    spending: Spending | None = None
+    verified: bool | None = None
+    rejection: str = ""
 
     @property
     def share_alone(self) -> float:
@@ -94,12 +149,23 @@ class Solution:
             ledger=Ledger.of(events),
             finish_reason=outcome.reason,
             seconds=moments[-1].at,
-            degraded=tuple(event.path or event.role for event in events if isinstance(event, Degraded)),
+            degraded=tuple(_degraded(events)),
             seed=next((event.seed for event in events if isinstance(event, Started)), None),
             stretches=tuple(stretches(events)),
             selected=next((event for event in events if isinstance(event, Selected)), None),
             calls=outcome.calls,
+            spending=Spending.of(events),
+            verified=outcome.verified,
+            rejection=outcome.rejection,
         )
+
+
+def _degraded(events: Iterable[Event]) -> Iterator[str]:
+    """The models that failed for good, and the critic if something else had to judge in its place."""
+    events = tuple(events)
+    yield from (event.path or event.role for event in events if isinstance(event, Degraded))
+    if any(isinstance(event, FellBack) for event in events):
+        yield "critic"
 
 
 def stretches(events: Iterable[Event]) -> Iterator[Stretch]:
@@ -124,13 +190,15 @@ def solved_steps(moment: Moment) -> tuple[SolvedStep, ...]:
         case Committed(index=index, step=step, score=score):
             return (SolvedStep(index, step.author, step.text, score, "kept", step.note, moment.at),)
         case Judged(index=index, draft=step, verdict=verdict):
-            rejected = [rival for rival in verdict.rivals if rival.reason]
+            rejected = [(rival.step, rival.score, rival.reason, "") for rival in verdict.rivals if rival.reason]
             if isinstance(verdict, Rollback):
-                rejected.insert(0, Rival(step, verdict.score, verdict.reason))
+                rejected.insert(0, (step, verdict.score, verdict.reason, verdict.detail))
             return tuple(
-                SolvedStep(index, other.step.author, other.step.text, other.score, "rejected", other.reason, moment.at)
-                for other in rejected
+                SolvedStep(index, other.author, other.text, score, "rejected", reason, moment.at, detail)
+                for other, score, reason, detail in rejected
             )
+        case AnswerJudged(index=index, step=step, accepted=False, score=score, reason=detail, final=False):
+            return (SolvedStep(index, step.author, step.text, score, "rejected", "answer", moment.at, detail),)
         case Lost(index=index, draft=step):
             return (SolvedStep(index, step.author, step.text, None, "lost", "", moment.at),)
         case _:

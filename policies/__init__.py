@@ -143,7 +143,7 @@ BUILT_IN: Mapping[str, Method] = {
     "reward": Method(
         Reward,
         paper="Reward-guided Speculative Decoding, arXiv:2501.19324",
-        needs="a reward model on a server of its own",
+        needs="a reward model on a server of its own, or a verifier of steps",
         cost="the reward model reads the chain; a rejected step is written again",
         threshold=Threshold("threshold", (1, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0), compared=True),
         compared="threshold",
@@ -225,7 +225,7 @@ def check(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None = Tru
     """
     Return the *chosen* options, converted to their types. Raise `ConfigurationError` as `make` would.
 
-    Unless *has_critic*, a policy that needs a reward model is rejected too; it is None where none can be.
+    Unless *has_critic*, a policy that needs steps to be rated is rejected too; it is None where nothing can rate them.
     """
     checked = _options(name, chosen, has_critic=has_critic)
     method = METHODS.find(name)
@@ -249,8 +249,9 @@ def _options(name: str, chosen: Mapping[str, Any], *, has_critic: bool | None) -
         if has_critic is None:
             raise ConfigurationError(f"policy {name!r} needs a reward model, which no pair within another has")
         raise ConfigurationError(
-            f"policy {name!r} needs a reward model: pass --critic URL, or critic='http://HOST:PORT/v1' in Python, set "
-            "STEPSPEC_CRITIC, or write a [critic] table with its url into stepspec.toml"
+            f"policy {name!r} needs a reward model or a verifier of steps: pass --critic URL, or "
+            "critic='http://HOST:PORT/v1' in Python, set STEPSPEC_CRITIC, or write a [critic] table into "
+            'stepspec.toml, of a verifier with judges = "step"'
         )
     return checked
 

@@ -40,8 +40,10 @@ class Reward:
         return await self.small.write(chain)
 
     async def verify(self, chain: Chain, draft: Step) -> Verdict:
-        reward = await self.critic.rate(chain.extend(draft))
-        return Accept(reward) if reward >= self.threshold else Rollback(reason="reward", score=reward)
+        rating = await self.critic.rate(chain.extend(draft))
+        if rating.score >= self.threshold:
+            return Accept(rating.score)
+        return Rollback(reason="reward", score=rating.score, detail=rating.reason)
 
     async def repair(self, chain: Chain, draft: Step, rollback: Rollback) -> Step:
         return await self.large.write(chain)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, NestedPair, settings
+from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.drift import Histogram
 
@@ -69,7 +70,7 @@ def test_the_key_of_a_variable_is_used_wherever_the_url_stands(
     assert large.api_key.get_secret_value() == "secret"
     monkeypatch.setenv("STEPSPEC_CRITIC__API_KEY", "other")
     critic = settings.load(critic="http://c:1", **arguments).critic
-    assert critic is not None
+    assert isinstance(critic, CriticEndpoint)
     assert critic.api_key is not None
 
 

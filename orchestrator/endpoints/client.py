@@ -67,11 +67,14 @@ T = TypeVar("T")
 CARRIED: ContextVar[Mapping[str, str]] = ContextVar("CARRIED", default=MappingProxyType({}))
 """Headers added to every request of a run, such as ``traceparent``; `carrying` sets them."""
 
+SESSION: ContextVar[str] = ContextVar("SESSION", default="")
+"""The session that a run belongs to, which decides about its replicas; "": none. `carrying` sets it."""
+
 
 @contextmanager
-def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[None]:
+def carrying(headers: Mapping[str, str], run_priority: int = 0, session: str = "") -> Generator[None]:
     """
-    Add *headers* and *run_priority* to all requests of the run that begins with the block.
+    Add *headers* and *run_priority* to all requests of the run that begins with the block, a run of the *session*.
 
     A header of an enclosing block keeps its value.
     """
@@ -79,9 +82,11 @@ def carrying(headers: Mapping[str, str], run_priority: int = 0) -> Generator[Non
     names = {name.lower() for name in enclosing}
     added = {key: value for key, value in headers.items() if key.lower() not in names}
     headers_token, priority_token = CARRIED.set({**added, **enclosing}), RUN.set(run_place(run_priority))
+    session_token = SESSION.set(session)
     try:
         yield
     finally:
+        SESSION.reset(session_token)
         RUN.reset(priority_token)
         CARRIED.reset(headers_token)
 
@@ -405,8 +410,15 @@ class Events:
                     async for _ in self._pieces:
                         pass
                 await asyncio.shield(self._close())
-                async for _ in self._pieces:  # Closing raises inside the generators, which end then.
-                    pass
+                await self._end_generators()
+
+    async def _end_generators(self) -> None:
+        """Read on after closing, which raises inside the generators, so that they end."""
+        try:
+            async for _ in self._pieces:
+                pass
+        except BROKEN as exc:
+            _forget_frames(exc)
 
     def _close(self) -> asyncio.Future[None]:
         self._closing = self._closing or asyncio.ensure_future(self._response.aclose())
@@ -417,7 +429,7 @@ class Events:
             piece = await anext(self._pieces)
         except (StopAsyncIteration, *BROKEN) as exc:
             reason = self._late or "the stream broke off: did the server die?"
-            raise self._call.error(EndpointUnavailable, reason) from exc
+            raise self._call.error(EndpointUnavailable, reason) from _forget_frames(exc)
         self._arrived = self._loop.time()
         *lines, self._rest = (self._rest + piece).split(b"\n")
         for line in lines:
@@ -440,6 +452,18 @@ class Events:
             else f"no token for {between:g} s (deadlines.between)"
         )
         self._close()
+
+
+E = TypeVar("E", bound=BaseException)
+
+
+def _forget_frames(exc: E) -> E:
+    """
+    Return *exc* without its traceback, and so without the frames of the streams that it ended.
+
+    aiohttp raises one and the same exception for all streams that were closed: its traceback would grow for ever.
+    """
+    return exc.with_traceback(None)
 
 
 class _Retryable(Exception):

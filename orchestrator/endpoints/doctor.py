@@ -1,5 +1,5 @@
 """
-Diagnose a pair of endpoints and a reward model: what each can do, what does not work, and what costs.
+Diagnose a pair of endpoints and a critic: what each can do, what does not work, and what costs.
 
 Each `Finding` has one of four outcomes: "works", "costs" (it works, but slower, or less exactly), "cannot work", and
 "unknown". A report is fine if nothing in it cannot work. `examine` returns a `Report`, which `report_schema` describes.
@@ -22,8 +22,10 @@ from rich.text import Text
 
 from ..chain import Chain, Role, Step
 from ..errors import EndpointError, EndpointUnreachable, StepspecError
-from ..events import Called, Event
+from ..events import Called, Event, Fallback
 from ..stats import Acceptance
+from ..verifiers import Candidate, ConnectedVerifier
+from ..verifiers.verifier import AnyVerifier
 from .chat_template import Source, disagreement
 from .metrics import CHECKPOINTS, FINE, MATCH_UNIT, RETENTION, CacheConfig
 from .probe import LONG, RETRIES, Capabilities, Ordering, ordering
@@ -209,9 +211,10 @@ class Diagnosis:
 @dataclass(frozen=True, slots=True)
 class CriticReport:
     """
-    A reward model. If it cannot be used, *problem* says why.
+    A reward model or a verifier. If it cannot be used, *problem* says why.
 
-    *right* and *wrong* are its ratings, from 0 to 1, of a right and of an obviously wrong first step; None: unknown.
+    *right* and *wrong* are its ratings, from 0 to 1, of a right and of an obviously wrong step or answer; None:
+    unknown.
     """
 
     url: str
@@ -228,7 +231,7 @@ class Report:
     What `stepspec doctor` found. *ok*: nothing that was checked cannot work; *summary* says it in words.
 
     A nested pair has several *pairs*: each model with the next larger one, which judges it. *critic* is None if there
-    is no reward model.
+    is none.
     """
 
     ok: bool
@@ -275,7 +278,7 @@ def report_json(report: Report) -> dict[str, Any]:
 
 async def examine(
     pairs: Mapping[str, tuple[Endpoint, Endpoint]],
-    critic: CriticEndpoint | None = None,
+    critic: CriticEndpoint | AnyVerifier | None = None,
     *,
     question: str = QUESTION,
     opening: str = OPENING,
@@ -285,7 +288,11 @@ async def examine(
         await diagnose(small, large, question=question, opening=opening, name=name)
         for name, (small, large) in pairs.items()
     ]
-    return Report.of(diagnoses, await diagnose_critic(critic) if critic else None)
+    if critic is None:
+        return Report.of(diagnoses)
+    if isinstance(critic, CriticEndpoint):
+        return Report.of(diagnoses, await diagnose_critic(critic))
+    return Report.of(diagnoses, await diagnose_verifier(critic))
 
 
 async def diagnose(
@@ -320,10 +327,27 @@ async def diagnose_critic(settings: CriticEndpoint) -> CriticReport:
     try:
         async with endpoint:
             critic = endpoint.critic()
-            right, wrong = [await critic.rate(PROBLEM.extend(step)) for step in (STEP, WRONG)]
+            right, wrong = [(await critic.rate(PROBLEM.extend(step))).score for step in (STEP, WRONG)]
     except StepspecError as exc:
         return conclude_critic(CriticReport(settings.url, _cause(exc), endpoint.name or None))
     return conclude_critic(CriticReport(settings.url, "", endpoint.name, right, wrong))
+
+
+async def diagnose_verifier(settings: AnyVerifier) -> CriticReport:
+    """Have the verifier rate a right and a wrong step or answer. One that cannot be used is reported, not raised."""
+    where = getattr(settings, "url", "")
+    steps = (STEP, WRONG)
+    rated = (
+        [Candidate.step(PROBLEM.extend(step)) for step in steps]
+        if settings.judges == "step"
+        else [Candidate.final(PROBLEM, step.text.strip()) for step in steps]
+    )
+    try:
+        async with ConnectedVerifier(settings) as verifier:
+            right, wrong = [(await verifier.rate(each)).score for each in rated]
+    except StepspecError as exc:
+        return conclude_verifier(CriticReport(where, _cause(exc), settings.name), settings.fallback)
+    return conclude_verifier(CriticReport(where, "", settings.name, right, wrong), settings.fallback)
 
 
 def _hasty(settings: A) -> A:
@@ -704,6 +728,24 @@ def conclude_critic(report: CriticReport) -> CriticReport:
     return report
 
 
+def conclude_verifier(report: CriticReport, fallback: Fallback) -> CriticReport:
+    """Add the findings to the *report* of a verifier, in whose place the *fallback* decides where it fails."""
+    if report.problem:
+        outcome: Outcome = "cannot work" if fallback == "fail" else "costs"
+        cure = f"repair it: until then its fallback, {fallback}, decides" if outcome == "costs" else ""
+        return replace(report, findings=(Finding("connection", "critic", outcome, report.problem, cure),))
+    assert report.right is not None
+    assert report.wrong is not None
+    if report.right > report.wrong:
+        return report
+    message = f"of a sum, it rates the right result {report.right:.2f} and a wrong one {report.wrong:.2f}"
+    if report.right < report.wrong:
+        cure = "is the score the other way round? 1 has to mean correct"
+        return replace(report, findings=(Finding("rating", "critic", "costs", message, cure),))
+    cure = "nothing to cure if it judges other problems, such as programs"
+    return replace(report, findings=(Finding("rating", "critic", "unknown", message, cure),))
+
+
 # Layout
 
 
@@ -754,10 +796,11 @@ def _columns(*names: str) -> Table:
 
 def _critic_table(critic: CriticReport) -> Table:
     table = _columns("critic")
-    table.add_row("server", critic.url)
+    if critic.url:
+        table.add_row("server", critic.url)
     table.add_row("model", Text("cannot be used", "red") if critic.problem else critic.model or _mark(None))
-    table.add_row("rates a right step", _mark(None) if critic.right is None else f"{critic.right:.2f}")
-    table.add_row("rates a wrong step", _mark(None) if critic.wrong is None else f"{critic.wrong:.2f}")
+    table.add_row("rates a right one", _mark(None) if critic.right is None else f"{critic.right:.2f}")
+    table.add_row("rates a wrong one", _mark(None) if critic.wrong is None else f"{critic.wrong:.2f}")
     return table
 
 

@@ -2,14 +2,16 @@
 Several servers of one model as one endpoint: a run stays on one replica, and moves to another when that one fails.
 
 `ReplicatedEndpoint` holds the replicas, `Placement` the replica of one run, and `ReplicatedModel` is the run's `Model`.
+The runs of one session begin on the same replica, whose prefix cache has the earlier turns: see `in_order`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields
+from hashlib import blake2b
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, Unpack
 from weakref import WeakSet
@@ -20,6 +22,7 @@ from ..events import Calling, Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from ..stats import Acceptance
 from .chat_template import Template
+from .client import SESSION
 from .interfaces import ModelEndpoint
 from .metrics import QueueGauges, total
 from .probe import Capabilities
@@ -30,6 +33,17 @@ from .vllm import VllmEndpoint
 from .vllm_protocol import GREEDY, Format
 
 T = TypeVar("T")
+
+
+def in_order(urls: Iterable[str], session: str) -> list[str]:
+    """
+    Return *urls* in the order in which *session* prefers them.
+
+    This is rendezvous hashing (Thaler and Ravishankar, 1998): no table of sessions has to be kept, bounded or shared
+    among processes. A server that is lost moves its own sessions only, and they return when it does; one that is added
+    takes an equal share from each of the others.
+    """
+    return sorted(urls, key=lambda url: blake2b(f"{session}\n{url}".encode(), digest_size=8).digest(), reverse=True)
 
 
 @dataclass(eq=False)
@@ -318,14 +332,20 @@ class ReplicatedEndpoint:
 
     def choose(self, failed: Mapping[str, str]) -> Replica:
         """
-        Choose the replica with the fewest runs among those that have not *failed* this call, preferably a rested one.
+        Choose a replica among those that have not *failed* this call, preferably a rested one.
 
+        A run of a session begins on the first that the session prefers, any other run on the one with the fewest runs.
         A replica that failed earlier is tried by one run at a time. Raise `EndpointUnavailable` if all have failed.
         """
         left = [replica for replica in self._replicas if replica.url not in failed]
         if not left:
             raise self._none_left(failed)
-        chosen = min([replica for replica in left if replica.rested] or left, key=lambda replica: len(replica.runs))
+        candidates = [replica for replica in left if replica.rested] or left
+        if session := SESSION.get():
+            first, *_ = in_order((replica.url for replica in candidates), session)
+            chosen = next(replica for replica in candidates if replica.url == first)
+        else:
+            chosen = min(candidates, key=lambda replica: len(replica.runs))
         if chosen.cause:
             chosen.rest()
         return chosen

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import exp
 
-from ..chain import THINK_END, Chain, Message
+from ..chain import THINK_END, Chain, Message, Rating
 from ..errors import EndpointRejected
 from ..events import Observer
 from .client import ConnectedEndpoint
@@ -107,7 +107,7 @@ class VllmRewardModel:
     def __init__(self, endpoint: RewardModelEndpoint, observe: Observer, clock: Callable[[], float]) -> None:
         self._endpoint, self._observe, self._clock = endpoint, observe, clock
 
-    async def rate(self, chain: Chain) -> float:
+    async def rate(self, chain: Chain) -> Rating:
         """Rate the last step of *chain*, 0 to 1; one that only ends the thinking has the reward of the step before."""
         connection, body = self._endpoint.connection, await self._endpoint.body(chain)
         call = connection.call("rate")
@@ -115,7 +115,7 @@ class VllmRewardModel:
             reply = await connection.post(call, POOLING, body)
             prompt, cached, _ = usage(reply)
             tally.add(0, prompt, cached)
-            return reward(pooled_values(call, reply), logits=self._endpoint.logits)
+            return Rating(reward(pooled_values(call, reply), logits=self._endpoint.logits))
 
 
 def paragraphs(chain: Chain) -> Iterator[str]:

@@ -37,7 +37,7 @@ def _meant(url: str) -> str:
     return f"http://{address[1]}:{address[2]}/v1" if address else "http://localhost:8000/v1"
 
 
-def _base_url(url: str) -> str:
+def base_url(url: str) -> str:
     """Strip the trailing slash and ``/v1``, which vLLM's own routes (``/tokenize``, ``/metrics``) do not have."""
     parts = urlsplit(url.strip())
     if parts.scheme not in ("http", "https") or not _is_host(parts.hostname or ""):
@@ -59,7 +59,7 @@ def _is_host(name: str) -> bool:
         return False
 
 
-def _none_if_empty(key: object) -> object:
+def none_if_empty(key: object) -> object:
     """Read an empty key as None: a shell variable without a key is set to nothing."""
     return None if key == "" else key
 
@@ -86,11 +86,11 @@ class Address(BaseModel, frozen=True, extra="forbid"):
 
     role: Party
     """Which of the models it is. In a file it follows from the table and is left out."""
-    url: Annotated[str, AfterValidator(_base_url)]
+    url: Annotated[str, AfterValidator(base_url)]
     """Base URL of the server; it may end in ``/v1``."""
     model: str | None = Field(default=None, min_length=1)
     """The served name; none: the first that the server lists."""
-    api_key: Annotated[SecretStr | None, BeforeValidator(_none_if_empty)] = None
+    api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
     """The key that the server expects, if it was started with ``--api-key``."""
     max_concurrency: PositiveInt = 64
     """The most requests at a time."""
@@ -114,7 +114,7 @@ class Endpoint(Address, frozen=True):
 
     role: Role
     """``small`` or ``large``. In a file it follows from the table and is left out."""
-    replicas: tuple[Annotated[str, AfterValidator(_base_url)], ...] = ()
+    replicas: tuple[Annotated[str, AfterValidator(base_url)], ...] = ()
     """URLs of more servers of the same model."""
     template: dict[str, Any] = {}
     """Variables of the chat template (vLLM's ``chat_template_kwargs``)."""
@@ -165,6 +165,8 @@ class CriticEndpoint(Address, frozen=True):
 
     role: Literal["critic"] = "critic"
     """Always ``critic``."""
+    kind: Literal["reward-model"] = "reward-model"
+    """Always ``reward-model``; a verifier has another kind, and other fields."""
     delimiter: str = Field(default=DELIMITER, min_length=1)
     """
     What ends every step in the model's training data, and carries the reward: a blank line for most models,

@@ -39,6 +39,7 @@ Format: TypeAlias = Literal["json"] | Mapping[str, Any] | ServerFormat
 MODELS, COMPLETIONS, POOLING = "/v1/models", "/v1/completions", "/pooling"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 METRICS, VERSION = "/metrics", "/version"
+SYSTEMONE = "/v1/systemone"  # structured decisions
 GENERATE = "/inference/v1/generate"  # vLLM's own route, which takes token ids and all sampling parameters
 PRIORITISED = frozenset({COMPLETIONS, POOLING, GENERATE})  # the paths whose requests take a ``priority``
 
@@ -54,6 +55,7 @@ TEMPLATE_CURE = (
     "the model has no chat template: start vLLM with --chat-template FILE, or serve a model that was trained on "
     "conversations (its name often ends in Instruct, Chat or Thinking)"
 )
+JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
 TITLE, TAG = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL), re.compile(r"<[^>]*>")
 
@@ -135,6 +137,8 @@ def _not_found(call: Call, message: str, path: str) -> str:
     if path in PRIORITISED and "model" in message.lower():
         table = call.table or call.role
         return f"{message.rstrip('.')}; does the server serve another model now? Correct model in [{table}]"
+    if call.verb == JUDGE:
+        return f"{message}, at {path}; is the path of url in [critic] right?"
     return f"{message}; is a vLLM server at this URL?"
 
 

@@ -7,39 +7,79 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from .errors import ApiError
+from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 from .settings import ServiceSettings
+
+OLDEST_EVERY = 4  # slots, one of which goes to the request that has waited longest, whatever its priority
 
 
 class Slots(Protocol):
     """The slots of a service, each for one running request."""
 
-    async def acquire(self) -> Callable[[], None]:
-        """Wait for a slot; return the function that gives it back. Raise `ApiError` if the queue is full."""
+    async def acquire(self, priority: int = 0) -> Callable[[], None]:
+        """
+        Wait for a slot; return the function that gives it back. Raise `ApiError` if the queue is full.
+
+        Of the requests that wait, one with a lower *priority* comes first.
+        """
         ...
 
 
 class LocalSlots:
-    """`max_running` slots with a queue of `max_waiting`, in the order of arrival."""
+    """
+    `max_running` slots with a queue of `max_waiting`.
+
+    Of the requests that wait, the one with the best priority is admitted first (the lowest number, and the earliest of
+    equal ones). So that no request is passed over for ever, every fourth slot that becomes free goes to the one that
+    has waited longest.
+    """
 
     def __init__(self, settings: ServiceSettings) -> None:
-        self._free, self._limit = asyncio.Semaphore(settings.max_running), settings.max_running + settings.max_waiting
-        self._inside = 0
+        self._free, self._limit = settings.max_running, settings.max_running + settings.max_waiting
+        self._inside = self._handed = 0
+        self._queue: list[tuple[int, asyncio.Future[None]]] = []  # priorities, in the order of arrival
 
-    async def acquire(self) -> Callable[[], None]:
+    async def acquire(self, priority: int = 0) -> Callable[[], None]:
         if self._inside >= self._limit:
-            raise ApiError(429, "too many requests are running and waiting already", code="queue_full", retry=True)
+            raise ApiError(429, "too many requests are running and waiting already", code=QUEUE_FULL, retry=True)
         self._inside += 1
         try:
-            await self._free.acquire()
+            await self._wait(priority)
         except BaseException:
             self._inside -= 1
             raise
         return self._release
 
+    async def _wait(self, priority: int) -> None:
+        if self._free:
+            self._free -= 1
+            return
+        place = priority, asyncio.get_running_loop().create_future()
+        self._queue.append(place)
+        try:
+            await place[1]
+        except BaseException:
+            if place in self._queue:
+                self._queue.remove(place)
+            elif not place[1].cancelled():
+                self._hand_on()  # The slot came when the request was about to leave.
+            raise
+
     def _release(self) -> None:
         self._inside -= 1
-        self._free.release()
+        self._hand_on()
+
+    def _hand_on(self) -> None:
+        """Hand a slot to one of those that wait, or keep it."""
+        self._queue = [place for place in self._queue if not place[1].done()]  # A cancelled task has yet to leave.
+        if not self._queue:
+            self._free += 1
+            return
+        self._handed += 1
+        oldest = self._handed % OLDEST_EVERY == 0
+        first = 0 if oldest else min(range(len(self._queue)), key=lambda index: (self._queue[index][0], index))
+        _, slot = self._queue.pop(first)
+        slot.set_result(None)
 
 
 class Admission:
@@ -59,14 +99,14 @@ class Admission:
         self.aborted = asyncio.Event()
 
     @asynccontextmanager
-    async def enter(self) -> AsyncGenerator[float]:
+    async def enter(self, priority: int = 0) -> AsyncGenerator[float]:
         """Wait for a slot, hold it while the block lasts, and yield the seconds waited. Raise `ApiError`."""
         if self.closed:
             raise ApiError(503, "the service is shutting down and takes no new requests", code="draining", retry=True)
         arrived = asyncio.get_running_loop().time()
         self._count(waiting=1)
         try:
-            release = await self._wait()
+            release = await self._wait(priority)
         except BaseException:
             self._count(waiting=-1)
             raise
@@ -93,13 +133,13 @@ class Admission:
         """Wait until no request runs or waits."""
         await self._idle.wait()
 
-    async def _wait(self) -> Callable[[], None]:
+    async def _wait(self, priority: int) -> Callable[[], None]:
         try:
             async with asyncio.timeout(self._max_wait):
-                return await self._slots.acquire()
+                return await self._slots.acquire(priority)
         except TimeoutError:
             message = f"no slot became free within {self._max_wait:g} s"
-            raise ApiError(429, message, code="queue_timeout", retry=True) from None
+            raise ApiError(429, message, code=QUEUE_TIMEOUT, retry=True) from None
 
     def _count(self, running: int = 0, waiting: int = 0) -> None:
         self.running, self.waiting = self.running + running, self.waiting + waiting

@@ -27,10 +27,13 @@ from .settings import ServiceSettings
 
 EXPOSED_HEADERS = (
     "X-Request-Id",
+    "request-id",
     "x-stepspec-version",
     "x-stepspec-overhead-ms",
     "Retry-After",
     "x-should-retry",
+    "retry-after-ms",
+    *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 )  # to scripts of other origins
 CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
 
@@ -75,9 +78,10 @@ class Service:
             redoc_url=None,
             root_path=settings.root_path,
         )
-        app.openapi = openapi.describer(app, context.models, locked=bool(settings.keys))  # type: ignore[method-assign]
+        app.openapi = openapi.describer(app, context.models, locked=settings.locked)  # type: ignore[method-assign]
         for router in (
             routes.api_router(context),
+            routes.messages_router(context),
             routes.page_router(context),
             routes.health_router(context, metrics.scrape),
         ):
@@ -87,6 +91,7 @@ class Service:
         app.add_middleware(
             RequestMiddleware,
             settings=settings,
+            clients=context.clients,
             version=offer.version,
             observe=observe,
             session_header=offer.session_header,
@@ -102,9 +107,9 @@ class Service:
 
 
 async def _error_response(request: Request, exc: Exception) -> Response:
-    error = exc if isinstance(exc, ApiError) else _http_error(request, exc)
-    service_request(request).error = error
-    return Response(error.body, error.status, error.all_headers, "application/json")
+    record = service_request(request)
+    record.error = error = record.in_its_api(exc if isinstance(exc, ApiError) else _http_error(request, exc))
+    return Response(record.error_body(error), error.status, error.all_headers, "application/json")
 
 
 def _http_error(request: Request, exc: Exception) -> ApiError:

@@ -11,17 +11,18 @@ import aiohttp
 
 from .admission import Admission, Slots
 from .interfaces import Offer
+from .limits import Clients
 from .observers import ServiceObserver, ServiceRequest
 from .run_requests import ModelCatalog
 from .settings import ServiceSettings
 from .streaming import StreamedResponse, Work
-from .upstream import HealthMonitor, UpstreamProxy
+from .upstream import IDLE, HealthMonitor, UpstreamProxy
 
 
 @dataclass(eq=False)
 class ServiceContext:
     """
-    Settings, admission, models and connections of one service.
+    Settings, admission, models, clients and connections of one service.
 
     `upstream` and `health` exist while the context is `open`; *created* is in seconds since 1970.
     """
@@ -31,6 +32,7 @@ class ServiceContext:
     observe: ServiceObserver
     admission: Admission
     models: ModelCatalog
+    clients: Clients
     created: int = field(default_factory=lambda: int(time.time()))
     upstream: UpstreamProxy = field(init=False)
     health: HealthMonitor = field(init=False)
@@ -39,13 +41,13 @@ class ServiceContext:
     def of(
         cls, offer: Offer, settings: ServiceSettings, observe: ServiceObserver, slots: Slots | None = None
     ) -> ServiceContext:
-        return cls(offer, settings, observe, Admission(settings, slots), ModelCatalog(offer))
+        return cls(offer, settings, observe, Admission(settings, slots), ModelCatalog(offer), Clients(settings))
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:
         """Hold the connections of the service itself, and check the servers' health, while the block lasts."""
         small, large = self.offer.engine.small, self.offer.engine.large
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE)) as http:
             self.upstream = UpstreamProxy(http, small, large)
             self.health = HealthMonitor(http, {"small": small, "large": large}, self.observe)
             async with self.health.checking(self.settings.health_every):

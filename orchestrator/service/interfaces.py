@@ -35,11 +35,14 @@ class Engine(Protocol):
         stop: Sequence[str] = (),
         format: Format | None = None,
         tools: Toolset | None = None,
+        session: str | None = None,
         observe: Observer = ...,
         clock: Stopwatch | None = None,
     ) -> Solution:
         """
         Solve one *problem* with the options *run*; cancelling the call closes all its requests to the models.
+
+        The runs of one *session* use the same replica of each model while it is up.
 
         The times in events are from *clock*.
         """

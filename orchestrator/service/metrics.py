@@ -14,7 +14,7 @@ from prometheus_client.multiprocess import (
     mark_process_dead,  # pyright: ignore[reportUnknownVariableType]
 )
 
-from ..events import Adapted, Called, Decided, Event, Selected
+from ..events import Adapted, AnswerJudged, Called, Decided, Event, FellBack, Selected
 from ..feedback.drift import Drift
 from ..feedback.shadow import ShadowRecord
 from ..solution import Solution
@@ -117,7 +117,15 @@ class Metrics:
             "adapted_value", "Option value that adaptation has chosen.", "model", "option", workers="livemostrecent"
         )
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
+        self._answers = counter("judged_answers", "Answers that a verifier judged.", "model", "outcome")
+        self._fallbacks = counter("verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback")
         self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
+        self._missed = counter("large_share_missed", "Runs whose max_large_share no allowed threshold meets.", "model")
+        self._capped = counter("capped_runs", "Runs that spent their max_large_seconds.", "model")
+        self._clients = counter("client_requests", "Answered requests of a named client.", "client", "status")
+        self._client_tokens = counter(
+            "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
+        )
         self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role", workers="livemostrecent")
         self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
         self._moved = gauge(
@@ -212,6 +220,11 @@ class Metrics:
                     self._value.labels(request.model, option).set(value)
             case Decided(choice=choice):
                 self._decisions.labels(request.model, choice).inc()
+            case AnswerJudged(accepted=accepted):
+                outcome = "unjudged" if accepted is None else "accepted" if accepted else "rejected"
+                self._answers.labels(request.model, outcome).inc()
+            case FellBack(stage=stage, fallback=fallback):
+                self._fallbacks.labels(stage, fallback).inc()
             case Selected(policy):
                 self._selections.labels(request.model, policy).inc()
             case _:
@@ -219,6 +232,9 @@ class Metrics:
 
     def _run_result(self, model: str, solution: Solution) -> None:
         self._ended.labels(model, solution.finish_reason).inc()
+        if (spending := solution.spending) is not None:
+            self._missed.labels(model).inc(spending.out_of_reach)
+            self._capped.labels(model).inc(spending.capped_after is not None)
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
         for account in (solution.ledger.small, solution.ledger.large, solution.ledger.critic):
@@ -238,6 +254,9 @@ class Metrics:
     def _request(self, request: ServiceRequest) -> None:
         endpoint, model = request.path if request.path in MODEL_PATHS else "other", request.model or NO_MODEL
         self._requests.labels(endpoint, model, str(request.status)).inc()
+        if request.client:
+            self._clients.labels(request.client, str(request.status)).inc()
+            self._client_tokens.labels(request.client).inc(request.large_tokens)
         if request.error is not None:
             self._refused.labels(endpoint, request.error.code or str(request.error.status)).inc()
         if endpoint == "other":

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import re
 import uuid
-from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect, HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import CLIENT_CLOSED, ApiError, api_error
+from .limits import Clients
 from .observers import (
     HEALTH_PATHS,
     TRACE_HEADERS,
@@ -43,25 +41,9 @@ def request_id(header: str | None) -> str:
     return header if header and _ID.fullmatch(header) else uuid.uuid4().hex
 
 
-class ApiKeys:
-    """The keys that are accepted. The comparison takes the same time however much of a key is right."""
-
-    def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
-
-    def accept(self, authorization: str | None) -> bool:
-        """Whether an ``Authorization`` header holds one of the keys; without any keys, every request is accepted."""
-        if not self._digests:
-            return True
-        scheme, _, key = (authorization or "").partition(" ")
-        digest = hashlib.sha256(key.strip().encode()).digest()
-        equal = [hmac.compare_digest(digest, known) for known in self._digests]
-        return scheme.lower() == "bearer" and any(equal)
-
-
 class RequestMiddleware:
     """
-    Makes a `ServiceRequest` of every HTTP request; refuses those without a key and those that are too large.
+    Makes a `ServiceRequest` of every HTTP request; refuses those without a key, over a limit, and too large.
 
     *observe* receives `RequestArrived`, `RequestFailed` and `RequestFinished`. The *session_header* of a request is
     forwarded to the served models; "" if there is none.
@@ -72,14 +54,16 @@ class RequestMiddleware:
         app: ASGIApp,
         *,
         settings: ServiceSettings,
+        clients: Clients,
         version: str,
         observe: ServiceObserver,
         session_header: str = "",
     ) -> None:
         self._app, self._version, self._observe = app, version, observe
-        self._keys = ApiKeys(key.get_secret_value() for key in settings.keys)
+        self._clients = clients
         self._max_bytes, self._body_seconds = settings.max_body_bytes, settings.send_seconds
-        self._forward = (*TRACE_HEADERS, *([session_header.lower()] if session_header else []))
+        self._session_header = session_header.lower()
+        self._forward = (*TRACE_HEADERS, *([self._session_header] if session_header else []))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -89,12 +73,14 @@ class RequestMiddleware:
         request = ServiceRequest(
             request_id(headers.get("x-request-id")), scope["method"], _path(scope), headers, self._forward
         )
+        request.session = request.forwarded.get(self._session_header, "")
         scope["stepspec.request"] = request
         self._observe(RequestArrived(request))
         try:
             await self._handle(request, scope, receive, self._with_headers(request, send))
         finally:
             request.status = request.status or CLIENT_CLOSED
+            self._clients.charge(request)
             self._observe(RequestFinished(request))
 
     async def _handle(self, request: ServiceRequest, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,20 +90,24 @@ class RequestMiddleware:
         except ClientDisconnect:
             request.status = CLIENT_CLOSED
         except Exception as exc:
-            request.error = error = api_error(exc)
+            request.error = error = request.in_its_api(api_error(exc))
             if not isinstance(exc, ApiError):
                 self._observe(RequestFailed(request, exc))
             if not request.status:
                 await send_error(error, request, send)  # A response that has begun is broken off by the server.
 
     def _check(self, request: ServiceRequest) -> None:
-        if request.path not in PUBLIC_PATHS and not self._keys.accept(request.headers.get("authorization")):
+        client = self._clients.find(request.headers.get("authorization"), request.headers.get("x-api-key"))
+        if client is None and request.path not in PUBLIC_PATHS:
             raise ApiError(
                 401,
-                "an API key is needed: send the header Authorization: Bearer KEY with one of the service's keys",
+                "an API key is needed: send the header Authorization: Bearer KEY, or x-api-key: KEY, with one of the "
+                "service's keys",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        request.client = client or ""
+        self._clients.admit(request)
         length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length) > self._max_bytes:
             raise self._too_large()
@@ -152,9 +142,14 @@ class RequestMiddleware:
                 request.status = request.status or message["status"]
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-Id"] = request.id
+                if request.anthropic:
+                    headers["request-id"] = request.id
                 headers["x-stepspec-version"] = self._version
                 overhead = f"{request.overhead * 1000:.2f}"
                 headers.setdefault("x-stepspec-overhead-ms", overhead)  # A replica behind a front has set its own.
+                self._clients.charge(request)
+                for name, value in self._clients.headers(request).items():
+                    headers[name] = value
             await send(message)
 
         return send_with_headers
@@ -168,7 +163,8 @@ def _path(scope: Scope) -> str:
 
 async def send_error(error: ApiError, request: ServiceRequest, send: Send) -> None:
     """Answer *request* with *error*."""
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(error.body)), **error.all_headers}
+    body = request.error_body(error)
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(body)), **error.all_headers}
     raw = [(name.lower().encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": error.status, "headers": raw})
-    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else error.body})
+    await send({"type": "http.response.body", "body": b"" if request.method == "HEAD" else body})

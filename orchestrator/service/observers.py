@@ -19,14 +19,17 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 from ..chain import Role
-from ..events import Degraded, Event, Moved, Started
+from ..events import Capped, Degraded, Event, FellBack, Moved, Started, Targeted
 from ..solution import Solution
 from .errors import ApiError
 from .settings import ServiceSettings
 
 HEALTH_PATHS = frozenset({"/health", "/health/liveness", "/health/liveliness", "/health/readiness", "/ping"})
 QUIET_PATHS = HEALTH_PATHS | {"/metrics"}  # polled every few seconds, so logged at level debug only
-MODEL_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"})
+MESSAGES_PATH, COUNT_PATH = "/v1/messages", "/v1/messages/count_tokens"
+MODEL_PATHS = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", MESSAGES_PATH, COUNT_PATH, "/live"}
+)
 TRACE_HEADERS = ("traceparent", "tracestate")
 
 _SHARE_OF_TIMEOUT = 0.95  # the rest is left for the answer to travel
@@ -63,8 +66,11 @@ class ServiceRequest:
 
     *queued* is the seconds in the queue, *admitted* the second at which the work began, *upstream* the seconds that a
     served model was busy with it, and *first_step* the second at which its first step was verified; the last three are
-    None while unknown. *forwarded* are the headers that served models receive, at first those named by *forward*.
-    *log_fields* are added to its line in the log. *calls* has one entry for each server that it was forwarded to.
+    None while unknown. *session* is the value of the session header, *client* the name of the client; "" without one.
+    *large_tokens* are those that the large model has written, or read to judge, so far; its client's limit was charged
+    with *charged_tokens* of them. *forwarded* are the headers that served models receive, at first those named by
+    *forward*. *log_fields* are added to its line in the log. *calls* has one entry for each server that it was
+    forwarded to.
     """
 
     id: str
@@ -72,6 +78,10 @@ class ServiceRequest:
     path: str
     headers: Mapping[str, str]
     forward: tuple[str, ...] = TRACE_HEADERS
+    session: str = ""
+    client: str = ""
+    large_tokens: int = 0
+    charged_tokens: int = 0
     arrived: float = field(default_factory=time.perf_counter)
     model: str = ""
     stream: bool = False
@@ -104,6 +114,19 @@ class ServiceRequest:
             raise
         finally:
             call.seconds = self.seconds - call.started
+
+    @property
+    def anthropic(self) -> bool:
+        """Whether the client uses Anthropic's API: all of its requests have the header ``anthropic-version``."""
+        return "anthropic-version" in self.headers or self.path in (MESSAGES_PATH, COUNT_PATH)
+
+    def in_its_api(self, error: ApiError) -> ApiError:
+        """Return *error* as the API of this request has it."""
+        return error.in_anthropic_api if self.anthropic else error
+
+    def error_body(self, error: ApiError) -> bytes:
+        """Return the body of *error* in the shape of the API of this request."""
+        return error.anthropic_body(self.id) if self.anthropic else error.body
 
     @property
     def overhead(self) -> float:
@@ -227,6 +250,12 @@ class RequestLog:
                 log.info("started", messages=[(message.role, message.content) for message in messages])
             case Degraded(role=role, cause=cause):
                 log.warning("degraded", role=role, cause=cause)
+            case Targeted(out_of_reach=True):
+                log.warning("large_share_out_of_reach", target=event.target, share=event.share, value=event.value)
+            case Capped(seconds=seconds, index=index):
+                log.warning("capped", seconds=seconds, index=index)
+            case FellBack(stage=stage, cause=cause, fallback=fallback):
+                log.warning("verifier_failed", stage=stage, cause=cause, fallback=fallback)
             case Moved(role=role, url=url, to=to, cause=cause):
                 log.warning("moved", role=role, url=url, to=to, cause=cause)
             case _:
@@ -251,6 +280,7 @@ class RequestLog:
         fields = {
             "status": request.status,
             "seconds": round(request.seconds, 4),
+            "client": request.client or None,
             "model": request.model or None,
             "stream": request.stream or None,
             "queued": round(request.queued, 4) or None,

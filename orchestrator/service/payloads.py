@@ -15,7 +15,7 @@ from ..chain import THINK_END, ToolCall
 from ..events import Answered, Answering, Called, Calling, Committed, Event
 from ..ledger import COUNTED, Account, Ledger, Speculation
 from ..solution import Solution
-from .observers import RunEvent, RunResult
+from .observers import MESSAGES_PATH, RunEvent, RunResult
 from .run_requests import RunRequest
 from .settings import Thinking
 
@@ -31,6 +31,11 @@ FIELDS: Mapping[Thinking, tuple[str, ...]] = {
     "none": (),
 }
 """The fields of a message that hold the thinking."""
+
+
+def one_field(thinking: Thinking) -> Thinking:
+    """Return the place of the *thinking* in an API whose messages have one field for it, ``reasoning``."""
+    return "reasoning" if thinking in ("both", "reasoning_content") else thinking
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +137,12 @@ class TokenCounts:
         return min(self._calls, key=lambda call: call.started).cached if self._calls else 0
 
     @property
+    def large(self) -> int:
+        """The tokens that the large model has written, or read to judge."""
+        account = Ledger.of(self._calls).large
+        return account.written + account.judging
+
+    @property
     def upstream(self) -> float:
         """Seconds in which at least one request to a model was open."""
         busy = end = 0.0
@@ -190,6 +201,9 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
         "accept_rate": ledger.accept_rate,
         "share_large": ledger.share_large,
         "degraded": list(solution.degraded),
+        "spending": dataclasses.asdict(solution.spending) if solution.spending else None,
+        "verified": solution.verified,
+        "rejection": solution.rejection or None,
         "speculation": {model.name: _speculation(model) for model in ledger.speculation} or None,
     }
 
@@ -252,7 +266,7 @@ def _nested_drafts(ledgers: Sequence[Ledger]) -> tuple[tuple[str, int, int], ...
 
 def failure(path: str) -> bytes:
     """Return the last event of a failed stream of the API at *path*, with ``%b`` for the body of the error."""
-    return FAILED_EVENT if path in ("/live", "/v1/responses") else FAILED
+    return FAILED_EVENT if path in ("/live", "/v1/responses", MESSAGES_PATH) else FAILED
 
 
 def event(body: Mapping[str, Any]) -> bytes:
@@ -273,6 +287,8 @@ def solution(solution: Solution) -> dict[str, Any]:
         "text": solution.text,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,
+        "verified": solution.verified,
+        "rejection": solution.rejection,
         "ledger": total,
         "accept_rate": total["accept_rate"],
         "share_large": total["share_large"],

@@ -36,7 +36,8 @@ except ImportError as exc:
 from stepspec import service_factory
 from stepspec.settings import Settings
 
-from .errors import ApiError
+from .errors import QUEUE_FULL, ApiError
+from .limits import Clients
 from .middleware import RequestMiddleware
 from .observers import RequestFailed, RequestFinished, RequestLog, ServiceEvent
 from .ray_proxy import BufferedRequest, Messages, ReplicaLost, ReplicaProxy, stream_messages
@@ -88,7 +89,11 @@ class ServiceFront:
     def __serve_build_asgi_app__(self) -> ASGIApp:
         proxy = ReplicaProxy(Starlette(), self._send, self._scrape, self._settings, self._log.log.warning)
         middleware = RequestMiddleware(
-            proxy, settings=self._settings, version=version("stepspec"), observe=self._observe
+            proxy,
+            settings=self._settings,
+            clients=Clients(self._settings, limits=False),  # the replicas count
+            version=version("stepspec"),
+            observe=self._observe,
         )
         return _without_id(middleware)
 
@@ -106,7 +111,7 @@ class ServiceFront:
         except DIED as exc:
             raise ReplicaLost(str(exc).partition("\n")[0]) from exc
         except BackPressureError:
-            raise ApiError(429, "too many requests wait for a replica already", code="queue_full", retry=True) from None
+            raise ApiError(429, "too many requests wait for a replica already", code=QUEUE_FULL, retry=True) from None
         except DeploymentUnavailableError as exc:
             raise ApiError(503, exc.message, code="no_replica", retry=True) from exc
         finally:

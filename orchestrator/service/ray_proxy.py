@@ -26,6 +26,7 @@ from ..concurrency import background
 from . import payloads
 from .errors import ApiError, api_error
 from .middleware import PUBLIC_PATHS, service_request
+from .observers import ServiceRequest
 from .runs import GRACE
 from .settings import ServiceSettings, private
 
@@ -142,18 +143,18 @@ class ReplicaProxy:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        path = service_request(request).path
-        self._check_address(path, scope.get("server"))
-        if path == "/metrics" and request.method == "GET":
+        record = service_request(request)
+        self._check_address(record.path, scope.get("server"))
+        if record.path == "/metrics" and request.method == "GET":
             text = merge_metrics(await self._scrape())
             await Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})(scope, receive, send)
         else:
-            await self._answer(path, await BufferedRequest.read(request), send)
+            await self._answer(record, await BufferedRequest.read(request), send)
 
     def _check_address(self, path: str, server: Any) -> None:
         """Refuse requests at a public address without a key, unless the settings allow them."""
         settings = self._settings
-        if settings.keys or settings.insecure or path in PUBLIC_PATHS or server is None or private(str(server[0])):
+        if settings.locked or settings.insecure or path in PUBLIC_PATHS or server is None or private(str(server[0])):
             return
         raise ApiError(
             403,
@@ -162,7 +163,7 @@ class ReplicaProxy:
             code="no_key",
         )
 
-    async def _answer(self, path: str, request: BufferedRequest, send: Send) -> None:
+    async def _answer(self, record: ServiceRequest, request: BufferedRequest, send: Send) -> None:
         began, attempts = time.perf_counter(), self._settings.ray.attempts
         for attempt in range(1, attempts + 1):
             answer = HeldAnswer(send)
@@ -170,15 +171,15 @@ class ReplicaProxy:
                 await self._attempt(request if attempt == 1 else request.after(time.perf_counter() - began), answer)
                 return
             except ReplicaLost as exc:
-                self._log("lost", path=path, attempt=attempt, begun=answer.started, cause=str(exc))
+                self._log("lost", path=record.path, attempt=attempt, begun=answer.started, cause=str(exc))
                 if answer.started:
                     message = "the replica that answered has died; send the request again"
-                    await answer.fail(path, ApiError(503, message, code="replica_lost", retry=True))
+                    await answer.fail(record, ApiError(503, message, code="replica_lost", retry=True))
                     return
             except (ApiError, TimeoutError) as exc:
                 if not answer.started:
                     raise
-                await answer.fail(path, api_error(exc))
+                await answer.fail(record, api_error(exc))
                 return
         message = f"{attempts} replicas of the service died while they worked on this request"
         raise ApiError(503, message, code="replica_lost", retry=False)
@@ -223,12 +224,13 @@ class HeldAnswer:
             self.finished = not message.get("more_body", False)
             await self.to(message)
 
-    async def fail(self, path: str, error: ApiError) -> None:
-        """End a stream with *error*. Any other answer is cut off: *error* is raised."""
+    async def fail(self, request: ServiceRequest, error: ApiError) -> None:
+        """End the stream of *request* with *error*. Any other answer is cut off: *error* is raised."""
         headers: list[tuple[bytes, bytes]] = self.head["headers"] if self.head else []
         if not any(name == b"content-type" and value.startswith(b"text/event-stream") for name, value in headers):
             raise error
-        await self.to({"type": "http.response.body", "body": payloads.failure(path) % error.body, "more_body": False})
+        last = payloads.failure(request.path) % request.error_body(request.in_its_api(error))
+        await self.to({"type": "http.response.body", "body": last, "more_body": False})
 
 
 def merge_metrics(scrapes: Mapping[str, bytes]) -> bytes:

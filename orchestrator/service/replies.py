@@ -31,12 +31,15 @@ class ReplyFormat(Protocol):
     """
     How one API writes a reply. `render` is called with every item in order, streamed or not.
 
-    *failure* is the last event of a stream that fails, with ``%b`` for the error. A stream starts with the first event
-    of *starts_at*.
+    *failure* is the last event of a stream that fails, with ``%b`` for the error. *keep_alive* is sent while nothing
+    happens. A stream starts with the first event of *starts_at*.
     """
 
     @property
     def failure(self) -> bytes: ...
+
+    @property
+    def keep_alive(self) -> bytes: ...
 
     @property
     def starts_at(self) -> tuple[type[Event], ...]: ...
@@ -78,7 +81,7 @@ async def _stream(runs: Runs, format: ReplyFormat, connection: ClientConnection)
     await connection.start(EVENT_STREAM, failure=format.failure)
     await connection.send(await format.opening() + b"".join(map(format.render, first)))
     async for items in runs:
-        await connection.send(b"".join(map(format.render, items)) if items else payloads.KEEP_ALIVE)
+        await connection.send(b"".join(map(format.render, items)) if items else format.keep_alive)
     await connection.finish(await format.closing())
 
 
@@ -86,6 +89,7 @@ class ChatReply:
     """Writes the *runs* of a chat completion, one for each choice, as OpenAI's API does. A `ReplyFormat`."""
 
     failure = payloads.FAILED
+    keep_alive = payloads.KEEP_ALIVE
     starts_at = PROGRESS
 
     def __init__(self, runs: Runs, request: ServiceRequest, chat: ChatRequest, thinking: Thinking) -> None:
@@ -262,13 +266,13 @@ class ResponsesReply:
     """Writes the one run of *runs* as a response. A `ReplyFormat`."""
 
     failure = payloads.FAILED_EVENT
+    keep_alive = payloads.KEEP_ALIVE
     starts_at = PROGRESS
 
     def __init__(self, runs: Runs, request: ServiceRequest, body: ResponsesRequest, thinking: Thinking) -> None:
         self._runs, self._request = runs, body
         (self._run_request,) = runs.run_requests
-        field = "reasoning" if thinking in ("both", "reasoning_content") else thinking
-        self._builder = DeltaBuilder(field, thinks=runs.thinks)
+        self._builder = DeltaBuilder(payloads.one_field(thinking), thinks=runs.thinks)
         self._id, self._created = request.id, int(time.time())
         self._events = ResponseEvents(request.id)
 
@@ -356,6 +360,7 @@ class LiveReply:
     """Writes a run for the page: every event as a line of a trace, and then the solution. A `ReplyFormat`."""
 
     failure = payloads.FAILED_EVENT
+    keep_alive = payloads.KEEP_ALIVE
     starts_at = (Drafted, *PROGRESS)
 
     async def opening(self) -> bytes:

@@ -1,23 +1,38 @@
-"""The routes: OpenAI's API, the page with its own runs, and health and metrics."""
+"""The routes: OpenAI's and Anthropic's APIs, the page with its own runs, and health and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import HTMLResponse, Response
 
+from ..chain import Message, Tool
+from ..errors import StepspecError
 from . import openapi
+from .anthropic_replies import MessagesReply, model_info, model_list
+from .anthropic_schemas import CountTokensRequest, MessagesRequest
 from .context import ServiceContext
-from .errors import bad_request
+from .errors import api_error, bad_request
 from .middleware import service_request
-from .observers import ServiceRequest
+from .observers import COUNT_PATH, MESSAGES_PATH, ServiceRequest
 from .payloads import json_response
 from .replies import ChatReply, LiveReply, ReplyFormat, ResponsesReply, reply
-from .run_requests import AUTO, Resolver, RunRequest, ServedModel, parse_json, parse_request
+from .run_requests import (
+    AUTO,
+    Resolver,
+    RunRequest,
+    ServedModel,
+    forwarded_priority,
+    parse_json,
+    parse_request,
+)
 from .runs import Runs, deadline
 from .schemas import ChatRequest, LiveRequest, ResponsesRequest
 from .streaming import ClientConnection
@@ -66,14 +81,46 @@ def api_router(context: ServiceContext) -> APIRouter:
         return call.reply(runs, ResponsesReply(runs, call.request, body, thinking), stream=bool(body.stream))
 
     @router.get("/v1/models", **openapi.MODELS)
-    async def models() -> Response:
+    async def models(http_request: Request) -> Response:
         """List the methods, and both served models by their own names."""
-        return json_response({"object": "list", "data": context.models.listing(context.created)})
+        listing = context.models.listing(context.created)
+        if service_request(http_request).anthropic:
+            return json_response(model_list(listing))
+        return json_response({"object": "list", "data": listing})
 
     @router.get("/v1/models/{name:path}", **openapi.MODEL)
-    async def model(name: str) -> Response:
+    async def model(name: str, http_request: Request) -> Response:
         """Describe one model."""
-        return json_response(context.models.describe(name, context.created))
+        described = context.models.describe(name, context.created)
+        return json_response(model_info(described) if service_request(http_request).anthropic else described)
+
+    return router
+
+
+def messages_router(context: ServiceContext) -> APIRouter:
+    """Make the routes of Anthropic's Messages API."""
+    router = APIRouter()
+
+    @router.post(MESSAGES_PATH, **openapi.MESSAGES)
+    async def messages(http_request: Request) -> Response:
+        """Answer a conversation as Anthropic's API does, and stream every step of the thinking as it is verified."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = parse_request(MessagesRequest, call.content)
+        call.request.log_fields["user"] = body.user
+        runs = call.runs(call.resolver(call.model).message(body))
+        thinking = body.place_of_thinking(context.settings.thinking)
+        return call.reply(runs, MessagesReply(runs, call.request, body, thinking), stream=bool(body.stream))
+
+    @router.post(COUNT_PATH, **openapi.COUNT_TOKENS)
+    async def count_tokens(http_request: Request) -> Response:
+        """Count the tokens of a conversation, as the large model reads it."""
+        call = await ModelCall.read(context, http_request)
+        if isinstance(call.model, ServedModel):
+            return call.forward(call.model)
+        body = parse_request(CountTokensRequest, call.content)
+        return call.count(body.problem_messages, body.toolset)
 
     return router
 
@@ -182,7 +229,9 @@ class ModelCall:
         return cls(context, request, body, content, context.models.find(name))
 
     def resolver(self, method: str) -> Resolver:
-        return Resolver(method, self.context.offer, self.context.settings, self.content.get("model") == AUTO)
+        context = self.context
+        best = context.clients.best_priority(self.request.client)
+        return Resolver(method, context.offer, context.settings, self.content.get("model") == AUTO, best)
 
     def runs(self, *run_requests: RunRequest) -> Runs:
         return Runs(self.context, self.request, run_requests)
@@ -195,10 +244,30 @@ class ModelCall:
         """Answer with what the server of *model* answers."""
 
         async def work(connection: ClientConnection) -> None:
-            context, request = self.context, self.request
-            async with context.admission.enter() as waited:
-                request.queued, request.admitted = waited, request.seconds
-                seconds = max(deadline(context.settings, request, stream=request.stream) - waited, 0.001)
-                await context.upstream.forward(request, model, self.content, self.body, connection, seconds)
+            priority = forwarded_priority(self.content, self.context.clients.best_priority(self.request.client))
+            async with self._admitted(priority or 0) as seconds:
+                upstream = self.context.upstream
+                await upstream.forward(self.request, model, self.content, self.body, connection, seconds, priority)
 
         return self.context.respond(self.request, work)
+
+    def count(self, conversation: tuple[Message, ...], tools: tuple[Tool, ...]) -> Response:
+        """Answer with the number of tokens of *conversation* with *tools*."""
+
+        async def work(connection: ClientConnection) -> None:
+            async with self._admitted() as seconds, asyncio.timeout(seconds):
+                try:
+                    tokens = await self.context.offer.engine.large.count(conversation, tools)
+                except StepspecError as exc:
+                    raise api_error(exc) from exc
+            await connection.send_json(orjson.dumps({"input_tokens": tokens}))
+
+        return self.context.respond(self.request, work)
+
+    @asynccontextmanager
+    async def _admitted(self, priority: int = 0) -> AsyncGenerator[float]:
+        """Wait for admission, and yield the seconds that the request may still take. Raise `ApiError`."""
+        context, request = self.context, self.request
+        async with context.admission.enter(priority) as waited:
+            request.queued, request.admitted = waited, request.seconds
+            yield max(deadline(context.settings, request, stream=request.stream) - waited, 0.001)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import orjson
-from pydantic import ValidationError
+from pydantic import Strict, TypeAdapter, ValidationError
 
 from ..budget import Budget
 from ..chain import Message, Role, Toolset
@@ -21,7 +21,8 @@ from ..endpoints import ModelEndpoint, Sampling
 from ..endpoints.settings import NO_PENALTY
 from ..endpoints.vllm_protocol import Format
 from ..errors import ConfigurationError, near
-from ..run_options import Limits, RunOptions
+from ..run_options import Limits, Priority, RunOptions
+from .anthropic_schemas import EnabledThinking, MessagesRequest, OutputFormat
 from .errors import ApiError, bad_request
 from .interfaces import Offer
 from .schemas import (
@@ -30,6 +31,7 @@ from .schemas import (
     Effort,
     LiveRequest,
     Part,
+    Request,
     ResponsesRequest,
     SchemaFormat,
     SchemaJson,
@@ -48,6 +50,7 @@ EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 /
 """The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_PRIORITY: TypeAdapter[int | None] = TypeAdapter(Annotated[Priority, Strict()] | None)
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM forgets what they count with every request, so every step
 
 
@@ -168,13 +171,15 @@ class Resolver:
     Resolves the requests to one *method*: defaults of the *offer*, limits of the *settings*. Raises `ApiError`.
 
     With *auto*, as for the model of this name, the run may leave the method where it does not pay, unless the request
-    or the settings decide otherwise, or the request has a seed: who writes then must not depend on the time.
+    or the settings decide otherwise, or the request has a seed: who writes then must not depend on the time. The
+    priority of the run is *best_priority* or a worse one; None: any.
     """
 
     method: str
     offer: Offer
     settings: ServiceSettings
     auto: bool = False
+    best_priority: int | None = None
 
     def chat(self, request: ChatRequest) -> tuple[RunRequest, ...]:
         """Return one run for each of the ``n`` choices, each with its own seed."""
@@ -189,6 +194,7 @@ class Resolver:
         if request.stream_options is not None and not request.stream:
             raise bad_request("stream_options is for streams: set stream to true", "stream_options", "invalid_value")
         name, tokens = _max_tokens(request)
+        _check_least(request.min_tokens, name, tokens)
         budget = self._budget(request.overrides, name, tokens, request.reasoning_effort)
         conversation = self._conversation(request.problem_messages, "messages")
         stop, format = _stops(request.stop), _answer_format(request.response_format)
@@ -200,10 +206,19 @@ class Resolver:
         """Return the run of a response."""
         effort = request.reasoning.effort if request.reasoning else None
         conversation = self._conversation(request.problem_messages, "input")
+        _check_least(request.min_tokens, "max_output_tokens", request.max_output_tokens)
         budget = self._budget(request.overrides, "max_output_tokens", request.max_output_tokens, effort)
         format = _answer_format(request.text.format if request.text else None)
         tools = _toolset(request, format, "text.format")
         return self._run(request, conversation, self._sampling(request), budget, (), format, tools)
+
+    def message(self, request: MessagesRequest) -> RunRequest:
+        """Return the run of a message."""
+        conversation = self._conversation(request.problem_messages, "messages")
+        output, stop = request.output_config, _stops(request.stop_sequences, "stop_sequences")
+        format = _answer_format(output.format if output else None)
+        tools, budget = _toolset(request, format, "output_config.format"), self._message_budget(request)
+        return self._run(request, conversation, self._sampling(request), budget, stop, format, tools)
 
     def live(self, request: LiveRequest) -> RunRequest:
         """Return the run of a request of the page."""
@@ -215,7 +230,7 @@ class Resolver:
 
     def _run(
         self,
-        request: ChatRequest | ResponsesRequest | LiveRequest,
+        request: Request,
         conversation: tuple[Message, ...],
         sampling: Sampling,
         budget: Budget,
@@ -227,7 +242,15 @@ class Resolver:
         overrides = request.overrides
         choices = overrides.model_dump(exclude={"options", "budget", "thinking"}, exclude_none=True)
         options = self._options(overrides.options or {})
-        values = {"policy": self.method, "options": options, "sampling": sampling, "budget": Limits.of(budget)}
+        values: dict[str, Any] = {
+            "policy": self.method,
+            "options": options,
+            "sampling": sampling,
+            "budget": Limits.of(budget),
+        }
+        if self.best_priority is not None:
+            asked: int | None = getattr(overrides, "priority", None)
+            values["priority"] = _allowed_priority(asked, self.best_priority, "stepspec.priority")
         run = self.offer.defaults.model_copy(update=choices | values)
         if run.auto is None and self.auto and getattr(request, "seed", None) is None:  # a seed repeats a run
             run = run.model_copy(update={"auto": True})
@@ -269,10 +292,10 @@ class Resolver:
                 self.offer.check(self.method, options)
             except ConfigurationError as exc:
                 place = f"stepspec.options.{exc.option}" if exc.option else "stepspec.options"
-                raise bad_request(str(exc), place if requested else None, "invalid_value") from exc
+                raise bad_request(str(exc), place if requested else "model", "invalid_value") from exc
         return options
 
-    def _sampling(self, request: ChatRequest | ResponsesRequest | LiveRequest) -> Sampling:
+    def _sampling(self, request: Request) -> Sampling:
         """Without a seed every request draws one: with the configured seed all answers would be alike."""
         for name in PENALTIES:
             if getattr(request, name, None):
@@ -300,6 +323,20 @@ class Resolver:
         thinking = max(1, int((budget.tokens - answer) * EFFORT[effort]))
         return replace(budget, tokens=answer + thinking, answer=answer)
 
+    def _message_budget(self, request: MessagesRequest) -> Budget:
+        """Return the budget of a message: its thinking may be limited, and all the rest is for the answer."""
+        budget = self._budget(request.overrides, "max_tokens", request.max_tokens, None)
+        thinking = budget.tokens - budget.for_answer
+        if request.effort is not None:
+            thinking = max(1, int(thinking * EFFORT[request.effort]))
+        if isinstance(request.thinking, EnabledThinking):
+            most = request.thinking.budget_tokens
+            if most >= request.max_tokens:
+                message = f"thinking.budget_tokens is {most}: send less than max_tokens, which is {request.max_tokens}"
+                raise bad_request(message, "thinking.budget_tokens", "invalid_value")
+            thinking = min(thinking, most)
+        return replace(budget, answer=max(budget.for_answer, budget.tokens - thinking))
+
     def _limited(self, budget: Budget, overrides: StepspecOptions) -> Budget:
         """Limit the tokens as the settings say; the tokens that the request reserves for the answer stay."""
         most = self.settings.max_tokens
@@ -310,6 +347,31 @@ class Resolver:
         return replace(budget, tokens=most, answer=answer)
 
 
+def forwarded_priority(content: Mapping[str, Any], best: int | None) -> int | None:
+    """
+    Return the priority, among runs, of a request that is forwarded; None if the client's own stays as it is.
+
+    *best* is what the client may have at best, and what a request without one gets. Raise `ApiError` for a better one.
+    """
+    if best is None:
+        return None
+    try:
+        asked = _PRIORITY.validate_python(content.get("priority"))
+    except ValidationError as exc:
+        wrong = exc.errors()[0]["msg"]
+        raise bad_request(
+            f"priority: {wrong}; send an integer from -1000 to 1000", "priority", "invalid_value"
+        ) from exc
+    return _allowed_priority(asked, best, "priority")
+
+
+def _allowed_priority(asked: int | None, best: int, param: str) -> int:
+    if asked is not None and asked < best:
+        message = f"{param} is {asked}, and the API key allows {best} at best: send {best} or more; lower is first"
+        raise bad_request(message, param, "invalid_value")
+    return best if asked is None else asked
+
+
 def _max_tokens(request: ChatRequest) -> tuple[str, int | None]:
     """Return the limit of tokens with the name of its parameter."""
     old, new = request.max_tokens, request.max_completion_tokens
@@ -317,6 +379,14 @@ def _max_tokens(request: ChatRequest) -> tuple[str, int | None]:
         message = "max_tokens and max_completion_tokens differ: send one of them"
         raise bad_request(message, "max_tokens", "invalid_value")
     return ("max_completion_tokens", new) if new else ("max_tokens", old)
+
+
+def _check_least(least: int | None, name: str, most: int | None) -> None:
+    """Refuse a least number of tokens above the limit, as vLLM does; it has no other effect."""
+    if least is not None and most is not None and least > most:
+        raise bad_request(
+            f"min_tokens is {least} and {name} {most}: send at most {most}", "min_tokens", "invalid_value"
+        )
 
 
 def _with_overrides(budget: Budget, overrides: StepspecOptions) -> Budget:
@@ -334,16 +404,18 @@ def _check_answer(answer: int | None, tokens: int) -> None:
         raise bad_request(message, "stepspec.budget.answer", "invalid_value")
 
 
-def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+def _stops(stop: str | list[str] | None, param: str = "stop") -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > MAX_STOPS:
-        raise bad_request(f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed", "stop", "invalid_value")
+        raise bad_request(f"{len(stops)} stop strings: at most {MAX_STOPS} are allowed", param, "invalid_value")
     if "" in stops:
-        raise bad_request("a stop string is empty", "stop", "invalid_value")
+        raise bad_request("a stop string is empty", param, "invalid_value")
     return stops
 
 
-def _toolset(request: ChatRequest | ResponsesRequest, format: Format | None, param: str) -> Toolset | None:
+def _toolset(
+    request: ChatRequest | ResponsesRequest | MessagesRequest, format: Format | None, param: str
+) -> Toolset | None:
     """Return the tools of *request*; None if it has none. *param* is the name of its parameter for the *format*."""
     tools, choice = request.toolset, request.chosen_tool
     if not tools:
@@ -369,7 +441,7 @@ def _answer_format(format: Part | None) -> Format | None:
     match format:
         case SchemaJson(json_schema=schema):
             return schema.rules
-        case SchemaFormat(rules=rules):
+        case SchemaFormat(rules=rules) | OutputFormat(rules=rules):
             return rules
         case AnyJson():
             return "json"

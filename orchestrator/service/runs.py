@@ -56,14 +56,18 @@ class Runs:
         Leaving the block cancels the runs that are not over, and waits until they are gone.
         """
         context, request = self._context, self._request
-        async with context.admission.enter() as waited:
+        priority = min(each.run.priority for each in self.run_requests)
+        async with context.admission.enter(priority) as waited:
             seconds = max(deadline(context.settings, request, stream=stream) - waited, LEAST_SECONDS)
             request.queued, request.admitted = waited, request.seconds
-            async with asyncio.timeout(seconds + GRACE):
-                async with background(
-                    *(self._run(choice, each.within(seconds)) for choice, each in enumerate(self.run_requests))
-                ):
-                    yield self
+            try:
+                async with asyncio.timeout(seconds + GRACE):
+                    async with background(
+                        *(self._run(choice, each.within(seconds)) for choice, each in enumerate(self.run_requests))
+                    ):
+                        yield self
+            finally:
+                self._count_large()
 
     def __aiter__(self) -> Self:
         return self
@@ -117,6 +121,7 @@ class Runs:
                 stop=run_request.stop,
                 format=run_request.format,
                 tools=run_request.tools,
+                session=self._request.session or None,
                 observe=observe,
                 clock=clock,
             )
@@ -125,9 +130,14 @@ class Runs:
             self._changed.set()
             return
         self.solutions[choice] = solution
+        self._count_large()
         if len(self.solutions) == len(self.run_requests):
             self._request.upstream = max(counts.upstream for counts in self.counts)
         self._put(RunResult(self._request, choice, solution))
+
+    def _count_large(self) -> None:
+        """Note what the large model did for all runs so far."""
+        self._request.large_tokens = sum(counts.large for counts in self.counts)
 
     def _put(self, item: RunItem) -> None:
         self._context.observe(item)

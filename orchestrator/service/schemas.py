@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, cast
 
 import orjson
 from pydantic import (
@@ -43,6 +43,7 @@ SPEAKERS: Mapping[str, Speaker] = {
 }
 
 Positive: TypeAlias = Annotated[int, Field(ge=1)]
+NotNegative: TypeAlias = Annotated[int, Field(ge=0)]
 Seconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Empty: TypeAlias = Annotated[list[Any], Field(max_length=0)] | None
 Label: TypeAlias = Annotated[str, Field(max_length=256)]
@@ -315,7 +316,9 @@ class StepspecOptions(Part):
 
 
 class Request(Part):
-    """A request to a method."""
+    """A request to a method; *parts* are what its messages consist of."""
+
+    parts: ClassVar[tuple[type[Part], ...]] = (Turn,)
 
     stepspec: StepspecOptions | None = None
 
@@ -353,8 +356,10 @@ class ChatRequest(Request):
     prompt_cache_retention: Label | None = None
     metadata: Metadata | None = None
 
-    # Load generators send it. A run ends with its answer, or with its budget.
+    # Load generators send them. A run ends with its answer, or with its budget: what two models would write beyond the
+    # answer says nothing about a method.
     ignore_eos: bool | None = None
+    min_tokens: NotNegative | None = None
 
     tools: Annotated[list[Annotated[ToolPart, BeforeValidator(_function)]], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
@@ -552,6 +557,15 @@ class ChosenFunction(NamedFunction):
 Item: TypeAlias = Annotated[Annotated[TypedItem, Field(discriminator="type")], BeforeValidator(_with_type)]
 
 
+def _no_stop(stop: object) -> object:
+    if stop is not None:
+        raise ValueError("this API has no stop strings; leave it out, or POST /v1/chat/completions, which has them")
+    return stop
+
+
+NoStop: TypeAlias = Annotated[None, BeforeValidator(_no_stop)]
+
+
 class ResponsesStreamOptions(Part):
     """Options of a stream of the Responses API."""
 
@@ -578,6 +592,11 @@ class ResponsesRequest(Request):
     prompt_cache_key: Label | None = None
     prompt_cache_retention: Label | None = None
     stream_options: ResponsesStreamOptions | None = None
+
+    # Load generators send them, as in chat completions.
+    ignore_eos: bool | None = None
+    min_tokens: NotNegative | None = None
+    stop: NoStop = None
 
     tools: Annotated[list[Annotated[FunctionTool, BeforeValidator(_function)]], Field(max_length=MAX_TOOLS)] | None = (
         None

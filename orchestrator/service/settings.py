@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
@@ -19,6 +20,8 @@ from pydantic import (
     model_validator,
 )
 from pydantic_settings import NoDecode
+
+from ..run_options import Priority
 
 Thinking: TypeAlias = Literal["both", "reasoning", "reasoning_content", "content", "none"]
 """Where a reply has the thinking: in both fields, in one of them, in the content between <think> tags, or nowhere."""
@@ -37,6 +40,34 @@ def _rooted(path: str) -> str:
 
 Secrets: TypeAlias = Annotated[tuple[SecretStr, ...], NoDecode, BeforeValidator(listed)]
 Words: TypeAlias = Annotated[tuple[str, ...], NoDecode, BeforeValidator(listed)]
+
+
+def _checked_name(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+        raise ValueError(f"{name!r} is no name of a client: use at most 64 letters, digits, dots, hyphens, underscores")
+    return name
+
+
+ClientName: TypeAlias = Annotated[str, AfterValidator(_checked_name)]
+
+
+class Client(BaseModel):
+    """
+    A client of the service, known by its *key* and called by its name in logs and metrics.
+
+    The limits hold in each process of the service. A minute's worth may be used at once, and comes back continuously.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: SecretStr
+    """The client's API key."""
+    requests_per_minute: PositiveInt | None = None
+    """Requests to models; none: no limit."""
+    large_tokens_per_minute: PositiveInt | None = None
+    """Tokens that the large model writes, and reads to judge; none: no limit."""
+    priority: Priority = 0
+    """The best priority of the client's runs, and that of requests without their own; lower is first."""
 
 
 class Scaling(BaseModel):
@@ -76,7 +107,7 @@ class ServiceSettings(BaseModel):
     """
     The service's own settings; those of solving are the solver's.
 
-    Without *keys* every client is admitted, and a public *host* is allowed only with *insecure*.
+    Without *keys* and *clients* every client is admitted, and a public *host* is allowed only with *insecure*.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -88,9 +119,11 @@ class ServiceSettings(BaseModel):
     workers: Annotated[int, Field(ge=1, le=64)] = 1
     """Processes that serve the port; each learns by itself."""
     keys: Secrets = ()
-    """The accepted API keys; none: every client is admitted."""
+    """Accepted API keys of clients without limits; with neither *keys* nor *clients* every client is admitted."""
+    clients: dict[ClientName, Client] = {}
+    """Clients by their names, each with its own key, limits and priority."""
     insecure: bool = False
-    """Allow a *host* that other machines can reach without *keys*."""
+    """Allow a *host* that other machines can reach without keys."""
     cors_origins: Words = ()
     """Origins of web pages that may use the service; ``*``: all."""
     root_path: Annotated[str, AfterValidator(_rooted)] = ""
@@ -109,7 +142,7 @@ class ServiceSettings(BaseModel):
     """Seconds that running requests have to finish on shutdown."""
     max_body_bytes: PositiveInt = 4 * 2**20
     """The largest body of a request, in bytes."""
-    max_messages: PositiveInt = 256
+    max_messages: PositiveInt = 1024
     """The most messages of a request."""
     max_choices: PositiveInt = 8
     """The most choices (``n``) of a request."""
@@ -132,14 +165,22 @@ class ServiceSettings(BaseModel):
     ray: Scaling = Scaling()
     """The replicas of the Ray Serve application."""
 
+    @property
+    def locked(self) -> bool:
+        """Whether clients need a key."""
+        return bool(self.keys or self.clients)
+
     @model_validator(mode="after")
     def _locked(self) -> Self:
-        if any(not key.get_secret_value() for key in self.keys):
+        keys = [*self.keys, *(client.key for client in self.clients.values())]
+        if any(not key.get_secret_value() for key in keys):
             raise ValueError("a key is empty")
-        if not (self.keys or self.insecure or private(self.host)):
+        if len({key.get_secret_value() for key in keys}) < len(keys):
+            raise ValueError("a key is there twice among keys and clients: give every client its own")
+        if not (keys or self.insecure or private(self.host)):
             raise ValueError(
                 f"host {self.host!r} can be reached from outside and no key is set: set STEPSPEC_SERVICE__KEYS (or "
-                "--key), or add --insecure to admit every client"
+                "--key) or a table [service.clients.NAME], or add --insecure to admit every client"
             )
         return self
 

@@ -18,7 +18,7 @@ from ..chain import Accept, Role, Rollback, Step, Verdict
 from ..events import Answered, Called, Chosen, Committed, Drafted, Judged, Lost, Purpose, Repaired, Started
 from ..solution import Solution
 from ..trace import Moment
-from .observers import ServiceRequest, UpstreamCall
+from .observers import COUNT_PATH, MESSAGES_PATH, ServiceRequest, UpstreamCall
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -29,6 +29,8 @@ OPERATIONS: Mapping[str, tuple[str, str]] = {
     "/v1/chat/completions": ("chat", "chat"),
     "/v1/completions": (CALL, CALL),
     "/v1/responses": ("respond", "chat"),
+    MESSAGES_PATH: ("message", "chat"),
+    COUNT_PATH: ("count_tokens", "count_tokens"),
     "/live": ("live", "chat"),
 }
 """By path: the first word of a request's span, and the convention's name of the operation."""

@@ -21,10 +21,14 @@ EVENT_STREAM: Mapping[str, str] = {
 
 
 class ClientConnection:
-    """Sends a response. The client has to take each message within *send_seconds*, or `ApiError` is raised."""
+    """
+    Sends the response to *request*.
 
-    def __init__(self, send: Send, send_seconds: float) -> None:
-        self._send, self._send_seconds = send, send_seconds
+    The client has to take each message within *send_seconds*, or `ApiError` is raised.
+    """
+
+    def __init__(self, request: ServiceRequest, send: Send, send_seconds: float) -> None:
+        self._request, self._send, self._send_seconds = request, send, send_seconds
         self._failure = b""
         self.started = self.finished = False
 
@@ -48,7 +52,7 @@ class ClientConnection:
     async def fail(self, error: ApiError) -> None:
         """End a stream that has started with *error*. Any other response stays incomplete: the server cuts it off."""
         if self._failure and not self.finished:
-            await self.finish(self._failure % error.body)
+            await self.finish(self._failure % self._request.error_body(self._request.in_its_api(error)))
 
     async def send_json(self, body: bytes) -> None:
         """Send a complete response."""
@@ -80,7 +84,7 @@ class StreamedResponse(Response):
         self._request, self._work, self._send_seconds, self._aborted = request, work, send_seconds, aborted
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        connection = ClientConnection(send, self._send_seconds)
+        connection = ClientConnection(self._request, send, self._send_seconds)
         async with background(self._work(connection), _disconnected(receive), self._aborted.wait()) as tasks:
             working, disconnecting, _ = tasks
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

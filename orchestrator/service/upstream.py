@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -14,13 +15,17 @@ import orjson
 from ..chain import Role
 from ..concurrency import background
 from ..endpoints import ModelEndpoint, ReplicatedEndpoint
+from ..endpoints.client import run_place
 from ..endpoints.failures import no_connection
+from ..endpoints.replicas import in_order
 from . import payloads
 from .errors import ApiError
+from .forwarded_usage import ForwardedUsage, asking_for_usage
 from .observers import HealthChecked, ServiceObserver, ServiceRequest
 from .run_requests import ServedModel
 from .streaming import EVENT_STREAM, ClientConnection
 
+IDLE = 2.0  # seconds that an idle connection stays open; vLLM closes its own after 5, maybe as a request is under way
 CHECK_SECONDS = 5.0  # for one health check
 RETURNED_HEADERS = ("Content-Type", "Retry-After", "x-should-retry")
 
@@ -80,15 +85,36 @@ class UpstreamProxy:
         body: bytes,
         connection: ClientConnection,
         seconds: float,
+        priority: int | None = None,
     ) -> None:
-        """Send *body* (parsed: *content*) to *model*, and its answer over *connection*. Raise `ApiError`."""
-        endpoint = self._endpoints[model.role]
+        """
+        Send *body* (parsed: *content*) to *model*, and its answer over *connection*. Raise `ApiError`.
+
+        *priority* is that of a run; None: the request keeps its own.
+        """
+        endpoint, changed = self._endpoints[model.role], content
         if content["model"] != model.name:
-            body = orjson.dumps({**content, "model": model.name})
+            changed = {**changed, "model": model.name}
+        if priority is not None and endpoint.settings.priorities:
+            changed = {**changed, "priority": run_place(priority)}
+        counted = bool(request.client) and model.role == "large"
+        asking = asking_for_usage(request.path, changed) if counted else None
+        changed = asking or changed
+        if changed is not content:
+            body = orjson.dumps(changed)
         failures: list[str] = []
-        for url in self._urls(endpoint):
+        for url in self._urls(endpoint, request.session):
             try:
-                await self._send(request, model, f"{url}{request.path}", body, connection, seconds)
+                await self._send_again(
+                    request,
+                    model,
+                    f"{url}{request.path}",
+                    body,
+                    connection,
+                    seconds,
+                    counted=counted,
+                    hidden=asking is not None,
+                )
                 return
             except (TimeoutError, aiohttp.ClientError) as exc:
                 if connection.started:
@@ -104,6 +130,27 @@ class UpstreamProxy:
         message = f"the {model.role} model's server cannot be reached: {'; '.join(failures)}"
         raise ApiError(503, message, code="upstream_unavailable")
 
+    async def _send_again(
+        self,
+        request: ServiceRequest,
+        model: ServedModel,
+        url: str,
+        body: bytes,
+        connection: ClientConnection,
+        seconds: float,
+        *,
+        counted: bool,
+        hidden: bool,
+    ) -> None:
+        """Send once more what a server did not read, because it closed an idle connection just then."""
+        send = partial(self._send, request, model, url, body, connection, seconds, counted=counted, hidden=hidden)
+        try:
+            await send()
+        except aiohttp.ServerDisconnectedError:
+            if connection.started:
+                raise
+            await send()
+
     async def _send(
         self,
         request: ServiceRequest,
@@ -112,6 +159,9 @@ class UpstreamProxy:
         body: bytes,
         connection: ClientConnection,
         seconds: float,
+        *,
+        counted: bool,
+        hidden: bool,
     ) -> None:
         endpoint = self._endpoints[model.role]
         with request.calling(model.role, model.name, url) as call:
@@ -121,15 +171,24 @@ class UpstreamProxy:
                 if response.status in (401, 403):
                     raise _key_refused(model, endpoint, url, response.status)
                 failure = payloads.failure(request.path)
-                await _return(response, connection, endpoint.settings.deadlines.between, failure)
+                usage = ForwardedUsage(stream=_streams(response), hidden=hidden) if counted else None
+                try:
+                    await _return(response, connection, endpoint.settings.deadlines.between, failure, usage)
+                finally:
+                    request.large_tokens += usage.written if usage else 0
                 request.upstream = request.seconds - (request.admitted or 0.0)
 
-    def _urls(self, endpoint: ModelEndpoint) -> Sequence[str]:
-        """Return the servers of *endpoint* in turn, with those that are known to be down at the end."""
-        urls, turn = endpoint.settings.urls, next(self._turns)
-        rotated = [urls[(turn + place) % len(urls)] for place in range(len(urls))]
+    def _urls(self, endpoint: ModelEndpoint, session: str) -> Sequence[str]:
+        """
+        Return the servers of *endpoint* in the order to try, with those that are known to be down at the end.
+
+        It is the order that the *session* prefers, as for its runs; without one the servers take turns.
+        """
+        urls = endpoint.settings.urls
+        turn = 0 if session else next(self._turns)
+        ordered = in_order(urls, session) if session else [urls[(turn + at) % len(urls)] for at in range(len(urls))]
         down: Mapping[str, str] = endpoint.down if isinstance(endpoint, ReplicatedEndpoint) else {}
-        return sorted(rotated, key=lambda url: url in down)
+        return sorted(ordered, key=lambda url: url in down)
 
     def _open(self, request: ServiceRequest, endpoint: ModelEndpoint, url: str, body: bytes, seconds: float) -> Any:
         headers = {**request.forwarded, "Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -141,17 +200,25 @@ class UpstreamProxy:
         return self._http.post(url, data=body, headers=headers, timeout=timeout)
 
 
+def _streams(response: aiohttp.ClientResponse) -> bool:
+    return response.content_type == "text/event-stream"
+
+
 async def _return(
-    response: aiohttp.ClientResponse, connection: ClientConnection, between: float, failure: bytes
+    response: aiohttp.ClientResponse,
+    connection: ClientConnection,
+    between: float,
+    failure: bytes,
+    usage: ForwardedUsage | None,
 ) -> None:
     headers = {name: value for name in RETURNED_HEADERS if (value := response.headers.get(name)) is not None}
-    stream = response.content_type == "text/event-stream"
+    stream = _streams(response)
     await connection.start(
         {**(EVENT_STREAM if stream else {}), **headers}, response.status, failure=failure if stream else b""
     )
     while part := await _read(response, between):
-        await connection.send(part)
-    await connection.finish()
+        await connection.send(usage.add(part) if usage else part)
+    await connection.finish(usage.finish() if usage else b"")
 
 
 async def _read(response: aiohttp.ClientResponse, seconds: float) -> bytes:

@@ -11,8 +11,9 @@ from pydantic_core import ErrorDetails
 
 from ..budget import Budget
 from ..errors import near
+from .anthropic_schemas import OWN_TOOLS, TEXT_ONLY, Conversation
 from .errors import ApiError, bad_request, format_path
-from .schemas import FUNCTIONS, SERVED, StepspecOptions, Turn
+from .schemas import FUNCTIONS, SERVED, Request, StepspecOptions
 
 LOGPROBS = f"the steps come from two models, and their probabilities do not compare; {SERVED}"
 IDS = f"the token ids of two models do not agree; {SERVED}"
@@ -34,7 +35,7 @@ CURES: Mapping[str, str] = {
     **dict.fromkeys(("previous_response_id", "conversation", "prompt"), CONVERSATION),
     **dict.fromkeys(("chat_template", "add_generation_prompt", "add_special_tokens", "documents"), TEMPLATE),
     **dict.fromkeys(("continue_final_message", "echo", "mm_processor_kwargs"), TEMPLATE),
-    **dict.fromkeys(("min_tokens", "bad_words", "best_of", "use_beam_search"), WRITING),
+    **dict.fromkeys(("bad_words", "best_of", "use_beam_search"), WRITING),
     **dict.fromkeys(("length_penalty", "include_stop_str_in_output", "skip_special_tokens"), WRITING),
     **dict.fromkeys(("spaces_between_special_tokens", "truncate_prompt_tokens", "logits_processors"), WRITING),
     **dict.fromkeys(("structured_outputs", "guided_json", "guided_regex", "guided_choice"), FORMAT),
@@ -68,18 +69,53 @@ CURES: Mapping[str, str] = {
 }
 """The cure for a parameter, by its path without indices."""
 
-OTHER_NAMES: Mapping[str, str] = {
-    "max_tokens": "max_output_tokens",
-    "max_completion_tokens": "max_output_tokens",
-    "response_format": "text.format",
-    "reasoning_effort": "reasoning.effort",
-    "messages": "input",
-    "max_output_tokens": "max_completion_tokens",
-    "text": "response_format",
-    "reasoning": "reasoning_effort",
-    "input": "messages",
+EFFORT = "a method always thinks; choose low, medium, high, xhigh or max"
+
+ANTHROPIC_CURES: Mapping[str, str] = {
+    **dict.fromkeys(("mcp_servers", "container"), OWN_TOOLS),
+    **dict.fromkeys(("compaction", "thread"), "nothing is stored or shortened; send the whole conversation"),
+    **dict.fromkeys(
+        ("fallbacks", "fallback_credit_token", "billing_policy"), "there is no other model to fall back to"
+    ),
+    "tool_choice": "choose the type auto, any, none, or tool with a name",
+    "tools.defer_loading": "there is no search for tools; leave it out, and send the tools that matter",
+    "tools.allowed_callers": OWN_TOOLS,
+    "thinking": "choose the type enabled, adaptive or disabled",
+    "output_config.effort": EFFORT,
+    "output_config.format": "send a format of the type json_schema with a schema",
+    "context_management.edits": "the conversation is read as it is sent; leave the edit out",
+    "inference_geo": "the models run where the service does; leave it out",
+    "diagnostics": "send it in the header X-Request-Id, and read the reply's ledger; leave it out",
+    "speed": "there is one speed; leave it out",
+    "service_tier": TIER,
+    "messages.content.citations": f"{TEXT_ONLY}; leave the citations out",
+    "seed": "this API has no seed; use /v1/chat/completions, or leave it out",
+    "n": "this API has one answer; send several requests",
+    "metadata": "send user_id alone",
 }
-"""The names of one parameter in both APIs: that in the other API, by that in one."""
+"""The same for the requests of Anthropic's API, in addition."""
+
+CODES: Mapping[str, str] = {"thread": "thread_unsupported_request"}
+"""The codes that clients wait for, by parameter: after this one, Anthropic's SDK sends the whole conversation."""
+
+OTHER_NAMES: Mapping[str, tuple[str, ...]] = {
+    "max_tokens": ("max_output_tokens",),
+    "max_completion_tokens": ("max_output_tokens", "max_tokens"),
+    "response_format": ("text.format", "output_config.format"),
+    "output_format": ("output_config.format", "response_format"),
+    "reasoning_effort": ("reasoning.effort", "output_config.effort"),
+    "messages": ("input",),
+    "max_output_tokens": ("max_completion_tokens", "max_tokens"),
+    "text": ("response_format", "output_config.format"),
+    "reasoning": ("reasoning_effort", "output_config.effort"),
+    "input": ("messages",),
+    "stop": ("stop_sequences",),
+    "stop_sequences": ("stop",),
+    "instructions": ("system",),
+    "system": ("instructions",),
+    "user": ("metadata.user_id",),
+}
+"""The names of one parameter in the other APIs, by that in one."""
 
 
 Path: TypeAlias = tuple[int | str, ...]
@@ -96,12 +132,13 @@ def explain(schema: type[BaseModel], body: object, exc: ValidationError) -> ApiE
     if error["type"] == "missing":
         return bad_request(f"{param} is missing", param, "missing")
     name, unknown = ".".join(part for part in path if isinstance(part, str)), error["type"] == "extra_forbidden"
-    other = OTHER_NAMES.get(name, "") if unknown else ""
-    if other.partition(".")[0] in schema.model_fields:
-        return bad_request(f"{param} is called {other} in this API", param, "unknown_parameter")
-    if name in CURES:
+    others = [other for other in OTHER_NAMES.get(name, ()) if other.partition(".")[0] in schema.model_fields]
+    if unknown and others:
+        return bad_request(f"{param} is called {others[0]} in this API", param, "unknown_parameter")
+    cure = (ANTHROPIC_CURES.get(name) if issubclass(schema, Conversation) else None) or CURES.get(name)
+    if cure is not None:
         verb = "is not supported" if unknown else "cannot have this value"
-        return bad_request(f"{param} {verb}: {CURES[name]}", param, "unsupported_parameter")
+        return bad_request(f"{param} {verb}: {cure}", param, CODES.get(name, "unsupported_parameter"))
     if unknown:
         hint = near(str(path[-1]), _known(schema, path))
         return bad_request(f"unknown parameter {param!r}{hint}", param, "unknown_parameter")
@@ -120,15 +157,16 @@ def _walk(location: Path, body: object, kind: str) -> Path | None:
         return ()
     part, rest = location[0], location[1:]
     inner = _at(body, part)
-    if inner is not None:
-        path = _walk(rest, inner[0], kind)
-        if path is not None:
-            return (part, *path)
+    path = _walk(rest, inner[0], kind) if inner is not None else None
+    within = (part, *path) if path is not None else None
     if not rest and kind == "missing" and inner is None:
         return (part,)
     if isinstance(part, int) or (not rest and kind == "extra_forbidden"):
-        return None
-    return _walk(rest, body, kind)
+        return within
+    beside = _walk(rest, body, kind)
+    if within is None or beside is None:
+        return within or beside
+    return beside if beside[-1:] == location[-1:] != within[-1:] else within  # an alternative called like a field
 
 
 def _at(body: object, part: int | str) -> tuple[object] | None:
@@ -159,6 +197,6 @@ def _joined(messages: Iterable[str]) -> str:
 def _known(schema: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     if path[0] == "stepspec":
         return [*StepspecOptions.model_fields, *[field.name for field in fields(Budget)]]
-    if path[0] in ("messages", "input"):
-        return [*Turn.model_fields]
+    if path[0] in ("messages", "input", "system") and issubclass(schema, Request | Conversation):
+        return [field for part in schema.parts for field in part.model_fields]
     return [*schema.model_fields] if len(path) == 1 else []

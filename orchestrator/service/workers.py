@@ -58,8 +58,8 @@ class HeldSlots:
     def count(self) -> int:
         return len(self._tasks)
 
-    def enter(self, number: int) -> None:
-        self._tasks[number] = asyncio.create_task(self._hold(number))
+    def enter(self, number: int, priority: int) -> None:
+        self._tasks[number] = asyncio.create_task(self._hold(number, priority))
 
     def leave(self, number: int) -> None:
         if task := self._tasks.pop(number, None):
@@ -73,9 +73,9 @@ class HeldSlots:
         if tasks:
             await asyncio.wait(tasks)
 
-    async def _hold(self, number: int) -> None:
+    async def _hold(self, number: int, priority: int) -> None:
         try:
-            async with self._admission.enter():
+            async with self._admission.enter(priority):
                 self._channel.send("granted", number)
                 await asyncio.Event().wait()  # until the worker leaves
         except ApiError as exc:
@@ -273,8 +273,8 @@ class Workers:
     async def _listen(self, number: int, worker: Worker) -> None:
         while message := await worker.channel.receive():
             match message:
-                case ["enter", int(request)]:
-                    worker.slots.enter(request)
+                case ["enter", int(request), int(priority)]:
+                    worker.slots.enter(request, priority)
                 case ["leave", int(request)]:
                     worker.slots.leave(request)
                 case ["ready"]:

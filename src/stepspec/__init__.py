@@ -9,7 +9,7 @@ records of runs.
 from typing import TYPE_CHECKING, Any
 
 from stepspec.orchestrator import Budget, Chain, Ledger, Message, errors, events, trace
-from stepspec.orchestrator.chain import Accept, Rival, Rollback, Step, Token, Tool, ToolCall, Toolset, Verdict
+from stepspec.orchestrator.chain import Accept, Rating, Rival, Rollback, Step, Token, Tool, ToolCall, Toolset, Verdict
 from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
@@ -19,6 +19,7 @@ from stepspec.orchestrator.interfaces import Model, Policy
 from stepspec.orchestrator.nesting import NestedPair
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
+from stepspec.orchestrator.verifiers import Candidate
 from stepspec.policies import Method
 
 from .api import EventStream, Solver, asolve, solve
@@ -34,6 +35,7 @@ __all__ = [
     "Accept",
     "Benchmark",
     "Budget",
+    "Candidate",
     "Chain",
     "ConfigurationError",
     "Endpoint",
@@ -47,6 +49,7 @@ __all__ = [
     "NestedPair",
     "Observer",
     "Policy",
+    "Rating",
     "Rival",
     "Rollback",
     "RunOptions",

@@ -19,6 +19,7 @@ from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.early_stopping import STOP_RULES, StopRule
 from stepspec.orchestrator.endpoints import (
+    CriticEndpoint,
     Endpoint,
     ModelEndpoint,
     ReplicatedModel,
@@ -32,13 +33,14 @@ from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
-from stepspec.orchestrator.events import Event, Observer, Selected, Started
+from stepspec.orchestrator.events import Event, Observer, Selected, Stage, Started
 from stepspec.orchestrator.feedback.auto import Auto, AutoRun
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.feedback.learning import Learning, Learnings
 from stepspec.orchestrator.feedback.load import Load
 from stepspec.orchestrator.feedback.method_selection import MethodSelection
 from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowJudge, Shadows
+from stepspec.orchestrator.feedback.spend_target import SpendTargets, follow
 from stepspec.orchestrator.interfaces import (
     AnsweredBy,
     AnswerParser,
@@ -50,6 +52,8 @@ from stepspec.orchestrator.interfaces import (
     answered_by,
     ended_by,
 )
+from stepspec.orchestrator.large_seconds import LargeSeconds, Metered
+from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, described, named, servers
 from stepspec.orchestrator.nesting.settings import Nesting
@@ -57,6 +61,7 @@ from stepspec.orchestrator.run import run as run_policy
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
 from stepspec.orchestrator.step_ends import StepEnds
+from stepspec.orchestrator.verifiers import VERIFIERS, AnswerCheck, ConnectedVerifier, FunctionVerifier, LargeJudge
 
 from . import policies, prompts
 from . import settings as configuration
@@ -66,6 +71,8 @@ log = logging.getLogger(__name__)
 
 JUDGING_ROOM = 192  # tokens of context that a judge's question may take after the chain
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
+STEP_QUESTION, ANSWER_QUESTION = prompts.load("check"), prompts.load("verifier.answer")
+REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-because")
 SHADOW_QUESTIONS = prompts.load("check"), prompts.load("shadow.correct")  # about a step alone, and compared
 
 
@@ -116,10 +123,11 @@ class EventStream:
 @dataclass(frozen=True, slots=True)
 class Models:
     """
-    Both models of one run within its *budget*, and the *critic*, if there is one.
+    Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is one.
 
     *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With *tools*,
-    the large model answers. Models that have replicas hold a place until `leave`.
+    the large model answers. The *meter* limits the seconds of the large model, if they are limited. *check* is what
+    judges the answer, if anything does. Models that have replicas hold a place until `leave`.
     """
 
     small: Model
@@ -129,6 +137,13 @@ class Models:
     formatting: Model | None = None
     sampled: bool = False
     tools: bool = False
+    check: AnswerCheck | None = None
+    meter: LargeSeconds | None = None
+
+    @property
+    def limited_large(self) -> Model:
+        """The large model, with its seconds limited by the *meter*."""
+        return Metered(self.large, self.meter) if self.meter is not None else self.large
 
     def policy(
         self,
@@ -143,7 +158,7 @@ class Models:
 
         *ending* says who ends the thinking; None: as in the policy's paper.
         """
-        small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
+        small, large = (_budgeted(model, self.budget) for model in (self.small, self.limited_large))
         policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
         if name in policies.BASELINES:
             return policy
@@ -163,7 +178,7 @@ class Models:
             return Budgeted(self.formatting, self.budget.left)
         paper = answered_by(policies.METHODS.find(name).source)
         by = name if name in policies.BASELINES else "large" if self.tools else answer or paper
-        return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
+        return None if by == "method" else _budgeted(self.small if by == "small" else self.limited_large, self.budget)
 
     def leave(self) -> None:
         for model in (self.small, self.large, self.formatting):
@@ -212,7 +227,7 @@ class Solver:
         self._exit = AsyncExitStack()
         check_policies(settings)
         self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
-        self.critic = RewardModelEndpoint(settings.critic) if settings.critic else None
+        self.critic = _connected_critic(settings)
         self.large_load, self.auto = Load(), Auto()
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
         self.alternatives = {each.policy: CalibrationMonitor(each.calibration) for each in settings.alternatives}
@@ -221,6 +236,7 @@ class Solver:
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
         self._learnings = Learnings(settings.run, policies.adaptable, settings.calibration)
+        self._spend_targets = SpendTargets(policies.adaptable, settings.calibration)
         observe, company = self.shadows.observe, self.acceptance.user
         self._check = ShadowJudge(self.large, *SHADOW_QUESTIONS, settings.sampling, observe, company)
 
@@ -302,8 +318,9 @@ class Solver:
         resolved = before.with_overrides(named) if named else before
         if resolved.stop_rule:
             STOP_RULES.find(resolved.stop_rule)
+        self._spend_targets.check(resolved)
         if (resolved.policy, resolved.options) != (before.policy, before.options):
-            policies.check(resolved.policy, resolved.options, has_critic=self.critic is not None)
+            policies.check(resolved.policy, resolved.options, has_critic=self.settings.rates_steps)
         values = {
             "sampling": (sampling or before.sampling).with_seed(seed),
             "budget": before.budget if budget is None else Limits.of(budget),
@@ -344,13 +361,21 @@ class Solver:
 
         *observe* sees every event as it happens. The times in events and trace are from *clock*, which no other run has
         used; by default it is a new one. *trace_to* receives the trace, also of a run that fails; if that file cannot
-        be written, a warning is logged. *session* is the value of the session header; if it is None, the run makes its
-        own. If the small model fails for good, the large one goes on alone, and the solution says so; raise an
+        be written, a warning is logged. *session* is the value of the session header, whose runs use the same replica
+        of each model while it is up; if it is None, the run makes its own, and uses the replicas with the fewest runs.
+        If the small model fails for good, the large one goes on alone, and the solution says so; raise an
         `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
         run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
+        calling, judged = tools is not None and tools.callable, self.settings.judges_answers
+        if run.max_large_seconds is not None and (format is not None or calling or judged):
+            raise ConfigurationError(
+                "max_large_seconds: an answer in a format, with tools or with a verifier is the large model's, whose "
+                "seconds may be spent by then: leave out one of the two"
+            )
+        control = self._spend_targets.of(run)
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
         answering = await self._tool_answer(tools, run, format)
         limits = run.budget.budget().fit(await context_room(chain, (self.small, self.large)))
@@ -363,6 +388,9 @@ class Solver:
         if learning is not None and adapted is not None:
             adapted = replace(adapted, ahead=run.ahead) if run.auto else adapted
             run = run.model_copy(update={"options": learning.options(adapted), "ahead": adapted.ahead})
+        targeted = control.begin() if control is not None else None
+        if targeted is not None:
+            run = run.model_copy(update={"options": {**run.options, targeted.option: targeted.value}})
         observers: list[Observer] = [
             recorder,
             Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.large_load),
@@ -378,18 +406,21 @@ class Solver:
                 for observer in observers:
                     observer(each)
 
-        models = self._models(limits, seeded, watch, clock, answering)
+        meter = LargeSeconds(run.max_large_seconds) if run.max_large_seconds is not None else None
+        models = replace(self._models(limits, seeded, watch, clock, answering), meter=meter)
         auto = self._auto(models, run)
         names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
         threshold = policies.threshold(run.policy, run.options)
         watch(Started(chain.messages, run.policy, names, known, threshold, chain.tools))
         if selected is not None:
             watch(selected)
-        if adapted is not None:
-            watch(adapted)
+        for event in (adapted, targeted):
+            if event is not None:
+                watch(event)
+        ended = False
         try:
             windows.begin()
-            with carrying(self._session(session), run.priority), prompts.replacing(self.prompts):
+            with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
                 outcome = await run_policy(
                     self._policy(models, run),
                     chain,
@@ -397,15 +428,18 @@ class Solver:
                     ahead=replace(self._ahead(run), auto=auto if auto.aside else None),
                     observe=watch,
                     fallback=models.policy("large", {}) if run.policy != "small" else None,
+                    alone=models.policy("small", {}) if meter is not None else None,
                     thinks=self.thinks,
                     stop_rule=self._stop_rule(models, run),
                     answerer=(answerer := models.answerer(run.policy, run.answer)),
                     stop=stop,
                     by_method=answerer is None,
                     parser=answering.parser,
+                    check=models.check,
                 )
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
+            ended = True
         finally:
             windows.end()
             models.leave()
@@ -413,6 +447,9 @@ class Solver:
                 _write_trace(trace_to, recorder.moments)
             if learning is not None:
                 learning.learn(recorder.moments)
+            if control is not None and targeted is not None:
+                events = [moment.event for moment in recorder.moments]
+                follow(control, targeted, Ledger.of(events) if ended else None)
             if promise is not None:
                 promise.warn_of_drift()
         return Solution.of(outcome, recorder.moments)
@@ -435,9 +472,21 @@ class Solver:
         if answering.format is not None:
             author = self.small if answering.by == "small" else self.large
             formatting = author.model(sampling, observe=observe, clock=clock, format=answering.format)
-        critic = self.critic.critic(observe=observe, clock=clock) if self.critic else None
         tools = answering.parser is not None
-        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, tools)
+        critic: Critic | None = None
+        check = None
+        match self.critic:
+            case RewardModelEndpoint():
+                critic = self.critic.critic(observe=observe, clock=clock)
+            case ConnectedVerifier(settings=settings):
+                verifier = self.critic.verifier(instead=_instead(large), observe=observe, clock=clock)
+                critic = verifier if settings.rates("step") else None
+                if settings.rates("answer"):
+                    rewriting = large if tools or formatting is None else formatting
+                    check = AnswerCheck(verifier, rewriting, rejected, settings.repairs)
+            case None:
+                pass
+        return Models(small, large, critic, budget, formatting, sampling.temperature > 0, tools, check)
 
     async def _tool_answer(self, tools: Toolset | None, run: RunOptions, format: Format | None) -> _Answering:
         """How the answer of *run* is written. Raise `ConfigurationError` for what cannot be, `MissingCapability`."""
@@ -466,7 +515,7 @@ class Solver:
         Nothing is selected for a run without `auto`, or that no calibration covers. A method whose grades have drifted
         is left out.
         """
-        wanted = self.alternatives and run.auto and not run.adapt
+        wanted = self.alternatives and run.auto and not run.adapt and run.max_large_share is None
         if not (wanted and self.promise and self.promise.covers(self.conditions(run))):
             return run, None
         candidates = {run.policy: run}
@@ -489,7 +538,7 @@ class Solver:
 
     def _auto(self, models: Models, options: RunOptions) -> AutoRun:
         """What reads the events of one run; it decides about the run if that is wanted, and there is a choice."""
-        choosing = options.auto and options.policy not in policies.BASELINES
+        choosing = options.auto and options.max_large_share is None and options.policy not in policies.BASELINES
         aside = models.policy("large", {}) if choosing else None
         return self.auto.run(options.policy, options.options, options.ahead, aside)
 
@@ -498,7 +547,7 @@ class Solver:
         return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
 
     def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
-        return STOP_RULES.find(options.stop_rule)(models.large) if options.stop_rule and self.thinks else None
+        return STOP_RULES.find(options.stop_rule)(models.limited_large) if options.stop_rule and self.thinks else None
 
     @property
     def adaptation(self) -> Learning | None:
@@ -611,8 +660,15 @@ def _write_trace(path: Path, moments: Sequence[trace.Moment]) -> None:
 
 
 def check_policies(settings: Settings) -> None:
-    """Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or the stop rule."""
-    policies.check(settings.policy, settings.options, has_critic=settings.critic is not None)
+    """
+    Raise `ConfigurationError` if the policy of *settings* cannot be, or that of a pair within, or another plugin.
+
+    These are the stop rule and a verifier.
+    """
+    policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
+    SpendTargets(policies.adaptable).check(settings)
+    if isinstance(settings.critic, FunctionVerifier):
+        VERIFIERS.find(settings.critic.function)
     if settings.stop_rule:
         STOP_RULES.find(settings.stop_rule)
     if isinstance(settings.small, NestedPair):
@@ -635,7 +691,7 @@ def check_alternatives(settings: Settings) -> None:
         raise ConfigurationError(f"alternatives: {twice} is there twice: name every method once")
     for each in settings.alternatives:
         try:
-            policies.check(each.policy, each.options, has_critic=settings.critic is not None)
+            policies.check(each.policy, each.options, has_critic=settings.rates_steps)
         except ConfigurationError as exc:
             raise ConfigurationError(f"alternatives: {exc}") from exc
 
@@ -647,6 +703,31 @@ def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:
             policies.check(pair.policy, pair.options, has_critic=None)
         except ConfigurationError as exc:
             raise ConfigurationError(f"{path}: {exc}") from exc
+
+
+def _connected_critic(settings: Settings) -> RewardModelEndpoint | ConnectedVerifier | None:
+    if settings.critic is None:
+        return None
+    if isinstance(settings.critic, CriticEndpoint):
+        return RewardModelEndpoint(settings.critic)
+    return ConnectedVerifier(settings.critic)
+
+
+def _instead(large: Model) -> LargeJudge:
+    """What judges in place of a verifier that fails."""
+
+    def ask(stage: Stage) -> tuple[str, str]:
+        prompt = STEP_QUESTION if stage == "step" else ANSWER_QUESTION
+        return prompt.text, prompt.opening
+
+    return LargeJudge(large, ask)
+
+
+def rejected(reason: str) -> str:
+    """Write what follows a rejected answer, so that the large model goes on with a better one."""
+    unknown, known = REJECTED
+    text = known.fill(reason=reason) if reason else unknown.text
+    return f"\n\n{text}\n\n"
 
 
 def connected(settings: Endpoint | NestedPair, table: str = "") -> ModelEndpoint:

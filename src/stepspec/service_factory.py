@@ -59,7 +59,12 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
         names = ", ".join(service.context.models.served)
         with listen(settings.host, settings.port) as listening:
             host, port = listening.getsockname()[:2]
-            serving = {"url": f"http://{host}:{port}/v1", "models": names, "keys": len(settings.keys)}
+            serving = {
+                "url": f"http://{host}:{port}/v1",
+                "models": names,
+                "keys": len(settings.keys),
+                "clients": len(settings.clients),
+            }
             await solver.warm_up()
             if settings.workers == 1:
                 logs.info("serving", **serving)
@@ -163,7 +168,7 @@ def offer(solver: Solver) -> Offer:
         judge_status=lambda: judge_status(solver),
         speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,
-        check=partial(policies.check, has_critic=solver.critic is not None),
+        check=partial(policies.check, has_critic=chosen.rates_steps),
     )
 
 

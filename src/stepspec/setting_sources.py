@@ -201,7 +201,8 @@ def _without_hidden(found: Sequence[Layer]) -> Iterator[Layer]:
 
 def _names_server(table: object) -> bool:
     """Whether the *table* of a model says where it is; else its keys belong to whatever server another layer names."""
-    return not isinstance(table, Mapping) or not {"url", "small", "large"}.isdisjoint(cast("Mapping[str, Any]", table))
+    keys = {"url", "small", "large", "function"}
+    return not isinstance(table, Mapping) or not keys.isdisjoint(cast("Mapping[str, Any]", table))
 
 
 def config_file() -> Path | None:

@@ -22,7 +22,7 @@ from pydantic_settings import (
 )
 
 from stepspec.orchestrator import early_stopping
-from stepspec.orchestrator.chain import Party
+from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.feedback.calibration_monitor import PROMPTS, Calibration
@@ -38,6 +38,7 @@ from stepspec.orchestrator.run_options import (
     run_options,
 )
 from stepspec.orchestrator.service.settings import ServiceSettings, listed
+from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier, VerifierFunction
 
 from . import policies, prompts
 from .prompts import PromptFile
@@ -55,14 +56,28 @@ __all__ = [
     "named",
 ]
 
+REWARD_MODEL = "reward-model"
+CRITICS = frozenset({REWARD_MODEL, "http", "systemone", "function"})  # pydantic puts them into the locations of errors
 HASH = 16  # characters of a prompt's hash in a policy file
 
+Critic: TypeAlias = CriticEndpoint | HttpVerifier | SystemOneVerifier | FunctionVerifier
 Small: TypeAlias = str | Endpoint | NestedPair | Mapping[str, Any]
 
 
-def _for_role(role: Party) -> BeforeValidator:
+def _for_role(role: Role) -> BeforeValidator:
     """Accept an endpoint as its URL alone, and set its role, which follows from its place."""
     return BeforeValidator(lambda value: for_role(value, role))
+
+
+def _function(value: Any) -> Any:
+    """Return a function as a verifier, and anything else as it is."""
+    return FunctionVerifier(function=value) if callable(value) else value
+
+
+def _critic(value: Any) -> Any:
+    """Accept a reward model as its URL alone, a verifier as its function, and a table without its kind."""
+    table = for_role(_function(value), "critic")
+    return {"kind": REWARD_MODEL, **cast("dict[str, Any]", table)} if isinstance(table, dict) else table
 
 
 class Alternative(RunOptions):
@@ -124,8 +139,11 @@ class Settings(RunOptions, BaseSettings):
     """The small model: a URL, a table, or a pair of models."""
     large: Annotated[Endpoint | None, NoDecode, _for_role("large")] = None
     """The large model: a URL or a table."""
-    critic: Annotated[CriticEndpoint | None, NoDecode, _for_role("critic")] = None
-    """The reward model that some policies need: a URL or a table."""
+    critic: Annotated[Annotated[Critic, Field(discriminator="kind")] | None, NoDecode, BeforeValidator(_critic)] = None
+    """
+    What rates steps for the policies that need it, or judges the answer: a reward model, by its URL or a table, or a
+    verifier, by a table with its kind; in Python also a function.
+    """
     service: ServiceSettings = ServiceSettings()
     """For ``stepspec serve`` alone."""
     calibration: Calibration | None = None
@@ -159,6 +177,18 @@ class Settings(RunOptions, BaseSettings):
         """The prompts of *prompts_dir*, by the names of those that they replace."""
         return prompts.read_folder(self.prompts_dir) if self.prompts_dir else {}
 
+    @property
+    def rates_steps(self) -> bool:
+        """Whether there is a critic that rates steps, as some policies need."""
+        critic = self.critic
+        return isinstance(critic, CriticEndpoint) or (critic is not None and critic.rates("step"))
+
+    @property
+    def judges_answers(self) -> bool:
+        """Whether there is a verifier that judges the answer."""
+        critic = self.critic
+        return critic is not None and not isinstance(critic, CriticEndpoint) and critic.rates("answer")
+
     def conditions(self) -> dict[str, Any]:
         """The values that a calibration of these settings depends on; see `conditions`."""
         with prompts.replacing(self.prompts):
@@ -190,7 +220,7 @@ def conditions(run: RunOptions) -> dict[str, Any]:
 class SettingsOverrides(RunOverrides, total=False):
     """The settings of a solver as keyword arguments, without its two models; *seed* is that of the sampling."""
 
-    critic: str | CriticEndpoint | None
+    critic: str | Critic | VerifierFunction | Mapping[str, Any] | None
     alternatives: Sequence[str | Path | Alternative] | None
     shadow: float | None
     sampling: Sampling | Mapping[str, Any] | None
@@ -200,8 +230,8 @@ class SettingsOverrides(RunOverrides, total=False):
 
 
 def by_name(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *overrides* with a policy and a stop rule that are classes or functions as the names to choose them by."""
-    named = {"policy": policies.named, "stop_rule": early_stopping.named}
+    """Return *overrides* with what is a class or a function in them as the names or settings to choose it by."""
+    named = {"policy": policies.named, "stop_rule": early_stopping.named, "critic": _function}
     return {name: named[name](value) if name in named and value else value for name, value in overrides.items()}
 
 
@@ -257,8 +287,9 @@ def _explain(exc: ValidationError, found: Sequence[Layer]) -> ConfigurationError
 
 
 def _explain_error(error: ErrorDetails, found: Sequence[Layer]) -> str:
-    message = explain_error(Settings, error, hidden=TAGS)
-    place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in TAGS)
+    hidden = TAGS | CRITICS
+    message = explain_error(Settings, error, hidden=hidden)
+    place = tuple(part for part in error["loc"] if isinstance(part, str) and part not in hidden)
     layer = origin(found, place)
     if layer is None or layer.source == "argument" or not place:
         return message

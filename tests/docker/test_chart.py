@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from stepspec import Endpoint
+from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.settings import Settings, load
 
 from .charts import BAD, GOOD
@@ -99,7 +100,7 @@ def test_settings_are_those_of_the_values(
     found = settings(rendered["urls"], tmp_path, bare)
     assert isinstance(found.small, Endpoint)
     assert found.large is not None
-    assert found.critic is not None
+    assert isinstance(found.critic, CriticEndpoint)
     assert found.small.urls == ("http://a:8000", "http://b:8000")
     assert found.small.api_key is not None
     assert (found.large.url, found.large.model) == ("https://gateway.example.com/large", "huge")

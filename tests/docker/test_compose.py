@@ -11,6 +11,7 @@ import pytest
 from stepspec import Endpoint
 from stepspec.evals.testbed.serve_one import ROLES
 from stepspec.evals.testbed.servers import read_pace
+from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.settings import load
 
 from .files import (
@@ -165,7 +166,7 @@ def test_the_settings_in_the_documents_can_be_read(bare: pytest.MonkeyPatch, tmp
     found = load()
     assert isinstance(found.small, Endpoint)
     assert len(found.small.urls) == 2
-    assert found.critic is not None
+    assert isinstance(found.critic, CriticEndpoint)
     assert found.critic.layout == "chat"
 
 

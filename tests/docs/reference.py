@@ -29,6 +29,7 @@ from stepspec.orchestrator.nesting.settings import NestedPair
 from stepspec.orchestrator.run_options import Limits, run_options
 from stepspec.orchestrator.service.app import Service
 from stepspec.orchestrator.service.settings import Scaling, ServiceSettings
+from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier
 from stepspec.service_factory import offer
 from stepspec.setting_sources import PREFIX
 from stepspec.settings import Settings
@@ -53,7 +54,13 @@ TABLES: Mapping[str, tuple[type[BaseModel], str]] = {
         "The small model may itself be a pair of models: then it has these fields instead of a URL "
         "([nested pairs](token-level.md#nested-pairs)).",
     ),
-    "critic": (CriticEndpoint, "The reward model that the policy `reward` needs."),
+    "critic": (CriticEndpoint, "The critic is a reward model, which the policy `reward` needs, or a verifier."),
+    "critic as a function": (
+        FunctionVerifier,
+        "A verifier that is a Python function ([verifiers](extend.md#a-verifier)).",
+    ),
+    "critic over HTTP": (HttpVerifier, "A verifier that is asked over HTTP."),
+    "critic on vLLM": (SystemOneVerifier, "A verifier that vLLM serves as a classifier."),
     "service": (ServiceSettings, "For `stepspec serve` alone ([the service](service.md))."),
     "service.ray": (Scaling, "For the service [on Ray](deploy.md#on-ray) alone."),
     "calibration": (
@@ -287,10 +294,11 @@ FIELDS: Mapping[str, str] = {
     "status": "accepted without effect",
     "phase": "accepted without effect",
     "encrypted_content": "accepted without effect",
-    "ReasoningItem.summary": "the thinking of an earlier answer, which is dropped",
-    "ReasoningItem.content": "the thinking of an earlier answer, which is dropped",
-    "Turn.reasoning": "the thinking of an earlier answer, which is dropped",
-    "reasoning_content": "the thinking of an earlier answer, which is dropped",
+    "ReasoningItem.summary": "accepted without effect",
+    "ReasoningItem.content": "the thinking of an earlier answer, for the chat templates",
+    "ReasoningPart.text": "the thinking",
+    "Turn.reasoning": "the thinking of an earlier answer, for the chat templates",
+    "reasoning_content": "the same as `reasoning`",
     "provider_specific_fields": "what LiteLLM adds, which is dropped",
     "ItemPart.annotations": "accepted without effect",
     "ItemPart.logprobs": "accepted without effect",
@@ -305,12 +313,62 @@ FIELDS: Mapping[str, str] = {
     "tokens": "for thinking and answer together",
     "steps": "of the thinking",
     "seconds": "of wall time",
+    "min_tokens": "accepted without effect, for load generators; at most the limit of tokens",
+    "tools": "the functions that the answer may call; the client runs them",
+    "tool_choice": "whether the answer has to call a tool, and which",
+    "parallel_tool_calls": "false keeps the first call of an answer",
+    "system": "the system message",
+    "output_config": "the format of the answer, and how much to think",
+    "stop_sequences": "at most 4 texts that end the answer, never the thinking",
+    "cache_control": "accepted without effect: the servers cache prefixes by themselves",
+    "ttl": "accepted without effect",
+    "context_management": "accepted without effect",
+    "ContextManagement.edits": "accepted without effect",
+    "ClearThinking.keep": "accepted without effect",
+    "speed": "accepted without effect",
+    "display": "`omitted` leaves the thinking out of the reply",
+    "budget_tokens": "the tokens for thinking",
+    "input_schema": "the JSON schema of the arguments",
+    "parameters": "the JSON schema of the arguments",
+    "eager_input_streaming": "accepted without effect",
+    "allowed_callers": "accepted without effect",
+    "input_examples": "accepted without effect",
+    "arguments": "as JSON text",
+    "call_id": "what a call and its result have in common",
+    "output": "the result",
+    "function": "the function",
+    "disable_parallel_tool_use": "true keeps the first call of an answer",
+    "RedactedThinkingBlock.data": "accepted without effect",
+    "signature": "accepted without effect",
+    "ToolCallPart.index": "accepted without effect",
+    "ToolCallPart.id": "what the tool's message refers to",
+    "ToolUseBlock.id": "what the result refers to",
+    "tool_use_id": "the call that this is the result of",
+    "tool_call_id": "in a message of the role `tool`: the call that this is the result of",
+    "is_error": "marks the result as an error",
+    "tool_calls": "in a message of the assistant: the calls of an earlier answer",
+    "user_id": "recorded in logs and spans",
+    "CalledFunction.name": "the name of the function",
+    "FunctionPart.name": "the name of the function",
+    "FunctionPart.description": "what the models read about it",
+    "FunctionPart.strict": "left to the server",
+    "FunctionTool.name": "the name of the function",
+    "FunctionTool.description": "what the models read about it",
+    "FunctionTool.strict": "left to the server",
+    "NamedFunction.name": "the name of the function",
+    "ChosenFunction.name": "the name of the function",
+    "NamedToolChoice.name": "the name of the tool",
+    "FunctionCallItem.name": "the name of the function",
+    "CustomTool.name": "the name of the tool",
+    "CustomTool.description": "what the models read about it",
+    "CustomTool.strict": "left to the server",
+    "ToolUseBlock.name": "the name of the tool",
     "BudgetOptions.answer": "tokens that are reserved for the answer",
 }
 """What each field of a body is, by its name or by that of its schema and its own."""
 EMPTY = {"null", "empty list", "empty object", "`false`"}  # types of fields that clients send and that say nothing
 WITHOUT_EFFECT = {
-    "tool_choice", "function_call", "parallel_tool_calls", "top_logprobs", "service_tier", "verbosity", "modalities",
+    "function_call", "top_logprobs", "service_tier", "verbosity", "modalities",
     "truncation",
 }  # fmt: skip
 UNUSED = "422"  # FastAPI lists it for every parameter of a path; here each is a text, which is never wrong
@@ -353,7 +411,11 @@ def http_page(openapi: Schema) -> Iterator[str]:
         if status not in ("200", UNUSED) and "Error" in str(response)
     }
     yield from (f"| {status} | {text} |" for status, text in sorted(statuses.items()))
-    yield from ("", "The body of an error is OpenAI's: `error` with `message`, `type`, `param` and `code`.")
+    yield from (
+        "",
+        "The body of an error is OpenAI's: `error` with `message`, `type`, `param` and `code`. In Anthropic's",
+    )
+    yield "API it is Anthropic's: `type`, `error` with `type` and `message`, and `request_id`."
     for name in sorted(_used(operations, schemas)):
         yield from ("", f"## {name}", "")
         if text := schemas[name].get("description"):

@@ -9,15 +9,15 @@ hub. Single commands that need more are in `ELSEWHERE`, with the reason. The tut
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from _pytest.mark.structures import ParameterSet
 
@@ -122,6 +122,8 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
     graded = [{"question": row["problem"], "answer": f"It is 42.\n#### {ANSWER}"} for row in rows]
     (folder / "gsm8k.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in graded))
     columns = {"problem": "problem", "question": "problem", "answer": "answer", "key": "answer"}
+    pa: Any = importlib.import_module("pyarrow")  # it has no types
+    pq: Any = importlib.import_module("pyarrow.parquet")
     table = pa.table({name: [row[column] for row in rows] for name, column in columns.items()})
     for name in ("exam.parquet", "problems.parquet"):
         pq.write_table(table, folder / name)

@@ -72,7 +72,7 @@ async def test_every_kind_of_head_gives_distinct_rewards(critics: Mapping[str, S
         assert critic.name == f"prm-{head}"
         assert critic.logits
         rater = critic.critic(observe=events.append)
-        short, longer, again = [await rater.rate(chain) for chain in (CHAIN, LONGER, CHAIN)]
+        short, longer, again = [(await rater.rate(chain)).score for chain in (CHAIN, LONGER, CHAIN)]
     assert 0 < short < 1
     assert short == pytest.approx(again, abs=1e-5)
     assert abs(short - longer) > 1e-4
@@ -87,7 +87,7 @@ async def test_our_squashing_is_the_servers_own(critics: Mapping[str, Served], h
     async with connected(critics[head]) as critic:
         call = critic.connection.call("rate")
         reply = await critic.connection.post(call, "/pooling", await critic.body(LONGER, logits=False))
-        assert await critic.critic().rate(LONGER) == pytest.approx(pooled_values(call, reply)[-1], abs=1e-5)
+        assert (await critic.critic().rate(LONGER)).score == pytest.approx(pooled_values(call, reply)[-1], abs=1e-5)
 
 
 async def test_classify_gives_the_same_rewards(critics: Mapping[str, Served]) -> None:
@@ -95,7 +95,9 @@ async def test_classify_gives_the_same_rewards(critics: Mapping[str, Served]) ->
         ids = (await critic.body(LONGER))["input"]
         body = {"model": critic.name, "input": ids, "use_activation": False}
         reply = await critic.connection.post(critic.connection.call("rate"), "/classify", body)
-        assert await critic.critic().rate(LONGER) == pytest.approx(sigmoid(reply["data"][0]["probs"][0]), abs=1e-5)
+        assert (await critic.critic().rate(LONGER)).score == pytest.approx(
+            sigmoid(reply["data"][0]["probs"][0]), abs=1e-5
+        )
 
 
 async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[str, Served]) -> None:
@@ -117,7 +119,7 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[s
         assert together != apart
         sent = (await critic.body(CHAIN))["input"]
         assert sent[-len(apart) :] == apart
-        reward = await critic.critic().rate(CHAIN)
+        reward = (await critic.critic().rate(CHAIN)).score
         before = sent[: -len(apart)]
         all_of = await rewards(sent)
         assert len(all_of) == len(sent)
@@ -128,7 +130,7 @@ async def test_the_reward_is_that_of_the_delimiters_own_token(critics: Mapping[s
 async def test_a_critic_may_read_its_chat_template(critics: Mapping[str, Served]) -> None:
     async with RewardModelEndpoint(CriticEndpoint(url=critics["one"].base_url, layout="chat")) as critic:
         chat = (await critic.body(CHAIN))["input"]
-        assert 0 < await critic.critic().rate(CHAIN) < 1
+        assert 0 < (await critic.critic().rate(CHAIN)).score < 1
     async with connected(critics["one"]) as critic:
         plain = (await critic.body(CHAIN))["input"]
     assert chat != plain

@@ -25,7 +25,7 @@ from stepspec.orchestrator import (
     reason,
 )
 from stepspec.orchestrator.budget import Budgeted
-from stepspec.orchestrator.chain import DELIMITER, THINK_END, Role
+from stepspec.orchestrator.chain import DELIMITER, THINK_END, Rating, Role
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.reason import End
@@ -120,9 +120,9 @@ class ScriptedCritic:
     reward: Callable[[Chain], float]
     latency: Callable[[Chain], float] = lambda chain: 1.0
 
-    async def rate(self, chain: Chain) -> float:
+    async def rate(self, chain: Chain) -> Rating:
         await asyncio.sleep(self.latency(chain))
-        return self.reward(chain)
+        return Rating(self.reward(chain))
 
 
 @dataclass

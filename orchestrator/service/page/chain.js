@@ -162,6 +162,7 @@ function draftMeta(draft, label) {
     fatePart(fateOfPart({ fate: draft.fate }), partly ? "kept in part" : FATE_TEXTS[draft.fate]),
     Number.isFinite(verdict?.score) && part(`${label} ${score(verdict.score)}`, "grade"),
     verdict?.reason && verdict.reason !== label && part(verdict.reason, "reason"),
+    verdict?.detail && part(verdict.detail, "reason"),
     part("", "flip"),
     openButton(`${plural(draft.tokens, "token")}, ${seconds(draft.kept?.at ?? verdict?.at ?? draft.at)}`),
   ];

@@ -83,7 +83,8 @@ const REDUCERS = {
     if (place < 0) return view;
     const kind = "keep" in verdict ? "rollback" : "accept";
     const skipped = verdict.skipped ?? false; // the policy judges only some drafts, and not this one
-    const known = { kind, score: number(verdict.score), reason: verdict.reason ?? "", skipped, at };
+    const words = { reason: verdict.reason ?? "", detail: verdict.detail ?? "" };
+    const known = { kind, score: number(verdict.score), ...words, skipped, at };
     const fate = kind === "accept" ? "accepted" : "rejected";
     return { ...view, drafts: changed(view.drafts, place, { verdict: known, fate }) };
   },
@@ -116,6 +117,16 @@ const REDUCERS = {
     const text = view.answer?.text || answerText(step.text);
     return { ...view, kept, answer: { ...written(step), text, at, index: view.committed } };
   },
+
+  AnswerJudged(view, { step, accepted, reason, final, at }) {
+    if (accepted === null) return noticed(view, at, "Nobody judged the answer.", "The verifier failed.");
+    if (accepted) return noticed(view, at, "The verifier accepted the answer.", reason);
+    const text = `The verifier rejected the answer${final ? "" : ", and the large model corrects it"}.`;
+    return noticed(view, at, text, [reason, final ? "" : answerText(step.text)].filter(Boolean).join("\n\n"));
+  },
+
+  FellBack: (view, { stage, cause, fallback, at }) =>
+    noticed(view, at, `The verifier failed; its fallback decided about the ${stage}: ${fallback}.`, cause),
 
   Decided(view, { choice, ahead, reason, at }) {
     const decided = { choice, ahead };

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from stepspec.evals.flags import Json, LargeUrl, SmallUrl
 from stepspec.evals.flags import Pace as Profile
-from stepspec.orchestrator.events import Degraded, Event, Moved
+from stepspec.orchestrator.events import AnswerJudged, Capped, Degraded, Event, FellBack, Moved
 from stepspec.orchestrator.ledger import Ledger, Speculation
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
@@ -55,6 +55,7 @@ def print_json(value: object) -> None:
     sys.stdout.flush()
 
 
+VERIFIED = {True: ", verified", False: ", NOT verified", None: ""}
 COLOURS = {"small": "green", "large": "blue"}
 
 
@@ -72,17 +73,38 @@ class RunPrinter:
             self._console.print(
                 f"the {event.path or event.role} model failed, going on without it: {event.cause}", style="yellow"
             )
+        elif isinstance(event, Capped):
+            self._console.print(
+                f"the {event.seconds:g} seconds of the large model are spent: the small one goes on alone, unjudged",
+                style="yellow",
+            )
+        elif isinstance(event, FellBack):
+            self._console.print(
+                f"the verifier failed, its fallback decides about the {event.stage} ({event.fallback}): {event.cause}",
+                style="yellow",
+            )
+        elif isinstance(event, AnswerJudged) and (event.final or event.accepted):
+            self._console.print(_verdict(event), soft_wrap=True)
         elif isinstance(event, Moved):
             self._console.print(
                 f"the {event.path or event.role} model at {event.url} failed, going on at {event.to}", style="yellow"
             )
 
 
+def _verdict(event: AnswerJudged) -> Text:
+    """Return one line: what the verifier said in the end about the answer."""
+    if event.accepted is None:
+        return Text("answer not judged: the verifier failed", "yellow")
+    verdict = "answer accepted by the verifier" if event.accepted else "answer REJECTED by the verifier"
+    return Text(f"{verdict}{event.reason and f': {event.reason}'}", "green" if event.accepted else "red")
+
+
 def step_line(step: SolvedStep) -> Text:
     """Return one line: the second, the author, the grade and the text of *step*."""
     grade = "" if step.grade is None else f"{step.grade:.3g}"
     style = COLOURS[step.author] if step.fate == "kept" else "dim strike"
-    note = f"  ({step.fate}: {step.reason})" if step.fate == "rejected" else ""
+    why = f"{step.reason}: {' '.join(step.detail.split())}" if step.detail else step.reason
+    note = f"  ({step.fate}: {why})" if step.fate == "rejected" else ""
     head = f"{step.at:6.2f} s  {step.author:<5}  {grade:>4}  "
     return Text.assemble((head, "dim"), (" ".join(step.text.split()), style), (note, "dim"))
 
@@ -97,7 +119,7 @@ def summary(solution: Solution) -> Text:
     return Text(
         f"{solution.seconds:.2f} s, {rate}{unjudged}{ledger.share_large:.0%} of the kept tokens by the large model, "
         f"{alone}{wasted} {'token' if wasted == 1 else 'tokens'} discarded, finish reason: {solution.finish_reason}"
-        f"{'' if solution.seed is None else f', seed: {solution.seed}'}",
+        f"{'' if solution.seed is None else f', seed: {solution.seed}'}{VERIFIED[solution.verified]}",
         style="dim",
     )
 

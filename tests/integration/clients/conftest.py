@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Generator, Mapping
 from itertools import islice
 from pathlib import Path
@@ -44,7 +45,9 @@ def service(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Generator[S
 def run(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Run:
     def run(client: str, *arguments: str, key: str = KEY, folder: Path | None = None) -> str:
         home = folder or tmp_path_factory.mktemp(client)
-        env = {"HOME": str(home), "OPENAI_BASE_URL": service.base_url, "OPENAI_API_KEY": key, **OFFLINE}
+        openai = {"OPENAI_BASE_URL": service.base_url, "OPENAI_API_KEY": key}
+        anthropic = {"ANTHROPIC_BASE_URL": service.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": key}
+        env = {"HOME": str(home), **openai, **anthropic, **OFFLINE}
         ended = subprocess.run(
             [*_program(client), *arguments],
             cwd=home,
@@ -60,8 +63,10 @@ def run(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def _program(client: str) -> list[str]:
-    script = FOLDER / client / "client.py"
-    return [str(installed(client) / "python"), str(script)] if script.is_file() else [str(script.with_suffix(".sh"))]
+    script, pins = FOLDER / client / "client.py", FOLDER / client / "requirements.txt"
+    if not script.is_file():
+        return [str(script.with_suffix(".sh"))]
+    return [str(installed(client) / "python") if pins.is_file() else sys.executable, str(script)]
 
 
 def _path(client: str) -> str:

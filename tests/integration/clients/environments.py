@@ -1,6 +1,9 @@
 """
 An environment for each foreign client and for the notebook of the examples, with what its requirements.txt pins.
 
+What linked.txt lists is linked from the environment of the tests: PyPI's torch brings several GB for GPUs. It is left
+out of the pins by overrides.txt.
+
 ``python -m tests.integration.clients.environments`` pins the newest versions of what each requirements.in asks for;
 with ``install`` behind it, it installs all environments at once.
 """
@@ -12,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from hashlib import blake2b
 from pathlib import Path
@@ -40,6 +44,7 @@ def environment(name: str, *, folder: Path = FOLDER, built: Path = BUILT) -> Pat
             shutil.rmtree(place, ignore_errors=True)
             _uv("venv", "--python", sys.executable, str(place))
             _uv("pip", "install", "--no-deps", "--python", str(place), "--requirements", str(pins))
+            _link(folder / name / "linked.txt", place)
             stamp.write_text(wanted)
     return place / "bin"
 
@@ -52,6 +57,17 @@ def installed(name: str, *, folder: Path = FOLDER) -> Path:
         if os.environ.get("CI") == "true":
             raise
         pytest.skip(str(exc))
+
+
+def _link(listed: Path, place: Path) -> None:
+    """Link into the environment at *place* the packages that the patterns in the file *listed* match."""
+    ours = Path(sysconfig.get_path("purelib"))
+    for pattern in listed.read_text().split() if listed.is_file() else ():
+        found = list(ours.glob(pattern))
+        if not found:
+            raise RuntimeError(f"{ours} has no {pattern}, which {listed} asks for: install the extra 'testbed'")
+        for path in found:
+            (place / path.relative_to(ours.parents[2])).symlink_to(path)
 
 
 def _uv(*arguments: str) -> None:
@@ -68,7 +84,9 @@ def pin() -> None:
     """Resolve every requirements.in today and write the result to requirements.txt in the same folder."""
     for requirements in sorted([*FOLDER.glob("*/requirements.in"), *EXAMPLES.glob("*/requirements.in")]):
         plain = ("--no-header", "--no-annotate", "--python-version", "3.11", "--upgrade")
-        _uv("pip", "compile", *plain, str(requirements), "--output-file", str(requirements.with_suffix(".txt")))
+        overrides = requirements.with_name("overrides.txt")
+        more = ("--overrides", str(overrides)) if overrides.is_file() else ()
+        _uv("pip", "compile", *plain, *more, str(requirements), "--output-file", str(requirements.with_suffix(".txt")))
 
 
 def install() -> None:

@@ -37,9 +37,22 @@ def test_a_failed_installation_is_reported_and_repeated(folder: Path) -> None:
             environments.environment("nobody", folder=folder, built=folder / "built")
 
 
+def test_what_is_linked_comes_from_the_environment_of_the_tests(folder: Path) -> None:
+    (folder / "nobody" / "linked.txt").write_text("pytest\npytest-*.dist-info\n")
+    programs = environments.environment("nobody", folder=folder, built=folder / "built")
+    code = "from importlib.metadata import version; print(version('pytest'))"
+    run = subprocess.run([programs / "python", "-c", code], capture_output=True, text=True)
+    assert run.stdout.strip() == pytest.__version__
+    (folder / "nobody" / "linked.txt").write_text("nothing-like-it\n")
+    (folder / "nobody" / "requirements.txt").write_text("# another one\n")
+    with pytest.raises(RuntimeError, match="has no nothing-like-it"):
+        environments.environment("nobody", folder=folder, built=folder / "built")
+
+
 def test_every_client_pins_all_its_requirements() -> None:
     asking = sorted(environments.FOLDER.glob("*/requirements.in"))
-    assert [path.parent.name for path in asking] == ["inspect_ai", "langchain", "litellm", "lm_eval", "openai"]
+    clients = ["anthropic", "guidellm", "inspect_ai", "langchain", "litellm", "lm_eval", "openai"]
+    assert [path.parent.name for path in asking] == clients
     for path in asking:
         pins = path.with_suffix(".txt").read_text().splitlines()
         assert all("==" in pin for pin in pins)

@@ -22,7 +22,9 @@ from stepspec.orchestrator.endpoints import (
     VllmEndpoint,
     connect,
 )
+from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
+from stepspec.orchestrator.endpoints.replicas import in_order
 from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
@@ -69,6 +71,47 @@ def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there() -> No
     entered(replicated(*servers), body)
     assert [one.calls for one in servers] == [5, 3, 7]
     assert [one.entered for one in servers] == [0, 0, 0]
+
+
+def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has() -> None:
+    servers = [server(url) for url in (A, B, C)]
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        with carrying({}, session="one"):
+            models = [endpoint.model() for _ in range(4)]
+            for model in models:
+                await model.write(PROBLEM)
+        first = in_order((A, B, C), "one")[0]
+        assert {url: count for url, count in endpoint.runs.items() if count} == {first: 4}
+
+    entered(replicated(*servers), body)
+
+
+def test_a_session_leaves_a_replica_that_fails_and_returns_when_it_is_back() -> None:
+    order = in_order((A, B, C), "one")
+    servers = [server(url, dies=10, revives=20) if url == order[0] else server(url) for url in (A, B, C)]
+    used: list[str] = []
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        for at in (0, 12, 16, 60):
+            await asyncio.sleep(at - asyncio.get_running_loop().time())
+            before = {one.url: one.calls for one in servers}
+            with carrying({}, session="one"):
+                await endpoint.model().write(PROBLEM)
+            used.extend(url for url in order if {one.url: one.calls for one in servers}[url] > before[url])
+
+    entered(replicated(*servers), body)
+    assert used == [order[0], *order[:2], order[1], order[0]]  # The second run begins at the dead one.
+
+
+def test_a_replica_that_is_added_or_lost_moves_only_its_own_sessions() -> None:
+    sessions = [str(number) for number in range(3000)]
+    two = {session: in_order((A, B), session)[0] for session in sessions}
+    three = {session: in_order((C, B, A), session)[0] for session in sessions}
+    moved = [session for session in sessions if two[session] != three[session]]
+    assert {three[session] for session in moved} == {C}
+    assert 900 < len(moved) < 1100
+    assert 1400 < sum(url == A for url in two.values()) < 1600
 
 
 def test_a_run_without_requests_has_no_replica() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 
 import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.endpoints.client import Connection, Events
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointRejected,
@@ -190,6 +191,15 @@ async def test_cancelling_a_write_closes_its_connection(meet: Meet, after: int) 
         await server.left.wait()
         assert (met.calls[0].fate, met.calls[0].written) == ("cancelled", after)
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_closed_streams_leave_nothing_in_memory(meet: Meet) -> None:
+    async with meet(FakeVllm(SCRIPT * 4)) as met:
+        for _ in range(5):
+            await met.model.write(PROBLEM, until=lambda step: len(step.tokens) == 2)
+        assert [call.fate for call in met.calls] == ["done"] * 5
+        gc.collect()
+        assert not [each for each in gc.get_objects() if isinstance(each, Events)]
 
 
 async def test_another_kind_of_server_is_distinguished_from_vllm(meet: Meet) -> None:

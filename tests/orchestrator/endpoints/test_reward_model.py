@@ -110,7 +110,7 @@ def _activated(found: Any) -> Any:
 async def rated(server: FakePooling, chain: Chain = CHAIN, **settings: Any) -> tuple[float, list[Event]]:
     events: list[Event] = []
     async with server.serve(**settings) as endpoint, RewardModelEndpoint(endpoint) as critic:
-        return await critic.critic(observe=events.append).rate(chain), events
+        return (await critic.critic(observe=events.append).rate(chain)).score, events
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ async def test_a_temporary_refusal_is_repeated() -> None:
     server = FakePooling()
     async with server.serve() as endpoint, RewardModelEndpoint(endpoint) as critic:
         server.refusals.append((503, "busy"))
-        assert await critic.critic().rate(CHAIN) == pytest.approx(sigmoid(2.0))
+        assert (await critic.critic().rate(CHAIN)).score == pytest.approx(sigmoid(2.0))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import orjson
 from starlette.applications import Starlette
 from starlette.types import Message
 
+from stepspec.orchestrator.service.limits import Clients
 from stepspec.orchestrator.service.middleware import RequestMiddleware
 from stepspec.orchestrator.service.ray_proxy import BufferedRequest, Messages, ReplicaProxy, stream_messages
 from stepspec.orchestrator.service.settings import ServiceSettings
@@ -109,6 +110,7 @@ def fronting(
     return RequestMiddleware(
         ReplicaProxy(Starlette(), ask, scrape, settings, tell),
         settings=settings,
+        clients=Clients(settings, limits=False),
         version="9",
         observe=lambda event: None,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -158,22 +158,28 @@ async def serving(
     key: str = "",
     metrics: bytes = b"",
     observers: Sequence[ServiceObserver] = (),
+    replicas: Sequence[Noting] = (),
     **solving: Any,
 ) -> AsyncGenerator[Served]:
-    """Run a service over two fake servers; the large model's wants *key*, and shows *metrics*."""
+    """Run a service over two fake servers; the large model's wants *key*, shows *metrics*, and may have *replicas*."""
     settings = settings or chosen()
     small = Noting(script, digits={"9": -0.1}, names=names[:1])
     large = replace(small, faults=deque(), requests=[], heads=[], names=names[1:], key=key, left=asyncio.Event())
     large.metrics = metrics
+    for each in replicas:
+        each._ids = large._ids  # pyright: ignore[reportPrivateUsage]  # one model, one vocabulary
     recorded, messages = RecordingObserver(), list[str]()
     solving = {"sampling": GREEDY, "ending": "small", "answer": "large", **solving}
     endpoints = {"retries": 0}
     async with (
+        AsyncExitStack() as stack,
         small.serve("small", **endpoints) as one,
         large.serve("large", **endpoints, **({"api_key": key} if key else {})) as other,
-        Solver(one, other, **solving) as solver,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
+        urls = [(await stack.enter_async_context(each.serve("large", **endpoints))).url for each in replicas]
+        other = other.model_copy(update={"replicas": tuple(urls)})
+        solver = await stack.enter_async_context(Solver(one, other, **solving))
+        http = await stack.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
         service = Service(offer(solver), settings, [recorded, *observers])
         async with reachable(service, settings, messages.append) as (base, server, running):
             try:

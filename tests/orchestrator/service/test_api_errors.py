@@ -137,7 +137,10 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"structured_outputs": {"regex": "x"}}, "structured_outputs", "response_format"),
     ({"include_reasoning": False}, "include_reasoning", '{"thinking": "none"}'),
     ({"request_id": "r"}, "request_id", "X-Request-Id"),
-    ({"min_tokens": 5}, "min_tokens", "step by step"),
+    ({"bad_words": ["x"]}, "bad_words", "step by step"),
+    ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
+    ({"min_tokens": 6, "max_tokens": 5}, "min_tokens", "min_tokens is 6 and max_tokens 5: send at most 5"),
+    ({"min_tokens": 6, "max_completion_tokens": 5}, "min_tokens", "max_completion_tokens 5"),
     (
         {"stream": True, "stream_options": {"continuous_usage_stats": 1}},
         "stream_options.continuous_usage_stats",
@@ -199,6 +202,8 @@ NEUTRAL: list[dict[str, Any]] = [
     {"stream": True, "stream_options": None},
     {"ignore_eos": True},
     {"ignore_eos": False},
+    {"min_tokens": 0},
+    {"min_tokens": 5, "max_tokens": 5, "ignore_eos": True},
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -12,6 +13,7 @@ import schemathesis
 from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, Phase, given
 from hypothesis import settings as hypothesis_settings
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -23,7 +25,7 @@ from schemathesis.specs.openapi.checks import (
     unsupported_method,
 )
 
-from .served import SCRIPT, Behind, Served, chosen, put_behind, serving
+from .served import SCRIPT, TURN, Behind, Served, chosen, put_behind, serving
 
 CHECKS = [
     not_a_server_error,
@@ -35,11 +37,15 @@ CHECKS = [
     unsupported_method,
     ignored_auth,
 ]
+METHOD_PATHS = ("/v1/chat/completions", "/v1/responses")
 SETTINGS = chosen(keys=("k",))
 OPERATIONS = {
     (path, method)
     for method, paths in {
-        "POST": ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
+        "POST": (
+            *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/live"),
+            *("/v1/messages", "/v1/messages/count_tokens"),
+        ),
         "GET": (
             *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/live/trust", "/metrics", "/version", "/ping"),
             *("/health", "/health/liveness", "/health/liveliness", "/health/readiness"),
@@ -47,6 +53,37 @@ OPERATIONS = {
     }.items()
     for path in paths
 }
+
+
+def refusal_names_the_parameter(ctx: object, response: Any, case: object) -> None:
+    """A check of schemathesis: a 400 says what is wrong, and where, unless the body is not JSON at all."""
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert error["message"], error
+        assert error["param"] or error["code"] == "invalid_json", error
+
+
+class StreamsConform:
+    """Has a check of schemathesis: every event of a stream is as described, and the stream is complete."""
+
+    def __init__(self, base: str) -> None:
+        self._description = httpx2.get(f"{base}/openapi.json").json()
+        self.checked = 0
+
+    def events(self, ctx: object, response: Any, case: schemathesis.Case[Any]) -> None:
+        kind = next(iter(response.headers.get("content-type", [""]))).partition(";")[0]
+        if response.status_code != 200 or kind != "text/event-stream":
+            return
+        operation = self._description["paths"][case.path][case.method.lower()]
+        described = operation["responses"]["200"]["content"][kind]
+        lines = [line for line in response.content.decode().splitlines() if line.startswith("data: ")]
+        if case.path == "/v1/chat/completions":
+            assert lines.pop() == "data: [DONE]"
+        if schema := described.get("x-event-schema"):
+            validator = Draft202012Validator({**schema, "components": self._description["components"]})
+            for line in lines:
+                validator.validate(json.loads(line.removeprefix("data: ")))
+        self.checked += 1
 
 
 @asynccontextmanager
@@ -95,6 +132,33 @@ def test_no_failure_and_no_undocumented_answer(
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
     )
     def conforms(case: schemathesis.Case[Any]) -> None:
-        case.call_and_validate(headers={"Authorization": "Bearer k"}, checks=CHECKS, timeout=60)
+        checks = [*CHECKS, refusal_names_the_parameter]
+        case.call_and_validate(headers={"Authorization": "Bearer k"}, checks=checks, timeout=60)
 
     conforms()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", METHOD_PATHS)
+def test_streams_and_whole_replies_are_as_described(base: str, path: str, stream: bool) -> None:
+    streams = StreamsConform(base)
+    operation = schemathesis.openapi.from_url(f"{base}/openapi.json")[path]["POST"]
+
+    @given(case=operation.as_strategy(schemathesis.GenerationMode.POSITIVE))
+    @hypothesis_settings(
+        max_examples=40,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    def conforms(case: schemathesis.Case[Any]) -> None:
+        asked: Any = {"messages": [TURN]} if path == METHOD_PATHS[0] else {"input": TURN["content"]}
+        body: Any = case.body
+        case.body = {**body, **asked, "stream": stream}  # what is generated rarely ends with a user's message
+        checks = [*CHECKS, refusal_names_the_parameter, streams.events]
+        case.call_and_validate(headers={"Authorization": "Bearer k"}, checks=checks, timeout=60)
+
+    conforms()
+    assert bool(streams.checked) is stream

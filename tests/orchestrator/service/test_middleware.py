@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from stepspec import __version__
-from stepspec.orchestrator.service.middleware import ApiKeys, RequestMiddleware
+from stepspec.orchestrator.service.limits import Clients
+from stepspec.orchestrator.service.middleware import RequestMiddleware
 from stepspec.orchestrator.service.observers import HEALTH_PATHS
 
 from ...fakes import run
@@ -38,8 +39,8 @@ OPEN = ("/", "/health", "/health/liveness", "/health/liveliness", "/health/readi
     ],
 )
 def test_keys(header: str | None, opens: bool) -> None:
-    assert ApiKeys(["one", "two"]).accept(header) is opens
-    assert ApiKeys([]).accept(header)
+    assert (Clients(LOCKED).find(header) is not None) is opens
+    assert Clients(chosen()).find(header) == ""
 
 
 async def test_without_a_key_only_the_upkeep_answers() -> None:
@@ -115,7 +116,9 @@ def test_the_timeout_is_for_the_complete_body() -> None:
             await Request(scope, receive).body()
 
         settings = chosen(send_seconds=10)
-        middleware = RequestMiddleware(app, settings=settings, version="0", observe=lambda event: None)
+        middleware = RequestMiddleware(
+            app, settings=settings, clients=Clients(settings), version="0", observe=lambda event: None
+        )
         await middleware({"type": "http", "method": "POST", "path": "/live", "headers": []}, piece, note)
         return statuses, asyncio.get_running_loop().time()
 

@@ -175,3 +175,23 @@ async def test_a_request_may_have_a_priority_of_its_own() -> None:
 def run_heads(served: Served) -> list[Mapping[str, str]]:
     """The headers of the requests that the methods make; learning about a server is none of a run's."""
     return [heads for server in (served.small, served.large) for heads in server.heads if "X-Session-ID" in heads]
+
+
+async def test_a_request_is_sent_again_if_the_server_closes_an_idle_connection_just_then() -> None:
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        if connections > 1:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+            await writer.drain()
+        writer.close()
+
+    async with serving() as served, await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        endpoint = served.service.context.offer.engine.large
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        endpoint.settings = endpoint.settings.model_copy(update={"url": url})  # type: ignore[misc]
+        reply = await served.post("/v1/completions", {"model": "huge", "prompt": "x"})
+    assert (reply.status, reply.json, connections) == (200, {}, 2)

@@ -82,6 +82,19 @@ async def test_json_and_budgets_and_effort_are_as_in_a_chat() -> None:
 IMAGE = {"type": "input_image", "image_url": "data:"}
 
 
+async def test_what_a_load_generator_sends_has_no_effect() -> None:
+    forced: dict[str, Any] = {"ignore_eos": True, "min_tokens": 64, "stop": None}
+    body = {"model": "auto", "input": PROBLEM, "max_output_tokens": 64, "temperature": 0}
+    async with serving() as served:
+        plain, forced_reply = (
+            await served.post("/v1/responses", body),
+            await served.post("/v1/responses", body | forced),
+        )
+    assert (forced_reply.status, forced_reply.json["status"]) == (200, "completed")
+    assert forced_reply.json["output"][1]["content"] == plain.json["output"][1]["content"]
+    assert forced_reply.json["usage"] == plain.json["usage"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
@@ -108,6 +121,8 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
         ({"reasoning": {"effort": "none"}}, "reasoning.effort", "minimal"),
         ({"max_tokens": 5}, "max_tokens", "max_output_tokens"),
         ({"stepspec": {"options": {"thresholds": 1}}}, "stepspec.options.thresholds", "threshold"),
+        ({"stop": ["x"]}, "stop", "no stop strings"),
+        ({"min_tokens": 9, "max_output_tokens": 8}, "min_tokens", "min_tokens is 9 and max_output_tokens 8"),
     ],
 )
 async def test_unsupported_fields_are_named(fields: dict[str, Any], param: str, words: str) -> None:

@@ -46,7 +46,10 @@ async def connected(admission: Admission, settings: ServiceSettings) -> AsyncGen
 
         async def listen() -> None:
             while message := await up.receive():
-                {"enter": held.enter, "leave": held.leave}[message[0]](message[1])
+                if message[0] == "enter":
+                    held.enter(message[1], message[2])
+                else:
+                    held.leave(message[1])
 
         async with background(listen(), Orders(down, slots).obey()):
             yield Admission(settings, slots), held
@@ -138,7 +141,7 @@ async def test_a_connection_goes_to_the_worker_with_the_fewest_requests_or_the_l
             assert other.load < one.load
             assert other.give(connection, 2)
             assert one.load < other.load
-            one.slots.enter(0)
+            one.slots.enter(0, 0)
             assert other.load < one.load
             ends[0][1].close()
             assert not one.give(connection, 3)

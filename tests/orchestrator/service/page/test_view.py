@@ -11,11 +11,13 @@ import pytest
 
 from stepspec.orchestrator import Accept, Rollback, Step
 from stepspec.orchestrator.events import (
+    AnswerJudged,
     Committed,
     Decided,
     Degraded,
     Drafted,
     Event,
+    FellBack,
     Judged,
     Moved,
     Repaired,
@@ -99,7 +101,7 @@ def test_a_run_as_it_is_shown() -> None:
         (STEPS[3], "kept"),
     ]
     rejected = shown["drafts"][1]
-    verdict = {"kind": "rollback", "score": 2.25, "reason": "grade", "skipped": False}
+    verdict = {"kind": "rollback", "score": 2.25, "reason": "grade", "detail": "", "skipped": False}
     assert rejected["verdict"] | {"at": 0} == {**verdict, "at": 0}
     assert (rejected["repair"]["text"], rejected["repair"]["author"]) == (STEPS[1], "large")
     assert (shown["answer"]["text"], shown["finished"]["answer"]) == (ANSWER.strip(), "16")
@@ -160,6 +162,39 @@ def test_a_line_says_which_method_was_selected_and_why() -> None:
     shown = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))
     assert [(one["text"], one["cause"]) for one in shown["notices"]] == [
         ("The method of this run is bild.", "a probe; bild: 1 s a run")
+    ]
+
+
+def test_lines_say_what_a_verifier_said_about_the_answer() -> None:
+    answer = Step("It is 41.", "large", "end")
+    happened: list[Event] = [
+        Started((), "large"),
+        AnswerJudged(0, answer, False, 0.25, "off by one"),
+        FellBack("answer", 0, "it is gone", "accept"),
+        AnswerJudged(0, answer, None, final=True),
+        AnswerJudged(0, answer, False, 0.25, "off by one", final=True),
+        AnswerJudged(0, answer, True, 1.0, final=True),
+    ]
+    shown = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))
+    assert [(one["text"], one["cause"]) for one in shown["notices"]] == [
+        ("The verifier rejected the answer, and the large model corrects it.", "off by one\n\nIt is 41."),
+        ("The verifier failed; its fallback decided about the answer: accept.", "it is gone"),
+        ("Nobody judged the answer.", "The verifier failed."),
+        ("The verifier rejected the answer.", "off by one"),
+        ("The verifier accepted the answer.", ""),
+    ]
+
+
+def test_a_rejected_draft_has_what_a_verifier_said_about_it() -> None:
+    draft = Step("So.\n\n", "small")
+    happened: list[Event] = [
+        Started((), "reward"),
+        Drafted(0, draft),
+        Judged(0, draft, Rollback(reason="reward", score=0.25, detail="7 is no 8")),
+    ]
+    shown = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))
+    assert [(one["verdict"]["reason"], one["verdict"]["detail"]) for one in shown["drafts"]] == [
+        ("reward", "7 is no 8")
     ]
 
 

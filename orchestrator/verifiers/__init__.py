@@ -1,0 +1,22 @@
+"""Verifiers: programs that judge a step or the answer, over HTTP or as a function, with a deadline and a fallback."""
+
+from .answers import AnswerCheck, CheckedAnswer
+from .candidate import Candidate
+from .functions import VERIFIERS, VerifierFunction
+from .settings import FunctionVerifier, HttpVerifier, SystemOneVerifier, VerifierSettings
+from .verifier import ConnectedVerifier, LargeJudge, Verifier
+
+__all__ = [
+    "VERIFIERS",
+    "AnswerCheck",
+    "Candidate",
+    "CheckedAnswer",
+    "ConnectedVerifier",
+    "FunctionVerifier",
+    "HttpVerifier",
+    "LargeJudge",
+    "SystemOneVerifier",
+    "Verifier",
+    "VerifierFunction",
+    "VerifierSettings",
+]

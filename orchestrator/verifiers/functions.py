@@ -1,0 +1,111 @@
+"""
+Verifiers that are Python functions. `VERIFIERS` has them by name: those of plugins, and those that a program passed.
+
+A coroutine function runs on the event loop. Any other function runs in a thread of its own, so that the loop never
+waits for it. Python cannot end a thread: one that is too late runs on, and keeps its place among those that may run at
+the same time. The threads are daemons, so that none of them keeps the program from ending.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from contextvars import copy_context
+from typing import TypeAlias, cast
+
+from ..chain import Rating
+from ..errors import ConfigurationError, VerifierFailed
+from ..registry import Registry, behind
+from .candidate import Candidate, read_rating
+
+VerifierFunction: TypeAlias = Callable[[Candidate], Rating | float | Awaitable[Rating | float]]
+"""A verifier in Python: rates a candidate, from 0 to 1 or as True or False. It may be a coroutine function."""
+
+
+def read_verifier(name: str, value: object) -> VerifierFunction:
+    """Return *value* as a verifier. Raise `ConfigurationError` if it takes anything but one candidate."""
+    if not callable(value) or isinstance(behind(value), type):
+        raise ConfigurationError(f"{value!r} is not a function that rates a candidate: of a class, pass an instance")
+    try:
+        inspect.signature(value).bind(None)
+    except TypeError as exc:
+        raise ConfigurationError(f"{name} has to take one argument, the candidate: {exc}") from exc
+    return cast("VerifierFunction", value)
+
+
+VERIFIERS = Registry[VerifierFunction]("verifier", "verifiers", "stepspec.verifiers", {}, read_verifier)
+"""The verifiers by name: those of plugins, and those that a program passed as a function."""
+
+
+def named(verifier: object) -> object:
+    """Return the name to choose *verifier* by; a function is added to `VERIFIERS` under its own name."""
+    return VERIFIERS.add(verifier) if callable(verifier) else verifier
+
+
+class FunctionRater:
+    """Calls the *function* of a verifier, for at most *most* candidates at a time."""
+
+    def __init__(self, function: VerifierFunction, name: str, most: int) -> None:
+        self._function, self._name, self._slots = function, name, asyncio.Semaphore(most)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def rate(self, candidate: Candidate) -> Rating:
+        """Return the function's rating. Raise `VerifierFailed` if it raises an exception, or returns no rating."""
+        try:
+            value = await self._call(candidate)
+        except Exception as exc:  # whatever the code of somebody else raises
+            raise VerifierFailed(f"it raised {type(exc).__name__}: {exc}", verifier=self._name) from exc
+        try:
+            return read_rating(value)
+        except ValueError as exc:
+            raise VerifierFailed(str(exc), verifier=self._name) from exc
+
+    async def _call(self, candidate: Candidate) -> object:
+        if _is_async(self._function):
+            async with self._slots:
+                return await cast("Awaitable[object]", self._function(candidate))
+        await self._slots.acquire()
+        return await in_thread(self._function, candidate, self._slots.release)
+
+
+def _is_async(function: object) -> bool:
+    """Whether *function* is a coroutine function, or an instance that is called as one."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+async def in_thread(function: VerifierFunction, candidate: Candidate, ended: Callable[[], None]) -> object:
+    """
+    Call *function* in a daemon thread, and wait for its result; *ended* is called on the loop when the thread ends.
+
+    That may be long after this coroutine was cancelled.
+    """
+    loop, context = asyncio.get_running_loop(), copy_context()
+    result: asyncio.Future[object] = loop.create_future()
+
+    def settle(value: object, exc: Exception | None) -> None:
+        ended()
+        if result.cancelled():
+            return
+        if exc is None:
+            result.set_result(value)
+        else:
+            result.set_exception(exc)
+
+    def work() -> None:
+        value, failure = None, None
+        try:
+            value = context.run(function, candidate)
+        except Exception as exc:
+            failure = exc
+        except BaseException as exc:  # such as SystemExit, which must not end the program's loop
+            failure = RuntimeError(f"{type(exc).__name__}: {exc}")
+        with suppress(RuntimeError):  # The loop may be closed by now: nobody waits.
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    threading.Thread(target=work, name="verifier", daemon=True).start()
+    return await result

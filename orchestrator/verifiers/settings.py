@@ -1,0 +1,131 @@
+"""The settings of verifiers: where one is, what it judges, and what happens if it fails. Frozen; no I/O."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PositiveFloat, PositiveInt, SecretStr
+
+from ..endpoints.settings import Address, Deadlines, base_url, none_if_empty
+from ..events import Fallback, Stage
+from . import functions
+
+CONNECT = 5.0  # seconds until a connection stands
+
+
+def _whole_url(url: str) -> str:
+    """Check *url*, of which everything counts: the path too, and a query."""
+    parts = urlsplit(url.strip())
+    base_url(urlunsplit((parts.scheme, parts.netloc, "", "", "")))
+    if parts.fragment:
+        raise ValueError(f"{url!r} has a fragment; write it like http://localhost:9000/judge")
+    return url.strip()
+
+
+class VerifierSettings(BaseModel, frozen=True, extra="forbid"):
+    """What all verifiers have in common."""
+
+    role: Literal["critic"] = "critic"
+    """Always ``critic``."""
+    judges: Literal["answer", "step", "both"] = "answer"
+    """
+    What it judges: the answer of every run, the steps of the policies that need a critic, or both.
+    """
+    seconds: PositiveFloat = 10.0
+    """Seconds for one rating, waiting and retries included."""
+    fallback: Fallback = "large"
+    """
+    What happens if it gives no rating in time, or a wrong one: the large model judges in its place, the step or answer
+    counts as accepted or rejected, or the run fails.
+    """
+    threshold: float = Field(default=0.5, ge=0, le=1)
+    """The least score of an answer that is accepted. For a step, that of the policy counts."""
+    repairs: int = Field(default=1, ge=0, le=16)
+    """How many times the large model may rewrite a rejected answer."""
+    max_concurrency: PositiveInt = 16
+    """The most ratings at a time."""
+
+    def rates(self, stage: Stage) -> bool:
+        """Whether it judges this *stage* of a run."""
+        return self.judges in (stage, "both")
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        raise NotImplementedError
+
+
+class ServedVerifier(VerifierSettings, frozen=True):
+    """What the verifiers on a server have in common."""
+
+    api_key: Annotated[SecretStr | None, BeforeValidator(none_if_empty)] = None
+    """The key that the server expects as a bearer token."""
+    retries: int = Field(default=2, ge=0, le=10)
+    """Further attempts after a failed connection, a 408, a 429 or a 5xx."""
+
+    def _address(self, url: str, model: str | None = None) -> Address:
+        """The server at the base *url*, as the HTTP client knows one."""
+        deadlines = Deadlines(connect=min(CONNECT, self.seconds), total=self.seconds)
+        limits: dict[str, Any] = {"retries": self.retries, "max_concurrency": self.max_concurrency}
+        return Address(role="critic", url=url, model=model, api_key=self.api_key, deadlines=deadlines, **limits)
+
+
+class HttpVerifier(ServedVerifier, frozen=True):
+    """A verifier that is asked over HTTP."""
+
+    kind: Literal["http"] = "http"
+    """Always ``http``."""
+    url: Annotated[str, AfterValidator(_whole_url)]
+    """The URL to which candidates are posted."""
+
+    @property
+    def name(self) -> str:
+        return f"verifier at {self.url}"
+
+    @property
+    def path(self) -> str:
+        """What is posted to at the server."""
+        parts = urlsplit(self.url)
+        return urlunsplit(("", "", parts.path or "/", parts.query, ""))
+
+    @property
+    def address(self) -> Address:
+        parts = urlsplit(self.url)
+        return self._address(urlunsplit((parts.scheme, parts.netloc, "", "", "")))
+
+
+class SystemOneVerifier(ServedVerifier, frozen=True):
+    """A classifier that vLLM serves with structured decisions (``/v1/systemone``)."""
+
+    kind: Literal["systemone"] = "systemone"
+    """Always ``systemone``."""
+    url: Annotated[str, AfterValidator(base_url)]
+    """Base URL of the server; it may end in ``/v1``."""
+    model: str | None = Field(default=None, min_length=1)
+    """The served name; none: the first that the server lists."""
+    question: str = Field(
+        default="Is the candidate correct, given the problem and the reasoning before it?", min_length=1
+    )
+    """The question that it answers with yes or no; the score is the probability of yes."""
+
+    @property
+    def name(self) -> str:
+        return f"classifier at {self.url}"
+
+    @property
+    def address(self) -> Address:
+        return self._address(self.url, self.model)
+
+
+class FunctionVerifier(VerifierSettings, frozen=True):
+    """A verifier that is a Python function."""
+
+    kind: Literal["function"] = "function"
+    """Always ``function``."""
+    function: Annotated[str, BeforeValidator(functions.named)]
+    """Its name in the entry point group ``stepspec.verifiers``; in Python also the function itself."""
+
+    @property
+    def name(self) -> str:
+        return f"verifier {self.function}"

@@ -1,0 +1,167 @@
+"""
+Verifiers at work: `ConnectedVerifier` is what all runs share, `Verifier` that of one run, with deadline and fallback.
+
+A verifier that fails, or is too late, is replaced for that candidate alone: the next one may be easier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeAlias
+
+from ..chain import Chain, Rating
+from ..endpoints.token_stream import RequestMeter, or_now
+from ..errors import EndpointError, VerifierFailed
+from ..events import FellBack, Observer, Stage
+from ..interfaces import REQUEST, Model
+from .candidate import Candidate
+from .functions import VERIFIERS, FunctionRater
+from .servers import HttpRater, SystemOneRater
+from .settings import FunctionVerifier, HttpVerifier, SystemOneVerifier
+
+YES, NO = "Yes", "No"
+
+AnyVerifier: TypeAlias = HttpVerifier | SystemOneVerifier | FunctionVerifier
+
+
+class Rater(Protocol):
+    """What rates candidates, without deadline and fallback. All runs share it."""
+
+    async def rate(self, candidate: Candidate) -> Rating:
+        """Rate *candidate*. Raise an `EndpointError` if that fails."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Judge(Protocol):
+    """Judges in place of a verifier that fails."""
+
+    async def __call__(self, chain: Chain, stage: Stage) -> Rating:
+        """Rate the last step of *chain*, which may be the answer."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LargeJudge:
+    """Lets the *large* model answer with Yes or No; *ask* returns the question of a stage, and its reply's opening."""
+
+    large: Model
+    ask: Callable[[Stage], tuple[str, str]]
+
+    async def __call__(self, chain: Chain, stage: Stage) -> Rating:
+        question, opening = self.ask(stage)
+        answer = await self.large.ask(chain, question, (YES, NO), opening=opening)
+        return Rating(min(1.0, answer[YES]))
+
+
+class ConnectedVerifier:
+    """A verifier of these *settings*, and the connections to it, which all runs share; leaving closes them."""
+
+    def __init__(self, settings: AnyVerifier) -> None:
+        self.settings, self.name = settings, settings.name
+
+    async def __aenter__(self) -> Self:
+        self._rater = _rater(self.settings)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._rater.close()
+
+    async def rate(self, candidate: Candidate) -> Rating:
+        """Rate *candidate*. Raise an `EndpointError` if that fails, or takes too long."""
+        seconds = self.settings.seconds
+        timeout = asyncio.timeout(seconds)
+        try:
+            async with timeout:
+                return await self._rater.rate(candidate)
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise VerifierFailed(f"no rating within {seconds:g} s (seconds in [critic])", verifier=self.name) from None
+
+    def verifier(
+        self,
+        *,
+        instead: Judge | None = None,
+        observe: Observer = lambda event: None,
+        clock: Callable[[], float] | None = None,
+    ) -> Verifier:
+        """
+        Make the verifier of one run, in whose place *instead* judges where the settings want the large model to.
+
+        *clock* returns the seconds since the run began; by default it begins now.
+        """
+        return Verifier(self, instead, observe, or_now(clock))
+
+
+def _rater(settings: AnyVerifier) -> Rater:
+    match settings:
+        case HttpVerifier():
+            return HttpRater(settings)
+        case SystemOneVerifier():
+            return SystemOneRater(settings)
+        case FunctionVerifier(function=name):
+            return FunctionRater(VERIFIERS.find(name), settings.name, settings.max_concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """
+    Whether a candidate was *accepted*, and its *rating*: None if the verifier failed and nobody judged in its place.
+
+    *reason* is that of the rating, or the cause of the failure.
+    """
+
+    accepted: bool
+    rating: Rating | None
+    reason: str = ""
+
+
+class Verifier:
+    """The verifier of one run: a `Critic` for its steps, and what judges its answer."""
+
+    def __init__(
+        self, connected: ConnectedVerifier, instead: Judge | None, observe: Observer, clock: Callable[[], float]
+    ) -> None:
+        self._connected, self._instead, self._observe, self._clock = connected, instead, observe, clock
+
+    async def rate(self, chain: Chain) -> Rating:
+        """Rate the last step of *chain*; one that only ends the thinking has nothing to judge, and is accepted."""
+        candidate = Candidate.step(chain)
+        if not candidate.text.strip():
+            return Rating(1.0)
+        judgement = await self._judge(candidate, chain)
+        return judgement.rating or Rating(float(judgement.accepted), judgement.reason)
+
+    async def judge_answer(self, chain: Chain, text: str) -> Judgement:
+        """Judge the answer *text*, which *chain* ends with."""
+        return await self._judge(Candidate.final(chain, text), chain)
+
+    async def _judge(self, candidate: Candidate, chain: Chain) -> Judgement:
+        settings = self._connected.settings
+        try:
+            return self._judgement(await self._rate(candidate))
+        except EndpointError as exc:
+            failure = exc
+        fallback, cause = settings.fallback, failure.cause
+        self._observe(FellBack(candidate.stage, REQUEST.get().step, cause, fallback))
+        match fallback:
+            case "accept":
+                return Judgement(accepted=True, rating=None)
+            case "reject":
+                return Judgement(accepted=False, rating=None, reason=cause)
+            case "large" if self._instead is not None:
+                return self._judgement(await self._instead(chain, candidate.stage))
+            case _:
+                raise VerifierFailed(cause, verifier=settings.name) from failure
+
+    def _judgement(self, rating: Rating) -> Judgement:
+        return Judgement(rating.score >= self._connected.settings.threshold, rating, rating.reason)
+
+    async def _rate(self, candidate: Candidate) -> Rating:
+        url = getattr(self._connected.settings, "url", "")
+        with RequestMeter("critic", "rate", self._observe, self._clock, url=url):
+            return await self._connected.rate(candidate)

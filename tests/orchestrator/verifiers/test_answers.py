@@ -1,0 +1,337 @@
+"""The answer of a run under a verifier: held back, judged, rewritten, within the budget and the deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from stepspec.orchestrator import Budget, Chain, Ledger, Rating
+from stepspec.orchestrator.errors import EndpointUnavailable, VerifierFailed
+from stepspec.orchestrator.events import Answered, Answering, AnswerJudged, Called, Event, FellBack
+from stepspec.orchestrator.run import Outcome
+from stepspec.orchestrator.run import run as solve
+from stepspec.orchestrator.solution import Solution
+from stepspec.orchestrator.trace import Moment, Recorder
+from stepspec.orchestrator.verifiers import (
+    AnswerCheck,
+    Candidate,
+    ConnectedVerifier,
+    FunctionVerifier,
+    LargeJudge,
+)
+from stepspec.policies import make
+
+from ...fakes import ScriptedModel, counting, run, tokenise
+from ..arms import PROBLEM
+
+NOTE = "\n\nRejected: {}\n\n"
+LATE = EndpointUnavailable("too much work", role="large")
+
+
+def note(reason: str) -> str:
+    return NOTE.format(reason)
+
+
+@dataclass(eq=False)
+class Rewriter(ScriptedModel):
+    """A model that writes one of *rewrites* after each note, and goes on with the last one."""
+
+    rewrites: Sequence[str] = ("It is \\boxed{43}.", "It is \\boxed{44}.")
+
+    def next(self, text: str) -> str | None:
+        *before, written = text.split("\n\nRejected: ")
+        if not before:
+            return super().next(text)
+        pieces = tokenise(self.rewrites[min(len(before), len(self.rewrites)) - 1])
+        place = len(tokenise(written.partition("\n\n")[2]))
+        return pieces[place] if place < len(pieces) else None
+
+
+@dataclass
+class Checked:
+    """A run of four steps whose answers *rate* rates; the large model answers 42, and then what it rewrites."""
+
+    rate: Callable[[Candidate], Any]
+    budget: Budget = field(default_factory=Budget)
+    settings: dict[str, Any] = field(default_factory=dict[str, Any])
+    policy: str = "specreason"
+    thinks: bool = True
+    by_method: bool = False
+    takes: float = 1.0
+
+    def __post_init__(self) -> None:
+        self.small = ScriptedModel("small", counting("small", 4))
+        self.large = Rewriter("large", counting("large", 4), log=self.small.log)
+        self.candidates: list[Candidate] = []
+        self.moments: list[Moment] = []
+
+    @property
+    def events(self) -> list[Event]:
+        return [moment.event for moment in self.moments]
+
+    @property
+    def emitted(self) -> list[str]:
+        return [event.text for event in self.events if isinstance(event, Answering)]
+
+    @property
+    def verdicts(self) -> list[tuple[bool | None, str, bool]]:
+        return [(each.accepted, each.reason, each.final) for each in self.events if isinstance(each, AnswerJudged)]
+
+    async def solve(self) -> Outcome:
+        async def rated(candidate: Candidate) -> Any:
+            self.candidates.append(candidate)
+            await asyncio.sleep(self.takes)
+            return self.rate(candidate)
+
+        loop = asyncio.get_running_loop()
+        recorder = Recorder(loop.time)
+        self.moments = recorder.moments
+        self.small.observe = self.large.observe = recorder
+        settings = FunctionVerifier(function=rated, **self.settings)  # type: ignore[arg-type]  # a validator names it
+        async with ConnectedVerifier(settings) as connected:
+            judge = LargeJudge(self.large, lambda stage: (f"Is this {stage} right?", ""))
+            verifier = connected.verifier(instead=judge, observe=recorder, clock=loop.time)
+            return await solve(
+                make(self.policy, self.small, self.large),
+                PROBLEM,
+                budget=self.budget,
+                ahead=1,
+                observe=recorder,
+                thinks=self.thinks,
+                by_method=self.by_method,
+                check=AnswerCheck(verifier, self.large, note, settings.repairs),
+            )
+
+    def run(self) -> tuple[Outcome, float]:
+        outcome, seconds = run(self.solve())
+        assert self.small.open == self.large.open == 0
+        return outcome, seconds
+
+
+def boxed(*right: str) -> Callable[[Candidate], Rating]:
+    """Accept the *right* answers."""
+    return lambda candidate: Rating(float(candidate.answer in right), "" if candidate.answer in right else "off by one")
+
+
+def test_an_accepted_answer_is_emitted_once_it_is_judged() -> None:
+    case = Checked(boxed("42"))
+    outcome, seconds = case.run()
+    assert (outcome.answer, outcome.verified, outcome.rejection, outcome.reason) == ("42", True, "", "stop")
+    assert seconds == 6.0  # those of the run alone, and one for the verdict
+    assert case.verdicts == [(True, "", True)]
+    kinds = [type(event) for event in case.events if isinstance(event, Answering | AnswerJudged | Answered)]
+    assert kinds == [AnswerJudged, Answered, Answering]
+    assert case.emitted == ["So it is \\boxed{42}."]
+
+
+def test_the_verifier_reads_the_problem_the_thinking_and_the_answer() -> None:
+    case = Checked(boxed("42"))
+    outcome, _ = case.run()
+    (candidate,) = case.candidates
+    assert (candidate.stage, candidate.problem, candidate.answer) == ("answer", PROBLEM.messages, "42")
+    assert candidate.text == outcome.text
+    assert [step.strip() for step in candidate.steps] == [f"The small one says {place}." for place in range(4)]
+
+
+def test_the_large_model_rewrites_a_rejected_answer_after_a_note_of_the_reason() -> None:
+    case = Checked(boxed("43"))
+    outcome, _ = case.run()
+    assert (outcome.answer, outcome.text, outcome.verified, outcome.rejection) == ("43", "It is \\boxed{43}.", True, "")
+    assert case.verdicts == [(False, "off by one", False), (True, "", True)]
+    assert case.emitted == ["It is \\boxed{43}."]
+    assert [event.step.text for event in case.events if isinstance(event, Answered)] == ["It is \\boxed{43}."]
+
+
+def test_a_rejected_answer_is_a_rejected_step_of_the_solution_with_its_reason() -> None:
+    case = Checked(boxed("43"))
+    outcome, _ = case.run()
+    solution = Solution.of(outcome, case.moments)
+    (step,) = [step for step in solution.steps if step.fate == "rejected"]
+    assert (step.index, step.author, step.reason, step.detail, step.grade) == (4, "large", "answer", "off by one", 0.0)
+    assert (solution.verified, solution.degraded) == (True, ())
+    ledger = Ledger.of(case.events)
+    assert ledger.critic.requests == 2
+    assert ledger.large.discarded == len(tokenise(case.large.answer))
+
+
+@pytest.mark.parametrize(("repairs", "answer"), [(0, "42"), (1, "43"), (2, "44")])
+def test_an_answer_that_stays_rejected_is_given_with_the_reason(repairs: int, answer: str) -> None:
+    case = Checked(boxed("none"), settings={"repairs": repairs})
+    outcome, _ = case.run()
+    assert (outcome.answer, outcome.verified, outcome.rejection) == (answer, False, "off by one")
+    assert case.verdicts == [(False, "off by one", place == repairs) for place in range(repairs + 1)]
+    assert "".join(case.emitted) == outcome.text
+
+
+def test_the_threshold_decides_about_a_score_between() -> None:
+    for threshold, verified in ((0.6, True), (0.7, False)):
+        outcome, _ = Checked(lambda candidate: 0.6, settings={"threshold": threshold, "repairs": 0}).run()
+        assert outcome.verified is verified
+
+
+def test_without_tokens_left_a_rejected_answer_stays() -> None:
+    thought, answer = Checked(boxed("42")).run()[0].chain.tokens, len(tokenise(Rewriter.answer))
+    case = Checked(boxed("43"), Budget(tokens=thought + answer, answer=answer))
+    outcome, _ = case.run()
+    assert (outcome.answer, outcome.verified) == ("42", False)
+    assert case.verdicts == [(False, "off by one", True)]
+
+
+def test_a_rewritten_answer_has_only_the_tokens_that_are_left() -> None:
+    thought, answer = Checked(boxed("42")).run()[0].chain.tokens, len(tokenise(Rewriter.answer))
+    case = Checked(boxed("43"), Budget(tokens=thought + answer + 2, answer=answer))
+    outcome, _ = case.run()
+    assert (outcome.text, outcome.verified, outcome.reason) == ("It is", False, "length")
+
+
+def test_a_model_that_rewrites_nothing_leaves_the_rejected_answer() -> None:
+    case = Checked(boxed("43"))
+    case.large.rewrites = ("",)
+    outcome, _ = case.run()
+    assert (outcome.answer, outcome.verified, outcome.rejection) == ("42", False, "off by one")
+    assert case.emitted == [outcome.text]
+
+
+def test_time_that_is_up_during_the_verdict_leaves_the_answer_unjudged() -> None:
+    case = Checked(boxed("42"), Budget(seconds=8.0), {"seconds": 100}, takes=3.5)
+    outcome, seconds = case.run()
+    assert (outcome.answer, outcome.verified, outcome.reason, seconds) == ("42", None, "time", 8.0)
+    assert case.emitted == [outcome.text]
+
+
+def test_time_that_is_up_while_the_answer_is_rewritten_leaves_the_rejected_one() -> None:
+    case = Checked(boxed("43"), Budget(seconds=6.875))
+    outcome, seconds = case.run()
+    assert (outcome.answer, outcome.verified, outcome.rejection) == ("42", False, "off by one")
+    assert (outcome.reason, seconds) == ("time", 6.875)
+
+
+def test_an_answer_that_time_cut_short_is_not_judged() -> None:
+    case = Checked(boxed("42"), Budget(seconds=8.0))
+    case.large.latency = lambda chain: 100.0
+    outcome, seconds = case.run()
+    assert (outcome.text, outcome.verified, outcome.reason, seconds) == ("", None, "time", 8.0)
+    assert case.candidates == []
+
+
+def test_the_part_of_an_answer_that_was_written_in_time_is_given_unjudged() -> None:
+    case = Checked(boxed("42"), Budget(seconds=8.0))
+    case.large.pace = 1.0
+    outcome, _ = case.run()
+    assert outcome.text
+    assert (outcome.answer == "42", outcome.verified, outcome.reason) == (False, None, "time")
+    assert case.candidates == []
+    assert len([event for event in case.events if isinstance(event, Answered)]) == 1
+    assert "".join(case.emitted) == outcome.text
+
+
+@pytest.mark.parametrize(
+    ("fallback", "answer", "verified", "rejection"),
+    [
+        ("large", "42", True, ""),
+        ("accept", "42", None, ""),
+        ("reject", "43", False, "no rating within 2 s (seconds in [critic])"),
+    ],
+)
+def test_a_verifier_that_is_too_late_is_replaced(
+    fallback: str, answer: str, verified: bool | None, rejection: str
+) -> None:
+    case = Checked(boxed("42"), settings={"fallback": fallback, "seconds": 2}, takes=1000.0)
+    case.large.judge = lambda chain, question: {"Yes": 0.9} if "answer" in question else {"9": 1.0}
+    outcome, seconds = case.run()
+    assert (outcome.answer, outcome.verified, outcome.rejection) == (answer, verified, rejection)
+    assert seconds < 20
+
+
+def test_the_large_model_may_reject_in_the_place_of_the_verifier() -> None:
+    case = Checked(lambda candidate: 1 / 0)
+    case.large.judge = lambda chain, question: {"No": 0.9} if "answer" in question else {"9": 1.0}
+    outcome, _ = case.run()
+    assert (outcome.answer, outcome.verified) == ("43", False)
+    fallen = [event for event in case.events if isinstance(event, FellBack)]
+    assert fallen == [FellBack("answer", 4, "it raised ZeroDivisionError: division by zero", "large")] * 2
+    assert Solution.of(outcome, case.moments).degraded == ("critic",)
+    assert [call.fate for call in case.events if isinstance(call, Called) and call.role == "critic"] == ["failed"] * 2
+
+
+def test_a_run_fails_with_its_verifier_if_it_is_to() -> None:
+    case = Checked(lambda candidate: 7, settings={"fallback": "fail"})
+    with pytest.raises(
+        VerifierFailed, match=r"verifier rated[-0-9]* gave no rating: its score is 7, and has to be a number"
+    ):
+        case.run()
+    assert case.small.open == case.large.open == 0
+    assert case.emitted == []
+
+
+def test_cancelling_a_run_cancels_its_verifier() -> None:
+    cancelled: list[str] = []
+
+    async def waiting(candidate: Candidate) -> float:
+        try:
+            return await asyncio.sleep(1000, 1.0)
+        except asyncio.CancelledError:
+            cancelled.append(candidate.stage)
+            raise
+
+    async def main() -> None:
+        case = Checked(boxed("42"), settings={"seconds": 5000})
+        settings = FunctionVerifier(function=waiting, seconds=5000)  # type: ignore[arg-type]  # a validator names it
+        async with ConnectedVerifier(settings) as connected:
+            check = AnswerCheck(connected.verifier(), case.large, note, 1)
+            policy = make("specreason", case.small, case.large)
+            solving = asyncio.create_task(
+                solve(policy, PROBLEM, budget=Budget(), ahead=1, observe=lambda event: None, check=check)
+            )
+            await asyncio.sleep(20)
+            solving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await solving
+
+    _, seconds = run(main())
+    assert (cancelled, seconds) == (["answer"], 20.0)
+
+
+def test_an_answer_that_the_method_wrote_is_rewritten_by_the_large_model() -> None:
+    case = Checked(boxed("43"), by_method=True)
+    outcome, _ = case.run()
+    assert (outcome.answer, outcome.verified) == ("43", True)
+    assert outcome.chain.parts()[1].text.strip() == "So it is \\boxed{42}."
+    assert case.candidates[0].answer == "42"
+    assert case.emitted == ["It is \\boxed{43}."]
+    accepted = Checked(boxed("42"), by_method=True)
+    outcome, _ = accepted.run()
+    assert (outcome.answer, outcome.verified) == ("42", True)
+    assert not [event for event in accepted.events if isinstance(event, Answered)]
+    assert accepted.emitted == [outcome.text]
+
+
+def test_models_that_do_not_think_are_judged_by_all_that_they_wrote() -> None:
+    case = Checked(boxed("43"), thinks=False)
+    endings = ("One.\n\n", "It is \\boxed{42}.")
+    case.small.script = case.large.script = lambda previous: endings[len(previous)]
+    outcome, _ = case.run()
+    assert (outcome.answer, outcome.text, outcome.verified) == ("43", "It is \\boxed{43}.", True)
+    assert case.candidates[0].text == "One.\n\nIt is \\boxed{42}."
+    assert case.candidates[0].steps == ()
+    assert case.emitted == ["It is \\boxed{43}."]
+
+
+def test_a_large_model_that_fails_to_judge_fails_the_run() -> None:
+    case = Checked(lambda candidate: 1 / 0)
+    asked: list[Chain] = []
+
+    def fails(verb: str, chain: Chain) -> Exception | None:
+        if verb == "ask" and chain.closed and chain.text.endswith("}."):
+            asked.append(chain)
+            return LATE
+        return None
+
+    case.large.fails = fails
+    with pytest.raises(EndpointUnavailable, match="too much work"):
+        case.run()
+    assert len(asked) == 1

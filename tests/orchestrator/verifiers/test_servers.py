@@ -1,0 +1,171 @@
+"""Verifiers on a server: the request, the reading of the reply, retries, the deadline, and failures."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from pydantic import ValidationError
+
+from stepspec.orchestrator import Chain, Message, Rating, Step
+from stepspec.orchestrator.errors import EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
+from stepspec.orchestrator.verifiers import Candidate, ConnectedVerifier, HttpVerifier, SystemOneVerifier
+
+TURNS = (Message("system", "Be brief."), Message("user", "What is 6 x 7?"))
+STEPS = Chain(TURNS).extend(Step("Six sevens.\n\n", "small")).extend(Step("That is 42.\n</think>", "large", "end"))
+ANSWER = STEPS.extend(Step("\n\nIt is \\boxed{42}.", "large", "end"))
+FINAL = Candidate.final(ANSWER, "It is \\boxed{42}.")
+
+
+@dataclass
+class Judge:
+    """A server that replies what *reply* says to any POST; *refusals* befall the coming requests, one by one."""
+
+    reply: Callable[[dict[str, Any]], Any] = lambda body: {"score": 0.75, "reason": "fine"}
+    refusals: deque[int] = field(default_factory=deque[int])
+    bodies: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    paths: list[str] = field(default_factory=list[str])
+    keys: list[str] = field(default_factory=list[str])
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def judge(self, request: web.Request) -> web.Response:
+        self.paths.append(request.path_qs)
+        self.keys.append(request.headers["Authorization"])
+        if self.refusals:
+            return web.json_response({"error": "no"}, status=self.refusals.popleft())
+        self.bodies.append(await request.json())
+        try:
+            found = self.reply(self.bodies[-1])
+            return web.json_response(await found if asyncio.iscoroutine(found) else found)
+        except asyncio.CancelledError:
+            self.gone.set()
+            raise
+
+    @asynccontextmanager
+    async def serve(self, kind: type[Any] = HttpVerifier, path: str = "/judge", **settings: Any) -> AsyncGenerator[Any]:
+        application = web.Application()
+        application.router.add_post("/{path:.*}", self.judge)
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(TestServer(application, handler_cancellation=True))
+            settings["url"] = str(server.make_url(path))
+            yield await stack.enter_async_context(ConnectedVerifier(kind(**settings)))
+
+
+async def test_a_candidate_is_posted_as_documented() -> None:
+    judge = Judge()
+    async with judge.serve(path="/v1/judge?strict=1", api_key="secret") as verifier:
+        assert await verifier.rate(FINAL) == Rating(0.75, "fine")
+        assert await verifier.rate(Candidate.step(STEPS)) == Rating(0.75, "fine")
+    problem = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 6 x 7?"}]
+    answer, step = judge.bodies
+    assert answer == {
+        "stage": "answer",
+        "problem": problem,
+        "steps": ["Six sevens.\n\n", "That is 42.\n"],
+        "text": "It is \\boxed{42}.",
+        "answer": "42",
+    }
+    assert step == {"stage": "step", "problem": problem, "steps": ["Six sevens.\n\n"], "text": "That is 42.\n"}
+    assert set(judge.paths) == {"/v1/judge?strict=1"}
+    assert set(judge.keys) == {"Bearer secret"}
+
+
+async def test_a_reason_may_be_left_out() -> None:
+    async with Judge(lambda body: {"score": 0, "more": 1}).serve() as verifier:
+        assert await verifier.rate(FINAL) == Rating(0.0)
+
+
+@pytest.mark.parametrize("reply", [{}, {"score": "1"}, {"score": 1.5}, {"score": None}, [0.5]])
+async def test_a_reply_without_a_score_is_malformed(reply: object) -> None:
+    async with Judge(lambda body: reply).serve() as verifier:
+        with pytest.raises(MalformedReply):
+            await verifier.rate(FINAL)
+
+
+async def test_a_temporary_refusal_is_repeated_and_limited() -> None:
+    judge = Judge(refusals=deque([503, 429]))
+    async with judge.serve(retries=2) as verifier:
+        assert (await verifier.rate(FINAL)).score == 0.75
+    judge = Judge(refusals=deque([503, 503]))
+    async with judge.serve(retries=1) as verifier:
+        with pytest.raises(EndpointUnavailable, match="HTTP 503"):
+            await verifier.rate(FINAL)
+    assert len(judge.paths) == 2
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(404, "is the path of url in \\[critic\\] right"), (401, "api_key in \\[critic\\]"), (400, "HTTP 400")],
+)
+async def test_a_refusal_names_the_cure_and_is_not_repeated(status: int, words: str) -> None:
+    judge = Judge(refusals=deque([status] * 3))
+    async with judge.serve() as verifier:
+        with pytest.raises(EndpointRejected, match=words):
+            await verifier.rate(FINAL)
+    assert len(judge.paths) == 1
+
+
+async def test_a_request_that_is_too_late_is_closed() -> None:
+    async def late() -> dict[str, float]:
+        return await asyncio.sleep(60, {"score": 1.0})
+
+    judge = Judge(lambda body: late())
+    async with judge.serve(seconds=0.2) as verifier:
+        with pytest.raises(EndpointUnavailable, match=r"no (rating within|answer after) 0\.2 s"):
+            await verifier.rate(FINAL)
+        await asyncio.wait_for(judge.gone.wait(), 10)
+
+
+async def test_a_server_that_is_gone_is_a_failure() -> None:
+    async with ConnectedVerifier(HttpVerifier(url="http://127.0.0.1:9/judge", retries=0)) as verifier:
+        with pytest.raises(EndpointError, match="nothing listens"):
+            await verifier.rate(FINAL)
+
+
+@pytest.mark.parametrize("url", ["judge", "ftp://here/judge", "http:///judge", "http://here:99999/", "http://h/#part"])
+def test_what_is_no_url_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match="url"):
+        HttpVerifier(url=url)
+
+
+def decision(yes: float, mass: float) -> dict[str, Any]:
+    answer = {"type": "noul", "noul": yes, "probabilities": {"yes": yes, "no": 1 - yes}, "confidence": mass}
+    return {
+        "answers": {"candidate": answer},
+        "diagnostics": {"candidate": {"label_mass": mass, "argmax_is_label": True}},
+        "usage": {"input_tokens": 9, "output_tokens": 1},
+    }
+
+
+async def test_a_classifier_is_asked_one_question_and_its_yes_counts_over_the_whole_vocabulary() -> None:
+    judge = Judge(lambda body: decision(0.75, 0.5))
+    async with judge.serve(SystemOneVerifier, "/v1", model="d1", question="Is it right?") as verifier:
+        assert await verifier.rate(FINAL) == Rating(0.375)
+    assert judge.paths == ["/v1/systemone"]
+    state = (
+        "Problem:\nBe brief.\n\nWhat is 6 x 7?\n\nReasoning:\nSix sevens.\n\nThat is 42.\n\n"
+        "Candidate:\nIt is \\boxed{42}."
+    )
+    questions = {"candidate": {"type": "noul", "instructions": "Is it right?"}}
+    assert judge.bodies == [{"model": "d1", "state": state, "questions": questions}]
+
+
+@pytest.mark.parametrize("reply", [{}, {"answers": {}}, {"answers": {"candidate": {"noul": 0.5}}}, decision(1.5, 1.0)])
+async def test_a_reply_without_a_decision_is_malformed(reply: dict[str, Any]) -> None:
+    async with Judge(lambda body: reply).serve(SystemOneVerifier, "") as verifier:
+        with pytest.raises(MalformedReply):
+            await verifier.rate(FINAL)
+
+
+@pytest.mark.parametrize("status", [404, 501])
+async def test_a_server_without_decisions_is_named(status: int) -> None:
+    async with Judge(refusals=deque([status] * 5)).serve(SystemOneVerifier, "", retries=0) as verifier:
+        with pytest.raises(EndpointError, match="structured decisions"):
+            await verifier.rate(FINAL)

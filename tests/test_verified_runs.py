@@ -1,0 +1,217 @@
+"""Verifiers through the whole program: settings, solver, service, doctor and command line, over stand-in servers."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepspec import Candidate, Rating, Solver
+from stepspec.cli.terminal import RunPrinter, summary
+from stepspec.evals.testbed.stand_in import StandIn
+from stepspec.orchestrator import Step, trace
+from stepspec.orchestrator.endpoints import GREEDY, CriticEndpoint
+from stepspec.orchestrator.endpoints.doctor import Report, diagnose_verifier, render
+from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.events import AnswerJudged, Event, FellBack, Started
+from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse
+from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier
+from stepspec.settings import load
+
+PROBLEM = "What is 6 x 7?"
+ANSWER = "The answer is \\boxed{42}."
+
+
+@pytest.fixture(autouse=True)
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@asynccontextmanager
+async def solving(**settings: Any) -> AsyncGenerator[Solver]:
+    small, large = (StandIn(steps=4, step_tokens=4) for _ in range(2))
+    async with AsyncExitStack() as stack:
+        one, other = [await stack.enter_async_context(model.listening()) for model in (small, large)]
+        yield await stack.enter_async_context(Solver(f"{one}/v1", f"{other}/v1", sampling=GREEDY, **settings))
+
+
+def right(candidate: Candidate) -> Rating:
+    return Rating(float(candidate.answer == "42"), "it is 42" if candidate.answer == "42" else "it is not 42")
+
+
+def wrong(candidate: Candidate) -> Rating:
+    return Rating(0.25, "it is never right")
+
+
+def broken(candidate: Candidate) -> float:
+    raise RuntimeError("out of order")
+
+
+async def test_a_function_judges_the_answer_of_a_run() -> None:
+    recorder = Recorder(Stopwatch())
+    async with solving(critic=right) as solver:
+        solution = await solver.solve(PROBLEM, observe=recorder)
+        assert solver.models["critic"] == "verifier right"
+    assert (solution.answer, solution.verified, solution.rejection, solution.degraded) == ("42", True, "", ())
+    assert solution.ledger.critic.requests == 1
+    judged = [event for event in recorder.events if isinstance(event, AnswerJudged)]
+    assert [(each.accepted, each.score, each.reason, each.final) for each in judged] == [(True, 1.0, "it is 42", True)]
+
+
+async def test_a_rejected_answer_is_rewritten_and_the_solution_says_what_became_of_it() -> None:
+    async with solving(critic={"kind": "function", "function": wrong, "repairs": 2}) as solver:
+        solution = await solver.solve(PROBLEM)
+    assert (solution.verified, solution.rejection) == (False, "it is never right")
+    rejected = [step for step in solution.steps if step.reason == "answer"]
+    assert rejected
+    assert {(step.grade, step.detail, step.fate) for step in rejected} == {(0.25, "it is never right", "rejected")}
+    assert summary(solution).plain.endswith(", NOT verified")
+
+
+@pytest.mark.parametrize(("fallback", "verified"), [("accept", None), ("reject", False)])
+async def test_a_fallback_that_decides_is_visible(fallback: str, verified: bool | None) -> None:
+    async with solving(critic={"kind": "function", "function": broken, "fallback": fallback}) as solver:
+        solution = await solver.solve(PROBLEM)
+    assert (solution.verified, solution.degraded) == (verified, ("critic",))
+    assert solution.ledger.critic.failed == solution.ledger.critic.requests > 0
+
+
+async def test_the_large_model_judges_in_the_place_of_a_verifier_that_fails() -> None:
+    events: list[Event] = []
+    async with solving(critic=broken) as solver:
+        solution = await solver.solve(PROBLEM, observe=events.append)
+    assert solution.degraded == ("critic",)
+    assert solution.verified is not None
+    causes = {event.cause for event in events if isinstance(event, FellBack)}
+    assert causes == {"it raised RuntimeError: out of order"}
+
+
+@pytest.mark.parametrize(
+    ("verifier", "authors"), [(right, {"large", "small"}), (wrong, {"large"}), (broken, {"small"})]
+)
+async def test_a_verifier_judges_the_steps_of_a_policy_that_needs_a_critic(verifier: Any, authors: set[str]) -> None:
+    settings = {"kind": "function", "function": verifier, "judges": "step", "fallback": "accept"}
+    async with solving(policy="reward", critic=settings) as solver:
+        solution = await solver.solve(PROBLEM)
+    kept = {step.author for step in solution.steps if step.fate == "kept" and step.text.strip(" \n")}
+    assert kept == authors
+    if verifier is wrong:
+        rejected = [step for step in solution.steps if step.fate == "rejected"]
+        assert {(step.reason, step.detail) for step in rejected} == {("reward", "it is never right")}
+    assert solution.verified is None
+
+
+def test_a_policy_that_needs_rated_steps_refuses_a_verifier_of_answers() -> None:
+    urls = ("http://a:1/v1", "http://b:1/v1")
+    with pytest.raises(ConfigurationError, match='judges = "step"'):
+        Solver(*urls, policy="reward", critic=right)
+    Solver(*urls, policy="reward", critic={"kind": "function", "function": right, "judges": "both"})
+
+
+def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(load(critic="http://c:1").critic, CriticEndpoint)
+    http = load(critic={"kind": "http", "url": "http://c:1/v1/judge", "seconds": 3, "fallback": "fail"}).critic
+    assert isinstance(http, HttpVerifier)
+    assert (http.url, http.address.url, http.path) == ("http://c:1/v1/judge", "http://c:1", "/v1/judge")
+    assert (http.address.deadlines.total, http.address.deadlines.connect) == (3, 3)
+    assert isinstance(load(critic={"kind": "systemone", "url": "http://c:1/v1"}).critic, SystemOneVerifier)
+    assert isinstance(load(critic=right).critic, FunctionVerifier)
+    monkeypatch.setenv("STEPSPEC_CRITIC__KIND", "http")
+    monkeypatch.setenv("STEPSPEC_CRITIC__URL", "http://d:1/judge")
+    monkeypatch.setenv("STEPSPEC_CRITIC__API_KEY", "secret")
+    from_variables = load().critic
+    assert isinstance(from_variables, HttpVerifier)
+    assert from_variables.api_key is not None
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"kind": "http"}, "critic.url: Field required"),
+        ({"kind": "htp", "url": "http://c:1"}, "'reward-model', 'http', 'systemone', 'function'"),
+        ({"kind": "http", "url": "http://c:1", "layout": "chat"}, "unknown setting 'critic.layout'"),
+        ({"kind": "http", "url": "http://c:1", "fallback": "guess"}, "critic.fallback"),
+        ({"kind": "http", "url": "http://c:1", "seconds": 0}, "critic.seconds"),
+        ({"url": "http://c:1", "judges": "answer"}, "unknown setting 'critic.judges'"),
+    ],
+)
+def test_wrong_settings_of_a_verifier_are_named(table: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        load(critic=table)
+
+
+def test_an_unknown_function_is_refused_before_any_run(nowhere: Path) -> None:
+    (nowhere / "stepspec.toml").write_text('[critic]\nkind = "function"\nfunction = "nobody-has-it"\n')
+    with pytest.raises(ConfigurationError, match="no verifier 'nobody-has-it'"):
+        Solver("http://a:1/v1", "http://b:1/v1")
+    critic = Solver("http://a:1/v1", "http://b:1/v1", critic=right).settings.critic  # hides the one in the file
+    assert isinstance(critic, FunctionVerifier)
+    assert critic.function == "right"
+
+
+@pytest.mark.parametrize(
+    ("verifier", "settings", "outcome", "ratings"),
+    [
+        (right, {}, "unknown", (0.0, 0.0)),
+        (broken, {}, "costs", (None, None)),
+        (broken, {"fallback": "fail"}, "cannot work", (None, None)),
+    ],
+)
+async def test_the_doctor_asks_a_verifier(
+    verifier: Any, settings: dict[str, Any], outcome: str, ratings: tuple[float | None, float | None]
+) -> None:
+    report = await diagnose_verifier(FunctionVerifier(function=verifier, **settings))
+    assert [finding.outcome for finding in report.findings] == [outcome]
+    assert (report.right, report.wrong) == ratings
+    assert Report.of([], report).ok is (outcome != "cannot work")
+    assert list(render(Report.of([], report)))
+
+
+async def test_the_doctor_finds_a_verifier_of_sums_right() -> None:
+    def sums(candidate: Candidate) -> bool:
+        return "is 4." in candidate.text
+
+    def upside_down(candidate: Candidate) -> bool:
+        return not sums(candidate)
+
+    for judges in ("answer", "step"):
+        assert not (await diagnose_verifier(FunctionVerifier(function=sums, judges=judges))).findings  # type: ignore[arg-type]
+        (finding,) = (await diagnose_verifier(FunctionVerifier(function=upside_down, judges=judges))).findings  # type: ignore[arg-type]
+        assert finding.outcome == "costs"
+
+
+def test_traces_keep_what_a_verifier_said_and_old_ones_can_be_read() -> None:
+    happened: tuple[Event, ...] = (
+        AnswerJudged(2, Step(ANSWER, "large", "end"), False, 0.25, "no"),
+        FellBack("answer", 2, "it is gone", "large"),
+    )
+    for event in happened:
+        assert parse(dump(Moment(1.0, event))) == Moment(1.0, event)
+    old = json.loads(dump(Moment(0.0, Started((), "large"))))
+    assert isinstance(parse(json.dumps(old).encode()).event, Started)
+    assert trace.replay([Started((), "large"), *happened]).steps == ()
+
+
+def test_the_command_line_prints_what_the_verifier_said(capsys: pytest.CaptureFixture[str]) -> None:
+    from rich.console import Console
+
+    printer = RunPrinter(Console(width=200))
+    step = Step(ANSWER, "large", "end")
+    for accepted, final in ((False, False), (True, True), (False, True), (None, True)):
+        printer(AnswerJudged(2, step, accepted, 0.25, "so it is", final))
+    printer(FellBack("answer", 2, "it is gone", "accept"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("(rejected: answer: so it is)")
+    assert lines[1:] == [
+        "answer accepted by the verifier: so it is",
+        "answer REJECTED by the verifier: so it is",
+        "answer not judged: the verifier failed",
+        "the verifier failed, its fallback decides about the answer (accept): it is gone",
+    ]
