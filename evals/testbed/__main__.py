@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 from rich.console import Console
@@ -16,8 +16,13 @@ from . import accounts, tool_problems
 from .problems import DEFAULT, Difficulty, final_answer, generate, worked_steps
 from .servers import LONG, SHORT, TOOLS, find_world
 
+if TYPE_CHECKING:
+    from .model_card import Figure  # which imports torch
+
 app = typer.Typer(no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False, rich_markup_mode=None)
 console = Console()
+Measure: TypeAlias = "Callable[[Callable[[str], object], Path], list[Figure]]"
+Describe: TypeAlias = "Callable[[Sequence[Figure]], str]"
 World = Annotated[str, typer.Option(help="Kind of problems, with their models: short, long, tools.")]
 
 
@@ -71,7 +76,7 @@ def report(
     """Measure the models; exit with status 1 if a figure misses its bar."""
     from . import model_card, tool_card
 
-    cards = {
+    cards: dict[str, tuple[Measure, Describe]] = {
         SHORT: (model_card.measure, model_card.card),
         LONG: (model_card.measure_long, model_card.long_card),
         TOOLS: (tool_card.measure_tools, tool_card.tool_card),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -65,8 +66,8 @@ def copying(model: Qwen3ForCausalLM) -> None:
     for number, (query, key) in enumerate(((code, once), (plain[once], twice), (plain[once], fourth))):
         begin = number * head
         second.q_proj.weight[begin : begin + head] = second.k_proj.weight[begin : begin + head] = 0
-        rows = [begin + at for at in slow]
-        second.q_proj.weight[rows], second.k_proj.weight[rows] = query, plain[key]
+        compared = [begin + at for at in slow]
+        second.q_proj.weight[compared], second.k_proj.weight[compared] = query, plain[key]
         copied = slice(begin, begin + own.stop - 1)
         second.v_proj.weight[begin : begin + head] = 0
         second.v_proj.weight[copied] = plain[own]
@@ -106,7 +107,7 @@ def exact(model: Qwen3ForCausalLM, writer: ToolWriter, count: int) -> float:
     model.eval()
     right = 0
     for problem in islice(world.generate(1234, "test"), count):
-        row, _ = writer.trunk(world.random.Random(0), problem)
+        row, _ = writer.trunk(random.Random(0), problem)
         ids, targets = torch.tensor([row.ids]), torch.tensor(row.targets)
         wanted = torch.nonzero(targets != IGNORED).flatten()
         logits = model.lm_head(model.model(input_ids=ids, use_cache=False).last_hidden_state[0, wanted])
