@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import aiohttp
 import orjson
@@ -233,12 +233,16 @@ class Client:
 
 def refusal(kind: Kind, reply: Any) -> str:
     """Return the message of a refusal. Raise `ReplyError` if there is none, or if it does not name the parameter."""
-    error = reply["error"] if isinstance(reply, dict) and isinstance(reply.get("error"), dict) else {}
+    error = _table(_table(reply).get("error"))
     if not error.get("message"):
         raise ReplyError(f"a refusal without a message: {reply}")
     if kind.param is not None and error.get("param") != kind.param:
         raise ReplyError(f"a refusal that names {error.get('param')!r} instead of {kind.param!r}")
     return str(error["message"])
+
+
+def _table(value: object) -> Mapping[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def judge(said: Said, alone: Said, task: Task) -> Verdict:
@@ -299,7 +303,7 @@ async def measure(
         alone = await references(client, kinds, problems)
         before = await _counted(http, program.base)
         work = mixed(kinds, requests, problems, random.Random(SEED))
-        outcomes, memory = list[Outcome](), list[Memory]()
+        outcomes, memory, still_open = list[Outcome](), list[Memory](), dict[str, int]()
         loop = asyncio.get_running_loop()
         began = loop.time()
 
@@ -316,7 +320,7 @@ async def measure(
         seconds = loop.time() - began
         counted = Counter(await _counted(http, program.base))
         counted.subtract(before)
-    verdicts = {
+    verdicts: dict[int, Verdict] = {
         outcome.sent.number: judge(
             outcome.said, alone[outcome.sent.kind.name, outcome.sent.task], tasks[outcome.sent.task]
         )
