@@ -398,7 +398,7 @@ async def servers_of_the_pair(console: Console) -> AsyncGenerator[Mapping[str, s
 async def stand_ins() -> AsyncGenerator[Mapping[str, str]]:
     """Run a stand-in for each model; yield their base URLs by role."""
     with ExitStack() as stack:
-        flags = ("--steps", "4", "--step-tokens", "12", "--token-ms", "2")
+        flags = ("--steps", "4", "--step-tokens", "12", "--token-ms", "2", "--scale-out")
         yield {role: stack.enter_context(stand_in_process(*flags)) + "/v1" for role in ("small", "large")}
 
 

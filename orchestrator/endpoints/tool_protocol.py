@@ -59,6 +59,8 @@ def tool_fields(tool: Tool) -> dict[str, Any]:
         function["description"] = tool.description
     if tool.parameters:
         function["parameters"] = orjson.loads(tool.parameters)
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return {"type": "function", "function": function}
 
 
