@@ -14,6 +14,7 @@ import datetime
 import os
 import platform
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
@@ -64,6 +65,7 @@ FREE_KIB, KIB_PER_REQUEST = 8192, 8
 
 Fate = Literal["answered", "refused", "left", "failed"]
 FATES: tuple[Fate, ...] = ("answered", "refused", "left", "failed")
+CALL = re.compile(r"\n(\w+)\((.*)\)", re.DOTALL)  # as `request_kinds` writes a call
 Verdict = Literal["identical", "right", "wrong"]
 
 
@@ -246,10 +248,25 @@ def _table(value: object) -> Mapping[str, Any]:
 
 
 def judge(said: Said, alone: Said, task: Task) -> Verdict:
-    """Compare an answer with that to the same request made alone; the pair may round otherwise in another batch."""
+    """
+    Compare an answer with that to the same request made alone; the pair may round otherwise in another batch.
+
+    A call is right if it calls the same tool with arguments in JSON: the pair was not trained to call any.
+    """
     if said == alone:
         return "identical"
+    if called := CALL.fullmatch(said.text):
+        other = CALL.fullmatch(alone.text)
+        return "right" if other and other[1] == called[1] and _is_json(called[2]) else "wrong"
     return "right" if extract(said.text) in (extract(alone.text), task.answer) and said.text else "wrong"
+
+
+def _is_json(text: str) -> bool:
+    try:
+        orjson.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 async def at_once(work: Iterable[Sent], send: Callable[[Sent], Any], concurrent: int) -> list[Outcome]:

@@ -150,3 +150,11 @@ async def test_a_small_mix_over_stand_ins() -> None:
     fates = Counter(outcome.fate for outcome in report.outcomes)
     assert min(fates["answered"], fates["refused"], fates["left"]) > 5
     assert set(report.verdicts.values()) <= {"identical", "right"}
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [("\nadd(2)", "identical"), ('\nadd({"n": 3})', "right"), ("\nadd({)", "wrong"), ("\nmove(3)", "wrong")],
+)
+def test_a_call_is_right_if_it_is_one_of_the_same_tool(text: str, verdict: str) -> None:
+    assert judge(Said(text, 5), Said("\nadd(2)", 5), TASK) == verdict
