@@ -22,7 +22,7 @@ import orjson
 
 from .vllm_protocol import REPLACEMENT
 
-SENTINEL = f"stepspec{secrets.token_hex(12)}"
+SENTINEL = f"stepspec-{secrets.token_hex(12)}"
 """A word that no text can hold, as each process draws its own; templates and JSON leave it unchanged."""
 
 _SIGNS = re.compile("[<>\\[\\]|\u25c1\u25b7\uff5c]")  # also Kimi's triangles and DeepSeek's wide bar
