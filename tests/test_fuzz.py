@@ -10,7 +10,7 @@ import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
 import orjson
 import pytest
@@ -111,9 +111,9 @@ def mutated(value: Any, data: st.DataObject) -> Any:
 
 def _places(value: Any) -> Sequence[tuple[Any, Any]]:
     if isinstance(value, dict):
-        members = list(cast("dict[Any, Any]", value).items())
+        members = list(value.items())
     elif isinstance(value, list):
-        members = list(enumerate(cast("list[Any]", value)))
+        members = list(enumerate(value))
     else:
         return []
     return [(value, key) for key, _ in members] + [place for _, inner in members for place in _places(inner)]

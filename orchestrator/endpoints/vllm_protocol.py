@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp, isfinite
+from math import exp, isfinite, isnan
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import orjson
@@ -280,14 +280,11 @@ def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
         raise call.error(MalformedReply, message) from exc
 
 
-def _ids(value: object) -> list[int]:
+def _ids(value: Any) -> list[int]:
     """Return *value*, a list of token ids. Raise `ValueError` for anything else."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not all(type(number) is int and number >= 0 for number in value):
         raise ValueError(value)
-    ids = cast("list[Any]", value)
-    if not all(type(number) is int and number >= 0 for number in ids):
-        raise ValueError(ids)
-    return ids
+    return value
 
 
 def detokenized(call: Call, reply: Reply) -> str:
@@ -455,11 +452,11 @@ def finite(logprob: float | None) -> float:
     """
     Return *logprob*, at least `FLOOR`, because JSON has no infinity; None is a token that vLLM lost.
 
-    Raise `ValueError` for what is no log-probability, such as NaN.
+    Raise `ValueError` for NaN.
     """
     if logprob is None:
         return FLOOR
-    if not logprob <= ROUNDING:
+    if isnan(logprob):
         raise ValueError(logprob)
     return max(logprob, FLOOR)
 
