@@ -10,7 +10,7 @@ import copy
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -28,7 +28,9 @@ from stepspec.orchestrator.service.validation import explain
 from stepspec.settings import load
 
 CALL = Call("small", "http://host", "write")
-fuzz = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+fuzz = settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
@@ -109,14 +111,15 @@ def mutated(value: Any, data: st.DataObject) -> Any:
     return made
 
 
-def _places(value: Any) -> Sequence[tuple[Any, Any]]:
+def _places(value: object) -> Sequence[tuple[Any, Any]]:
     if isinstance(value, dict):
-        members = list(value.items())
+        members = list(cast("Mapping[Any, Any]", value).items())
     elif isinstance(value, list):
-        members = list(enumerate(value))
+        members = list(enumerate(cast("Sequence[Any]", value)))
     else:
         return []
-    return [(value, key) for key, _ in members] + [place for _, inner in members for place in _places(inner)]
+    holder: Any = value
+    return [(holder, key) for key, _ in members] + [place for _, inner in members for place in _places(inner)]
 
 
 @pytest.mark.parametrize("kind", REPLIES)

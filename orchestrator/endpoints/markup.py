@@ -86,7 +86,8 @@ def divided_fields(fields: Any, marks: Collection[str], kept: Collection[str] = 
             made[divided(key, marks)] = value if key in _FIXED else divided_fields(_plain(key, value), here)
         return made
     if isinstance(fields, Sequence):
-        return [divided_fields(item, marks, kept) for item in fields]
+        items = cast("Iterable[Any]", fields)
+        return [divided_fields(item, marks, kept) for item in items]
     return fields
 
 

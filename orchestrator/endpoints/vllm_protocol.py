@@ -280,11 +280,12 @@ def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
         raise call.error(MalformedReply, message) from exc
 
 
-def _ids(value: Any) -> list[int]:
+def _ids(value: object) -> list[int]:
     """Return *value*, a list of token ids. Raise `ValueError` for anything else."""
-    if not isinstance(value, list) or not all(type(number) is int and number >= 0 for number in value):
+    ids: Sequence[Any] = cast("Sequence[Any]", value) if isinstance(value, list) else (None,)
+    if not all(type(number) is int and number >= 0 for number in ids):
         raise ValueError(value)
-    return value
+    return list(ids)
 
 
 def detokenized(call: Call, reply: Reply) -> str:
