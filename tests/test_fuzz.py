@@ -118,7 +118,7 @@ def _places(value: object) -> Sequence[tuple[Any, Any]]:
         members = list(enumerate(cast("Sequence[Any]", value)))
     else:
         return []
-    holder: Any = value
+    holder = cast("Any", value)
     return [(holder, key) for key, _ in members] + [place for _, inner in members for place in _places(inner)]
 
 

@@ -282,7 +282,9 @@ def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
 
 def _ids(value: object) -> list[int]:
     """Return *value*, a list of token ids. Raise `ValueError` for anything else."""
-    ids: Sequence[Any] = cast("Sequence[Any]", value) if isinstance(value, list) else (None,)
+    if not isinstance(value, list):
+        raise ValueError(value)
+    ids = cast("Sequence[Any]", value)
     if not all(type(number) is int and number >= 0 for number in ids):
         raise ValueError(value)
     return list(ids)
