@@ -226,8 +226,6 @@ def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
     schema = '{"type":"object"}'
     looked, other = Tool("look_up", "Look a word up.", schema), Tool("other", "", schema, strict=True)
     expected = Toolset((looked, other), name, parallel)
-        (Tool("look_up", "Look a word up.", schema), Tool("other", "", schema, strict=True)), name, parallel
-    )
     assert ordered(tools=tools, tool_choice=choice).tools == expected
 
 
