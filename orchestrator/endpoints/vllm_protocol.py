@@ -280,13 +280,13 @@ def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
         raise call.error(MalformedReply, message) from exc
 
 
-def _ids(value: object) -> list[int]:
+def _ids(value: Any) -> list[int]:
     """Return *value*, a list of token ids. Raise `ValueError` for anything else."""
     if not isinstance(value, list):
-        raise ValueError(value)
-    ids = cast("Sequence[Any]", value)
+        raise ValueError(str(value)[:80])
+    ids: Sequence[Any] = cast("Sequence[Any]", value)
     if not all(type(number) is int and number >= 0 for number in ids):
-        raise ValueError(value)
+        raise ValueError(str(ids)[:80])
     return list(ids)
 
 

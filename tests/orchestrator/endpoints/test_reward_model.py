@@ -75,7 +75,8 @@ class FakePooling:
 
     async def detokenize(self, request: web.Request) -> web.Response:
         body = await request.json()
-        return web.json_response({"prompt": "".join(self.words[number] for number in body["tokens"])})
+        ids: list[int] = body["tokens"]
+        return web.json_response({"prompt": "".join(self.words[number] for number in ids)})
 
     @asynccontextmanager
     async def serve(self, **settings: Any) -> AsyncGenerator[CriticEndpoint]:
