@@ -176,7 +176,7 @@ KINDS: Sequence[Kind] = (
         "tools required",
         3,
         CHAT,
-        partial(_chat, "specreason", tools=[TOOL], tool_choice="required"),
+        partial(_chat, "specreason", tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
         stream=True,
         needs=TOOLS,
     ),

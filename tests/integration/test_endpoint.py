@@ -143,7 +143,7 @@ async def test_a_judges_probabilities_are_over_the_full_vocabulary(pair: Pair) -
         model = endpoint.model()
         chain = PROBLEM.extend(await step_of(model))
         grades = await model.ask(chain, GRADE.text, DIGITS, opening=GRADE.opening)
-        question = await endpoint.encoder.encode(endpoint.template.ask(GRADE.text, GRADE.opening))
+        question = await endpoint.encoder.literally(endpoint.template.ask(GRADE.text, GRADE.opening))
         body = vllm_protocol.completion_body(
             endpoint.name, [*await endpoint.encoder.chain(chain), *question], vllm_protocol.GREEDY, 1
         )
