@@ -31,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.orchestrator.answer import extract
+from stepspec.orchestrator.answer import extract, is_json
 from stepspec.orchestrator.endpoints.metrics import read_queue
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -257,16 +257,8 @@ def judge(said: Said, alone: Said, task: Task) -> Verdict:
         return "identical"
     if called := CALL.fullmatch(said.text):
         other = CALL.fullmatch(alone.text)
-        return "right" if other and other[1] == called[1] and _is_json(called[2]) else "wrong"
+        return "right" if other and other[1] == called[1] and is_json(called[2]) else "wrong"
     return "right" if extract(said.text) in (extract(alone.text), task.answer) and said.text else "wrong"
-
-
-def _is_json(text: str) -> bool:
-    try:
-        orjson.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 async def at_once(work: Iterable[Sent], send: Callable[[Sent], Any], concurrent: int) -> list[Outcome]:
