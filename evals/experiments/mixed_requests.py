@@ -276,7 +276,7 @@ async def at_once(work: Iterable[Sent], send: Callable[[Sent], Any], concurrent:
 
 
 async def references(client: Client, kinds: Sequence[Kind], tasks: int) -> dict[tuple[str, int], Said]:
-    """Return what is answered to each request with an answer that nobody else's requests are beside."""
+    """Return the answer to each request that has one, when no other request runs."""
     alone: dict[tuple[str, int], Said] = {}
     for kind in kinds:
         for task in range(tasks) if kind.status == 200 and kind.leaves is None else ():
@@ -300,7 +300,7 @@ async def measure(
     """
     Send *requests* requests of these *kinds* to *program*, so many *concurrent* ones, after each one was made alone.
 
-    *servers* are the base URLs of the models' servers by role; *advance* is told of every so many requests done.
+    *servers* are the base URLs of the models' servers by role; *advance* receives the number of further requests that are done.
     """
     tasks = fresh_tasks(problems, SEED, DIFFICULTY)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:

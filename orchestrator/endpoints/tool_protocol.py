@@ -128,7 +128,7 @@ def _short(state: ParserState) -> ParserState:
     """
     Join the pieces of *state* to one while no call has begun: the server replays them one by one for every request.
 
-    Once a call has begun the pieces stay, as parsers remember what they have already said of it.
+    Once a call has begun the pieces stay, as parsers remember which parts of it they have emitted.
     """
     if state.get("tools_streamed") or not state.get("output_token_ids"):
         return state
