@@ -300,7 +300,8 @@ async def measure(
     """
     Send *requests* requests of these *kinds* to *program*, so many *concurrent* ones, after each one was made alone.
 
-    *servers* are the base URLs of the models' servers by role; *advance* receives the number of further requests that are done.
+    *servers* are the base URLs of the models' servers by role; *advance* receives the number of further requests
+    that are done.
     """
     tasks = fresh_tasks(problems, SEED, DIFFICULTY)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
