@@ -10,7 +10,7 @@ import pytest
 
 from stepspec.api import JUDGING_ROOM, LEAST_ROOM, context_room
 from stepspec.orchestrator import Budget, Chain
-from stepspec.orchestrator.chain import Message, Role
+from stepspec.orchestrator.chain import Message, Role, Tool
 from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.endpoints.interfaces import ModelEndpoint
 from stepspec.orchestrator.errors import ContextTooLong, EndpointUnavailable
@@ -34,7 +34,7 @@ class Counting:
     def settings(self) -> Endpoint:
         return Endpoint(role=self.role, url="http://localhost:8001")
 
-    async def count(self, messages: tuple[Message, ...]) -> int:
+    async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
         try:
             await asyncio.sleep(self.seconds)
         except asyncio.CancelledError:

@@ -43,6 +43,10 @@ ELSEWHERE: Mapping[str, str] = {
     r"^stepspec up (?!.*--dry-run)": "needs a GPU",
     r"--critic": "needs a reward model: tests/integration/test_critic.py",
     r"^\$EDITOR": "opens an editor",
+    r"^stepspec estimate": "says with exit code 1 that imitations do not pay: tests/integration/test_estimate.py",
+    r"^stepspec profile": "finds no cues in what imitations write: tests/evals/calibration",
+    r"^stepspec calibrate problems\.jsonl -p bild": "follows another calibration with the same file of trials",
+    r"^stepspec config path": "needs the settings file of its reader: tests/test_config_command.py",
 }
 """Patterns of single commands that are not run here, and why."""
 
