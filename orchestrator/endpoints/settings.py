@@ -78,7 +78,7 @@ class Deadlines(BaseModel):
     total: PositiveFloat = 600.0
     """Seconds for the whole request."""
     rest: PositiveFloat = 30.0
-    """Seconds for which new runs avoid a replica that failed."""
+    """The longest pause between two probes of a server that failed; the first pause is one second."""
 
 
 class Address(BaseModel, frozen=True, extra="forbid"):

@@ -327,6 +327,7 @@ async def test_a_failure_of_a_run_is_raised_by_the_sdk_or_from_the_stream() -> N
                 pass
         assert broken.value.type == "overloaded_error"
         served.large.faults.clear()
+        await until(lambda: not served.service.context.offer.engine.large.down)
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
         with pytest.raises(anthropic.ServiceUnavailableError, match="dead"):
             await sdk.messages.create(**ASKED, **extra)
