@@ -71,7 +71,12 @@ class Slow:
     factor: float
 
 
-Fault: TypeAlias = Refuse | Break | Stall | Slow
+@dataclass(frozen=True)
+class Garble:
+    """Answer with what is no JSON."""
+
+
+Fault: TypeAlias = Refuse | Break | Stall | Slow | Garble
 SLOWED = web.RequestKey("slowed", float)
 
 
@@ -203,6 +208,12 @@ class FakeVllm:
             fault = Refuse(403, "Scale-out endpoints are disabled.")
         if isinstance(fault, Slow):
             request[SLOWED], fault = fault.factor, None
+        if isinstance(fault, Garble):
+            stream = bool(body.get("stream"))
+            garbled, kind = (
+                (b'data: {"choices": [{"te\n\n', "text/event-stream") if stream else (b"<html>", "text/html")
+            )
+            return web.Response(body=garbled, content_type=kind)
         if isinstance(fault, Refuse):
             error = {"error": {"message": fault.message, "code": fault.status}}
             return web.json_response(error, status=fault.status, headers=dict(fault.headers))
@@ -782,12 +793,18 @@ def parse_fault(text: str) -> Fault | None:
                 return Stall(int(number))
             case "slow":
                 return Slow(float(number))
+            case "garbage":
+                return Garble()
             case _:
                 if not 400 <= int(kind) <= 599:
                     raise ValueError(kind)
-                return Refuse(int(kind), f"the stand-in was asked for HTTP {kind}")
+                after = (("Retry-After", str(int(number))),) if number else ()
+                return Refuse(int(kind), f"the stand-in was asked for HTTP {kind}", after)
     except ValueError:
-        kinds = "none, memory, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an HTTP status of 400 to 599"
+        kinds = (
+            "none, memory, garbage, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an HTTP status of 400 to 599, which "
+            "may have seconds to Retry-After, as in 503:2"
+        )
         raise ConfigurationError(f"no such fault: {text!r}; there are {kinds}") from None
 
 
@@ -840,8 +857,9 @@ def main(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="A fault of the next completion, again for the one after: none, memory, reset:TOKENS, stall:TOKENS, "
-            "slow:FACTOR or an HTTP status. POST a JSON list of them to /faults for more."
+            help="A fault of the next completion, again for the one after: none, memory, garbage, reset:TOKENS, "
+            "stall:TOKENS, slow:FACTOR or an HTTP status, maybe with seconds to Retry-After as in 503:2. POST a JSON "
+            "list of them to /faults for more."
         ),
     ] = None,
 ) -> None:
