@@ -211,7 +211,7 @@ class FakeVllm:
         if isinstance(fault, Garble):
             stream = bool(body.get("stream"))
             garbled, kind = (
-                (b'data: {"choices": [{"te\n\n', "text/event-stream") if stream else (b"<html>", "text/html")
+                (b'data: {"choices": [{"text\n\n', "text/event-stream") if stream else (b"<html>", "text/html")
             )
             return web.Response(body=garbled, content_type=kind)
         if isinstance(fault, Refuse):
