@@ -50,6 +50,10 @@ WORDS: Mapping[Any, str] = {int: "N", float: "N", str: "TEXT", Path: "FILE"}
 """What stands for a value of each type in ``--help``."""
 
 
+def _no_type(ctx: object) -> str:
+    return ""
+
+
 class Command(TyperCommand):
     """A command that knows the flags of earlier versions, with plain words for values in its help."""
 
@@ -58,7 +62,7 @@ class Command(TyperCommand):
         for parameter in self.params:
             if parameter.param_type_name == "argument":
                 parameter.metavar = parameter.metavar or str(parameter.name).upper()
-                vars(parameter)["display_type_rich"] = lambda ctx: ""  # typer adds a type to the name
+                vars(parameter)["display_type_rich"] = _no_type  # typer adds a type to the name
             elif parameter.metavar is None and not getattr(parameter, "is_flag", False):
                 kind: Any = cast("Any", parameter).type_descriptor.annotation
                 parameter.metavar = WORDS.get(next(iter(get_args(kind)), kind))

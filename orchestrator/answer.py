@@ -267,10 +267,11 @@ async def write_answer(
 
 def complete_calls(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
     """Return those of *calls*, of an answer that was cut off, whose arguments are complete."""
-    return tuple(call for call in calls if _is_json(call.arguments))
+    return tuple(call for call in calls if is_json(call.arguments))
 
 
-def _is_json(text: str) -> bool:
+def is_json(text: str) -> bool:
+    """Whether *text* is one JSON value."""
     try:
         orjson.loads(text)
     except ValueError:
@@ -280,15 +281,13 @@ def _is_json(text: str) -> bool:
 
 def require_json(text: str, url: str) -> None:
     """Raise `MalformedReply` if *text*, the answer of the server at *url*, is no JSON: some servers ignore a format."""
-    try:
-        orjson.loads(text)
-    except ValueError as exc:
+    if not is_json(text):
         raise MalformedReply(
             f"it was asked for JSON and wrote {text[:80]!r}: serve it with structured outputs enabled",
             role="large",
             url=url,
             verb="write",
-        ) from exc
+        )
 
 
 def extract(text: str) -> str:

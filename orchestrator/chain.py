@@ -20,11 +20,16 @@ THINK_END = "</think>"
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the answer may call; *parameters* is the JSON text of the JSON schema of its arguments."""
+    """
+    A function that the answer may call; *parameters* is the JSON text of the JSON schema of its arguments.
+
+    *strict* asks the server to keep to the schema; None leaves that to the server.
+    """
 
     name: str
     description: str = ""
     parameters: str = ""
+    strict: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ def fresh(place: Path, interpreter: str, *requirements: str) -> Path:
 
 
 def _uv(*arguments: str) -> None:
-    command = [find_uv_bin(), "--quiet", *arguments]
+    command = [find_uv_bin(), "--quiet", "--system-certs", *arguments]
     done = subprocess.run(command, cwd="/", env=outside(), capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode:
         reason = f"uv {' '.join(arguments)} failed: {done.stderr.strip()}"

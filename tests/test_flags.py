@@ -37,6 +37,7 @@ PROGRAMS: Mapping[str, str] = {
     "experiments.judging_load": "main",
     "experiments.matrix": "main",
     "experiments.method_selection": "main",
+    "experiments.mixed_requests": "main",
     "experiments.spend_target": "main",
     "experiments.overhead": "main",
     "experiments.reflection_control": "main",

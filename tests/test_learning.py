@@ -252,7 +252,7 @@ def test_a_file_with_only_a_learnt_depth_has_a_comment(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "complaint"),
     [
-        ({}, "nothing to adapt with adapt = 0 .*--share"),
+        ({}, "nothing to adapt with adapt = 0 .*--adapt"),
         ({"adapt": 0.1, "policy": "large"}, "nothing to adapt .*policy 'large'"),
         ({"adapt": 0.1, "policy": "bild"}, "no trace of 'bild' among 1, which are of: specreason"),
     ],

@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 
 from stepspec.evals.testbed.stand_in import StandIn
+from stepspec.orchestrator.errors import ServerDied
 
 from .orchestrator.service.served import until
 from .program import Program, logged, serve
@@ -273,7 +274,7 @@ class OnceServer(StandIn):
 async def test_a_service_whose_workers_cannot_start_ends_with_their_error(tmp_path: Path) -> None:
     small, large = StandIn(names=("tiny",)), OnceServer(names=("huge",))
     async with small.listening() as one, large.listening() as other:
-        with pytest.raises(AssertionError, match="the service ended by itself") as ended:
+        with pytest.raises(ServerDied, match="the service ended by itself") as ended:
             async with serve(f"{one}/v1", f"{other}/v1", tmp_path / "log", "--workers", "2"):
                 pass
     printed = " ".join(str(ended.value).split())

@@ -14,6 +14,7 @@ import datetime
 import os
 import platform
 import random
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, nullcontext
@@ -21,7 +22,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import aiohttp
 import orjson
@@ -30,7 +31,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.table import Table
 
-from stepspec.orchestrator.answer import extract
+from stepspec.orchestrator.answer import extract, is_json
 from stepspec.orchestrator.endpoints.metrics import read_queue
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -64,6 +65,7 @@ FREE_KIB, KIB_PER_REQUEST = 8192, 8
 
 Fate = Literal["answered", "refused", "left", "failed"]
 FATES: tuple[Fate, ...] = ("answered", "refused", "left", "failed")
+CALL = re.compile(r"\n(\w+)\((.*)\)", re.DOTALL)  # as `request_kinds` writes a call
 Verdict = Literal["identical", "right", "wrong"]
 
 
@@ -233,7 +235,7 @@ class Client:
 
 def refusal(kind: Kind, reply: Any) -> str:
     """Return the message of a refusal. Raise `ReplyError` if there is none, or if it does not name the parameter."""
-    error = reply["error"] if isinstance(reply, dict) and isinstance(reply.get("error"), dict) else {}
+    error = _table(_table(reply).get("error"))
     if not error.get("message"):
         raise ReplyError(f"a refusal without a message: {reply}")
     if kind.param is not None and error.get("param") != kind.param:
@@ -241,10 +243,21 @@ def refusal(kind: Kind, reply: Any) -> str:
     return str(error["message"])
 
 
+def _table(value: object) -> Mapping[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
 def judge(said: Said, alone: Said, task: Task) -> Verdict:
-    """Compare an answer with that to the same request made alone; the pair may round otherwise in another batch."""
+    """
+    Compare an answer with that to the same request made alone; the pair may round otherwise in another batch.
+
+    A call is right if it calls the same tool with arguments in JSON: the pair was not trained to call any.
+    """
     if said == alone:
         return "identical"
+    if called := CALL.fullmatch(said.text):
+        other = CALL.fullmatch(alone.text)
+        return "right" if other and other[1] == called[1] and is_json(called[2]) else "wrong"
     return "right" if extract(said.text) in (extract(alone.text), task.answer) and said.text else "wrong"
 
 
@@ -263,7 +276,7 @@ async def at_once(work: Iterable[Sent], send: Callable[[Sent], Any], concurrent:
 
 
 async def references(client: Client, kinds: Sequence[Kind], tasks: int) -> dict[tuple[str, int], Said]:
-    """Return what is answered to each request with an answer that nobody else's requests are beside."""
+    """Return the answer to each request that has one, when no other request runs."""
     alone: dict[tuple[str, int], Said] = {}
     for kind in kinds:
         for task in range(tasks) if kind.status == 200 and kind.leaves is None else ():
@@ -287,7 +300,8 @@ async def measure(
     """
     Send *requests* requests of these *kinds* to *program*, so many *concurrent* ones, after each one was made alone.
 
-    *servers* are the base URLs of the models' servers by role; *advance* is told of every so many requests done.
+    *servers* are the base URLs of the models' servers by role; *advance* receives the number of further requests
+    that are done.
     """
     tasks = fresh_tasks(problems, SEED, DIFFICULTY)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
@@ -299,7 +313,7 @@ async def measure(
         alone = await references(client, kinds, problems)
         before = await _counted(http, program.base)
         work = mixed(kinds, requests, problems, random.Random(SEED))
-        outcomes, memory = list[Outcome](), list[Memory]()
+        outcomes, memory, still_open = list[Outcome](), list[Memory](), dict[str, int]()
         loop = asyncio.get_running_loop()
         began = loop.time()
 
@@ -316,7 +330,7 @@ async def measure(
         seconds = loop.time() - began
         counted = Counter(await _counted(http, program.base))
         counted.subtract(before)
-    verdicts = {
+    verdicts: dict[int, Verdict] = {
         outcome.sent.number: judge(
             outcome.said, alone[outcome.sent.kind.name, outcome.sent.task], tasks[outcome.sent.task]
         )
@@ -394,7 +408,7 @@ async def servers_of_the_pair(console: Console) -> AsyncGenerator[Mapping[str, s
 async def stand_ins() -> AsyncGenerator[Mapping[str, str]]:
     """Run a stand-in for each model; yield their base URLs by role."""
     with ExitStack() as stack:
-        flags = ("--steps", "4", "--step-tokens", "12", "--token-ms", "2")
+        flags = ("--steps", "4", "--step-tokens", "12", "--token-ms", "2", "--scale-out")
         yield {role: stack.enter_context(stand_in_process(*flags)) + "/v1" for role in ("small", "large")}
 
 

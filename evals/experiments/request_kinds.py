@@ -176,7 +176,7 @@ KINDS: Sequence[Kind] = (
         "tools required",
         3,
         CHAT,
-        partial(_chat, "specreason", tools=[TOOL], tool_choice="required"),
+        partial(_chat, "specreason", tools=[TOOL], tool_choice="required", parallel_tool_calls=False),
         stream=True,
         needs=TOOLS,
     ),
@@ -239,12 +239,14 @@ def _chat_stream(events: Sequence[Json]) -> Said:
     content, finish, tokens = "", None, None
     functions: dict[int, list[str]] = {}
     for event in events:
-        tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
+        usage: Json = event.get("usage") or {}
+        tokens = usage.get("completion_tokens", tokens)
         for choice in event["choices"]:
             finish = choice.get("finish_reason") or finish
             content += choice["delta"].get("content") or ""
             for call in choice["delta"].get("tool_calls") or ():
-                parts, function = functions.setdefault(call["index"], ["", ""]), call.get("function") or {}
+                parts = functions.setdefault(call["index"], ["", ""])
+                function: Json = call.get("function") or {}
                 parts[0] += function.get("name") or ""
                 parts[1] += function.get("arguments") or ""
     if finish is None:

@@ -54,6 +54,8 @@ FLAGS: Mapping[str, Any] = {
     "max-num-batched-tokens": SEQUENCES * 2048,
     "generation-config": "vllm",  # sampling defaults are vLLM's, not the model's
     "enable-prompt-tokens-details": True,  # responses report how many prompt tokens were cached
+    "enable-auto-tool-choice": True,
+    "tool-call-parser": "hermes",  # Qwen3's
     "disable-uvicorn-access-log": True,
     "scheduling-policy": "priority",  # verdicts before drafts, and both before bets, when requests have to wait
     # A model that was not trained on JSON writes white space between its brackets until the context is full. vLLM reads

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import IO, TypedDict
 
 from stepspec import Candidate, Rating, solve
 
@@ -79,7 +79,15 @@ class Ended:
     output: str
 
 
-def unprivileged() -> dict[str, Any]:
+class User(TypedDict, total=False):
+    """The user of a process, as `subprocess` takes it."""
+
+    user: int
+    group: int
+    extra_groups: list[int]
+
+
+def unprivileged() -> User:
     """The user of the programs: nobody if this process is root's, for whom limits of processes do not hold."""
     return {} if os.getuid() else {"user": NOBODY, "group": NOBODY, "extra_groups": []}
 
@@ -129,11 +137,11 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def end_of(output: Any, most: int) -> str:
+def end_of(output: IO[bytes], most: int) -> str:
     """Return the last *most* bytes of the file *output* as text."""
-    size: int = output.seek(0, os.SEEK_END)
+    size = output.seek(0, os.SEEK_END)
     output.seek(max(0, size - most))
-    return str(output.read().decode(errors="replace")).strip()
+    return output.read().decode(errors="replace").strip()
 
 
 def run_tests(candidate: Candidate) -> Rating:

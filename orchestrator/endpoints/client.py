@@ -30,7 +30,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, MalformedReply
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext
 from .failures import no_connection
@@ -52,6 +52,7 @@ from .vllm_protocol import (
 BROKEN = (aiohttp.ClientError, OSError)
 KEEP_ALIVE = 5.0  # seconds that an idle connection stays open, as long as vLLM's own
 CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
+LONGEST_LINE = 64 << 20  # bytes of a stream without a line break; an event with 20 tokens of a position has a few KB
 
 WAITING = "stepspec.waiting"
 """The logger of servers that do not answer; the command line shows what it logs."""
@@ -432,6 +433,9 @@ class Events:
             raise self._call.error(EndpointUnavailable, reason) from _forget_frames(exc)
         self._arrived = self._loop.time()
         *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            reason = f"a line of a stream has more than {LONGEST_LINE >> 20} MiB; is this a vLLM server?"
+            raise self._call.error(MalformedReply, reason)
         for line in lines:
             if not line.startswith(b"data:"):
                 continue

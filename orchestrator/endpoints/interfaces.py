@@ -78,7 +78,8 @@ class ServerParser:
     """The `AnswerParser` of one answer with *toolset*, by the server of *endpoint*."""
 
     def __init__(self, endpoint: ModelEndpoint, toolset: Toolset) -> None:
-        self._endpoint, self._toolset, self._state = endpoint, toolset, ParserState()
+        self._endpoint, self._toolset = endpoint, toolset
+        self._state: ParserState = {}
 
     async def parse(self, tokens: Sequence[Token], *, finished: bool) -> tuple[str, tuple[Calling, ...]]:
         text, calls, self._state = await self._endpoint.parse_answer(

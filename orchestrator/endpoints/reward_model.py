@@ -22,21 +22,13 @@ from ..errors import EndpointRejected
 from ..events import Observer
 from .client import ConnectedEndpoint
 from .settings import CriticEndpoint
+from .text_encoder import AsyncCache, TextEncoder
 from .token_stream import RequestMeter, or_now
-from .tokenizer import CONVERSATIONS_KEPT, TEXTS, AsyncCache
-from .vllm_protocol import (
-    POOLING,
-    TOKENIZE,
-    Body,
-    pooled_values,
-    pooling_body,
-    tokenize_body,
-    tokenize_messages_body,
-    tokenized,
-    usage,
-)
+from .tokenizer import CONVERSATIONS_KEPT
+from .vllm_protocol import POOLING, Body, pooled_values, pooling_body, tokenize_body, usage
 
 PROBE = Chain.of("What is 1 + 1?")
+PLAIN = "1"  # shows which tokens the tokenizer puts around a text
 
 
 class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
@@ -49,7 +41,6 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
     def __init__(self, settings: CriticEndpoint) -> None:
         super().__init__(settings)
         self.logits = True  # whether the server returns logits when a request asks for them
-        self._steps = AsyncCache(self._encode, TEXTS)
         self._problems = AsyncCache(self._problem, CONVERSATIONS_KEPT)
 
     def critic(
@@ -61,9 +52,9 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
     async def body(self, chain: Chain, *, logits: bool = True) -> Body:
         """Make the body of the request that rates the last step of *chain*."""
         ids = list(await self._problems(chain.messages))
-        delimiter = (await self._steps(self.settings.delimiter))[-1:]
+        delimiter = (await self._encoder.literally(self.settings.delimiter))[-1:]
         for text in paragraphs(chain):
-            ids += [*await self._steps(text), *delimiter]
+            ids += [*await self._encoder.between("", text, ""), *delimiter]
         return pooling_body(self.name, ids, logits=logits)
 
     async def _problem(self, messages: tuple[Message, ...]) -> tuple[int, ...]:
@@ -71,21 +62,21 @@ class RewardModelEndpoint(ConnectedEndpoint[CriticEndpoint]):
         settings = self.settings
         turns = [message for message in messages if message.role != "system"]
         if settings.layout == "plain":
-            text = settings.prefix + "\n".join(message.content for message in turns) + "\n"
-            return await self._tokenize(tokenize_body(self.name, text, special_tokens=True))
+            text = "\n".join(message.content for message in turns)
+            ids = await self._encoder.between(settings.prefix, text, "\n")
+            plain = await self._encoder.literally(PLAIN)
+            around, _ = await self._encoder.tokenize(tokenize_body(self.name, PLAIN, special_tokens=True))
+            start = next((at for at in range(len(around)) if tuple(around[at : at + len(plain)]) == plain), 0)
+            return (*around[:start], *ids, *around[start + len(plain) :])
         system = [{"role": "system", "content": settings.prefix}] if settings.prefix else []
         conversation = [*system, *({"role": message.role, "content": message.content} for message in turns)]
-        return await self._tokenize(tokenize_messages_body(self.name, conversation))
-
-    async def _encode(self, text: str) -> tuple[int, ...]:
-        return await self._tokenize(tokenize_body(self.name, text))
-
-    async def _tokenize(self, body: Body) -> tuple[int, ...]:
-        call = self.connection.call("tokenize")
-        ids, _ = tokenized(call, await self.connection.post(call, TOKENIZE, body))
-        return tuple(ids)
+        return await self._encoder.rendered(conversation)
 
     async def _learn(self) -> None:
+        self._encoder = TextEncoder(self.connection, self.name)
+        await self._learn_logits()
+
+    async def _learn_logits(self) -> None:
         """Rate the same text with and without activation, to see whether the server returns logits when asked to."""
         call = self.connection.call("rate")
         try:

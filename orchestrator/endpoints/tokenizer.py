@@ -1,43 +1,25 @@
-"""Text to token ids and back, by one server's tokenizer, with one request per text."""
+"""Chains to token ids, by one model's tokenizer and chat template, with one request per text."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from itertools import groupby, takewhile
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from ..chain import THINK_END, Chain, Message, Step, Token, Tool
 from ..errors import ConfigurationError, MalformedReply, MissingCapability
 from ..markers import opens_block
-from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Messages, Template, cut
+from .chat_template import CONVERSATIONS, PLAIN_QUESTION, Template, cut
 from .client import Connection
 from .settings import Endpoint
+from .text_encoder import TEXTS, AsyncCache, TextEncoder
 from .tool_protocol import message_fields, tool_fields
-from .vllm_protocol import (
-    COMPLETIONS,
-    DETOKENIZE,
-    GREEDY,
-    TOKENIZE,
-    Body,
-    EncodedPrompt,
-    completion_body,
-    detokenize_body,
-    detokenized,
-    spell,
-    tokenize_body,
-    tokenize_messages_body,
-    tokenized,
-)
+from .vllm_protocol import COMPLETIONS, GREEDY, EncodedPrompt, completion_body, spell, tokenize_body
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-TEXTS, CONVERSATIONS_KEPT, CHOICES_KEPT = 8192, 256, 64  # entries of the caches
+CONVERSATIONS_KEPT, CHOICES_KEPT = 256, 64  # entries of the caches
 FIRST_WORDS = 16  # tokens; a model that thinks opens its block within them
-MARK = "\0"  # a token of its own wherever any byte is one
 
 PROBE = (
     "The quick brown fox; don't stop: 0123456789 3.14159 1,000,000 ... \n\n\n    def f(x):\n\treturn x**2 != -1  # ok?"
@@ -48,23 +30,7 @@ PROBE = (
 """A text that different tokenizers are unlikely to encode to the same ids."""
 
 
-class AsyncCache(Generic[K, V]):
-    """Caches the values that *make* returned for the *size* keys used last."""
-
-    def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
-        self._make, self._size = make, size
-        self._made: OrderedDict[K, V] = OrderedDict()
-
-    async def __call__(self, key: K) -> V:
-        if key not in self._made:
-            self._made[key] = await self._make(key)
-            if len(self._made) > self._size:
-                self._made.popitem(last=False)
-        self._made.move_to_end(key)
-        return self._made[key]
-
-
-class ModelTokenizer:
+class ModelTokenizer(TextEncoder):
     """
     The tokenizer and the chat template of one served model.
 
@@ -78,19 +44,20 @@ class ModelTokenizer:
     faithful: bool
 
     def __init__(self, connection: Connection, model: str) -> None:
-        self._connection, self._model = connection, model
-        self._call = connection.call("tokenize")
-        self.literally = AsyncCache(self._encode, TEXTS)
+        super().__init__(connection, model)
         self.spelt = AsyncCache(self._spell, TEXTS)
         self._prefixes = AsyncCache(self._prefix, CONVERSATIONS_KEPT)
         self.choices = AsyncCache(self._choices, CHOICES_KEPT)
-        self._pieces: dict[int, str] = {}
+        self._turns: frozenset[int] = frozenset()  # the special tokens between turns
 
     async def learn(self) -> None:
         """Learn the vocabulary and the chat template. Raise `MissingCapability` if the template cannot be learnt."""
-        ids, self.room = await self._tokenize(tokenize_body(self._model, PROBE))
+        ids, self.room = await self.tokenize(tokenize_body(self._model, PROBE))
         self.vocabulary = blake2b(repr(ids).encode(), digest_size=8).hexdigest()
-        rendered = [await self._render(messages, generate) for messages, generate in CONVERSATIONS]
+        rendered = [
+            await self.render(messages, generate=generate, template=self._variables)
+            for messages, generate in CONVERSATIONS
+        ]
         texts = [await self.decode(ids) for ids in rendered]
         try:
             shown = cut(texts)
@@ -99,10 +66,19 @@ class ModelTokenizer:
         except MissingCapability as exc:
             raise MissingCapability(f"the {self._call.role} model at {self._call.url}: {exc}") from exc
         self.faithful = list(await self.literally(texts[-1])) == rendered[-1]
+        block = await self.literally(self.template.markers.opening + self.template.markers.closing)
+        between = await self.literally(self.template.turn + self.template.answer)
+        self._turns = frozenset(await self._mark_ids(between)) - frozenset(block)
 
     async def encode(self, text: str) -> tuple[int, ...]:
-        """Encode *text* of a chain, with the model's own spelling of `THINK_END`; `literally` encodes it unchanged."""
-        return await self.literally(self.template.spelt(text))
+        """Encode *text* of a chain, with the model's own spelling of `THINK_END`, its only special token."""
+        texts = text.split(THINK_END)
+        closings = [self.template.closing] * (len(texts) - 1)
+        return await self.between("", *(part for pair in zip(texts, [*closings, ""], strict=True) for part in pair))
+
+    async def question(self, question: str, opening: str) -> tuple[int, ...]:
+        """Encode what follows the steps when a judge answers *question*, beginning with *opening*: `Template.ask`."""
+        return await self.between(self.template.turn, question, self.template.answer + opening)
 
     async def prefix(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> tuple[int, ...]:
         """Encode what stands before the first step: the conversation, with the *tools* that the template shows."""
@@ -146,33 +122,24 @@ class ModelTokenizer:
             tokens += [replace(token, id=spelt[0].id)] if len(spelt) == 1 else spelt
         return tuple(tokens)
 
-    async def decode(self, ids: Sequence[int]) -> str:
-        """Decode *ids*, special tokens included."""
-        reply = await self._connection.post(self._call, DETOKENIZE, detokenize_body(self._model, ids))
-        return detokenized(self._call, reply)
-
-    async def pieces(self, ids: Collection[int]) -> dict[int, str]:
-        """Decode each of *ids* by itself; half a character becomes a replacement character."""
-        new = [number for number in dict.fromkeys(ids) if number not in self._pieces]
-        self._pieces |= zip(new, await self._spell_each(new), strict=True)
-        return {number: self._pieces[number] for number in ids}
-
-    async def _spell_each(self, ids: Sequence[int]) -> list[str]:
-        """Decode each of *ids*, in one request if a mark can be put between them."""
-        mark = await self.literally(MARK) if len(ids) > 1 else ()
-        if len(mark) == 1:
-            decoded = await self.decode([*mark, *(id for number in ids for id in (number, *mark))])
-            parts = decoded.split(MARK)[1:-1]
-            if len(parts) == len(ids):
-                return parts
-        return [await self.decode([number]) for number in ids]
-
     async def _step(self, step: Step, *, marked: bool) -> Sequence[int]:
         """Encode *step*; without *marked*, leave out `THINK_END`, as this model has no thinking block."""
         if step.vocabulary != self.vocabulary or not step.tokens:
             return await self.encode(step.text if marked else step.text.replace(THINK_END, ""))
-        ids = [token.id for token in step.tokens]
-        return ids if -1 not in ids else await self._mixed(step.tokens)
+        tokens = self._without_turns(step)
+        ids = [token.id for token in tokens]
+        return ids if -1 not in ids else await self._mixed(tokens)
+
+    def _without_turns(self, step: Step) -> Sequence[Token]:
+        """Make text of the special tokens of *step* that stand between turns; the end of the thinking stays."""
+        tokens = step.tokens
+        if self._turns.isdisjoint(token.id for token in tokens):
+            return tokens
+        left, checked = len(step.text) - (len(THINK_END) if step.text.endswith(THINK_END) else 0), list[Token]()
+        for token in tokens:
+            left -= len(token.text)
+            checked.append(replace(token, id=-1) if token.id in self._turns and token.text and left >= 0 else token)
+        return checked
 
     async def _mixed(self, tokens: Sequence[Token]) -> list[int]:
         """Encode the text of tokens without an id; tokens without text before them are the first bytes of that text."""
@@ -186,12 +153,6 @@ class ModelTokenizer:
             else:
                 ids[len(ids) - shared :] = await self.encode("".join(token.text for token in members))
         return ids
-
-    async def _encode(self, text: str) -> tuple[int, ...]:
-        if not text:
-            return ()
-        ids, _ = await self._tokenize(tokenize_body(self._model, text))
-        return tuple(ids)
 
     async def _spell(self, text: str) -> tuple[Token, ...]:
         ids = await self.encode(text)
@@ -210,12 +171,17 @@ class ModelTokenizer:
 
     async def _prefix(self, conversation: tuple[tuple[Message, ...], tuple[Tool, ...]]) -> tuple[int, ...]:
         messages, tools = conversation
-        ids = await self._render([message_fields(message) for message in messages], True, [*map(tool_fields, tools)])
+        ids = await self.rendered(
+            [message_fields(message) for message in messages],
+            [*map(tool_fields, tools)],
+            template=self._variables,
+            kept=() if self.template.handover else (self.template.markers.opening.strip(), self.template.closing),
+        )
         return (*ids, *await self.literally(self.template.opened))
 
     async def _first_words(self) -> str:
         """Have the model answer a plain question, greedily, and return the first words."""
-        prompt = await self._render(PLAIN_QUESTION, True)
+        prompt = await self.render(PLAIN_QUESTION, template=self._variables)
         body = completion_body(self._model, prompt, GREEDY, FIRST_WORDS) | {"skip_special_tokens": False}
         reply = await self._connection.post(self._call, COMPLETIONS, body)
         try:
@@ -228,16 +194,11 @@ class ModelTokenizer:
         endpoint = self._connection.endpoint
         return endpoint.thinks if isinstance(endpoint, Endpoint) else None
 
-    async def _render(self, messages: Messages, generate: bool, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    @property
+    def _variables(self) -> Mapping[str, Any] | None:
+        """What the user has the chat template be given."""
         endpoint = self._connection.endpoint
-        template = endpoint.template if isinstance(endpoint, Endpoint) else None
-        ids, _ = await self._tokenize(
-            tokenize_messages_body(self._model, messages, generate=generate, template=template, tools=tools)
-        )
-        return ids
-
-    async def _tokenize(self, body: Body) -> tuple[list[int], int]:
-        return tokenized(self._call, await self._connection.post(self._call, TOKENIZE, body))
+        return endpoint.template if isinstance(endpoint, Endpoint) else None
 
 
 class ChainIds:

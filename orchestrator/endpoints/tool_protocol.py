@@ -10,7 +10,6 @@ has that of the one before, `ParserState`. Pure: no I/O and no clock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias, cast
 
 import orjson
@@ -25,16 +24,10 @@ MOST_PROMPT = 64  # tokens of a prompt that the parser needs: the end of the thi
 FLAGS = "--enable-scale-out --enable-auto-tool-choice --tool-call-parser NAME"
 CURE = f"start vLLM with {FLAGS}, where NAME is the parser of this model (vllm serve --help=tool-call-parser)"
 
-State: TypeAlias = Mapping[str, Any]
+ParserState: TypeAlias = Mapping[str, Any]
+"""What the parser has taken in, in the server's own words; empty at the beginning of an answer."""
 _PLACEHOLDER = ({"role": "user", "content": "?"},)
 """The conversation of requests whose tools matter, and nothing else."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParserState:
-    """What the parser has taken in: the *server*'s own description of it; None at the beginning of an answer."""
-
-    server: State | None = field(default=None, repr=False)
 
 
 def message_fields(message: Message) -> dict[str, Any]:
@@ -59,6 +52,8 @@ def tool_fields(tool: Tool) -> dict[str, Any]:
         function["description"] = tool.description
     if tool.parameters:
         function["parameters"] = orjson.loads(tool.parameters)
+    if tool.strict is not None:
+        function["strict"] = tool.strict
     return {"type": "function", "function": function}
 
 
@@ -106,7 +101,7 @@ def parser_body(
         "model": model,
         "stream": True,
         "generate_chunk": {"request_id": "answer", "choices": [choice]},
-        "stream_state": state.server,
+        "stream_state": state or None,
         "chat_request": chat_request(model, toolset),
         "prompt_token_ids": list(prompt[-MOST_PROMPT:]),
     }
@@ -115,10 +110,10 @@ def parser_body(
 def parsed(call: Call, reply: Reply) -> tuple[str, tuple[Calling, ...], ParserState]:
     """Read a reply of `DERENDER`: further content, further pieces of calls, and the state. Raise `MalformedReply`."""
     try:
-        state = cast("State", reply["stream_state"])
+        state = cast("ParserState", reply["stream_state"])
         delta: Mapping[str, Any] = reply["chunk"]["choices"][0]["delta"]
         pieces = [_piece(piece) for piece in delta.get("tool_calls") or ()]
-        return delta.get("content") or "", tuple(pieces), ParserState(_short(state))
+        return delta.get("content") or "", tuple(pieces), _short(state)
     except (LookupError, TypeError, ValueError, AttributeError) as exc:
         raise call.error(MalformedReply, f"{DERENDER} answered {str(reply)[:200]}, which is not vLLM's answer") from exc
 
@@ -129,11 +124,11 @@ def _piece(piece: Mapping[str, Any]) -> Calling:
     return Calling(int(piece["index"]), piece.get("id") or "", name, arguments)
 
 
-def _short(state: State) -> State:
+def _short(state: ParserState) -> ParserState:
     """
     Join the pieces of *state* to one while no call has begun: the server replays them one by one for every request.
 
-    Once a call has begun the pieces stay, as parsers remember what they have already said of it.
+    Once a call has begun the pieces stay, as parsers remember which parts of it they have emitted.
     """
     if state.get("tools_streamed") or not state.get("output_token_ids"):
         return state

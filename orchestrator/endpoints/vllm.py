@@ -41,8 +41,9 @@ from .metrics import (
 from .probe import Capabilities, probe
 from .settings import Endpoint, Sampling
 from .sticky_stream import StickyStream
+from .text_encoder import AsyncCache
 from .token_stream import RequestMeter, StepBuilder, TokenStream, generate, grow, grow_each, or_now, step_ends
-from .tokenizer import AsyncCache, ChainIds, ModelTokenizer
+from .tokenizer import ChainIds, ModelTokenizer
 from .tool_protocol import DERENDER, RENDER, ParserState
 from .vllm_protocol import COMPLETIONS, GENERATE, METRICS, Body, Call, EncodedPrompt, Reply
 
@@ -406,7 +407,7 @@ class VllmModel:
         encoder, endpoint = self._endpoint.encoder, self._endpoint
         numbers = await encoder.choices(tuple(choices))
         before = await self._chain_ids(chain)
-        prompt = before.plus(await encoder.literally(encoder.template.ask(question, opening)))
+        prompt = before.plus(await encoder.question(question, opening))
         checkpoint = before if endpoint.checkpoints else EncodedPrompt()
         if endpoint.by_id is not False:
             probabilities = await self._ask_by_id(prompt, checkpoint, numbers)

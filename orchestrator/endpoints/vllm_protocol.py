@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import exp
+from math import exp, isfinite, isnan
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 import orjson
@@ -57,6 +57,7 @@ TEMPLATE_CURE = (
 )
 JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
+ROUNDING = 1e-3  # by which a log-probability may exceed 0: servers add up float32 and bfloat16
 TITLE, TAG = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL), re.compile(r"<[^>]*>")
 
 
@@ -88,11 +89,12 @@ def retryable(status: int) -> bool:
 
 
 def retry_after(header: str | None) -> float:
-    """Read the seconds of a Retry-After header; 0 without one, and for a date."""
+    """Read the seconds of a Retry-After header; 0 without one, for a date, and for no number."""
     try:
-        return max(0.0, float(header or 0))
+        seconds = float(header or 0)
     except ValueError:
         return 0.0
+    return max(0.0, seconds) if isfinite(seconds) else 0.0
 
 
 def http_error(call: Call, status: int, body: bytes, path: str = "") -> EndpointError:
@@ -272,10 +274,20 @@ def tokenize_messages_body(
 def tokenized(call: Call, reply: Reply) -> tuple[list[int], int]:
     """Read a reply of ``/tokenize``: the token ids, and the model's context length. Raise `MalformedReply`."""
     try:
-        return list(reply["tokens"]), int(reply["max_model_len"])
-    except (LookupError, TypeError, ValueError) as exc:
+        return _ids(reply["tokens"]), int(reply["max_model_len"])
+    except (LookupError, TypeError, ValueError, OverflowError) as exc:
         message = f"{TOKENIZE} answered {str(reply)[:200]}, which is not vLLM's answer"
         raise call.error(MalformedReply, message) from exc
+
+
+def _ids(value: Any) -> list[int]:
+    """Return *value*, a list of token ids. Raise `ValueError` for anything else."""
+    if not isinstance(value, list):
+        raise ValueError(str(value)[:80])
+    ids: Sequence[Any] = cast("Sequence[Any]", value)
+    if not all(type(number) is int and number >= 0 for number in ids):
+        raise ValueError(str(ids)[:80])
+    return list(ids)
 
 
 def detokenized(call: Call, reply: Reply) -> str:
@@ -402,7 +414,9 @@ def _ending(finish: str, reason: str | int | None) -> Stop:
 
 
 def _tokens(choice: Reply, logprobs: int | None, *, matched: bool) -> tuple[Token, ...]:
-    ids, text = choice["token_ids"], choice["text"]
+    ids, text = _ids(choice["token_ids"]), choice["text"]
+    if not isinstance(text, str):
+        raise TypeError(text)
     known = choice.get("logprobs")
     if logprobs is None or not known:
         pieces = [text] if len(ids) == 1 and not matched else []
@@ -438,8 +452,16 @@ def _top(top: Mapping[str, float] | None, known: int) -> tuple[Token, ...]:
 
 
 def finite(logprob: float | None) -> float:
-    """Return *logprob*, at least `FLOOR`, because JSON has no infinity; None is a token that vLLM lost."""
-    return FLOOR if logprob is None else max(logprob, FLOOR)
+    """
+    Return *logprob*, at least `FLOOR`, because JSON has no infinity; None is a token that vLLM lost.
+
+    Raise `ValueError` for NaN.
+    """
+    if logprob is None:
+        return FLOOR
+    if isnan(logprob):
+        raise ValueError(logprob)
+    return max(logprob, FLOOR)
 
 
 def spell(text: str, ids: Sequence[int], pieces: Sequence[str], *, cut: bool = False) -> list[tuple[str, int]]:
@@ -488,11 +510,21 @@ def _last_shared(text: str, pieces: Sequence[str], first: int) -> int:
 
 def usage(reply: Reply) -> tuple[int, int, int]:
     """Read the numbers of prompt, cached and written tokens; 0 where the server does not report one."""
-    counts: Reply | None = reply.get("usage")
-    if not counts:
-        return 0, 0, 0
-    details: Reply = counts.get("prompt_tokens_details") or {}
-    return counts.get("prompt_tokens") or 0, details.get("cached_tokens") or 0, counts.get("completion_tokens") or 0
+    counts = _object(reply.get("usage"))
+    details = _object(counts.get("prompt_tokens_details"))
+    return (
+        _count(counts.get("prompt_tokens")),
+        _count(details.get("cached_tokens")),
+        _count(counts.get("completion_tokens")),
+    )
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 0
 
 
 # Asking
@@ -514,9 +546,17 @@ def choice_probabilities(call: Call, reply: Reply, choices: Mapping[str, int]) -
     try:
         top = reply["choices"][0]["logprobs"]["top_logprobs"][0]
         keys = {choice: f"token_id:{number}" for choice, number in choices.items()}
-        return {choice: exp(top[key]) for choice, key in keys.items() if key in top}
-    except (LookupError, TypeError) as exc:
+        return {choice: _probability(top[key]) for choice, key in keys.items() if key in top}
+    except (LookupError, TypeError, ValueError, OverflowError) as exc:
         raise call.error(MalformedReply, "the answer's log-probabilities are missing or are not vLLM's") from exc
+
+
+def _probability(logprob: float) -> float:
+    """Return the probability of *logprob*. Raise `ValueError` for what is none, such as NaN or 3."""
+    probability = exp(logprob)
+    if not 0 <= probability <= 1 + ROUNDING:
+        raise ValueError(logprob)
+    return min(probability, 1.0)
 
 
 # Scoring
@@ -562,14 +602,15 @@ def computed_rows(reply: Reply, ids: Sequence[int], start: int) -> Sequence[Row]
     V1 runner returns such rows, filled with uninitialised memory, so that a reply without the number of cached tokens
     cannot be trusted; the V2 runner leaves them out, which is why rows are counted from the end.
     """
-    counts: Reply = reply.get("usage") or {}
-    details: Reply = counts.get("prompt_tokens_details") or {}
-    cached: int | None = details.get("cached_tokens")
-    rows: Sequence[Row] = reply.get("prompt_logprobs") or ()
-    if cached is None or cached >= start or len(rows) <= len(ids):  # the first row, of the first token, is always empty
+    cached = _object(_object(reply.get("usage")).get("prompt_tokens_details")).get("cached_tokens")
+    found = reply.get("prompt_logprobs")
+    if not isinstance(cached, int) or cached >= start or not isinstance(found, list):
+        return None
+    rows = cast("list[Row]", found)
+    if len(rows) <= len(ids):  # the first row, of the first token, is always empty
         return None
     last = rows[len(rows) - len(ids) :]
-    return last if all(str(number) in row for number, row in zip(ids, last, strict=True)) else None
+    return last if all(str(number) in _object(row) for number, row in zip(ids, last, strict=True)) else None
 
 
 def scored_spans(

@@ -233,7 +233,7 @@ class CustomTool(Part):
     """
     A tool that the answer may call; the client runs it.
 
-    *strict* is left to the server, whose parser sees to it. The fields after it are hints without effect.
+    *strict* asks the server to keep its arguments to the schema. The fields after it are hints without effect.
     """
 
     type: Literal["custom"] | None = None
@@ -249,7 +249,7 @@ class CustomTool(Part):
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", orjson.dumps(self.input_schema).decode())
+        return Tool(self.name, self.description or "", orjson.dumps(self.input_schema).decode(), self.strict)
 
 
 def _client_tool(tool: object) -> object:

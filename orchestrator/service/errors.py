@@ -124,8 +124,8 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
             return exc
         case ContextTooLong():
             return ApiError(400, str(exc), "messages", "context_length_exceeded")
-        case ConfigurationError() | MissingCapability():
-            return ApiError(400, str(exc), code="invalid_value")
+        case ConfigurationError() | MissingCapability():  # what the method of the request cannot do with these models
+            return ApiError(400, str(exc), "model", "invalid_value")
         case EndpointRejected() if exc.cause.startswith(("HTTP 400", "HTTP 422")):
             return ApiError(400, str(exc), code="upstream_rejected")
         case EndpointUnavailable():

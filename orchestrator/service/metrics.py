@@ -163,7 +163,7 @@ class Metrics:
         self._waiting.set(self._admission.waiting)
 
     def _count_evidence(self) -> None:
-        """Count what is known about the judge and the servers, but told by no event."""
+        """Count what no event reports about the judge and the servers."""
         status = self._judge_status()
         for policy, drift in status.drifts.items():
             self._note_drift(policy, drift)

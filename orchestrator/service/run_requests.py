@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import orjson
 from pydantic import Strict, TypeAdapter, ValidationError
@@ -51,7 +51,8 @@ EFFORT: Mapping[Effort, float] = {"minimal": 1 / 16, "low": 1 / 4, "medium": 1 /
 """The share of the configured tokens for thinking that a request gets; the tokens for the answer stay."""
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-_PRIORITY: TypeAdapter[int | None] = TypeAdapter(Annotated[Priority, Strict()] | None)
+_StrictPriority: TypeAlias = Annotated[Priority, Strict()]
+_PRIORITY: TypeAdapter[int | None] = TypeAdapter(_StrictPriority | None)
 PENALTIES = ("presence_penalty", "frequency_penalty")  # vLLM forgets what they count with every request, so every step
 
 

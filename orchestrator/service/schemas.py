@@ -196,7 +196,7 @@ def _text(content: str | Sequence[TextPart | ItemPart]) -> str:
 
 
 class FunctionPart(Part):
-    """What the models read about a function; *strict* is left to the server, whose parser sees to it."""
+    """What the models read about a function; *strict* asks the server to keep its arguments to the schema."""
 
     name: Name
     description: str | None = None
@@ -205,9 +205,8 @@ class FunctionPart(Part):
 
     @property
     def tool(self) -> Tool:
-        return Tool(
-            self.name, self.description or "", orjson.dumps(self.parameters).decode() if self.parameters else ""
-        )
+        parameters = orjson.dumps(self.parameters).decode() if self.parameters else ""
+        return Tool(self.name, self.description or "", parameters, self.strict)
 
 
 class ToolPart(Part):

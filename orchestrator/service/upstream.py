@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, Literal
@@ -104,18 +104,20 @@ class UpstreamProxy:
         if changed is not content:
             body = orjson.dumps(changed)
         failures: list[str] = []
+        hidden = asking is not None
+        send = partial(
+            self._send,
+            request,
+            model,
+            body=body,
+            connection=connection,
+            seconds=seconds,
+            counted=counted,
+            hidden=hidden,
+        )
         for url in self._urls(endpoint, request.session):
             try:
-                await self._send_again(
-                    request,
-                    model,
-                    f"{url}{request.path}",
-                    body,
-                    connection,
-                    seconds,
-                    counted=counted,
-                    hidden=asking is not None,
-                )
+                await _once_more(partial(send, f"{url}{request.path}"), connection)
                 return
             except (TimeoutError, aiohttp.ClientError) as exc:
                 if connection.started:
@@ -131,36 +133,15 @@ class UpstreamProxy:
         message = f"the {model.role} model's server cannot be reached: {'; '.join(failures)}"
         raise ApiError(503, message, code="upstream_unavailable")
 
-    async def _send_again(
-        self,
-        request: ServiceRequest,
-        model: ServedModel,
-        url: str,
-        body: bytes,
-        connection: ClientConnection,
-        seconds: float,
-        *,
-        counted: bool,
-        hidden: bool,
-    ) -> None:
-        """Send once more what a server did not read, because it closed an idle connection just then."""
-        send = partial(self._send, request, model, url, body, connection, seconds, counted=counted, hidden=hidden)
-        try:
-            await send()
-        except aiohttp.ServerDisconnectedError:
-            if connection.started:
-                raise
-            await send()
-
     async def _send(
         self,
         request: ServiceRequest,
         model: ServedModel,
         url: str,
+        *,
         body: bytes,
         connection: ClientConnection,
         seconds: float,
-        *,
         counted: bool,
         hidden: bool,
     ) -> None:
@@ -199,6 +180,16 @@ class UpstreamProxy:
         deadlines = endpoint.settings.deadlines
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=deadlines.connect)
         return self._http.post(url, data=body, headers=headers, timeout=timeout)
+
+
+async def _once_more(send: Callable[[], Awaitable[None]], connection: ClientConnection) -> None:
+    """Send what a server did not read, because it closed an idle connection just then, a second time."""
+    try:
+        await send()
+    except aiohttp.ServerDisconnectedError:
+        if connection.started:
+            raise
+        await send()
 
 
 def _streams(response: aiohttp.ClientResponse) -> bool:

@@ -35,7 +35,7 @@ SIZE_BYTES = 8
 @dataclass(frozen=True, slots=True)
 class Start:
     """
-    What a worker is told first: its *number*, from 1, and the *folder* of all workers' metrics.
+    The first message to a worker: its *number*, from 1, and the *folder* of all workers' metrics.
 
     *connections* is the file descriptor over which the clients' connections come, *path* the parent's ``sys.path``, and
     *settings* are pickled, because they may name what is found there.

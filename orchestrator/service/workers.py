@@ -297,7 +297,7 @@ class Workers:
             self._announce()
 
     async def _over(self, listening: asyncio.Task[None]) -> None:
-        """Wait until the worker has closed its channel, but not for long after it was told to end."""
+        """Wait until the worker has closed its channel, but not for long once it has to end."""
         ended = asyncio.create_task(self._ended.wait())
         try:
             await asyncio.wait((listening, ended), return_when=asyncio.FIRST_COMPLETED)

@@ -71,7 +71,7 @@ def _for_role(role: Role) -> BeforeValidator:
 
 def _function(value: Any) -> Any:
     """Return a function as a verifier, and anything else as it is."""
-    return FunctionVerifier(function=value) if callable(value) else value
+    return FunctionVerifier.model_validate({"function": value}) if callable(value) else value
 
 
 def _critic(value: Any) -> Any:

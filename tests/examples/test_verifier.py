@@ -161,7 +161,10 @@ def test_a_limit_cannot_be_raised_again() -> None:
 def test_without_namespaces_the_limits_hold_and_the_user_is_told(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(example.shutil, "which", lambda name: None)
+    def no_program(name: str) -> None:
+        return None
+
+    monkeypatch.setattr(example.shutil, "which", no_program)
     example.namespaces.cache_clear()
     try:
         assert run("print(6 * 7)").output == "42"

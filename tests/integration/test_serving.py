@@ -109,8 +109,9 @@ async def test_a_printed_command_serves_the_model_in_a_shell(tmp_path: Path) -> 
         *(sys.executable, "-m", "stepspec", *printing), stdout=asyncio.subprocess.PIPE
     )
     printed, _ = await dry.communicate()
-    lines = printed.decode().splitlines()
+    *lines, then = printed.decode().splitlines()
     assert len(lines) == 2
+    assert then.startswith("# then: ")
     words = shlex.split(lines[1])
     port, name = (words[words.index(flag) + 1] for flag in ("--port", "--served-model-name"))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

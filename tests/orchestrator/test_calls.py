@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from hypothesis import given, settings
@@ -165,8 +165,13 @@ def test_a_run_answers_with_calls_and_a_bet_on_them_is_emitted_once() -> None:
         assert sum(isinstance(event, Answered) for event in events) == 1
 
 
+def _answer(previous: Sequence[str]) -> str:
+    return CALL
+
+
 def test_models_that_do_not_think_call_tools_at_once() -> None:
     small, large = (ScriptedModel(role, counting(role, 3), answer=CALL) for role in ("small", "large"))
+    large = replace(large, script=_answer)
     events: list[Event] = []
     outcome, _ = run(
         run_policy(

@@ -1,4 +1,4 @@
-"""The limit on the seconds of the large model: kept exactly, on a clock that jumps, and told to whoever asked."""
+"""The limit on the seconds of the large model: kept exactly, on a clock that jumps, and reported with the solution."""
 
 from __future__ import annotations
 

@@ -18,13 +18,17 @@ from stepspec.orchestrator.events import (
     Adapted,
     Answered,
     Answering,
+    AnswerJudged,
     Called,
+    Calling,
+    Capped,
     Chosen,
     Committed,
     Decided,
     Degraded,
     Drafted,
     Event,
+    FellBack,
     Finished,
     Judged,
     JudgedWithin,
@@ -34,6 +38,7 @@ from stepspec.orchestrator.events import (
     Selected,
     Speculated,
     Started,
+    Targeted,
 )
 from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, read, replay, write
@@ -125,6 +130,17 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         st.booleans(),
         st.text(),
         st.text(),
+    ),
+    Calling: st.builds(Calling, NUMBERS, st.text(), st.text(), st.text()),
+    Capped: st.builds(Capped, SECONDS, NUMBERS, st.booleans()),
+    Targeted: st.builds(Targeted, st.text(), SECONDS, SECONDS, NUMBERS, st.none() | SECONDS, st.booleans()),
+    AnswerJudged: st.builds(AnswerJudged, NUMBERS, STEPS, st.none() | st.booleans(), SCORES, st.text(), st.booleans()),
+    FellBack: st.builds(
+        FellBack,
+        st.sampled_from(["step", "answer"]),
+        NUMBERS,
+        st.text(),
+        st.sampled_from(["large", "accept", "reject", "fail"]),
     ),
     Finished: st.builds(Finished, st.text(), st.text(), SECONDS),
 }

@@ -146,14 +146,14 @@ def test_the_costs_are_those_of_the_profile() -> None:
     ("options", "words"),
     [
         ({"per_pass": 0.02}, "belong together"),
-        ({"at_once": "1,two"}, "numbers with commas"),
-        ({"at_once": "0,4"}, "1 is the least"),
+        ({"users": "1,two"}, "numbers with commas"),
+        ({"users": "0,4"}, "1 is the least"),
         ({"steps": 6}, "multiple of 4"),
     ],
 )
 def test_wrong_options_are_refused_before_a_server_starts(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
-        main(**{"at_once": "1", "steps": 8, **options})  # type: ignore[arg-type]
+        main(**{"users": "1", "steps": 8, **options})  # type: ignore[arg-type]
 
 
 def test_a_calculation_needs_no_server(capsys: pytest.CaptureFixture[str]) -> None:

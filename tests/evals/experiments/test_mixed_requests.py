@@ -105,7 +105,7 @@ def call(**fields: Any) -> dict[str, Any]:
     return {"choices": [{"delta": {"tool_calls": [{"index": 0, **fields}]}}]}
 
 
-END = {"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": {"completion_tokens": 5}}
+END: dict[str, Any] = {"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": {"completion_tokens": 5}}
 MESSAGE_END = ({"type": "message_delta", "usage": {"output_tokens": 5}}, {"type": "message_stop"})
 
 
@@ -129,7 +129,9 @@ MESSAGE_END = ({"type": "message_delta", "usage": {"output_tokens": 5}}, {"type"
 )
 def test_a_stream_is_read_to_its_end(path: str, events: Sequence[dict[str, Any]], said: str) -> None:
     assert read(path, events) == Said(said, 5)
-    for broken in (events[:-1], [*events[:-1], {"error": {"message": "x"}, "choices": [], "type": "error"}], []):
+    error: dict[str, Any] = {"error": {"message": "x"}, "choices": [], "type": "error"}
+    cut: tuple[Sequence[dict[str, Any]], ...] = (events[:-1], [*events[:-1], error], [])
+    for broken in cut:
         with pytest.raises(ReplyError):
             read(path, broken)
 
@@ -148,3 +150,11 @@ async def test_a_small_mix_over_stand_ins() -> None:
     fates = Counter(outcome.fate for outcome in report.outcomes)
     assert min(fates["answered"], fates["refused"], fates["left"]) > 5
     assert set(report.verdicts.values()) <= {"identical", "right"}
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [("\nadd(2)", "identical"), ('\nadd({"n": 3})', "right"), ("\nadd({)", "wrong"), ("\nmove(3)", "wrong")],
+)
+def test_a_call_is_right_if_it_is_one_of_the_same_tool(text: str, verdict: str) -> None:
+    assert judge(Said(text, 5), Said("\nadd(2)", 5), TASK) == verdict

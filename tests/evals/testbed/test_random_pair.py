@@ -108,9 +108,9 @@ def test_a_method_has_a_line_below_the_header() -> None:
     assert len(printed) == len(HEADER)
 
 
-@pytest.mark.parametrize("wrong", [{"method": ["bidl"]}, {"small_vocabulary": "latin"}])
+@pytest.mark.parametrize("wrong", [{"policy": ["bidl"]}, {"small_vocabulary": "latin"}])
 def test_unknown_methods_and_vocabularies_are_refused(wrong: Mapping[str, object]) -> None:
-    options = {"runs": 1, "tokens": 48, "at_once": 1, "temperature": 1.0, "small_vocabulary": "qwen"}
+    options = {"runs": 1, "max_tokens": 48, "concurrency": 1, "temperature": 1.0, "small_vocabulary": "qwen"}
     with pytest.raises(ConfigurationError, match=r"there are|the methods"):
         main(**{**options, **wrong})  # type: ignore[arg-type]
 

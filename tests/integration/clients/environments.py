@@ -72,7 +72,9 @@ def _link(listed: Path, place: Path) -> None:
 
 def _uv(*arguments: str) -> None:
     try:
-        subprocess.run([find_uv_bin(), "--quiet", *arguments], check=True, capture_output=True, timeout=PATIENCE)
+        subprocess.run(
+            [find_uv_bin(), "--quiet", "--system-certs", *arguments], check=True, capture_output=True, timeout=PATIENCE
+        )
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as exc:
         reason = exc.stderr.decode().strip() if exc.stderr else str(exc)
         raise RuntimeError(

@@ -120,7 +120,7 @@ class MortalEndpoint:
         self, toolset: Toolset, tokens: Sequence[Token], state: ParserState, *, finished: bool
     ) -> tuple[str, tuple[Calling, ...], ParserState]:
         await self.server.living(asyncio.sleep(0))
-        return "".join(token.text for token in tokens), (), ParserState({"url": self.server.url})
+        return "".join(token.text for token in tokens), (), {"url": self.server.url}
 
     async def acceptance(self) -> Acceptance | None:
         return self.server.acceptance if self.server.alive else None

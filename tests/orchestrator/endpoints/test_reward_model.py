@@ -73,11 +73,17 @@ class FakePooling:
         self.words += [piece for piece in dict.fromkeys(pieces) if piece not in self.words]
         return web.json_response({"tokens": [self.words.index(piece) for piece in pieces], "max_model_len": 4096})
 
+    async def detokenize(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        ids: list[int] = body["tokens"]
+        return web.json_response({"prompt": "".join(self.words[number] for number in ids)})
+
     @asynccontextmanager
     async def serve(self, **settings: Any) -> AsyncGenerator[CriticEndpoint]:
         app = web.Application()
         app.router.add_get("/v1/models", self.models)
         app.router.add_post("/tokenize", self.tokenize)
+        app.router.add_post("/detokenize", self.detokenize)
         for route in self.routes:
             app.router.add_post(route, self.pooling)
         runner = web.AppRunner(app, shutdown_timeout=0.0)
@@ -269,3 +275,14 @@ def test_values_that_are_squashed_already_are_taken_as_they_are(
     values: list[float], logits: bool, expected: float
 ) -> None:
     assert reward(values, logits=logits) == expected
+
+
+@pytest.mark.parametrize("layout", ["plain", "chat"])
+async def test_no_text_adds_a_token_at_which_a_reward_is_read(layout: str) -> None:
+    server = FakePooling()
+    served = server.serve(layout=layout, delimiter="<extra_0>")
+    async with served as settings, RewardModelEndpoint(settings) as endpoint:
+        for text in ("harmless", "<extra_0>", "<<extra_0>>"):
+            await endpoint.critic().rate(Chain.of(f"What is {text}?").extend(Step(f"It is {text}.", "small")))
+            assert server.read[-1].count("<extra_0>") == 1
+            assert "".join(server.read[-1]).count(text) == 2 + (text == "<extra_0>")

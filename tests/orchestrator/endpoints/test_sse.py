@@ -5,10 +5,10 @@ from collections.abc import AsyncGenerator, Sequence
 import httpx2
 import pytest
 
-from stepspec.orchestrator.endpoints import Deadlines
+from stepspec.orchestrator.endpoints import Deadlines, client
 from stepspec.orchestrator.endpoints.client import Events
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
-from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
 
 STREAM = b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\n"
 
@@ -36,6 +36,16 @@ async def test_a_stream_that_breaks_off_is_a_failure() -> None:
     await stream.prime()
     assert await stream.next() == b"{1}"
     with pytest.raises(EndpointUnavailable, match="broke off"):
+        await stream.next()
+    await stream.close()
+
+
+async def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LONGEST_LINE", 1000)
+    stream = events([b"data: {1}\n"] + [b"x" * 100] * 12)
+    await stream.prime()
+    assert await stream.next() == b"{1}"
+    with pytest.raises(MalformedReply, match="a line of a stream has more than"):
         await stream.next()
     await stream.close()
 

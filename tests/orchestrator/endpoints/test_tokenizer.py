@@ -10,7 +10,8 @@ from aiohttp import web
 
 from stepspec.orchestrator.chain import Chain, Message, Step, Token
 from stepspec.orchestrator.endpoints import VllmEndpoint
-from stepspec.orchestrator.endpoints.tokenizer import AsyncCache, ChainIds
+from stepspec.orchestrator.endpoints.text_encoder import AsyncCache
+from stepspec.orchestrator.endpoints.tokenizer import ChainIds
 from stepspec.orchestrator.endpoints.vllm_protocol import EncodedPrompt
 from stepspec.orchestrator.errors import MalformedReply, MissingCapability
 

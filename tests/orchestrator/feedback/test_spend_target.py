@@ -59,7 +59,7 @@ def test_the_share_is_within_the_stated_bound() -> None:
     for count in (20, 80, 200):
         control.place, control.runs = 5.0, 0
         control._tokens = 0  # pyright: ignore[reportPrivateUsage]
-        runs = []
+        runs = list[Tokens]()
         for _ in range(count):
             targeted = control.begin()
             runs.append(Tokens(round(100 * curve(targeted.value)), 100))  # equal runs, without chance

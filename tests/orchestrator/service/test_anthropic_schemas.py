@@ -224,7 +224,8 @@ def test_tools_and_their_choice(choice: Any, name: str, parallel: bool) -> None:
     more = {"eager_input_streaming": True, "input_examples": [{"word": "x"}], "allowed_callers": ["direct"]}
     tools = [TOOL, {**TOOL, **hints, **more, "name": "other", "description": None}]
     schema = '{"type":"object"}'
-    expected = Toolset((Tool("look_up", "Look a word up.", schema), Tool("other", "", schema)), name, parallel)
+    looked, other = Tool("look_up", "Look a word up.", schema), Tool("other", "", schema, strict=True)
+    expected = Toolset((looked, other), name, parallel)
     assert ordered(tools=tools, tool_choice=choice).tools == expected
 
 

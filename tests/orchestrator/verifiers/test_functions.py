@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
@@ -21,6 +21,9 @@ CANDIDATE = Candidate.final(PROBLEM, "It is \\boxed{42}.")
 
 def right(candidate: Candidate) -> bool:
     return candidate.answer == "42"
+
+
+unnamed: Callable[[Candidate], float] = lambda candidate: 1.0  # noqa: E731 -- a lambda is what is refused
 
 
 def two(candidate: Candidate, more: object) -> float:
@@ -148,7 +151,7 @@ async def test_an_instance_may_be_a_verifier_and_so_may_what_arguments_are_bound
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda candidate: 1.0, "has to have a name"),
+        (unnamed, "has to have a name"),
         (Chain, "of a class, pass an instance"),
         (two, "has to take one argument"),
     ],

@@ -1,0 +1,195 @@
+"""Text to token ids and back, by one server's tokenizer; text of users and models never becomes a special token."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+from unicodedata import normalize
+
+from ..errors import MissingCapability
+from . import markup
+from .client import Connection
+from .vllm_protocol import (
+    DETOKENIZE,
+    TOKENIZE,
+    Body,
+    detokenize_body,
+    detokenized,
+    tokenize_body,
+    tokenize_messages_body,
+    tokenized,
+)
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+TEXTS = 8192  # entries of a cache
+MARK = "\0"  # a token of its own wherever any byte is one
+ROUNDS = 4  # a divided spelling may leave the spelling of another token
+MOST_PARTS = 256  # of a text whose parts need a request each
+
+
+class AsyncCache(Generic[K, V]):
+    """Caches the values that *make* returned for the *size* keys used last."""
+
+    def __init__(self, make: Callable[[K], Awaitable[V]], size: int) -> None:
+        self._make, self._size = make, size
+        self._made: OrderedDict[K, V] = OrderedDict()
+
+    async def __call__(self, key: K) -> V:
+        if key not in self._made:
+            self._made[key] = await self._make(key)
+            if len(self._made) > self._size:
+                self._made.popitem(last=False)
+        self._made.move_to_end(key)
+        return self._made[key]
+
+
+class TextEncoder:
+    """
+    The tokenizer of one served model.
+
+    `literally` encodes our own text, in which a special token's spelling is meant. `between` encodes text of others:
+    see `markup`.
+    """
+
+    def __init__(self, connection: Connection, model: str) -> None:
+        self._connection, self._model = connection, model
+        self._call = connection.call("tokenize")
+        self.literally = AsyncCache(self._encode, TEXTS)
+        self._between = AsyncCache(self._encode_between, TEXTS)
+        self._pieces: dict[int, str] = {}
+
+    async def between(self, *texts: str) -> tuple[int, ...]:
+        """
+        Encode *texts* as one: our own at the even places, those of users and models at the odd ones.
+
+        Raise `MissingCapability` if the tokenizer makes a special token of what others wrote, however it is divided.
+        """
+        if not any(map(markup.may_spell, texts[1::2])):
+            return await self.literally("".join(texts))
+        return await self._between(texts)
+
+    async def rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        template: Mapping[str, Any] | None = None,
+        kept: Collection[str] = (),
+    ) -> tuple[int, ...]:
+        """
+        Encode *messages* and *tools* as the chat template shows them, with a generation prompt.
+
+        The template gets the variables *template*, and in the assistant's turns also the special tokens *kept*. Raise
+        `MissingCapability` as `between` does.
+        """
+        ids = await self.render(messages, template=template, tools=tools)
+        texts = markup.texts_of([*messages, *tools])
+        if not markup.may_spell(texts):
+            return tuple(ids)
+        marks = await self._spelt_marks(ids, texts)
+        for _ in range(ROUNDS if marks else 0):
+            fields, shown_tools = markup.divided_fields([messages, tools], marks, kept)
+            shown = await self.render(fields, template=template, tools=shown_tools)
+            own = await self._mark_ids(shown)
+            if own == await self._mark_ids(ids):
+                return tuple(ids)
+            text = await self.decode(shown)
+            if list(await self.literally(text)) != shown:
+                break
+            ids = list(await self._joined(text, marks))
+            marks |= await self._spelt_marks(ids, texts)
+        if marks:
+            raise self._forged(marks)
+        return tuple(ids)
+
+    async def decode(self, ids: Sequence[int]) -> str:
+        """Decode *ids*, special tokens included."""
+        reply = await self._connection.post(self._call, DETOKENIZE, detokenize_body(self._model, ids))
+        return detokenized(self._call, reply)
+
+    async def pieces(self, ids: Collection[int]) -> dict[int, str]:
+        """Decode each of *ids* by itself; half a character becomes a replacement character."""
+        new = [number for number in dict.fromkeys(ids) if number not in self._pieces]
+        self._pieces |= zip(new, await self._spell_each(new), strict=True)
+        return {number: self._pieces[number] for number in ids}
+
+    async def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        generate: bool = True,
+        template: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """Encode what the chat template shows, with whatever special tokens the *messages* spell."""
+        body = tokenize_messages_body(self._model, messages, generate=generate, template=template, tools=tools)
+        return (await self.tokenize(body))[0]
+
+    async def tokenize(self, body: Body) -> tuple[list[int], int]:
+        """Send one request; return the ids, and the longest sequence that the model takes."""
+        return tokenized(self._call, await self._connection.post(self._call, TOKENIZE, body))
+
+    async def _encode(self, text: str) -> tuple[int, ...]:
+        if not text:
+            return ()
+        ids, _ = await self.tokenize(tokenize_body(self._model, text))
+        return tuple(ids)
+
+    async def _encode_between(self, texts: tuple[str, ...]) -> tuple[int, ...]:
+        own = [number for text in texts[::2] for number in await self._mark_ids(await self.literally(text))]
+        ids, marks = await self.literally("".join(texts)), set[str]()
+        for _ in range(ROUNDS):
+            if await self._mark_ids(ids) == own:
+                return ids
+            others = "".join(texts[1::2])
+            marks |= await self._spelt_marks(ids, others)
+            if not any(mark in others for mark in marks):  # The tokenizer finds it in the normal form only.
+                texts = tuple([normalize("NFKC", text) if place % 2 else text for place, text in enumerate(texts)])
+            parts = [markup.divided(text, marks) if place % 2 else text for place, text in enumerate(texts)]
+            ids = await self._joined("".join(parts), marks)
+        if await self._mark_ids(ids) == own:
+            return ids
+        raise self._forged(marks)
+
+    async def _joined(self, text: str, marks: Collection[str]) -> tuple[int, ...]:
+        """Encode the parts of *text* between the sentinels, each by itself; one of *marks* is put between them."""
+        names = {piece: number for number, piece in self._pieces.items() if piece in marks}
+        for separator, number in sorted(names.items()):
+            whole, inserted = markup.joined(text, separator)
+            ids = markup.without_inserted((await self.tokenize(tokenize_body(self._model, whole)))[0], number, inserted)
+            if ids is not None:
+                return ids
+        parts = text.split(markup.SENTINEL)
+        if len(parts) > MOST_PARTS:
+            raise self._forged(marks)
+        return tuple([number for part in parts for number in await self.literally(part)])
+
+    async def _mark_ids(self, ids: Sequence[int]) -> list[int]:
+        """List those of *ids* that have the shape of special tokens."""
+        pieces = await self.pieces(ids)
+        return [number for number in ids if markup.is_mark(pieces[number])]
+
+    async def _spelt_marks(self, ids: Sequence[int], text: str) -> set[str]:
+        """Return the special tokens among *ids* that *text*, of users and models, spells."""
+        marks = {self._pieces[number] for number in await self._mark_ids(ids)}
+        return {mark for mark in marks if mark in text or mark in normalize("NFKC", text)}
+
+    async def _spell_each(self, ids: Sequence[int]) -> list[str]:
+        """Decode each of *ids*, in one request if a mark can be put between them."""
+        mark = await self.literally(MARK) if len(ids) > 1 else ()
+        if len(mark) == 1:
+            decoded = await self.decode([*mark, *(id for number in ids for id in (number, *mark))])
+            parts = decoded.split(MARK)[1:-1]
+            if len(parts) == len(ids):
+                return parts
+        return [await self.decode([number]) for number in ids]
+
+    def _forged(self, marks: Collection[str]) -> MissingCapability:
+        return MissingCapability(
+            f"the {self._call.role} model at {self._call.url}: a text spells special tokens, "
+            f"{', '.join(map(repr, sorted(marks)))}, and its tokenizer does not let them be encoded as text: leave "
+            "them out of the text, or start vLLM with another --chat-template"
+        )
