@@ -10,6 +10,7 @@ Everything that stepspec raises on purpose.
     |   |-- EndpointRejected                the server rejected the request: key, model name, body
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
     |   `-- MalformedReply                  the response does not match the request
+    |       `-- FormatIgnored               the model wrote something else than the format it was asked for
     |-- MissingCapability                   the method needs something that this endpoint cannot do
     |-- WorkersLost                         a distributed evaluation has no worker left, or one trial loses too many
     `-- ServerError                         a server that stepspec itself started
@@ -75,7 +76,11 @@ class ContextTooLong(EndpointRejected):
 
 
 class MalformedReply(EndpointError):
-    """The response does not match the request."""
+    """The response does not match the request. Another replica, or a retry, may work."""
+
+
+class FormatIgnored(MalformedReply):
+    """The model wrote something else than the format that its answer was asked in. It will do so again."""
 
 
 class LargeSecondsSpent(StepspecError):

@@ -299,7 +299,7 @@ FAULTS = (
     Fault("small: ten times slower", may("answered", "degraded"), failing(["slow:10"] * MANY, SMALL)),
     Fault("small: out of memory", ALONE, failing(["memory"] * MANY, SMALL)),
     Fault("large: out of memory", REFUSED, failing(["memory"] * MANY, LARGE, OTHER)),
-    Fault("small: garbage", may("degraded", "refused"), failing(["garbage"] * MANY, SMALL)),
+    Fault("small: garbage", ALONE, failing(["garbage"] * MANY, SMALL)),
     Fault("large: garbage", REFUSED, failing(["garbage"] * MANY, LARGE, OTHER)),
     Fault("clients leave", may("answered", "left"), leaving),
     Fault("full disk under the log", FINE, full_disk),

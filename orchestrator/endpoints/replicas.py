@@ -19,7 +19,15 @@ from weakref import WeakSet
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
 from ..concurrency import background
-from ..errors import EndpointRejected, EndpointUnavailable, EndpointUnreachable, StepspecError
+from ..errors import (
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    FormatIgnored,
+    MalformedReply,
+    StepspecError,
+)
 from ..events import Calling, Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from ..stats import Acceptance
@@ -105,7 +113,9 @@ class Placement:
             replica, endpoint = await self._place(failed)
             try:
                 return await verb(endpoint)
-            except EndpointUnavailable as exc:
+            except FormatIgnored:
+                raise
+            except (EndpointUnavailable, MalformedReply) as exc:
                 failed[replica.url] += 1
                 replica.breaker.fail(exc)
 
@@ -422,10 +432,11 @@ class ReplicatedEndpoint:
             await self._enter(replica)
 
     def _none_left(self) -> EndpointUnavailable:
-        (first, *others) = failed = [each for each in self._replicas if each.breaker.error is not None]
-        if not others and len(self._replicas) == 1 and isinstance(exc := first.breaker.error, EndpointUnavailable):
-            return type(exc)(exc.cause, role=exc.role, url=exc.url, verb=exc.verb)
-        causes = "; ".join(f"{each.url}: {each.breaker.cause}" for each in failed)
+        first = self._replicas[0].breaker.error
+        if len(self._replicas) == 1 and isinstance(first, EndpointError):
+            kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
+            return kind(first.cause, role=first.role, url=first.url, verb=first.verb)
+        causes = "; ".join(f"{each.url}: {each.breaker.cause}" for each in self._replicas if each.breaker.error)
         return EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=", ".join(self.settings.urls))
 
 

@@ -24,7 +24,14 @@ from stepspec.orchestrator.endpoints import (
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.replicas import in_order
-from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
+from stepspec.orchestrator.errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    FormatIgnored,
+    MalformedReply,
+)
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.stats import Acceptance
@@ -301,13 +308,14 @@ def test_a_replica_that_returns_with_another_model_is_never_used_again() -> None
     assert changed.entered == 0
 
 
-def test_an_error_that_any_replica_would_return_moves_no_run() -> None:
+@pytest.mark.parametrize("kind", [ContextTooLong, FormatIgnored])
+def test_an_error_that_any_replica_would_return_moves_no_run(kind: type[EndpointError]) -> None:
     servers = server(A), server(B)
-    full = ContextTooLong("full", role="large", url=A)
-    servers[0].scripted.fails = lambda verb, chain: full
+    same = kind("full", role="large", url=A)
+    servers[0].scripted.fails = lambda verb, chain: same
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
-        with pytest.raises(ContextTooLong):
+        with pytest.raises(kind):
             await endpoint.model().write(PROBLEM)
         assert not endpoint.down
 
@@ -407,14 +415,15 @@ def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> None:
     entered(replicated(only), body)
 
 
-def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up() -> None:
+@pytest.mark.parametrize("kind", [EndpointUnavailable, MalformedReply])
+def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up(kind: type[EndpointError]) -> None:
     only, tried = server(A), list[str]()
 
     def fails(verb: str, chain: Chain) -> Exception | None:
         if chain != PROBLEM:  # a probe's
             return None
         tried.append(verb)
-        return EndpointUnavailable("poison", role="large", url=A)
+        return kind("poison", role="large", url=A)
 
     only.scripted.fails = fails
 
@@ -424,6 +433,20 @@ def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up() ->
         assert len(tried) == 2
 
     entered(replicated(only), body)
+
+
+def test_garbage_of_one_replica_moves_the_run_to_the_next() -> None:
+    servers = server(A), server(B)
+    servers[0].scripted.fails = lambda verb, chain: MalformedReply("<html>", role="large", url=A)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        model = endpoint.model()
+        assert (await model.write(PROBLEM)).text
+        assert endpoint.runs == {A: 0, B: 1}
+        await asyncio.sleep(0.5)
+        assert endpoint.down == {A: "<html>"}
+
+    entered(replicated(*servers), body)
 
 
 @pytest.mark.parametrize("complaint", ["", "it does not think"])
