@@ -13,10 +13,11 @@ import asyncio
 import os
 import resource
 import signal
+import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,8 +60,7 @@ SETTINGS = {
 }
 """Short waits, so that the suite is."""
 FLAGS = ("--steps", "6", "--step-tokens", "10", "--token-ms", "4")
-PORTS = (18_431, 18_432, 18_433)
-SMALL, LARGE, OTHER = range(3)
+SMALL, LARGE, OTHER = PLACES = range(3)
 
 Fate = Literal["answered", "degraded", "refused", "left", "cut", "lost", "wrong"]
 FATES: tuple[Fate, ...] = ("answered", "degraded", "refused", "left", "cut", "lost", "wrong")
@@ -76,19 +76,30 @@ class Outcome:
 
 @dataclass(eq=False)
 class Deployment:
-    """The service and its servers, by their place in `PORTS`. *text* is the answer of an undisturbed run."""
+    """The service and its servers, one at each of the *ports*. *text* is the answer of an undisturbed run."""
 
     http: aiohttp.ClientSession
     folder: Path
-    program: Program
+    ports: Sequence[int]
+    program: Program = field(init=False)
     servers: dict[int, tuple[AsyncExitStack, Child]] = field(default_factory=dict[int, tuple[AsyncExitStack, Child]])
     text: str = ""
+
+    def url(self, place: int) -> str:
+        return f"http://127.0.0.1:{self.ports[place]}"
 
     async def start(self, *places: int) -> None:
         """Start the servers at *places*, and wait until they listen."""
         for place in places:
             stack = AsyncExitStack()
-            command = (sys.executable, "-m", "stepspec.evals.testbed.stand_in", "--port", str(PORTS[place]), *FLAGS)
+            command = (
+                sys.executable,
+                "-m",
+                "stepspec.evals.testbed.stand_in",
+                "--port",
+                str(self.ports[place]),
+                *FLAGS,
+            )
             log = self.folder / f"server-{place}.log"
             self.servers[place] = (
                 stack,
@@ -112,14 +123,14 @@ class Deployment:
 
     async def listens(self, place: int) -> bool:
         try:
-            async with self.http.get(f"{url(place)}/health") as reply:
+            async with self.http.get(f"{self.url(place)}/health") as reply:
                 return reply.status == 200
         except aiohttp.ClientError:
             return False
 
     async def befall(self, place: int, *faults: str) -> None:
         """Queue *faults* for the coming completions of the server at *place*."""
-        async with self.http.post(f"{url(place)}/faults", data=orjson.dumps(faults), raise_for_status=True):
+        async with self.http.post(f"{self.url(place)}/faults", data=orjson.dumps(faults), raise_for_status=True):
             pass
 
     async def ask(self, number: int, leaves: float | None = None) -> Outcome:
@@ -174,10 +185,6 @@ class Deployment:
             while {each.fate for each in await send(self, 2)} != {"answered"}:  # noqa: ASYNC110  # the same
                 await asyncio.sleep(0.1)
         return loop.time() - began
-
-
-def url(place: int) -> str:
-    return f"http://127.0.0.1:{PORTS[place]}"
 
 
 def refusal(status: int, body: Any, headers: Mapping[str, str]) -> Outcome:
@@ -238,7 +245,7 @@ def failing(faults: Iterable[str], *places: int) -> Work:
 async def leaving(deployment: Deployment, requests: int) -> list[Outcome]:
     """Leave in the middle; nothing may stay open."""
     outcomes = await send(deployment, requests, leaves=0.15)
-    servers = {role: url(place) for role, place in (("small", SMALL), ("large", LARGE), ("other", OTHER))}
+    servers = {role: deployment.url(place) for role, place in (("small", SMALL), ("large", LARGE), ("other", OTHER))}
     open_requests = await settled(deployment.http, deployment.program.base, servers)
     if any(open_requests.values()):
         return [*outcomes, Outcome("lost", f"still open: {open_requests}")]
@@ -264,14 +271,14 @@ async def killed_service(deployment: Deployment, requests: int) -> list[Outcome]
     outcomes = await sending
     cut = [Outcome("cut", each.note) if each.fate == "lost" and "reply" not in each.note else each for each in outcomes]
     async with asyncio.timeout(STARTING):
-        for place in range(len(PORTS)):
+        for place in PLACES:
             while await running(deployment, place):  # noqa: ASYNC110  # the same
                 await asyncio.sleep(0.05)
     return cut
 
 
 async def running(deployment: Deployment, place: int) -> bool:
-    async with deployment.http.get(f"{url(place)}/metrics", raise_for_status=True) as reply:
+    async with deployment.http.get(f"{deployment.url(place)}/metrics", raise_for_status=True) as reply:
         return b'vllm:num_requests_running{model_name="stand-in"} 0' not in await reply.read()
 
 
@@ -327,25 +334,31 @@ class Result:
 
 
 @asynccontextmanager
-async def service(folder: Path) -> AsyncGenerator[Program]:
-    """Run ``stepspec serve`` over the servers at `PORTS`."""
-    large = f"{url(LARGE)},{url(OTHER)}"
-    async with serve(url(SMALL), large, folder / "service.log", settings=SETTINGS) as program:
+async def service(deployment: Deployment) -> AsyncGenerator[Program]:
+    """Run ``stepspec serve`` over the servers."""
+    small, large, other = map(deployment.url, PLACES)
+    async with serve(small, f"{large},{other}", deployment.folder / "service.log", settings=SETTINGS) as program:
         yield program
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports at which nothing listens; a server that is killed has to come back at the same one."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result], object]) -> list[Result]:
     """Try *faults* one after the other, with so many *requests* each; *tell* is told of every result."""
     results = list[Result]()
     with TemporaryDirectory(prefix="stepspec-faults-") as name:
-        folder = Path(name)
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=connector) as http:
-            deployment = Deployment(http, folder, None)  # type: ignore[arg-type]  # it follows
+            deployment = Deployment(http, Path(name), free_ports(len(PLACES)))
             stack.push_async_callback(_stop_all, deployment)
-            await deployment.start(*range(len(PORTS)))
+            await deployment.start(*PLACES)
             serving = await stack.enter_async_context(AsyncExitStack())
-            deployment.program = await serving.enter_async_context(service(folder))
+            deployment.program = await serving.enter_async_context(service(deployment))
             undisturbed = await deployment.ask(0)
             if undisturbed.fate != "answered":
                 raise RuntimeError(f"the undisturbed run is {undisturbed.fate}: {undisturbed.note}")
@@ -354,7 +367,7 @@ async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result],
                 outcomes = await fault.work(deployment, requests)
                 if fault is KILLED_SERVICE:
                     await serving.aclose()
-                    deployment.program = await serving.enter_async_context(service(folder))
+                    deployment.program = await serving.enter_async_context(service(deployment))
                 try:
                     recovered = await deployment.recovered()
                 except TimeoutError:
