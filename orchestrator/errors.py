@@ -6,6 +6,7 @@ Everything that stepspec raises on purpose.
     |-- EndpointError                       a served model failed: with its role, its URL and the kind of request
     |   |-- EndpointUnavailable             no connection, a server error, or no response before the deadline
     |   |   |-- EndpointUnreachable         no connection: refused, an unknown host, no TLS, ...
+    |   |   |-- ModelGone                   the server does not serve the model any more
     |   |   `-- VerifierFailed              no rating by a verifier that may have no fallback
     |   |-- EndpointRejected                the server rejected the request: key, model name, body
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
@@ -57,6 +58,10 @@ class EndpointUnavailable(EndpointError):
 
 class EndpointUnreachable(EndpointUnavailable):
     """There is no connection to the server: every other request to it will fail too, for now."""
+
+
+class ModelGone(EndpointUnavailable):
+    """The server does not serve the model any more: another one was started there."""
 
 
 class VerifierFailed(EndpointUnavailable):

@@ -72,12 +72,19 @@ class Slow:
 
 
 @dataclass(frozen=True)
-class Garble:
-    """Answer with what is no JSON."""
+class Spoil:
+    """
+    Answer with one thing wrong: no JSON ("garbage"), a stream without its end ("cut"), other token ids ("ids"), no
+    log-probabilities ("bare"), null for each ("null"), or no text and no tokens ("empty").
+    """
+
+    what: str
 
 
-Fault: TypeAlias = Refuse | Break | Stall | Slow | Garble
+SPOILS = ("garbage", "cut", "ids", "bare", "null", "empty")
+Fault: TypeAlias = Refuse | Break | Stall | Slow | Spoil
 SLOWED = web.RequestKey("slowed", float)
+SPOILT = web.RequestKey("spoilt", str)
 
 
 @dataclass
@@ -208,12 +215,10 @@ class FakeVllm:
             fault = Refuse(403, "Scale-out endpoints are disabled.")
         if isinstance(fault, Slow):
             request[SLOWED], fault = fault.factor, None
-        if isinstance(fault, Garble):
-            stream = bool(body.get("stream"))
-            garbled, kind = (
-                (b'data: {"choices": [{"text\n\n', "text/event-stream") if stream else (b"<html>", "text/html")
-            )
-            return web.Response(body=garbled, content_type=kind)
+        if isinstance(fault, Spoil):
+            if fault.what == "garbage":
+                return garbage(stream=bool(body.get("stream")))
+            request[SPOILT], fault = fault.what, None
         if isinstance(fault, Refuse):
             error = {"error": {"message": fault.message, "code": fault.status}}
             return web.json_response(error, status=fault.status, headers=dict(fault.headers))
@@ -223,7 +228,11 @@ class FakeVllm:
             if fault:
                 await self.fail(request, fault)
             await self.wait(request, [body["token_ids"]] if request.path == GENERATE else prompts(body))
-            return web.json_response(self.score(body) if request.path == GENERATE else self.answer(body))
+            reply = self.score(body) if request.path == GENERATE else self.answer(body)
+            if what := request.get(SPOILT):
+                spoil(reply, what)
+                reply["choices"] = [spoilt(choice, what) for choice in reply.get("choices", ())]
+            return web.json_response(reply)
         except (asyncio.CancelledError, ConnectionError):
             self.left.set()
             raise
@@ -236,7 +245,7 @@ class FakeVllm:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        count = 0
+        count, what = 0, request.get(SPOILT, "")
         for choice in self.interleaved(body):
             for _ in choice["token_ids"] or ():
                 if fault and count == fault.after:
@@ -244,6 +253,9 @@ class FakeVllm:
                 if self.gate:
                     await self.gate.acquire()
                 count += 1
+            choice = spoilt(choice, what)
+            if what == "cut" and choice["finish_reason"]:
+                return response
             await response.write(event({"choices": [choice]}))
             self.sent = count
         usage = {"prompt_tokens": sum(map(len, prompts(body))), "completion_tokens": count}
@@ -399,6 +411,41 @@ class FakeVllm:
         """Listen at a free port; yield the settings of an endpoint there."""
         async with self.listening() as url:
             yield Endpoint(role=role, url=url, **settings)
+
+
+def garbage(*, stream: bool) -> web.Response:
+    """Answer with a page of a proxy, or with an event that breaks off."""
+    if stream:
+        return web.Response(body=b'data: {"choices": [{"text\n\n', content_type="text/event-stream")
+    return web.Response(body=b"<html>", content_type="text/html")
+
+
+def spoilt(choice: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return *choice*, or a piece of one, with *what* is wrong of it as in `Spoil`."""
+    match what:
+        case "ids":
+            return choice | {"token_ids": [number + 1 for number in choice.get("token_ids") or ()]}
+        case "empty":
+            return choice | {"text": "", "token_ids": [], "logprobs": None}
+        case "bare":
+            return {key: value for key, value in choice.items() if not key.endswith("logprobs")}
+        case "null":
+            made: dict[str, Any] = orjson.loads(orjson.dumps(choice))
+            spoil(made, what)
+            return made
+        case _:
+            return choice
+
+
+def spoil(reply: Any, what: str) -> None:
+    """Put null for every log-probability in *reply*, wherever it stands, if that *what* is wrong."""
+    if what != "null":
+        return
+    for key, value in reply.items() if isinstance(reply, dict) else enumerate(reply):
+        if isinstance(value, float) or key == "logprob":
+            reply[key] = None
+        elif isinstance(value, dict | list):
+            spoil(value, what)
 
 
 def prompts(body: dict[str, Any]) -> list[list[int]]:
@@ -632,7 +679,7 @@ class StandIn(FakeVllm):
     async def stream(
         self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
     ) -> web.StreamResponse:
-        slow, texts = request.get(SLOWED, 1.0), prompts(body)
+        slow, what, texts = request.get(SLOWED, 1.0), request.get(SPOILT, ""), prompts(body)
         cached = [self.cache(prompt) for prompt in texts]
         begun = time.perf_counter()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -655,7 +702,10 @@ class StandIn(FakeVllm):
                 if fault and count >= fault.after:
                     await self.fail(request, fault)
                 count += len(choice["token_ids"] or ("",))
-                await response.write(event({**envelope, "choices": [choice | {"index": place}], "usage": None}))
+                sent = spoilt(choice, what) | {"index": place}
+                if what == "cut" and sent["finish_reason"]:
+                    return response
+                await response.write(event({**envelope, "choices": [sent], "usage": None}))
             due = max(due, time.perf_counter() - 1.0) + self.drawn(self.latency.token * self.chunk) * slow
         self.written += count
         usage = {
@@ -793,8 +843,8 @@ def parse_fault(text: str) -> Fault | None:
                 return Stall(int(number))
             case "slow":
                 return Slow(float(number))
-            case "garbage":
-                return Garble()
+            case _ if kind in SPOILS:
+                return Spoil(kind)
             case _:
                 if not 400 <= int(kind) <= 599:
                     raise ValueError(kind)
@@ -802,8 +852,8 @@ def parse_fault(text: str) -> Fault | None:
                 return Refuse(int(kind), f"the stand-in was asked for HTTP {kind}", after)
     except ValueError:
         kinds = (
-            "none, memory, garbage, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an HTTP status of 400 to 599, which "
-            "may have seconds to Retry-After, as in 503:2"
+            f"none, memory, {', '.join(SPOILS)}, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an HTTP status of 400 to "
+            "599, which may have seconds to Retry-After, as in 503:2"
         )
         raise ConfigurationError(f"no such fault: {text!r}; there are {kinds}") from None
 
@@ -857,9 +907,9 @@ def main(
     fault: Annotated[
         list[str] | None,
         typer.Option(
-            help="A fault of the next completion, again for the one after: none, memory, garbage, reset:TOKENS, "
-            "stall:TOKENS, slow:FACTOR or an HTTP status, maybe with seconds to Retry-After as in 503:2. POST a JSON "
-            "list of them to /faults for more."
+            help="A fault of the next completion, again for the one after: none, memory, reset:TOKENS, stall:TOKENS, "
+            f"slow:FACTOR, {', '.join(SPOILS)}, or an HTTP status, maybe with seconds to Retry-After as in 503:2. POST "
+            "a JSON list of them to /faults for more."
         ),
     ] = None,
 ) -> None:

@@ -16,6 +16,7 @@ from stepspec.orchestrator.errors import (
     EndpointRejected,
     EndpointUnavailable,
     MalformedReply,
+    ModelGone,
 )
 
 from .conftest import Meet, eventually
@@ -75,7 +76,7 @@ async def test_a_model_that_is_gone(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
         server.names = ("other",)
-        with pytest.raises(EndpointRejected, match="HTTP 404: The model `fake` does not exist"):
+        with pytest.raises(ModelGone, match="HTTP 404: The model `fake` does not exist"):
             await met.model.write(PROBLEM)
 
 
@@ -160,12 +161,13 @@ async def test_a_server_that_falls_silent_is_left(
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_missing_response(meet: Meet) -> None:
+@pytest.mark.parametrize("deadlines", [Deadlines(first=0.1), Deadlines(total=0.1)], ids=["first", "total"])
+async def test_a_missing_response(meet: Meet, deadlines: Deadlines) -> None:
     server = FakeVllm(digits={"7": -0.1})
     async with meet(server) as met:
         await met.model.score(PROBLEM, "So")  # Its words are known then: only the score itself can be late.
         connection = met.endpoint.connection
-        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": Deadlines(total=0.1)})
+        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": deadlines})
         server.faults.append(Stall(after=0))
         with pytest.raises(EndpointUnavailable, match=r"no answer after 0.1 s"):
             await met.model.score(PROBLEM, "So")
