@@ -125,6 +125,9 @@ class Deployment:
             os.kill(process.pid, signal.SIGKILL)
             await stack.aclose()
 
+    async def stop_all(self) -> None:
+        await self.stop(*self.servers)
+
     async def restart(self, *places: int) -> None:
         await self.stop(*(place for place in places if place in self.servers))
         await self.start(*places)
@@ -401,10 +404,11 @@ class Result:
 
 
 @asynccontextmanager
-async def service(deployment: Deployment) -> AsyncGenerator[Program]:
-    """Run ``stepspec serve`` over the servers."""
+async def service(deployment: Deployment, *flags: str) -> AsyncGenerator[Program]:
+    """Run ``stepspec serve`` over the servers, with more *flags*."""
     small, large, other = map(deployment.url, PLACES)
-    async with serve(small, f"{large},{other}", deployment.folder / "service.log", settings=SETTINGS) as program:
+    log = deployment.folder / "service.log"
+    async with serve(small, f"{large},{other}", log, *flags, settings=SETTINGS) as program:
         yield program
 
 
@@ -422,7 +426,7 @@ async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result],
         connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with AsyncExitStack() as stack, aiohttp.ClientSession(connector=connector) as http:
             deployment = Deployment(http, Path(name), free_ports(len(PLACES)))
-            stack.push_async_callback(_stop_all, deployment)
+            stack.push_async_callback(deployment.stop_all)
             await deployment.start(*PLACES)
             serving = await stack.enter_async_context(AsyncExitStack())
             deployment.program = await serving.enter_async_context(service(deployment))
@@ -442,10 +446,6 @@ async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result],
                 results.append(Result(fault, outcomes, recovered))
                 tell(results[-1])
     return results
-
-
-async def _stop_all(deployment: Deployment) -> None:
-    await deployment.stop(*deployment.servers)
 
 
 def table(results: Sequence[Result]) -> Table:
