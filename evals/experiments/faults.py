@@ -178,7 +178,8 @@ class Deployment:
                     event = orjson.loads(line[6:])
                     if "error" in event:
                         return refusal(200, event, {})
-                    degraded += (event.get("stepspec") or {}).get("degraded") or []
+                    extra: Mapping[str, Any] = event.get("stepspec") or {}
+                    degraded += extra.get("degraded") or ()
                     text += "".join(choice["delta"].get("content") or "" for choice in event["choices"])
                 ended = ended or line.startswith(b"data: [DONE]")
             return self.judge(text, degraded) if ended else Outcome("lost", "the stream has no end and no error")
@@ -200,12 +201,15 @@ class Deployment:
 
 def refusal(status: int, body: Any, headers: Mapping[str, str]) -> Outcome:
     """Read a refusal: it has a message, and says when to come back if the service is only busy or degraded."""
-    error = body.get("error") if isinstance(body, dict) else None
-    if not isinstance(error, dict) or not error.get("message"):
+    try:
+        message, code = body["error"]["message"], body["error"].get("code")
+    except (LookupError, TypeError):
+        message, code = "", None
+    if not message:
         return Outcome("wrong", f"HTTP {status} without a message: {body}")
     if status in (429, 503) and "Retry-After" not in headers:
         return Outcome("wrong", f"HTTP {status} without Retry-After")
-    return Outcome("refused", str(error.get("code") if status == 200 else status))
+    return Outcome("refused", str(code if status == 200 else status))
 
 
 Work: TypeAlias = Callable[[Deployment, int], Coroutine[Any, Any, list[Outcome]]]

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, cast
 from zlib import crc32
 
 import orjson
@@ -230,7 +230,7 @@ class FakeVllm:
             await self.wait(request, [body["token_ids"]] if request.path == GENERATE else prompts(body))
             reply = self.score(body) if request.path == GENERATE else self.answer(body)
             if what := request.get(SPOILT):
-                spoil(reply, what)
+                reply = spoilt(reply, what)
                 reply["choices"] = [spoilt(choice, what) for choice in reply.get("choices", ())]
             return web.json_response(reply)
         except (asyncio.CancelledError, ConnectionError):
@@ -430,22 +430,24 @@ def spoilt(choice: dict[str, Any], what: str) -> dict[str, Any]:
         case "bare":
             return {key: value for key, value in choice.items() if not key.endswith("logprobs")}
         case "null":
-            made: dict[str, Any] = orjson.loads(orjson.dumps(choice))
-            spoil(made, what)
-            return made
+            nulled: dict[str, Any] = without_numbers(choice)
+            return nulled
         case _:
             return choice
 
 
-def spoil(reply: Any, what: str) -> None:
-    """Put null for every log-probability in *reply*, wherever it stands, if that *what* is wrong."""
-    if what != "null":
-        return
-    for key, value in reply.items() if isinstance(reply, dict) else enumerate(reply):
-        if isinstance(value, float) or key == "logprob":
-            reply[key] = None
-        elif isinstance(value, dict | list):
-            spoil(value, what)
+def without_numbers(value: Any) -> Any:
+    """Return a copy of *value* with null for every log-probability, wherever it stands."""
+    match value:
+        case float():
+            return None
+        case dict():
+            inner = cast("dict[str, Any]", value)
+            return {key: None if key == "logprob" else without_numbers(each) for key, each in inner.items()}
+        case list():
+            return [without_numbers(each) for each in cast("list[Any]", value)]
+        case _:
+            return value
 
 
 def prompts(body: dict[str, Any]) -> list[list[int]]:
