@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check coverage bench bench-overhead random mutate docs docs-serve lock clean
+.PHONY: help install browser clients demo test quick check coverage bench bench-overhead faults soak random mutate docs docs-serve lock clean
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -75,6 +75,13 @@ bench: $(STAMP) ## the tables of worlds, judges and loads, in 90 minutes; then t
 bench-overhead: $(STAMP) ## what stepspec adds to its requests, and the service to stepspec: CPU time, wall time, memory
 	$(RUN)/python -m stepspec.evals.experiments.overhead
 	$(RUN)/python -m stepspec.evals.experiments.service_overhead
+
+faults: $(STAMP) ## what goes wrong in operation, on a real service over stand-ins: nothing lost, nothing wrong; minutes
+	$(RUN)/python -m stepspec.evals.experiments.faults
+
+soak: $(STAMP) ## half an hour of 64 chains at once under random faults: what grows; then kill -9 in 50 solutions
+	$(RUN)/python -m stepspec.evals.experiments.soak --output build/soak
+	$(RUN)/python -m stepspec.evals.experiments.kills
 
 random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
 	$(RUN)/python -m stepspec.evals.testbed.random_pair --runs 200 --max-tokens 48 --concurrency 48

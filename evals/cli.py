@@ -292,6 +292,7 @@ def command(
 
         async def work() -> list[ArmSummary]:
             async with sharing as team, pair as solver:
+                solver.require_both()
                 folder = output or Path("runs") / chosen.name
                 put, planned, every = _put(chosen, plan, all_tasks, solver.models)
                 evaluation = Evaluation(
@@ -363,6 +364,7 @@ def _plan(
 async def contact(solver: Solver) -> None:
     """Connect to the servers once. Raise a `StepspecError` if one cannot be used."""
     async with solver:
+        solver.require_both()
         pass
 
 

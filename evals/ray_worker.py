@@ -72,6 +72,7 @@ class WorkerSession:
         """Connect to the servers and warm up; return the error if that fails, otherwise None."""
         try:
             solver = await self._stack.enter_async_context(Solver(settings))
+            solver.require_both()
             self._worker = await self._stack.enter_async_context(local_worker(solver, plan))
         except StepspecError as exc:
             return exc

@@ -11,7 +11,7 @@ import orjson
 
 from .chain import THINK_END, Chain, Step, ToolCall
 from .concurrency import background
-from .errors import EndpointError, MalformedReply
+from .errors import EndpointError, FormatIgnored
 from .events import Answering, Calling
 from .interfaces import AnswerParser, Model
 from .markers import opens_block
@@ -280,9 +280,9 @@ def is_json(text: str) -> bool:
 
 
 def require_json(text: str, url: str) -> None:
-    """Raise `MalformedReply` if *text*, the answer of the server at *url*, is no JSON: some servers ignore a format."""
+    """Raise `FormatIgnored` if *text*, the answer of the server at *url*, is no JSON: some servers ignore a format."""
     if not is_json(text):
-        raise MalformedReply(
+        raise FormatIgnored(
             f"it was asked for JSON and wrote {text[:80]!r}: serve it with structured outputs enabled",
             role="large",
             url=url,

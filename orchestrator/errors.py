@@ -6,10 +6,12 @@ Everything that stepspec raises on purpose.
     |-- EndpointError                       a served model failed: with its role, its URL and the kind of request
     |   |-- EndpointUnavailable             no connection, a server error, or no response before the deadline
     |   |   |-- EndpointUnreachable         no connection: refused, an unknown host, no TLS, ...
+    |   |   |-- ModelGone                   the server does not serve the model any more
     |   |   `-- VerifierFailed              no rating by a verifier that may have no fallback
     |   |-- EndpointRejected                the server rejected the request: key, model name, body
     |   |   `-- ContextTooLong              the chain no longer fits into the model's context
     |   `-- MalformedReply                  the response does not match the request
+    |       `-- FormatIgnored               the model wrote something else than the format it was asked for
     |-- MissingCapability                   the method needs something that this endpoint cannot do
     |-- WorkersLost                         a distributed evaluation has no worker left, or one trial loses too many
     `-- ServerError                         a server that stepspec itself started
@@ -58,6 +60,10 @@ class EndpointUnreachable(EndpointUnavailable):
     """There is no connection to the server: every other request to it will fail too, for now."""
 
 
+class ModelGone(EndpointUnavailable):
+    """The server does not serve the model any more: another one was started there."""
+
+
 class VerifierFailed(EndpointUnavailable):
     """The *verifier* gave no rating, and its fallback is to fail the run."""
 
@@ -75,7 +81,11 @@ class ContextTooLong(EndpointRejected):
 
 
 class MalformedReply(EndpointError):
-    """The response does not match the request."""
+    """The response does not match the request. Another replica, or a retry, may work."""
+
+
+class FormatIgnored(MalformedReply):
+    """The model wrote something else than the format that its answer was asked in. It will do so again."""
 
 
 class LargeSecondsSpent(StepspecError):

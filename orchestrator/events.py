@@ -314,8 +314,9 @@ class Speculated:
     The tokens that the server at *url* drafted and accepted itself, from second *since* of a run to second *until*.
 
     *counted* is read from the server's own counters, which include the requests of all its clients. *shared* says that
-    other runs are known to have used the server. The period may start before the run, when the counters were last read.
-    *role* and *path* are those of `Called`.
+    other runs are known to have used the server. If the counters were last read before the run began, *since* is 0, and
+    what they grew by before it counts too; it is another run's, which makes the period shared. *role* and *path* are
+    those of `Called`.
     """
 
     role: Party

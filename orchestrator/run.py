@@ -93,6 +93,7 @@ async def run(
     by_method: bool = False,
     parser: Callable[[], AnswerParser] | None = None,
     check: AnswerCheck | None = None,
+    lost: EndpointUnavailable | None = None,
 ) -> Outcome:
     """
     Think with *policy*, then let *answerer* write the answer; None means the policy's own answerer.
@@ -106,8 +107,9 @@ async def run(
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
     written counts. *stop_rule* may end the thinking early. If the small model fails for good, *fallback* continues the
-    committed chain. If the seconds of the large model are spent, *alone*, which needs the small one only, does, and
-    answers; what is emitted of the answer by then counts. Any other failure passes through.
+    committed chain; if it is *lost* already, *fallback* begins. If the seconds of the large model are spent, *alone*,
+    which needs the small one only, does, and answers; what is emitted of the answer by then counts. Any other failure
+    passes through.
 
     With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
     answer that calls tools is no answer yet, and is not judged.
@@ -118,6 +120,8 @@ async def run(
     current = _Run(chain, budget, control, observe, began, thinks, stop_rule, answerer, stop, by_method, parser, check)
     try:
         try:
+            if lost is not None and fallback is not None:
+                raise lost
             why = await current.work(policy)
         except LargeSecondsSpent as exc:
             if alone is None:

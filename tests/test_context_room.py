@@ -45,11 +45,12 @@ class Counting:
         return 100
 
 
-def fit(*endpoints: Counting, tokens: int = 8192) -> tuple[Budget, float]:
+def fit(small: Counting, large: Counting, tokens: int = 8192) -> tuple[Budget, float]:
     """Return what is left of a budget, and when that is known."""
 
     async def main() -> tuple[Budget, float]:
-        room = await context_room(CHAIN, [cast("ModelEndpoint", endpoint) for endpoint in endpoints])
+        room, lost = await context_room(CHAIN, cast("ModelEndpoint", small), cast("ModelEndpoint", large))
+        assert (lost is None) == (not small.fails)
         return Budget(tokens).fit(room), asyncio.get_running_loop().time()
 
     return run(main())[0]
@@ -61,13 +62,21 @@ def test_the_smaller_context_decides_without_waiting_for_the_other() -> None:
 
 
 def test_a_failure_ends_the_other_count_too() -> None:
-    slow = Counting("large", seconds=600.0)
+    slow = Counting("small", seconds=600.0)
     with pytest.raises(EndpointUnavailable, match="gone"):
-        fit(Counting("small", fails=True), slow)
+        fit(slow, Counting("large", fails=True))
     assert slow.cancelled
 
 
+def test_without_the_small_model_the_room_is_that_of_the_large_one_unless_the_run_needs_the_small_one() -> None:
+    gone, large = Counting("small", 300, fails=True), Counting("large", 2000)
+    assert fit(gone, large)[0].tokens == 2000 - 100 - JUDGING_ROOM
+    with pytest.raises(EndpointUnavailable, match="gone"):
+        run(context_room(CHAIN, cast("ModelEndpoint", gone), cast("ModelEndpoint", large), needs_small=True))
+
+
 def test_a_problem_that_leaves_too_little_room_is_refused() -> None:
-    assert fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM))[0].tokens == LEAST_ROOM
+    large = Counting("large")
+    assert fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM), large)[0].tokens == LEAST_ROOM
     with pytest.raises(ContextTooLong, match="the problem has 100 tokens"):
-        fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM - 1))
+        fit(Counting("small", 100 + JUDGING_ROOM + LEAST_ROOM - 1), large)

@@ -16,7 +16,7 @@ from stepspec import Endpoint, NestedPair, Solver, settings
 from stepspec.cli import terminal
 from stepspec.orchestrator import Ledger, trace
 from stepspec.orchestrator.endpoints import GREEDY
-from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected, EndpointUnavailable
+from stepspec.orchestrator.errors import ConfigurationError, EndpointRejected
 from stepspec.orchestrator.events import Event, Started
 from stepspec.orchestrator.nesting import (
     NestedEndpoint,
@@ -200,12 +200,17 @@ def test_an_invalid_inner_policy_is_refused_before_any_request(pair: dict[str, A
         Solver({"small": "http://a", "large": "http://b", **pair}, "http://c", critic="http://f")
 
 
-async def test_a_pair_that_cannot_be_reached_is_refused_on_entering() -> None:
+@pytest.mark.parametrize(("down", "lost"), [((0,), ("small.small",)), ((1,), ("small",)), ((0, 1), ("small",))])
+async def test_a_pair_that_was_never_up_is_replaced_by_what_is(down: tuple[int, ...], lost: tuple[str, ...]) -> None:
     async with serving() as servers:
-        dead = servers.endpoints[0].model_copy(update={"url": "http://127.0.0.1:9", "retries": 0})
-        with pytest.raises(EndpointUnavailable, match=r"the small model at http://127\.0\.0\.1:9"):
-            async with replace(servers, endpoints=(dead, *servers.endpoints[1:])).solver():
-                pass
+        for at in down:  # ports at which nothing listens
+            dead = servers.endpoints[at].model_copy(update={"url": f"http://127.0.0.1:{7 + at}", "retries": 0})
+            first, second, third = (dead if place == at else one for place, one in enumerate(servers.endpoints))
+            servers.endpoints = first, second, third
+        async with servers.solver() as solver:
+            solution = await solver.solve(PROBLEM)
+            assert len(solver.down) == len(down)
+    assert (solution.answer, solution.degraded) == ("2", lost)
 
 
 async def test_every_server_has_the_path_of_its_model() -> None:

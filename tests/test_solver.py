@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -34,6 +35,7 @@ from stepspec.settings import load
 
 from .fakes import constructed
 from .orchestrator.endpoints.server import Break, FakeVllm, Refuse
+from .orchestrator.service.served import until
 
 USUAL: dict[str, Any] = {"sampling": GREEDY, "ending": "small", "answer": "large"}
 SCRIPT = ("So", " one", ".\n\n", "Then", " two", ".\n\n", "Done", "</think>", "\n\n\\boxed{2}")
@@ -102,6 +104,40 @@ async def test_without_any_replica_of_the_small_model_the_large_one_goes_on_alon
         servers.small.faults.extend([Refuse(500, "dead")] * 99)
         solution = await solver.solve(PROBLEM)
     assert (solution.degraded, solution.answer) == (("small",), "2")
+
+
+async def test_a_run_that_begins_without_the_small_model_goes_on_alone_at_once_until_it_is_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    async with serving() as servers:
+        small = servers.endpoints[0].model_copy(update={"url": f"http://127.0.0.1:{port}", "retries": 0})
+        async with replace(servers, endpoints=(small, servers.endpoints[1])).solver() as solver:
+            assert list(solver.down) == [small.url]
+            with pytest.raises(EndpointUnavailable, match="connection refused"):
+                solver.require_both()
+            alone = await solver.solve(PROBLEM)
+            baseline = await solver.solve(PROBLEM, policy="large")
+            with pytest.raises(EndpointUnavailable, match="the small model"):
+                await solver.solve(PROBLEM, policy="small")
+            async with replace(servers.small, faults=deque(), requests=[]).listening(port=port):
+                await until(lambda: not solver.down)
+                solver.require_both()
+                again = await solver.solve(PROBLEM)
+    assert (alone.answer, alone.degraded) == ("2", ("small",))
+    assert {step.author for step in alone.steps} == {"large"}
+    assert (baseline.answer, baseline.degraded) == ("2", ())
+    assert (again.answer, again.degraded, again.steps[0].author) == ("2", (), "small")
+
+
+async def test_a_stream_that_breaks_on_the_only_large_server_is_written_again() -> None:
+    async with serving() as servers:
+        large = servers.endpoints[1].model_copy(update={"replicas": ()})
+        async with replace(servers, endpoints=(servers.endpoints[0], large)).solver() as solver:
+            plain = await solver.solve(PROBLEM, policy="large")
+            servers.large[0].faults.extend([None, Break(after=1)])
+            broken = await solver.solve(PROBLEM, policy="large")
+    assert (broken.thinking, broken.text) == (plain.thinking, plain.text)
+    assert not servers.large[0].faults
 
 
 async def test_when_every_large_replica_is_gone_the_error_names_them() -> None:

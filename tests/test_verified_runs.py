@@ -42,7 +42,7 @@ async def solving(**settings: Any) -> AsyncGenerator[Solver]:
         yield await stack.enter_async_context(Solver(f"{one}/v1", f"{other}/v1", sampling=GREEDY, **settings))
 
 
-def right(candidate: Candidate) -> Rating:
+def says_42(candidate: Candidate) -> Rating:
     return Rating(float(candidate.answer == "42"), "it is 42" if candidate.answer == "42" else "it is not 42")
 
 
@@ -56,9 +56,9 @@ def broken(candidate: Candidate) -> float:
 
 async def test_a_function_judges_the_answer_of_a_run() -> None:
     recorder = Recorder(Stopwatch())
-    async with solving(critic=right) as solver:
+    async with solving(critic=says_42) as solver:
         solution = await solver.solve(PROBLEM, observe=recorder)
-        assert solver.models["critic"] == "verifier right"
+        assert solver.models["critic"] == "verifier says_42"
     assert (solution.answer, solution.verified, solution.rejection, solution.degraded) == ("42", True, "", ())
     assert solution.ledger.critic.requests == 1
     judged = [event for event in recorder.events if isinstance(event, AnswerJudged)]
@@ -94,7 +94,7 @@ async def test_the_large_model_judges_in_the_place_of_a_verifier_that_fails() ->
 
 
 @pytest.mark.parametrize(
-    ("verifier", "authors"), [(right, {"large", "small"}), (wrong, {"large"}), (broken, {"small"})]
+    ("verifier", "authors"), [(says_42, {"large", "small"}), (wrong, {"large"}), (broken, {"small"})]
 )
 async def test_a_verifier_judges_the_steps_of_a_policy_that_needs_a_critic(verifier: Any, authors: set[str]) -> None:
     settings = {"kind": "function", "function": verifier, "judges": "step", "fallback": "accept"}
@@ -111,8 +111,8 @@ async def test_a_verifier_judges_the_steps_of_a_policy_that_needs_a_critic(verif
 def test_a_policy_that_needs_rated_steps_refuses_a_verifier_of_answers() -> None:
     urls = ("http://a:1/v1", "http://b:1/v1")
     with pytest.raises(ConfigurationError, match='judges = "step"'):
-        Solver(*urls, policy="reward", critic=right)
-    Solver(*urls, policy="reward", critic={"kind": "function", "function": right, "judges": "both"})
+        Solver(*urls, policy="reward", critic=says_42)
+    Solver(*urls, policy="reward", critic={"kind": "function", "function": says_42, "judges": "both"})
 
 
 def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,7 +122,7 @@ def test_the_kind_of_a_critic_decides_about_its_settings(monkeypatch: pytest.Mon
     assert (http.url, http.address.url, http.path) == ("http://c:1/v1/judge", "http://c:1", "/v1/judge")
     assert (http.address.deadlines.total, http.address.deadlines.connect) == (3, 3)
     assert isinstance(load(critic={"kind": "systemone", "url": "http://c:1/v1"}).critic, SystemOneVerifier)
-    assert isinstance(load(critic=right).critic, FunctionVerifier)
+    assert isinstance(load(critic=says_42).critic, FunctionVerifier)
     monkeypatch.setenv("STEPSPEC_CRITIC__KIND", "http")
     monkeypatch.setenv("STEPSPEC_CRITIC__URL", "http://d:1/judge")
     monkeypatch.setenv("STEPSPEC_CRITIC__API_KEY", "secret")
@@ -151,15 +151,15 @@ def test_an_unknown_function_is_refused_before_any_run(nowhere: Path) -> None:
     (nowhere / "stepspec.toml").write_text('[critic]\nkind = "function"\nfunction = "nobody-has-it"\n')
     with pytest.raises(ConfigurationError, match="no verifier 'nobody-has-it'"):
         Solver("http://a:1/v1", "http://b:1/v1")
-    critic = Solver("http://a:1/v1", "http://b:1/v1", critic=right).settings.critic  # hides the one in the file
+    critic = Solver("http://a:1/v1", "http://b:1/v1", critic=says_42).settings.critic  # hides the one in the file
     assert isinstance(critic, FunctionVerifier)
-    assert critic.function == "right"
+    assert critic.function == "says_42"
 
 
 @pytest.mark.parametrize(
     ("verifier", "settings", "outcome", "ratings"),
     [
-        (right, {}, "unknown", (0.0, 0.0)),
+        (says_42, {}, "unknown", (0.0, 0.0)),
         (broken, {}, "costs", (None, None)),
         (broken, {"fallback": "fail"}, "cannot work", (None, None)),
     ],

@@ -149,6 +149,7 @@ def calibrate(
 
     async def main() -> CalibrationSettings:
         async with solving as solver, Graders() as graders:
+            solver.require_both()
             store = RunStore(path, {**about, "models": dict(solver.models)}, fresh=fresh)
             put = bare(tasks) if file != data and miniature(solver.models.values()) else tasks
             solve = solve_on_servers(solver, put, chosen, policy, threshold, graders, seed)

@@ -118,6 +118,7 @@ def command(
 
     async def work(progress: Progress) -> tuple[Measurements, Settings]:
         async with solving as solver:
+            solver.require_both()
             used = solver.settings if testbed else settings
             return await measure(solver, arms, texts, loads, minutes, seed, parts(progress)), used
 

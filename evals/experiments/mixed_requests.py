@@ -325,7 +325,7 @@ async def measure(
         ends = [round(requests * share) for share in QUARTERS]
         for start, end in pairwise([0, *ends]):
             outcomes += await at_once(work[start:end], send, concurrent)
-            still_open = await _settled(http, program.base, servers)
+            still_open = await settled(http, program.base, servers)
             memory.append(Memory(end, resident(program.child.pid)))
         seconds = loop.time() - began
         counted = Counter(await _counted(http, program.base))
@@ -361,7 +361,7 @@ async def _counted(http: aiohttp.ClientSession, base: str) -> dict[int, int]:
     return dict(counts)
 
 
-async def _settled(http: aiohttp.ClientSession, base: str, servers: Mapping[str, str]) -> dict[str, int]:
+async def settled(http: aiohttp.ClientSession, base: str, servers: Mapping[str, str]) -> dict[str, int]:
     """Return the open requests by where they are, once there are none, or after `SETTLING` seconds."""
     loop = asyncio.get_running_loop()
     ends = loop.time() + SETTLING

@@ -33,7 +33,7 @@ from stepspec.orchestrator.chain import (
     Token,
     Toolset,
 )
-from stepspec.orchestrator.endpoints import Sampling, Template, VllmEndpoint
+from stepspec.orchestrator.endpoints import Sampling, Template
 from stepspec.orchestrator.endpoints.client import CACHE
 from stepspec.orchestrator.endpoints.token_stream import RequestMeter
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
@@ -50,6 +50,7 @@ from stepspec.orchestrator.events import (
     Started,
     Verb,
 )
+from stepspec.orchestrator.nesting import servers
 from stepspec.orchestrator.run import FinishReason, Outcome
 from stepspec.orchestrator.run_options import RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Solution
@@ -131,9 +132,10 @@ class PublishedSpecReason(Solver):
             observe(event)
 
         chain = Chain.of(problem)
-        if not isinstance(self.large, VllmEndpoint):
+        (_, large), *others = servers(self.large)
+        if others:
             raise ConfigurationError("SpecReason as published has one large server: leave the replicas out")
-        prefix = await self.large.encoder.decode(await self.large.encoder.prefix(chain.messages))
+        prefix = await large.encoder.decode(await large.encoder.prefix(chain.messages))
         watch(Started(chain.messages, "specreason"))
         peer = _Run(self._clients, run.sampling, watch, clock, chain, prefix, self.large.template)
         reason = await peer.think()

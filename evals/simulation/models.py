@@ -289,7 +289,7 @@ def _scored(piece: str, agreed: bool) -> Token:
 class SimulatedEndpoint:
     """The model of *role* on simulated *servers*, with the *scripts* of the problems by their texts."""
 
-    name, vocabulary, room = "simulated", "simulated", ROOM
+    name, vocabulary, room, usable = "simulated", "simulated", ROOM, True
     template = Template(turn="", answer="", thinks=True)
 
     def __init__(self, role: Role, servers: Sequence[SimulatedServer], scripts: Mapping[str, Script]) -> None:

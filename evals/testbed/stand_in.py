@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, cast
 from zlib import crc32
 
 import orjson
@@ -71,8 +71,20 @@ class Slow:
     factor: float
 
 
-Fault: TypeAlias = Refuse | Break | Stall | Slow
+@dataclass(frozen=True)
+class Spoil:
+    """
+    Answer with one thing wrong: no JSON ("garbage"), a stream without its end ("cut"), other token ids ("ids"), no
+    log-probabilities ("bare"), null for each ("null"), or no text and no tokens ("empty").
+    """
+
+    what: str
+
+
+SPOILS = ("garbage", "cut", "ids", "bare", "null", "empty")
+Fault: TypeAlias = Refuse | Break | Stall | Slow | Spoil
 SLOWED = web.RequestKey("slowed", float)
+SPOILT = web.RequestKey("spoilt", str)
 
 
 @dataclass
@@ -203,6 +215,10 @@ class FakeVllm:
             fault = Refuse(403, "Scale-out endpoints are disabled.")
         if isinstance(fault, Slow):
             request[SLOWED], fault = fault.factor, None
+        if isinstance(fault, Spoil):
+            if fault.what == "garbage":
+                return garbage(stream=bool(body.get("stream")))
+            request[SPOILT], fault = fault.what, None
         if isinstance(fault, Refuse):
             error = {"error": {"message": fault.message, "code": fault.status}}
             return web.json_response(error, status=fault.status, headers=dict(fault.headers))
@@ -212,7 +228,11 @@ class FakeVllm:
             if fault:
                 await self.fail(request, fault)
             await self.wait(request, [body["token_ids"]] if request.path == GENERATE else prompts(body))
-            return web.json_response(self.score(body) if request.path == GENERATE else self.answer(body))
+            reply = self.score(body) if request.path == GENERATE else self.answer(body)
+            if what := request.get(SPOILT):
+                reply = spoilt(reply, what)
+                reply["choices"] = [spoilt(choice, what) for choice in reply.get("choices", ())]
+            return web.json_response(reply)
         except (asyncio.CancelledError, ConnectionError):
             self.left.set()
             raise
@@ -225,7 +245,7 @@ class FakeVllm:
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        count = 0
+        count, what = 0, request.get(SPOILT, "")
         for choice in self.interleaved(body):
             for _ in choice["token_ids"] or ():
                 if fault and count == fault.after:
@@ -233,6 +253,9 @@ class FakeVllm:
                 if self.gate:
                     await self.gate.acquire()
                 count += 1
+            choice = spoilt(choice, what)
+            if what == "cut" and choice["finish_reason"]:
+                return response
             await response.write(event({"choices": [choice]}))
             self.sent = count
         usage = {"prompt_tokens": sum(map(len, prompts(body))), "completion_tokens": count}
@@ -388,6 +411,43 @@ class FakeVllm:
         """Listen at a free port; yield the settings of an endpoint there."""
         async with self.listening() as url:
             yield Endpoint(role=role, url=url, **settings)
+
+
+def garbage(*, stream: bool) -> web.Response:
+    """Answer with a page of a proxy, or with an event that breaks off."""
+    if stream:
+        return web.Response(body=b'data: {"choices": [{"text\n\n', content_type="text/event-stream")
+    return web.Response(body=b"<html>", content_type="text/html")
+
+
+def spoilt(choice: dict[str, Any], what: str) -> dict[str, Any]:
+    """Return *choice*, or a piece of one, with *what* is wrong of it as in `Spoil`."""
+    match what:
+        case "ids":
+            return choice | {"token_ids": [number + 1 for number in choice.get("token_ids") or ()]}
+        case "empty":
+            return choice | {"text": "", "token_ids": [], "logprobs": None}
+        case "bare":
+            return {key: value for key, value in choice.items() if not key.endswith("logprobs")}
+        case "null":
+            nulled: dict[str, Any] = without_numbers(choice)
+            return nulled
+        case _:
+            return choice
+
+
+def without_numbers(value: Any) -> Any:
+    """Return a copy of *value* with null for every log-probability, wherever it stands."""
+    match value:
+        case float():
+            return None
+        case dict():
+            inner = cast("dict[str, Any]", value)
+            return {key: None if key == "logprob" else without_numbers(each) for key, each in inner.items()}
+        case list():
+            return [without_numbers(each) for each in cast("list[Any]", value)]
+        case _:
+            return value
 
 
 def prompts(body: dict[str, Any]) -> list[list[int]]:
@@ -621,7 +681,7 @@ class StandIn(FakeVllm):
     async def stream(
         self, request: web.Request, body: dict[str, Any], fault: Break | Stall | None
     ) -> web.StreamResponse:
-        slow, texts = request.get(SLOWED, 1.0), prompts(body)
+        slow, what, texts = request.get(SLOWED, 1.0), request.get(SPOILT, ""), prompts(body)
         cached = [self.cache(prompt) for prompt in texts]
         begun = time.perf_counter()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
@@ -644,7 +704,10 @@ class StandIn(FakeVllm):
                 if fault and count >= fault.after:
                     await self.fail(request, fault)
                 count += len(choice["token_ids"] or ("",))
-                await response.write(event({**envelope, "choices": [choice | {"index": place}], "usage": None}))
+                sent = spoilt(choice, what) | {"index": place}
+                if what == "cut" and sent["finish_reason"]:
+                    return response
+                await response.write(event({**envelope, "choices": [sent], "usage": None}))
             due = max(due, time.perf_counter() - 1.0) + self.drawn(self.latency.token * self.chunk) * slow
         self.written += count
         usage = {
@@ -782,12 +845,18 @@ def parse_fault(text: str) -> Fault | None:
                 return Stall(int(number))
             case "slow":
                 return Slow(float(number))
+            case _ if kind in SPOILS:
+                return Spoil(kind)
             case _:
                 if not 400 <= int(kind) <= 599:
                     raise ValueError(kind)
-                return Refuse(int(kind), f"the stand-in was asked for HTTP {kind}")
+                after = (("Retry-After", str(int(number))),) if number else ()
+                return Refuse(int(kind), f"the stand-in was asked for HTTP {kind}", after)
     except ValueError:
-        kinds = "none, memory, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an HTTP status of 400 to 599"
+        kinds = (
+            f"none, memory, {', '.join(SPOILS)}, reset:TOKENS, stall:TOKENS, slow:FACTOR, or an HTTP status of 400 to "
+            "599, which may have seconds to Retry-After, as in 503:2"
+        )
         raise ConfigurationError(f"no such fault: {text!r}; there are {kinds}") from None
 
 
@@ -841,7 +910,8 @@ def main(
         list[str] | None,
         typer.Option(
             help="A fault of the next completion, again for the one after: none, memory, reset:TOKENS, stall:TOKENS, "
-            "slow:FACTOR or an HTTP status. POST a JSON list of them to /faults for more."
+            f"slow:FACTOR, {', '.join(SPOILS)}, or an HTTP status, maybe with seconds to Retry-After as in 503:2. POST "
+            "a JSON list of them to /faults for more."
         ),
     ] = None,
 ) -> None:

@@ -187,7 +187,7 @@ class Connection:
 
             beginning = self._retry(begin, deadlines.first)
             events = await _within(
-                call, min(deadlines.first, deadlines.total), "no token in the first {:g} s", beginning
+                call, deadlines.unstreamed, "no token in the first {:g} s", beginning
             )
             try:
                 yield events
@@ -220,8 +220,8 @@ class Connection:
             finally:
                 await response.aclose()
 
-        total = self.endpoint.deadlines.total
-        return await _within(call, total, "no answer after {:g} s", self._retry(fetch, total, retries))
+        longest = self.endpoint.deadlines.unstreamed
+        return await _within(call, longest, "no answer after {:g} s", self._retry(fetch, longest, retries))
 
     async def _send(self, call: Call, path: str, body: Body | None) -> Response:
         """Send one request, with its priority and the salt of its cache; return the response with its body unread."""
@@ -288,11 +288,8 @@ class Connection:
     async def _report_waiting(self) -> None:
         """Report, after a second and then every few seconds, that the server does not answer its first request."""
         self._try, now = 1, asyncio.get_running_loop().time
-        tries, deadlines, ends = (
-            1 + self.endpoint.retries,
-            self.endpoint.deadlines,
-            now() + self.endpoint.deadlines.total,
-        )
+        tries, deadlines = 1 + self.endpoint.retries, self.endpoint.deadlines
+        ends = now() + deadlines.unstreamed
         await asyncio.sleep(QUIET)
         while True:
             left = ends - now()

@@ -19,7 +19,7 @@ from .vllm_protocol import GREEDY, Format
 
 
 class ModelEndpoint(Protocol):
-    """One model at one URL (`VllmEndpoint`), at several (`ReplicatedEndpoint`), or a pair (`NestedEndpoint`)."""
+    """One server (`VllmEndpoint`), the servers of one model (`ReplicatedEndpoint`), or a pair (`NestedEndpoint`)."""
 
     @property
     def settings(self) -> Endpoint: ...
@@ -35,6 +35,11 @@ class ModelEndpoint(Protocol):
 
     @property
     def vocabulary(self) -> str: ...
+
+    @property
+    def usable(self) -> bool:
+        """Whether a call may work; False only while probes of all servers fail."""
+        ...
 
     @property
     def room(self) -> int: ...

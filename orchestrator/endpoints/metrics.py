@@ -304,7 +304,7 @@ class AcceptanceWindows:
         # Clients outside this process are seen only by what the server wrote beyond this run's requests.
         foreign = last and self._served[name] > self._requested[name] + UNREAD
         if reading.at > base.at or foreign:
-            since, until = base.at - self._zero, reading.at - self._zero
+            since, until = max(0.0, base.at - self._zero), max(0.0, reading.at - self._zero)
             role, _, inner = name.partition(".")
             path = name if inner else ""
             yield Speculated(cast("Party", role), growth, since, until, shared or foreign, server.settings.url, path)

@@ -1,5 +1,5 @@
 """
-Several servers of one model as one endpoint: a run stays on one replica, and moves to another when that one fails.
+The servers of one model as one endpoint: a run stays on one replica, and moves to another when that one fails.
 
 `ReplicatedEndpoint` holds the replicas, `Placement` the replica of one run, and `ReplicatedModel` is the run's `Model`.
 The runs of one session begin on the same replica, whose prefix cache has the earlier turns: see `in_order`.
@@ -8,6 +8,7 @@ The runs of one session begin on the same replica, whose prefix cache has the ea
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, fields
@@ -17,10 +18,20 @@ from typing import Any, Protocol, Self, TypeVar, Unpack
 from weakref import WeakSet
 
 from ..chain import Chain, Message, Role, Step, Token, Tool, Toolset
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, StepspecError
+from ..concurrency import background
+from ..errors import (
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    EndpointUnreachable,
+    FormatIgnored,
+    MalformedReply,
+    StepspecError,
+)
 from ..events import Calling, Moved, Observer
 from ..interfaces import DEFAULT_LIMIT, Model, WriteOptions
 from ..stats import Acceptance
+from .breaker import PROBE_SECONDS, Breaker
 from .chat_template import Template
 from .client import SESSION
 from .interfaces import ModelEndpoint
@@ -33,6 +44,9 @@ from .vllm import VllmEndpoint
 from .vllm_protocol import GREEDY, Format
 
 T = TypeVar("T")
+
+PROBE = Chain.of("1 + 1")
+"""What a probe has one token written about."""
 
 
 def in_order(urls: Iterable[str], session: str) -> list[str]:
@@ -48,38 +62,16 @@ def in_order(urls: Iterable[str], session: str) -> list[str]:
 
 @dataclass(eq=False)
 class Replica:
-    """
-    One server. *endpoint* is None until the server was up for the first time.
-
-    *cause* is why it failed, "" if it works. New runs avoid it until second *rests_until* of the event loop's clock.
-    """
+    """One server behind its *breaker*. *endpoint* is None until the server was up for the first time."""
 
     settings: Endpoint
+    breaker: Breaker
     endpoint: ModelEndpoint | None = None
-    cause: str = ""
-    rests_until: float = 0.0
     runs: WeakSet[Placement] = field(default_factory=lambda: WeakSet[Placement]())
-    entering: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def url(self) -> str:
         return self.settings.url
-
-    @property
-    def rested(self) -> bool:
-        return not self.cause or asyncio.get_running_loop().time() >= self.rests_until
-
-    def failed(self, exc: StepspecError) -> str:
-        """Note the failure and begin to rest; return the cause."""
-        self.cause = (exc.cause if isinstance(exc, EndpointError) else str(exc)) or "failed"
-        self.rest()
-        return self.cause
-
-    def rest(self) -> None:
-        self.rests_until = asyncio.get_running_loop().time() + self.settings.deadlines.rest
-
-    def worked(self) -> None:
-        self.cause = ""
 
 
 class Replicas(Protocol):
@@ -88,12 +80,12 @@ class Replicas(Protocol):
     @property
     def role(self) -> Role: ...
 
-    def choose(self, failed: Mapping[str, str]) -> Replica:
-        """Choose a replica that has not *failed*. Raise `EndpointUnavailable` if all have."""
-        ...
+    async def choose(self, failed: Mapping[str, int]) -> tuple[Replica, ModelEndpoint]:
+        """
+        Choose a replica that works; *failed* counts the failures of a call at each URL.
 
-    async def reach(self, replica: Replica) -> ModelEndpoint:
-        """Return the endpoint of *replica*. Raise a `StepspecError` if it is down."""
+        Raise `EndpointUnavailable` if none is left.
+        """
         ...
 
 
@@ -103,6 +95,7 @@ class Placement:
     def __init__(self, replicas: Replicas, observe: Observer) -> None:
         self._replicas, self._observe = replicas, observe
         self._replica: Replica | None = None
+        self._endpoint: ModelEndpoint | None = None
         self._moving = asyncio.Lock()
 
     @property
@@ -110,43 +103,43 @@ class Placement:
         return self._replicas.role
 
     async def call(self, verb: Callable[[ModelEndpoint], Awaitable[T]]) -> T:
-        """Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on all of them."""
-        failed: dict[str, str] = {}
+        """
+        Call *verb* on the run's replica, or on the next. Raise `EndpointUnavailable` if it fails on all of them.
+
+        A replica that failed is called once more if a probe has found since that it works and no other is left.
+        """
+        failed = Counter[str]()
         while True:
             replica, endpoint = await self._place(failed)
             try:
-                result = await verb(endpoint)
-            except EndpointUnavailable as exc:
-                failed[replica.url] = replica.failed(exc)
-            else:
-                replica.worked()
-                return result
+                return await verb(endpoint)
+            except FormatIgnored:
+                raise
+            except (EndpointUnavailable, MalformedReply) as exc:
+                failed[replica.url] += 1
+                replica.breaker.fail(exc)
 
     def leave(self) -> None:
         if self._replica is not None:
             self._replica.runs.discard(self)
         self._replica = None
 
-    async def _place(self, failed: dict[str, str]) -> tuple[Replica, ModelEndpoint]:
-        """Return the run's replica, or choose another if it has *failed*; add replicas that are down to *failed*."""
+    async def _place(self, failed: Mapping[str, int]) -> tuple[Replica, ModelEndpoint]:
+        """Return the run's replica, or choose another if it has *failed* or its circuit is open."""
         async with self._moving:
-            while self._replica is None or self._replica.url in failed or self._replica.endpoint is None:
-                chosen = self._replicas.choose(failed)
-                try:
-                    await self._replicas.reach(chosen)
-                except StepspecError as exc:
-                    failed[chosen.url] = chosen.failed(exc)
-                else:
-                    self._move(chosen, failed)
-            return self._replica, self._replica.endpoint
+            replica, endpoint = self._replica, self._endpoint
+            if replica is None or endpoint is None or failed.get(replica.url) or replica.breaker.state != "closed":
+                replica, endpoint = await self._replicas.choose(failed)
+                self._move(replica, endpoint)
+            return replica, endpoint
 
-    def _move(self, to: Replica, failed: Mapping[str, str]) -> None:
+    def _move(self, to: Replica, endpoint: ModelEndpoint) -> None:
         left = self._replica
         self.leave()
-        self._replica = to
+        self._replica, self._endpoint = to, endpoint
         to.runs.add(self)
-        if left is not None:
-            self._observe(Moved(self.role, left.url, to.url, failed[left.url]))
+        if left is not None and left is not to:
+            self._observe(Moved(self.role, left.url, to.url, left.breaker.cause))
 
 
 class ReplicatedModel:
@@ -194,38 +187,51 @@ class ReplicatedModel:
 Messages = tuple[Message, ...]
 
 
-def connect(settings: Endpoint, table: str = "") -> ModelEndpoint:
-    """Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of the settings."""
-    if settings.replicas:
-        return ReplicatedEndpoint(settings, lambda server: VllmEndpoint(server, table))
-    return VllmEndpoint(settings, table)
+def connect(settings: Endpoint, table: str = "", *, optional: bool = False) -> ReplicatedEndpoint:
+    """
+    Make the endpoint that *settings* describe; it connects on entering. Errors name the *table* of the settings.
+
+    An *optional* one may be entered while no server of it is up.
+    """
+    return ReplicatedEndpoint(settings, lambda server: VllmEndpoint(server, table), optional=optional)
 
 
 class ReplicatedEndpoint:
     """
-    The servers of one model, as *settings* list them; *make* makes the endpoint of each.
+    The servers of one model, or the only one, as *settings* list them; *make* makes the endpoint of each.
 
-    Entering succeeds if one server is up; `down` lists the others, which are tried again later. Raise
+    Entering succeeds if one server is up, or if the model is *optional*; `down` lists the others. Raise
     `EndpointUnavailable`, with every URL and its cause, if none is up, and `EndpointRejected` for a server with another
-    model, vocabulary or chat template than the others.
+    model, vocabulary or chat template than the others, or that `refuses` gives a reason against.
+
+    Each server has a circuit breaker. A failed call has the server probed at once, and until it passes a probe no other
+    call is sent there: see docs/decisions/0028.
     """
 
-    def __init__(self, settings: Endpoint, make: Callable[[Endpoint], ModelEndpoint] = VllmEndpoint) -> None:
+    def __init__(
+        self,
+        settings: Endpoint,
+        make: Callable[[Endpoint], ModelEndpoint] = VllmEndpoint,
+        *,
+        optional: bool = False,
+    ) -> None:
         self.settings = settings
-        self._make = make
-        self._replicas = tuple([Replica(server) for server in settings.each])
-        self._exit = AsyncExitStack()
+        self.refuses: Callable[[ModelEndpoint], str] = lambda endpoint: ""
+        self._make, self._optional = make, optional
+        self._replicas = tuple([Replica(each, Breaker(each.deadlines.rest)) for each in settings.each])
+        self._exit, self._probing = AsyncExitStack(), AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         try:
             entered = await asyncio.gather(*map(self._enter, self._replicas), return_exceptions=True)
             for replica, exc in zip(self._replicas, entered, strict=True):
                 if isinstance(exc, EndpointUnavailable):
-                    replica.failed(exc)
+                    replica.breaker.open(exc)
                 elif isinstance(exc, BaseException):
                     raise exc
-            if not self._entered:
-                raise self._none_left(self.down)
+            if not self.known and not self._optional:
+                raise self._none_left()
+            await self._probing.enter_async_context(background(*map(self._watch, self._replicas)))
         except BaseException:
             await self._exit.aclose()
             raise
@@ -234,6 +240,7 @@ class ReplicatedEndpoint:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        await self._probing.aclose()
         await self._exit.aclose()
 
     @property
@@ -242,7 +249,18 @@ class ReplicatedEndpoint:
 
     @property
     def name(self) -> str:
-        return self._entered[0].name
+        """What the model calls itself; as long as no server of it was up, what the settings call it."""
+        return self._entered[0].name if self.known else self.settings.model or "unknown"
+
+    @property
+    def known(self) -> bool:
+        """Whether a server was up at least once, so that template, vocabulary and room are known."""
+        return bool(self._entered)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a server works, or is being probed."""
+        return any(replica.breaker.state != "open" for replica in self._replicas)
 
     @property
     def template(self) -> Template:
@@ -258,8 +276,8 @@ class ReplicatedEndpoint:
 
     @property
     def down(self) -> Mapping[str, str]:
-        """The URL and the cause of every replica whose last call failed."""
-        return {replica.url: replica.cause for replica in self._replicas if replica.cause}
+        """The URL and the cause of every replica that failed and has passed no probe since."""
+        return {each.url: each.breaker.cause for each in self._replicas if each.breaker.state != "closed"}
 
     @property
     def runs(self) -> Mapping[str, int]:
@@ -330,36 +348,53 @@ class ReplicatedEndpoint:
             placement, lambda endpoint: endpoint.model(sampling, observe=observe, clock=clock, format=format)
         )
 
-    def choose(self, failed: Mapping[str, str]) -> Replica:
+    async def choose(self, failed: Mapping[str, int]) -> tuple[Replica, ModelEndpoint]:
         """
-        Choose a replica among those that have not *failed* this call, preferably a rested one.
+        Choose a replica that works, preferably one at which the call has not *failed*; wait for probes if none does.
 
         A run of a session begins on the first that the session prefers, any other run on the one with the fewest runs.
-        A replica that failed earlier is tried by one run at a time. Raise `EndpointUnavailable` if all have failed.
+        Raise `EndpointUnavailable` if all circuits are open, and where the call has failed twice.
         """
-        left = [replica for replica in self._replicas if replica.url not in failed]
-        if not left:
-            raise self._none_left(failed)
-        candidates = [replica for replica in left if replica.rested] or left
-        if session := SESSION.get():
-            first, *_ = in_order((replica.url for replica in candidates), session)
-            chosen = next(replica for replica in candidates if replica.url == first)
-        else:
-            chosen = min(candidates, key=lambda replica: len(replica.runs))
-        if chosen.cause:
-            chosen.rest()
-        return chosen
+        while True:
+            left = [each for each in self._replicas if failed.get(each.url, 0) < 2]
+            closed = [each for each in left if each.breaker.state == "closed"]
+            candidates = [each for each in closed if each.url not in failed] or closed
+            if candidates:
+                chosen = _preferred(candidates)
+                assert chosen.endpoint is not None
+                return chosen, chosen.endpoint
+            probed = [each.breaker.settled.wait() for each in left if each.breaker.state == "half-open"]
+            if not probed:
+                raise self._none_left()
+            async with background(*probed) as waits:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
 
-    async def reach(self, replica: Replica) -> ModelEndpoint:
-        """Return the endpoint of *replica*, entered again if it was down. Raise what entering raises."""
-        async with replica.entering:
-            if replica.endpoint is None or replica.cause:
-                return await self._enter(replica)
-            return replica.endpoint
+    async def _watch(self, replica: Replica) -> None:
+        """Probe *replica* while its circuit is not closed: at once, and then after pauses."""
+        breaker = replica.breaker
+        while True:
+            await breaker.failing.wait()
+            if breaker.state == "open":
+                await asyncio.sleep(breaker.pause)
+            try:
+                await self._probe(replica)
+            except StepspecError as exc:
+                breaker.open(exc)
+            else:
+                breaker.close()
+
+    async def _probe(self, replica: Replica) -> None:
+        """Connect anew and write one token. Raise a `StepspecError` if that fails, or takes too long."""
+        try:
+            async with asyncio.timeout(PROBE_SECONDS):
+                await self._enter(replica, probing=True)
+        except TimeoutError:
+            late = f"no answer to a probe within {PROBE_SECONDS:g} s"
+            raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
 
     @property
     def up(self) -> tuple[ModelEndpoint, ...]:
-        """The servers that have not failed since they were entered."""
+        """The servers whose circuits are closed."""
         return tuple(self._up)
 
     @property
@@ -368,24 +403,49 @@ class ReplicatedEndpoint:
 
     @property
     def _up(self) -> list[ModelEndpoint]:
-        return [replica.endpoint for replica in self._replicas if replica.endpoint is not None and not replica.cause]
+        return [
+            replica.endpoint
+            for replica in self._replicas
+            if replica.endpoint is not None and replica.breaker.state == "closed"
+        ]
 
-    async def _enter(self, replica: Replica) -> ModelEndpoint:
-        """Check *replica* with a new connection, which becomes its endpoint if it had none."""
+    async def _enter(self, replica: Replica, *, probing: bool = False) -> None:
+        """
+        Check *replica* with a new connection, which becomes its endpoint if it had none.
+
+        *probing* sends each request once, and has one token written.
+        """
         async with AsyncExitStack() as stack:
-            fresh = await stack.enter_async_context(self._make(replica.settings))
+            settings = replica.settings.model_copy(update={"retries": 0}) if probing else replica.settings
+            fresh = await stack.enter_async_context(self._make(settings))
             others = [other.endpoint for other in self._replicas if other is not replica]
             known = next((other for other in (*others, replica.endpoint) if other is not None), fresh)
             _same(fresh, known)
-            if replica.endpoint is None:
+            if why := self.refuses(fresh):
+                raise EndpointRejected(why, role=self.role, url=replica.url, verb="connect")
+            if probing:
+                await fresh.model().write(PROBE, limit=1)
+            elif replica.endpoint is None:
                 replica.endpoint = fresh
                 self._exit.push_async_exit(stack.pop_all())
-        replica.worked()
-        return replica.endpoint
+        if probing and replica.endpoint is None:
+            await self._enter(replica)
 
-    def _none_left(self, failed: Mapping[str, str]) -> EndpointUnavailable:
-        causes = "; ".join(f"{url}: {cause}" for url, cause in failed.items())
+    def _none_left(self) -> EndpointUnavailable:
+        first = self._replicas[0].breaker.error
+        if len(self._replicas) == 1 and isinstance(first, EndpointError):
+            kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
+            return kind(first.cause, role=first.role, url=first.url, verb=first.verb)
+        causes = "; ".join(f"{each.url}: {each.breaker.cause}" for each in self._replicas if each.breaker.error)
         return EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=", ".join(self.settings.urls))
+
+
+def _preferred(candidates: Sequence[Replica]) -> Replica:
+    """Return the replica that the session prefers, or the one with the fewest runs."""
+    if session := SESSION.get():
+        first, *_ = in_order((replica.url for replica in candidates), session)
+        return next(replica for replica in candidates if replica.url == first)
+    return min(candidates, key=lambda replica: len(replica.runs))
 
 
 def _same(fresh: ModelEndpoint, known: ModelEndpoint) -> None:

@@ -72,13 +72,18 @@ class Deadlines(BaseModel):
     connect: PositiveFloat = 5.0
     """Seconds until the connection stands."""
     first: PositiveFloat = 120.0
-    """Seconds until the first token."""
+    """Seconds until the first token, and for a whole request that writes at most one."""
     between: PositiveFloat = 30.0
     """Seconds from one token to the next."""
     total: PositiveFloat = 600.0
     """Seconds for the whole request."""
     rest: PositiveFloat = 30.0
-    """Seconds for which new runs avoid a replica that failed."""
+    """The longest pause between two probes of a server that failed; the first pause is one second."""
+
+    @property
+    def unstreamed(self) -> float:
+        """Seconds for a whole request that writes at most one token, and until the first token of any other."""
+        return min(self.first, self.total)
 
 
 class Address(BaseModel, frozen=True, extra="forbid"):

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from ..chain import THINK_END, Chain, Party, Role, Step, Stop, Token
-from ..errors import EndpointUnavailable, MalformedReply
+from ..errors import EndpointUnavailable, FormatIgnored, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
 from ..step_ends import NO_BLOCKS, Blocks, StepEnds
@@ -268,7 +268,7 @@ def _blank(call: Call, before: int, tokens: Iterable[Token]) -> int:
     """
     Count the characters of white space at the end of a text in a format: *before* characters, then these *tokens*.
 
-    Raise `MalformedReply` for more than any format needs. The grammar allows any amount of white space, and a model
+    Raise `FormatIgnored` for more than any format needs. The grammar allows any amount of white space, and a model
     that is not prompted for JSON may write nothing else.
     """
     blank = before
@@ -277,7 +277,7 @@ def _blank(call: Call, before: int, tokens: Iterable[Token]) -> int:
         blank = len(token.text) - len(text) + (0 if text else blank)
     if blank > MAX_BLANK:
         raise call.error(
-            MalformedReply,
+            FormatIgnored,
             f"it was asked for JSON and wrote {blank} characters of white space in a row: say in the prompt what JSON "
             "is wanted, or start vLLM with --structured-outputs-config "
             '\'{"backend": "xgrammar", "disable_any_whitespace": true}\'',

@@ -90,6 +90,10 @@ class VllmEndpoint(ConnectedEndpoint[Endpoint]):
         return self.encoder.vocabulary
 
     @property
+    def usable(self) -> bool:
+        return True
+
+    @property
     def room(self) -> int:
         """The longest sequence that the model takes, in tokens."""
         return self.encoder.room

@@ -15,7 +15,14 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 import orjson
 
 from ..chain import THINK_END, Party, Stop, Token
-from ..errors import ContextTooLong, EndpointError, EndpointRejected, EndpointUnavailable, MalformedReply
+from ..errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    MalformedReply,
+    ModelGone,
+)
 from .settings import Sampling
 
 Body: TypeAlias = dict[str, Any]
@@ -102,6 +109,8 @@ def http_error(call: Call, status: int, body: bytes, path: str = "") -> Endpoint
     message = _error_message(body)
     if status in (401, 403):
         return call.error(EndpointRejected, _refused_key(call, status, message))
+    if status == 404 and path in PRIORITISED and "model" in message.lower():
+        return call.error(ModelGone, f"HTTP 404: {_another_model(call, message)}")
     if status == 404:
         return call.error(EndpointRejected, f"HTTP 404: {_not_found(call, message, path)}")
     if status in NOT_READY:
@@ -125,6 +134,11 @@ def _refused_key(call: Call, status: int, message: str) -> str:
     return f"{refused} (HTTP {status}: {message}); set {'the right' if call.keyed else 'it as'} {setting}"
 
 
+def _another_model(call: Call, message: str) -> str:
+    table = call.table or call.role
+    return f"{message.rstrip('.')}; does the server serve another model now? Correct model in [{table}]"
+
+
 def _not_found(call: Call, message: str, path: str) -> str:
     if path == MODELS:
         return (
@@ -136,9 +150,6 @@ def _not_found(call: Call, message: str, path: str) -> str:
             f"{message}, at {path}, which every vLLM server has: is this another server, or a proxy that forwards only "
             "/v1? Let it forward all paths, or use vLLM's own URL"
         )
-    if path in PRIORITISED and "model" in message.lower():
-        table = call.table or call.role
-        return f"{message.rstrip('.')}; does the server serve another model now? Correct model in [{table}]"
     if call.verb == JUDGE:
         return f"{message}, at {path}; is the path of url in [critic] right?"
     return f"{message}; is a vLLM server at this URL?"

@@ -1,6 +1,6 @@
 """Nested pairs: two models and a policy over them stand in for one model, to any depth."""
 
-from .endpoint import NestedEndpoint, described, leaves, named, servers
+from .endpoint import NestedEndpoint, described, known, leaves, named, require_agreement, servers
 from .model import Nested
 from .settings import NestedPair, SmallModel, neighbours
 
@@ -10,8 +10,10 @@ __all__ = [
     "NestedPair",
     "SmallModel",
     "described",
+    "known",
     "leaves",
     "named",
     "neighbours",
+    "require_agreement",
     "servers",
 ]

@@ -25,7 +25,7 @@ from ..endpoints.probe import Capabilities
 from ..endpoints.token_stream import or_now
 from ..endpoints.tool_protocol import ParserState
 from ..endpoints.vllm_protocol import GREEDY, Format
-from ..errors import ConfigurationError, MissingCapability
+from ..errors import ConfigurationError, EndpointUnavailable, MissingCapability
 from ..events import Calling, Observer
 from ..interfaces import Policy
 from ..stats import Acceptance
@@ -39,8 +39,8 @@ class NestedEndpoint:
     *policy* makes the pair's own policy over its two models; if the models sample, it is called with ``sampled``.
     *about* names the policy in `described`. *ahead* is that of `Nested`.
 
-    Requests that are passed on unchanged go to the large model's server. Entering fails if one of the models cannot be
-    reached; a small model that fails later is replaced by the large one.
+    Requests that are passed on unchanged go to the large model's server. As long as the small model cannot be
+    reached, the large one is alone.
     """
 
     def __init__(
@@ -61,10 +61,9 @@ class NestedEndpoint:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await all_entered(stack, (self.small, self.large))
-            if why := disagreement(self.small.template.thinks, self.large.template.thinks):
-                raise ConfigurationError(
-                    f"{self.small.name} and {self.large.name} cannot be the {self.role} pair: {why} (of that pair)"
-                )
+            require_agreement(
+                self.small, self.large, lambda small, large: f"{small} and {large} cannot be the {self.role} pair"
+            )
             self._exit = stack.pop_all()
         return self
 
@@ -98,16 +97,30 @@ class NestedEndpoint:
     @property
     def vocabulary(self) -> str:
         """The vocabulary of all models in the pair; "" if they differ."""
-        return self.large.vocabulary if self.small.vocabulary == self.large.vocabulary else ""
+        same = known(self.small) and self.small.vocabulary == self.large.vocabulary
+        return self.large.vocabulary if same else ""
+
+    @property
+    def usable(self) -> bool:
+        return self.large.usable
 
     @property
     def room(self) -> int:
-        """The longest sequence that every model in the pair takes, in tokens."""
-        return min(self.small.room, self.large.room)
+        """The longest sequence that every model in the pair takes, in tokens; of the small one if it is known."""
+        return min(self.small.room, self.large.room) if known(self.small) else self.large.room
 
     async def count(self, messages: tuple[Message, ...], tools: tuple[Tool, ...] = ()) -> int:
-        """Count the tokens that a chain about *messages* begins with, for the model that needs the most."""
-        return max(await asyncio.gather(self.small.count(messages, tools), self.large.count(messages, tools)))
+        """Count the tokens that a chain about *messages* begins with, for the model that needs the most and is up."""
+        small, large = await asyncio.gather(
+            self.small.count(messages, tools), self.large.count(messages, tools), return_exceptions=True
+        )
+        if isinstance(large, EndpointUnavailable):
+            raise type(large)(large.cause, role=self.role, url=large.url, verb=large.verb) from large
+        if isinstance(large, BaseException):
+            raise large
+        if isinstance(small, BaseException) and not isinstance(small, EndpointUnavailable):
+            raise small
+        return large if isinstance(small, BaseException) else max(small, large)
 
     async def tool_format(self, toolset: Toolset) -> Format | None:
         """Refuse: the pieces of an answer come from several models, and no server's parser knows all of them."""
@@ -150,6 +163,34 @@ class NestedEndpoint:
 def leaves(endpoint: ModelEndpoint) -> tuple[ModelEndpoint, ...]:
     """Return the endpoints of the single models in *endpoint*: itself, unless it is a nested pair."""
     return endpoint.leaves if isinstance(endpoint, NestedEndpoint) else (endpoint,)
+
+
+def known(endpoint: ModelEndpoint) -> bool:
+    """Whether a server of *endpoint* was up at least once; of a pair, one of its large model."""
+    leaf = _answering(endpoint)
+    return not isinstance(leaf, ReplicatedEndpoint) or leaf.known
+
+
+def require_agreement(small: ModelEndpoint, large: ModelEndpoint, complain: Callable[[str, str], str]) -> None:
+    """
+    Raise `ConfigurationError` if the models cannot be a pair, as *complain* says of both names.
+
+    A server that comes up later is refused in that case.
+    """
+
+    def why(one: ModelEndpoint, other: ModelEndpoint) -> str:
+        return disagreement(one.template.thinks, other.template.thinks) if known(one) and known(other) else ""
+
+    if reason := why(small, large):
+        raise ConfigurationError(f"{complain(described(small), large.name)}: {reason}")
+    leaf = _answering(small)
+    if isinstance(leaf, ReplicatedEndpoint):
+        leaf.refuses = lambda fresh: why(fresh, large)
+
+
+def _answering(endpoint: ModelEndpoint) -> ModelEndpoint:
+    """The single model whose template *endpoint* has."""
+    return _answering(endpoint.large) if isinstance(endpoint, NestedEndpoint) else endpoint
 
 
 def described(endpoint: ModelEndpoint) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -142,6 +144,7 @@ class Metrics:
         self._accepted_tokens = counter("speculation_accepted_tokens", "Accepted ones of these tokens.", "role")
         self._running = gauge("requests_running", "Requests that are running.", workers="livesum")
         self._waiting = gauge("requests_waiting", "Requests that wait for admission.", workers="livesum")
+        self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.", workers="livesum")
         self._admission = admission
         admission.watch(self._count_admitted)
         self._info = Info("stepspec", "Version of the service.", registry=registry)
@@ -163,7 +166,9 @@ class Metrics:
         self._waiting.set(self._admission.waiting)
 
     def _count_evidence(self) -> None:
-        """Count what no event reports about the judge and the servers."""
+        """Count what no event reports: the tasks, and what is known of the judge and the servers."""
+        with suppress(RuntimeError):  # outside of an event loop
+            self._tasks.set(len(asyncio.all_tasks()))
         status = self._judge_status()
         for policy, drift in status.drifts.items():
             self._note_drift(policy, drift)

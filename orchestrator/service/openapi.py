@@ -150,9 +150,11 @@ LIVE_TRUST = _answers(
 MODELS = _answers("The models; with the header anthropic-version as in Anthropic's API.", _object("data"), 401)
 MODEL = _answers("The model; with the header anthropic-version as in Anthropic's API.", _object("id"), 401, 404)
 ALIVE = _answers("The process answers.", {})
-READY = _answers("New requests are admitted.", _object("status", "small", "large"))
+READY = _answers(
+    'New requests are admitted, if "degraded" by the large model alone.', _object("status", "small", "large")
+)
 READY["responses"][503] = {
-    "description": "New requests are not admitted: the service is shutting down, or the servers of a role are down.",
+    "description": "New requests are not admitted: the service is shutting down, or the large model is down.",
     "content": _object("status"),
 }
 VERSION = _answers("The version.", _object("version"))

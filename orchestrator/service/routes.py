@@ -183,11 +183,14 @@ def health_router(context: ServiceContext, scrape: Callable[[], tuple[bytes, str
     @router.head("/health/readiness", include_in_schema=False)
     @router.get("/health/readiness", **openapi.READY)
     async def ready() -> Response:
-        """Say whether new requests are admitted: not while shutting down, nor while the servers of a role are down."""
-        draining, up = context.admission.closed, context.health.all_up
-        status = "draining" if draining else "ready" if up else "down"
+        """
+        Say whether new requests are admitted: not while shutting down, nor while the large model is down.
+
+        The status is "degraded" while only the small model is down: the large one answers alone.
+        """
+        status = "draining" if context.admission.closed else context.health.status
         roles: dict[str, bool] = {role: role_up for role, role_up in context.health.up.items()}
-        return json_response({"status": status, **roles}, 200 if status == "ready" else 503)
+        return json_response({"status": status, **roles}, 200 if status in ("ready", "degraded") else 503)
 
     @router.get("/version", **openapi.VERSION)
     async def version() -> Response:

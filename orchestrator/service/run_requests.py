@@ -21,6 +21,7 @@ from ..endpoints import ModelEndpoint, Sampling
 from ..endpoints.settings import NO_PENALTY
 from ..endpoints.vllm_protocol import Format
 from ..errors import ConfigurationError, near
+from ..nesting import known
 from ..run_options import Limits, Priority, RunOptions
 from .anthropic_schemas import EnabledThinking, MessagesRequest, OutputFormat
 from .errors import ApiError, bad_request
@@ -75,9 +76,13 @@ class ModelCatalog:
 
     @property
     def served(self) -> Mapping[str, ServedModel]:
-        """Both served models by name. A name that is not unique has the role as a prefix: ``small:NAME``."""
-        names: dict[Role, str] = {role: self._endpoint(role).name for role in ROLES}
-        taken = {*self.methods, *([names["small"]] if names["small"] == names["large"] else [])}
+        """
+        The served models by name. A name that is not unique has the role as a prefix: ``small:NAME``.
+
+        A model that was never up is not among them, as its name is not known.
+        """
+        names: dict[Role, str] = {role: self._endpoint(role).name for role in ROLES if known(self._endpoint(role))}
+        taken = {*self.methods, *([names["large"]] if names.get("small") == names["large"] else [])}
         return {(f"{role}:{name}" if name in taken else name): ServedModel(role, name) for role, name in names.items()}
 
     def find(self, name: str) -> str | ServedModel:
@@ -115,7 +120,7 @@ class ModelCatalog:
         model = self.find(name)
         roles: tuple[Role, ...] = (model.role,) if isinstance(model, ServedModel) else ROLES
         owner = "vllm" if isinstance(model, ServedModel) else "stepspec"
-        room = min(self._endpoint(role).room for role in roles)
+        room = min(self._endpoint(role).room for role in roles if known(self._endpoint(role)))
         return {"id": name, "object": "model", "created": created, "owned_by": owner, "max_model_len": room}
 
     def _endpoint(self, role: Role) -> ModelEndpoint:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import aiohttp
 import orjson
@@ -37,11 +37,12 @@ class HealthMonitor:
         self, http: aiohttp.ClientSession, endpoints: Mapping[Role, ModelEndpoint], observe: ServiceObserver
     ) -> None:
         self._http, self._endpoints, self._observe = http, endpoints, observe
-        self.up: dict[Role, bool] = dict.fromkeys(endpoints, True)  # They answered when the engine was entered.
+        self.up: dict[Role, bool] = {role: endpoint.usable for role, endpoint in endpoints.items()}
 
     @property
-    def all_up(self) -> bool:
-        return all(self.up.values())
+    def status(self) -> Literal["ready", "degraded", "down"]:
+        """Degraded while the small model is down, as runs go on with the large one alone; down without the large."""
+        return "ready" if all(self.up.values()) else "degraded" if self.up["large"] else "down"
 
     @asynccontextmanager
     async def checking(self, seconds: float) -> AsyncGenerator[None]:
@@ -56,9 +57,9 @@ class HealthMonitor:
             yield
 
     async def _check(self, role: Role) -> None:
-        """A role is up if one of its servers is."""
+        """A role is up if one of its servers is, and not all of them fail the probes of their circuit breakers."""
         healthy = await asyncio.gather(*map(self._healthy, self._endpoints[role].settings.urls))
-        self.up[role] = any(healthy)
+        self.up[role] = any(healthy) and self._endpoints[role].usable
         self._observe(HealthChecked(role, self.up[role]))
 
     async def _healthy(self, url: str) -> bool:

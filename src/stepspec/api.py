@@ -22,17 +22,17 @@ from stepspec.orchestrator.endpoints import (
     CriticEndpoint,
     Endpoint,
     ModelEndpoint,
+    ReplicatedEndpoint,
     ReplicatedModel,
     RewardModelEndpoint,
     Sampling,
     connect,
 )
-from stepspec.orchestrator.endpoints.chat_template import disagreement
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
-from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong
+from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable
 from stepspec.orchestrator.events import Event, Observer, Selected, Stage, Started
 from stepspec.orchestrator.feedback.auto import Auto, AutoRun
 from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
@@ -55,7 +55,16 @@ from stepspec.orchestrator.interfaces import (
 from stepspec.orchestrator.large_seconds import LargeSeconds, Metered
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
-from stepspec.orchestrator.nesting import Nested, NestedEndpoint, NestedPair, described, named, servers
+from stepspec.orchestrator.nesting import (
+    Nested,
+    NestedEndpoint,
+    NestedPair,
+    described,
+    leaves,
+    named,
+    require_agreement,
+    servers,
+)
 from stepspec.orchestrator.nesting.settings import Nesting
 from stepspec.orchestrator.run import run as run_policy
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
@@ -226,7 +235,8 @@ class Solver:
         self.prompts = settings.prompts
         self._exit = AsyncExitStack()
         check_policies(settings)
-        self.small, self.large = connected(self._endpoint("small")), connected(self._endpoint("large"))
+        self.small = connected(self._endpoint("small"), optional=settings.policy != "small")
+        self.large = connected(self._endpoint("large"))
         self.critic = _connected_critic(settings)
         self.large_load, self.auto = Load(), Auto()
         self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
@@ -260,8 +270,9 @@ class Solver:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await all_entered(stack, (self.small, self.large, *((self.critic,) if self.critic else ())))
-            if why := disagreement(self.small.template.thinks, self.large.template.thinks):
-                raise ConfigurationError(f"{described(self.small)} and {self.large.name} cannot be a pair: {why}")
+            require_agreement(self.small, self.large, lambda small, large: f"{small} and {large} cannot be a pair")
+            for url, cause in self.down.items():
+                log.warning("%s is down, going on without it until it works: %s", url, cause)
             stack.push_async_callback(self.shadows.close)
             if self.promise:
                 self.promise.warn_of_differences(self.conditions(self.settings.run))
@@ -274,6 +285,18 @@ class Solver:
 
     async def __aexit__(self, *_: object) -> None:
         await self._exit.aclose()
+
+    @property
+    def down(self) -> Mapping[str, str]:
+        """The URL and the cause of every server that failed and has passed no probe since."""
+        each = [endpoint for model in (self.small, self.large) for endpoint in leaves(model)]
+        return {url: why for one in each if isinstance(one, ReplicatedEndpoint) for url, why in one.down.items()}
+
+    def require_both(self) -> None:
+        """Raise `EndpointUnavailable` if the small model is down, for work that means nothing with the large alone."""
+        if not self.small.usable:
+            causes = "; ".join(f"{url}: {cause}" for url, cause in self.down.items())
+            raise EndpointUnavailable(causes, role="small", url=self.small.settings.url)
 
     async def warm_up(self) -> None:
         """Let every server do what it does only once, such as compiling, so that no run waits for it."""
@@ -378,7 +401,8 @@ class Solver:
         control = self._spend_targets.of(run)
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
         answering = await self._tool_answer(tools, run, format)
-        limits = run.budget.budget().fit(await context_room(chain, (self.small, self.large)))
+        room, lost = await context_room(chain, self.small, self.large, needs_small=run.policy == "small")
+        limits = run.budget.budget().fit(room)
         learning = self._learnings.of(run, limited="adapt" in run.model_fields_set)
         promise = self._promise(run)
         seeded = run.sampling.seeded()
@@ -434,6 +458,7 @@ class Solver:
                     answerer=(answerer := models.answerer(run.policy, run.answer)),
                     stop=stop,
                     by_method=answerer is None,
+                    lost=lost if run.policy not in policies.BASELINES else None,
                     parser=answering.parser,
                     check=models.check,
                 )
@@ -629,13 +654,28 @@ def solve(
     raise ConfigurationError("solve() cannot wait inside a running event loop: use `await asolve(...)` there")
 
 
-async def context_room(chain: Chain, endpoints: Sequence[ModelEndpoint]) -> int:
+async def context_room(
+    chain: Chain, small: ModelEndpoint, large: ModelEndpoint, *, needs_small: bool = False
+) -> tuple[int, EndpointUnavailable | None]:
     """
-    Count the tokens that the contexts of all *endpoints* hold beyond the problem and a judge's question.
+    Count the tokens that both contexts hold beyond the problem and a judge's question.
 
-    Raise `ContextTooLong` if that is too little to start a run, and an `EndpointError` if a server cannot count.
+    If the small model cannot be reached, the room is that of the large one, and the failure is returned, or raised if
+    the run *needs_small*. Raise `ContextTooLong` if the room is too little to start a run, and an `EndpointError` if a
+    server cannot count.
     """
-    return min(await at_once(_context_room(endpoint, chain) for endpoint in endpoints))
+
+    async def of_small() -> int | EndpointUnavailable:
+        try:
+            return await _context_room(small, chain)
+        except EndpointUnavailable as exc:
+            if needs_small:
+                raise
+            return exc
+
+    ours, theirs = await at_once((of_small(), _context_room(large, chain)))
+    assert isinstance(theirs, int)
+    return (theirs, ours) if isinstance(ours, EndpointUnavailable) else (min(ours, theirs), None)
 
 
 async def _context_room(endpoint: ModelEndpoint, chain: Chain) -> int:
@@ -730,15 +770,19 @@ def rejected(reason: str) -> str:
     return f"\n\n{text}\n\n"
 
 
-def connected(settings: Endpoint | NestedPair, table: str = "") -> ModelEndpoint:
-    """Make the endpoint of one model or of a nested pair, to be entered; *table* is its table of the settings."""
+def connected(settings: Endpoint | NestedPair, table: str = "", *, optional: bool = False) -> ModelEndpoint:
+    """
+    Make the endpoint of one model or of a nested pair, to be entered; *table* is its table of the settings.
+
+    An *optional* one may be entered while it is down, and so may the small model of a pair.
+    """
     table = table or settings.role
     if isinstance(settings, Endpoint):
-        return connect(settings, table)
+        return connect(settings, table, optional=optional)
     return NestedEndpoint(
         settings.role,
-        connected(settings.small, f"{table}.small"),
-        connect(settings.large, f"{table}.large"),
+        connected(settings.small, f"{table}.small", optional=True),
+        connect(settings.large, f"{table}.large", optional=optional),
         partial(policies.make, settings.policy, **settings.options),
         about=settings.policy,
         ahead=settings.ahead,

@@ -45,7 +45,8 @@ ELSEWHERE: Mapping[str, str] = {
     r"^\$EDITOR": "opens an editor",
     r"^stepspec estimate": "says with exit code 1 that imitations do not pay: tests/integration/test_estimate.py",
     r"^stepspec profile": "finds no cues in what imitations write: tests/evals/calibration",
-    r"^stepspec calibrate problems\.jsonl -p bild": "follows another calibration with the same file of trials",
+    r"^stepspec calibrate problems\.jsonl -p bild": "needs hundreds of problems: tests/evals/calibration",
+    r"^python -m stepspec\.evals\.grading": "reads the solutions of a data set: tests/evals/test_grading.py",
     r"^stepspec config path": "needs the settings file of its reader: tests/test_config_command.py",
 }
 """Patterns of single commands that are not run here, and why."""
@@ -65,7 +66,7 @@ HERE: Mapping[str, str] = {
     r"^(stepspec calibrate (?!.*--values).*)": r"\1 --values 8",
     r"--values [\d,]+": "--values 8",
     r"--port 800\d": "--port 0",
-    r"(python -m stepspec\.evals\.load )": r"\1--limit 4 --concurrency 2 ",
+    r"(python -m stepspec\.evals\.load )": r"\1--problems 4 --concurrency 2 ",
 }
 """What is replaced in a command, in this order: servers, data sets on the hub, and what takes long."""
 ROLES = {"{--small}": f"{SMALL}/v1", "{--large}": f"{LARGE}/v1", "{--second-large}": f"{LARGE}/v1"}
@@ -151,6 +152,8 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
         servers,
     )
     assert made == []
+    for trials in folder.glob("*.trials.jsonl"):  # of other problems than those that a document calibrates on
+        trials.unlink()
     for name in ("policy", "calibrated"):
         shutil.copy(folder / "specreason.toml", folder / f"{name}.toml")
     (folder / "relay.toml").write_text('policy = "relay"\n')

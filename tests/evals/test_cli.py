@@ -197,7 +197,7 @@ def test_the_module_of_a_benchmark_has_examples_in_its_help(name: str) -> None:
     run = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True)
     usage, _, examples = run.stdout.partition("Examples:")
     assert examples.count(f"python -m stepspec.evals.{name}") >= 3
-    assert ("benchmark" in usage.partition("\n\n")[0]) == (name == "grading")
+    assert ("BENCHMARK" in usage.partition("\n\n")[0]) == (name == "grading")
     for line in examples.splitlines():
         flags = [word for word in line.split("#")[0].split() if word.startswith("--")]
         assert [flag for flag in flags if flag not in usage] == []

@@ -91,6 +91,7 @@ async def _profile(
     pair: AbstractAsyncContextManager[Solver], problems: list[str], least: int
 ) -> tuple[profiling.PairProfile, str]:
     async with pair as solver:
+        solver.require_both()
         with progress_bars(stderr) as progress:
             bar = progress.add_task("solving and reading", total=len(problems))
             result = await profiling.profile(solver, problems, least=least, on_problem=lambda: progress.advance(bar))

@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 import aiohttp
 import pytest
 
-from stepspec.evals.testbed.stand_in import Break, Latency, Slow, Stall, StandIn, parse_fault
+from stepspec.evals.testbed.stand_in import Break, Latency, Refuse, Slow, Spoil, Stall, StandIn, parse_fault
 from stepspec.orchestrator.chain import Chain
 from stepspec.orchestrator.endpoints import GREEDY, Endpoint, VllmEndpoint
 from stepspec.orchestrator.endpoints.settings import Deadlines
-from stepspec.orchestrator.errors import ConfigurationError, EndpointError
+from stepspec.orchestrator.errors import ConfigurationError, EndpointError, MalformedReply
 
 PROBLEM = Chain.of("What is 6 x 7?")
 
@@ -65,7 +65,15 @@ async def test_a_question_gets_a_good_grade_for_the_set_share(accept: float, dig
 
 @pytest.mark.parametrize(
     ("fault", "reason"),
-    [("503", "HTTP 503"), ("memory", "out of memory"), ("reset:3", "broke off"), ("stall:3", "no token for 0.05 s")],
+    [
+        ("503", "HTTP 503"),
+        ("503:2", "HTTP 503"),
+        ("memory", "out of memory"),
+        ("reset:3", "broke off"),
+        ("stall:3", "no token for 0.05 s"),
+        ("garbage", "not a piece of a stream"),
+        ("cut", "the stream broke off"),
+    ],
 )
 async def test_a_queued_fault_befalls_one_completion(fault: str, reason: str) -> None:
     async with entered(StandIn(), deadlines=Deadlines(between=0.05)) as vllm:
@@ -81,11 +89,34 @@ async def test_a_queued_fault_befalls_one_completion(fault: str, reason: str) ->
 
 
 def test_faults_are_read_from_their_text() -> None:
-    read = [parse_fault(text) for text in ("reset:2", "stall:0", "slow:1.5", "none")]
-    assert read == [Break(2), Stall(0), Slow(1.5), None]
+    read = [parse_fault(text) for text in ("reset:2", "stall:0", "slow:1.5", "none", "ids", "503:2")]
+    assert read[:5] == [Break(2), Stall(0), Slow(1.5), None, Spoil("ids")]
+    assert isinstance(read[5], Refuse)
+    assert (read[5].status, read[5].headers) == (503, (("Retry-After", "2"),))
     for wrong in ("", "200", "reset", "slow:fast", "crash"):
         with pytest.raises(ConfigurationError, match="no such fault"):
             parse_fault(wrong)
+
+
+async def test_a_spoilt_score_has_null_for_its_numbers_or_none_at_all() -> None:
+    async with entered(StandIn()) as vllm, aiohttp.ClientSession(vllm.settings.url) as http:
+        async with http.post("/faults", json=["null", "bare"]):
+            pass
+        (span,) = await vllm.model(GREEDY).score(PROBLEM, "So it is")
+        assert {token.logprob for token in span} == {-9999.0}  # as vLLM spells minus infinity
+        with pytest.raises(MalformedReply, match="log-probabilities are missing"):
+            await vllm.model(GREEDY).score(PROBLEM, "So it is")
+
+
+async def test_empty_text_and_other_ids_are_what_a_server_may_send() -> None:
+    async with entered(StandIn()) as vllm, aiohttp.ClientSession(vllm.settings.url) as http:
+        step = await vllm.model(GREEDY).write(PROBLEM)
+        async with http.post("/faults", json=["empty", "empty", "ids"]):
+            pass
+        assert (await vllm.model(GREEDY).write(PROBLEM)).text == ""
+        other = await vllm.model(GREEDY).write(PROBLEM)
+        assert other.text == step.text
+        assert [token.id for token in other.tokens] == [token.id + 1 for token in step.tokens]
 
 
 async def test_an_unknown_fault_is_refused() -> None:

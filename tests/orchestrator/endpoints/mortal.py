@@ -87,6 +87,10 @@ class MortalEndpoint:
         return self.server.vocabulary
 
     @property
+    def usable(self) -> bool:
+        return True
+
+    @property
     def room(self) -> int:
         return self.server.room
 
@@ -173,10 +177,10 @@ class MortalModel:
         return await self.server.living(self.server.scripted.ask(chain, question, choices, opening=opening))
 
 
-def replicated(*servers: Mortal, rest: float = 30.0) -> ReplicatedEndpoint:
+def replicated(*servers: Mortal, rest: float = 30.0, optional: bool = False) -> ReplicatedEndpoint:
     """Put *servers* behind one endpoint."""
     by_url = {server.url: server for server in servers}
     settings = Endpoint.model_validate(
         {"role": servers[0].scripted.role, "url": ",".join(by_url), "deadlines": {"rest": rest}}
     )
-    return ReplicatedEndpoint(settings, lambda each: MortalEndpoint(each, by_url[each.url]))
+    return ReplicatedEndpoint(settings, lambda each: MortalEndpoint(each, by_url[each.url]), optional=optional)

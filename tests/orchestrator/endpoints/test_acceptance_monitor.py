@@ -112,7 +112,7 @@ def test_the_counters_of_a_run_span_from_the_last_reading_before_it_to_its_last_
         alone = Run(monitor)
         await asyncio.sleep(1.0)
         alone.hear()
-        assert alone.reported == [Speculated("large", Acceptance(1, 4, 3), -0.5, 0.5, shared=False, url="http://one")]
+        assert alone.reported == [Speculated("large", Acceptance(1, 4, 3), 0.0, 0.5, shared=False, url="http://one")]
         alone.hear()
         assert len(alone.reported) == 1
         await asyncio.sleep(2.0)
@@ -239,7 +239,7 @@ def test_counters_without_drafts_are_reported_only_at_the_end() -> None:
             one.hear()
         assert not one.reported
         one.end()
-        assert one.reported == [Speculated("large", Acceptance(), -0.5, 2.5, url="http://one")]
+        assert one.reported == [Speculated("large", Acceptance(), 0.0, 2.5, url="http://one")]
 
     monitored(main, Server(idle=True))
 
@@ -282,7 +282,7 @@ def test_other_runs_at_the_same_time_are_owned_up_to(begins: float, ends: float,
             one = Run(monitor)
             await asyncio.sleep(5.5)
             one.end(written(24))
-        assert one.reported[0].since == -0.5
+        assert one.reported[0].since == 0
         assert one.shared == shared
 
     monitored(main, Server())

@@ -26,6 +26,7 @@ from stepspec.orchestrator.errors import (
     EndpointUnavailable,
     EndpointUnreachable,
     MalformedReply,
+    ModelGone,
 )
 
 from .server import FakeVllm, Refuse
@@ -255,7 +256,7 @@ async def test_a_model_that_is_replaced_during_a_run() -> None:
     server = FakeVllm(SCRIPT)
     async with server.serve() as settings, VllmEndpoint(settings) as endpoint:
         server.names = ("other",)
-        with pytest.raises(EndpointRejected, match=r"`fake` does not exist; does the server serve another model now\?"):
+        with pytest.raises(ModelGone, match=r"`fake` does not exist; does the server serve another model now\?"):
             await endpoint.model().write(Chain.of("What?"))
 
 

@@ -19,13 +19,19 @@ from stepspec.orchestrator.endpoints import (
     Endpoint,
     ReplicatedEndpoint,
     Template,
-    VllmEndpoint,
     connect,
 )
 from stepspec.orchestrator.endpoints.client import carrying
 from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.replicas import in_order
-from stepspec.orchestrator.errors import ContextTooLong, EndpointRejected, EndpointUnavailable
+from stepspec.orchestrator.errors import (
+    ContextTooLong,
+    EndpointError,
+    EndpointRejected,
+    EndpointUnavailable,
+    FormatIgnored,
+    MalformedReply,
+)
 from stepspec.orchestrator.events import Called, Committed, Event, Moved
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.stats import Acceptance
@@ -194,7 +200,7 @@ def test_verbs_that_fail_together_move_the_run_once() -> None:
     assert [event for event in events if isinstance(event, Moved)] == [Moved("large", A, B, f"{A} is dead")]
 
 
-def test_one_that_failed_is_left_alone_and_then_tried_by_one_run_at_a_time() -> None:
+def test_one_that_failed_is_probed_after_growing_pauses_and_used_again_once_a_probe_passes() -> None:
     first, second = server(A, dies=10, revives=100), server(B)
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
@@ -207,18 +213,18 @@ def test_one_that_failed_is_left_alone_and_then_tried_by_one_run_at_a_time() -> 
 
         assert await where(0) == A
         model = endpoint.model()
-        await asyncio.sleep(9)
+        await asyncio.sleep(8.5)
         await model.write(PROBLEM)  # It sits at the first one when that dies.
         assert list(endpoint.down) == [A]
-        begun = first.looks
-        assert [await where(at) for at in (15, 30)] == [B, B]
-        assert first.looks == begun
-        assert set(await asyncio.gather(where(45), where(45), where(45))) == {B}
-        assert first.looks == begun + 1
-        assert await where(60) == B
-        assert first.looks == begun + 1
-        assert await where(101) == A
+        probes = [10, 11, 13, 17, 25, 41, 71]  # pauses of 1, 2, 4, 8, 16, 30 seconds
+        for at in (16, 24, 40, 70, 100):
+            assert await where(at - 0.5) == B
+            assert first.looks == 1 + sum(probe < at - 0.5 for probe in probes)
+        calls = first.calls
+        await asyncio.sleep(102.5 - asyncio.get_running_loop().time())
+        assert (first.looks, first.calls) == (1 + 8, calls + 1)  # the probe at 101, and its token
         assert not endpoint.down
+        assert await where(103) == A
         await model.write(PROBLEM)
         assert endpoint.runs[B] == 1  # It does not go back.
 
@@ -248,12 +254,12 @@ def test_one_replica_that_is_up_is_enough_to_begin_and_the_other_joins_later() -
     async def body(endpoint: ReplicatedEndpoint) -> None:
         assert endpoint.down == {A: f"{A} is dead"}
         assert (endpoint.name, endpoint.vocabulary, endpoint.template) == ("model", "words", early.template)
-        for at, calls in ((0, 0), (25, 0), (35, 1)):
+        for at, calls in ((0, 0), (25, 0), (35, 2)):  # a probe and a run
             await asyncio.sleep(at - asyncio.get_running_loop().time())
             await endpoint.model().write(PROBLEM)
             assert late.calls == calls
         assert not endpoint.down
-        assert (late.entered, late.looks) == (1, 2)
+        assert (late.entered, late.looks) == (1, 7)  # at 0, 1, 3, 7, 15 and 31, and the connection that is kept
 
     entered(replicated(late, early), body)
     assert (late.entered, early.entered) == (0, 0)
@@ -302,13 +308,14 @@ def test_a_replica_that_returns_with_another_model_is_never_used_again() -> None
     assert changed.entered == 0
 
 
-def test_an_error_that_any_replica_would_return_moves_no_run() -> None:
+@pytest.mark.parametrize("kind", [ContextTooLong, FormatIgnored])
+def test_an_error_that_any_replica_would_return_moves_no_run(kind: type[EndpointError]) -> None:
     servers = server(A), server(B)
-    full = ContextTooLong("full", role="large", url=A)
-    servers[0].scripted.fails = lambda verb, chain: full
+    same = kind("full", role="large", url=A)
+    servers[0].scripted.fails = lambda verb, chain: same
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
-        with pytest.raises(ContextTooLong):
+        with pytest.raises(kind):
             await endpoint.model().write(PROBLEM)
         assert not endpoint.down
 
@@ -372,8 +379,98 @@ def test_their_queues_add_up_where_they_are_shown() -> None:
     entered(replicated(server(A), server(B)), silent)
 
 
-def test_one_url_is_an_endpoint_and_several_are_replicas() -> None:
-    assert isinstance(connect(Endpoint(role="large", url=A)), VllmEndpoint)
+def test_a_single_server_has_a_breaker_too_and_calls_fail_at_once_while_its_probes_fail() -> None:
+    only = server(A, dies=3.5, revives=60)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        now = asyncio.get_running_loop().time
+        await asyncio.sleep(3)
+        with pytest.raises(EndpointUnavailable, match=f"^the large model at {A}: {A} is dead$"):
+            await endpoint.model().write(PROBLEM)
+        assert (now(), endpoint.usable, endpoint.up) == (3.5, False, ())
+        calls = only.calls
+        await asyncio.sleep(20)
+        with pytest.raises(EndpointUnavailable):
+            await endpoint.model().write(PROBLEM)
+        assert (now(), only.calls) == (23.5, calls)
+        await asyncio.sleep(70)
+        assert (await endpoint.model().write(PROBLEM)).text
+        assert (endpoint.usable, dict(endpoint.down)) == (True, {})
+
+    entered(replicated(only), body)
+
+
+def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> None:
+    """A connection that breaks under one call costs no other call anything, if the server goes on."""
+    only = server(A)
+    broken = iter([EndpointUnavailable("reset", role="large", url=A)])
+    only.scripted.fails = lambda verb, chain: next(broken, None)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        model = endpoint.model()
+        first, second = await asyncio.gather(model.write(PROBLEM), model.write(PROBLEM))
+        assert first == second
+        assert not endpoint.down
+
+    entered(replicated(only), body)
+
+
+@pytest.mark.parametrize("kind", [EndpointUnavailable, MalformedReply])
+def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up(kind: type[EndpointError]) -> None:
+    only, tried = server(A), list[str]()
+
+    def fails(verb: str, chain: Chain) -> Exception | None:
+        if chain != PROBLEM:  # a probe's
+            return None
+        tried.append(verb)
+        return kind("poison", role="large", url=A)
+
+    only.scripted.fails = fails
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        with pytest.raises(EndpointUnavailable, match="poison"):
+            await endpoint.model().write(PROBLEM)
+        assert len(tried) == 2
+
+    entered(replicated(only), body)
+
+
+def test_garbage_of_one_replica_moves_the_run_to_the_next() -> None:
+    servers = server(A), server(B)
+    servers[0].scripted.fails = lambda verb, chain: MalformedReply("<html>", role="large", url=A)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        model = endpoint.model()
+        assert (await model.write(PROBLEM)).text
+        assert endpoint.runs == {A: 0, B: 1}
+        await asyncio.sleep(0.5)
+        assert endpoint.down == {A: "<html>"}
+
+    entered(replicated(*servers), body)
+
+
+@pytest.mark.parametrize("complaint", ["", "it does not think"])
+def test_an_optional_model_may_come_up_later_unless_it_is_refused(complaint: str) -> None:
+    late = server(A, "small", dies=0, revives=10)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        assert (endpoint.known, endpoint.usable, endpoint.name) == (False, False, "unknown")
+        with pytest.raises(EndpointUnavailable, match="dead"):
+            await endpoint.count(PROBLEM.messages)
+        await asyncio.sleep(40)
+        assert endpoint.usable == endpoint.known == (not complaint)
+        assert list(endpoint.down.values()) == ([complaint] if complaint else [])
+        if not complaint:
+            assert (endpoint.name, await endpoint.count(PROBLEM.messages)) == ("model", 5)
+
+    endpoint = replicated(late, optional=True)
+    endpoint.refuses = lambda fresh: complaint
+    entered(endpoint, body)
+    assert late.entered == 0
+
+
+def test_one_url_is_one_replica_and_several_are_several() -> None:
+    assert list(connect(Endpoint(role="large", url=A)).runs) == [A]
     several = connect(Endpoint.model_validate({"role": "large", "url": f"{A}/v1, {B}"}))
     assert isinstance(several, ReplicatedEndpoint)
     assert list(several.runs) == [A, B]

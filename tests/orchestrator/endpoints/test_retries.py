@@ -16,6 +16,7 @@ from stepspec.orchestrator.errors import (
     EndpointRejected,
     EndpointUnavailable,
     MalformedReply,
+    ModelGone,
 )
 
 from .conftest import Meet, eventually
@@ -75,7 +76,7 @@ async def test_a_model_that_is_gone(meet: Meet) -> None:
     server = FakeVllm(SCRIPT)
     async with meet(server) as met:
         server.names = ("other",)
-        with pytest.raises(EndpointRejected, match="HTTP 404: The model `fake` does not exist"):
+        with pytest.raises(ModelGone, match="HTTP 404: The model `fake` does not exist"):
             await met.model.write(PROBLEM)
 
 
@@ -160,12 +161,13 @@ async def test_a_server_that_falls_silent_is_left(
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_missing_response(meet: Meet) -> None:
+@pytest.mark.parametrize("deadlines", [Deadlines(first=0.1), Deadlines(total=0.1)], ids=["first", "total"])
+async def test_a_missing_response(meet: Meet, deadlines: Deadlines) -> None:
     server = FakeVllm(digits={"7": -0.1})
     async with meet(server) as met:
         await met.model.score(PROBLEM, "So")  # Its words are known then: only the score itself can be late.
         connection = met.endpoint.connection
-        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": Deadlines(total=0.1)})
+        connection.endpoint = connection.endpoint.model_copy(update={"deadlines": deadlines})
         server.faults.append(Stall(after=0))
         with pytest.raises(EndpointUnavailable, match=r"no answer after 0.1 s"):
             await met.model.score(PROBLEM, "So")
@@ -194,13 +196,13 @@ async def test_cancelling_a_write_closes_its_connection(meet: Meet, after: int) 
 
 
 async def test_closed_streams_leave_nothing_in_memory(meet: Meet) -> None:
-    before = {id(each) for each in gc.get_objects() if isinstance(each, Events)}  # of failed tests, which are reported
+    before = {id(each) for each in gc.get_objects() if type(each) is Events}  # of failed tests, which are reported
     async with meet(FakeVllm(SCRIPT * 4)) as met:
         for _ in range(5):
             await met.model.write(PROBLEM, until=lambda step: len(step.tokens) == 2)
         assert [call.fate for call in met.calls] == ["done"] * 5
         gc.collect()
-        assert not [each for each in gc.get_objects() if isinstance(each, Events) and id(each) not in before]
+        assert not [each for each in gc.get_objects() if type(each) is Events and id(each) not in before]
 
 
 async def test_another_kind_of_server_is_distinguished_from_vllm(meet: Meet) -> None:

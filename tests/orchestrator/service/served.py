@@ -15,7 +15,7 @@ from aiohttp import web
 
 from stepspec import Solver
 from stepspec.orchestrator.chain import Role
-from stepspec.orchestrator.endpoints import GREEDY
+from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.events import Event
 from stepspec.orchestrator.service.app import Service, ServiceServer, listen
 from stepspec.orchestrator.service.observers import (
@@ -97,6 +97,13 @@ class Served:
         spelt = {name.replace("_", "-"): value for name, value in headers.items()}
         async with self.http.get(self.base + path, headers=spelt) as reply:
             return Reply(reply.status, reply.headers, await reply.read())
+
+
+def down(served: Served) -> Mapping[str, str]:
+    """The servers of the large model that fail, with the causes."""
+    large = served.service.context.offer.engine.large
+    assert isinstance(large, ReplicatedEndpoint)
+    return large.down
 
 
 async def until(true: Callable[[], object]) -> None:

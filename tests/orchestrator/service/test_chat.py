@@ -12,7 +12,7 @@ from stepspec.policies import SpecReason
 
 from ...fakes import constructed
 from ..endpoints.server import Refuse
-from .served import ANSWER, SCRIPT, THINKING, TURN, chosen, serving
+from .served import ANSWER, SCRIPT, THINKING, TURN, chosen, down, serving, until
 
 
 async def test_an_answer_in_one_piece() -> None:
@@ -237,6 +237,7 @@ async def test_a_failure_before_the_first_step_has_its_status_and_a_later_one_en
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
         late = await served.chat(stream=True, stepspec={"ahead": 0})
         served.large.faults.clear()
+        await until(lambda: not down(served))
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
         unstreamed = await served.chat(stepspec={"ahead": 0})
     assert late.status == 200

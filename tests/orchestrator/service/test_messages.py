@@ -21,7 +21,7 @@ from stepspec.orchestrator.service.anthropic_replies import ContentBlocks
 from stepspec.orchestrator.service.payloads import Delta
 
 from ..endpoints.server import Refuse
-from .served import ANSWER, SCRIPT, THINKING, Behind, Reply, Served, chosen, put_behind, serving, until
+from .served import ANSWER, SCRIPT, THINKING, Behind, Reply, Served, chosen, down, put_behind, serving, until
 
 PROBLEM: Any = [{"role": "user", "content": "What is 1 + 1?"}]
 ASKED: Any = {"model": "auto", "max_tokens": 400, "messages": PROBLEM}
@@ -327,6 +327,7 @@ async def test_a_failure_of_a_run_is_raised_by_the_sdk_or_from_the_stream() -> N
                 pass
         assert broken.value.type == "overloaded_error"
         served.large.faults.clear()
+        await until(lambda: not down(served))
         served.large.faults.extend([None] + [Refuse(500, "dead")] * 99)
         with pytest.raises(anthropic.ServiceUnavailableError, match="dead"):
             await sdk.messages.create(**ASKED, **extra)

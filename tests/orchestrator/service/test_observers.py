@@ -284,7 +284,7 @@ async def test_a_failed_request_is_a_failed_span() -> None:
 
 async def test_a_request_to_a_model_that_fails_is_a_failed_span() -> None:
     async with traced_service() as (served, finished):
-        served.large.faults.append(Refuse(500))
+        served.large.faults.extend([Refuse(500)] * 9)
         await served.chat(method="large")
     (call,) = Tree(finished).clients
     assert (about(call)["error.type"], call.status.status_code) == ("failed", StatusCode.ERROR)

@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 
 from stepspec.orchestrator.chain import Chain
-from stepspec.orchestrator.endpoints import VllmEndpoint, metrics
+from stepspec.orchestrator.endpoints import metrics
 from stepspec.orchestrator.events import Event, Speculated
 from stepspec.orchestrator.ledger import Ledger
+from stepspec.orchestrator.nesting import servers
 from stepspec.orchestrator.run import Outcome
 from stepspec.orchestrator.service import payloads
 from stepspec.orchestrator.service.admission import Admission
@@ -27,8 +28,7 @@ COUNTERS = {"rate": 0.75, "length": 4.0, "counted": {"drafts": 2, "drafted": 8, 
 
 async def post(served: Served, path: str, **fields: object) -> Reply:
     """Ask the large model; it goes on once somebody saw two more passes than there were."""
-    large = served.service.context.offer.engine.large
-    assert isinstance(large, VllmEndpoint)
+    ((_, large),) = servers(served.service.context.offer.engine.large)
     served.large.gate = asyncio.Semaphore(0)
     asking = asyncio.create_task(served.post(path, {"model": "large", **fields}))
     await until(lambda: served.recorded.events)

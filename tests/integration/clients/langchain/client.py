@@ -56,7 +56,8 @@ def with_tools() -> dict[str, Any]:
         """Add two numbers."""
         return a + b
 
-    return refused(chat.bind_tools([add]))
+    message = chat.bind_tools([add]).invoke(PROBLEM)
+    return {**as_dict(message), "calls": message.tool_calls}
 
 
 def refused(asking: Any) -> dict[str, Any]:
