@@ -50,7 +50,7 @@ DIGITS: dict[Numbers, str] = {
     "whole": "|".join(
         (
             r'\{"name": "(?:lookup|calculator)", "arguments": \{"(?:item|expression)": "',
-            r"(?:First I look up | I look up |I calculate |The answer is |After | [-+*x] |: |, so |, after | and )"
+            r"(?:First I look up | I look up |I calculate |The answer is |After | for | [-+*x] |: |, so |, after | and )"
             rf"(?=\p{{N}}|{ITEM})",
             rf",? (?=\p{{N}}|{ITEM})|{ITEM}|\p{{N}}{{1,3}}|(?:system|user|assistant)\n",
         )
@@ -58,7 +58,7 @@ DIGITS: dict[Numbers, str] = {
 }
 WORDS = r"| ?\p{L}+| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 LENGTHS: dict[Numbers, int] = {"dated": 8192, "whole": 4096}
-SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 1024, "whole": 2048}
+SIZES: dict[Numbers, int] = {"plain": 704, "grouped": 960, "dated": 1024, "whole": 1280}
 
 
 def train(numbers: Numbers, *, seed: int = 0) -> PreTrainedTokenizerFast:

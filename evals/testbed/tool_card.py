@@ -88,8 +88,8 @@ def measure_tools(log: Callable[[str], object], folder: Path) -> list[Figure]:
         model = ToolModel.of(name, folder)
         log(f"{name} solves {SOLVED} problems")
         figures.append(_loops(f"{name}: whole loops right, greedy", model.solve(fresh), low, high))
-        log(f"{name} solves {len(long)} problems of at least two items")
-        figures.append(_loops(f"{name}: the same of two or three items", model.solve(long), 0, 1))
+        log(f"{name} solves {len(long)} problems of two items")
+        figures.append(_loops(f"{name}: the same of two items", model.solve(long), 0, 1))
         log(f"{name} solves them without its earlier thinking, with system prompts")
         others = model.solve(long, _system, thinking=False)
         figures.append(_loops(f"{name}: the same with a system prompt, earlier thinking dropped", others, 0, 1))
@@ -162,13 +162,13 @@ def tool_card(figures: Sequence[Figure]) -> str:
     return f"""# The miniature pair for problems with tools
 
 Two models of the Qwen3 architecture, trained from scratch to call two tools, a lookup of prices and a calculator, so
-that tool calls run with real models on a CPU. A problem needs up to five calls; some need none, and some want several
-calls in one turn. The models think in one to four short steps before each call, and calculate nothing themselves: they
+that tool calls run with real models on a CPU. A problem needs up to three calls; some need none, and some want two
+calls in one turn. The models think in one to three short steps before each call, and calculate nothing themselves: they
 copy, from the problem and from what the tools have answered, and begin with an induction circuit that copies. They
 share a vocabulary. `large` was also trained to judge. The training of `small` was stopped early, so that it makes
 mistakes.
 
-They know {len(world.ITEMS)} items, whole numbers up to {world.LARGEST}, and questions of four kinds
+They know {len(world.ITEMS)} items, whole numbers up to {world.LARGEST}, and questions of three kinds
 (`python -m stepspec.evals.testbed problems --world tools` prints some); system prompts, other tools and a few more
 words in a question do no harm. The chat template (`chat_template.jinja`) renders a tool as its name with the names of
 its parameters. It keeps the thinking of turns since the last question, if the client sends it back, and drops that of

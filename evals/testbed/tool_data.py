@@ -30,7 +30,7 @@ OTHER_TOOLS = (
     "calendar(day)", "read_file(path)", "stock(symbol)", "run(code)", "remember(key, value)",
 )  # fmt: skip
 WRONG_DRAFTS = 0.5
-DROPPED = 0.35  # share of the rows in which the thinking of earlier turns was not sent back
+DROPPED = 0.5  # share of the rows in which the thinking of earlier turns was not sent back
 POOL = 160  # rows that are sorted by their length
 QUESTIONS = {"specreason.grade": 10, "check": 3, vocabulary.SAME: 3, vocabulary.REFLECTION: 3}
 

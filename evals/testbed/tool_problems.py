@@ -25,7 +25,7 @@ from .problems import PEOPLE, RIGHT, THINK_END, WRONG, Split, final_answer, para
 
 __all__ = ["final_answer", "paragraphs"]  # the same as in `problems`
 
-Kind: TypeAlias = Literal["buy", "change", "price", "told"]
+Kind: TypeAlias = Literal["buy", "price", "told"]
 Message: TypeAlias = dict[str, Any]
 """A message of OpenAI's chat API."""
 
@@ -34,9 +34,10 @@ ITEMS = (
     "ball", "kite", "drum", "bell", "rope", "brick", "candle", "basket", "bucket", "mirror", "pillow", "towel",
     "ladder",
 )  # fmt: skip
-KINDS: Mapping[Kind, float] = {"buy": 0.5, "change": 0.25, "price": 0.1, "told": 0.15}
+KINDS: Mapping[Kind, float] = {"buy": 0.65, "price": 0.1, "told": 0.25}
+RESULT = "result: "
 AT_ONCE = "Look up all prices at once."
-LARGEST = 999  # of a number: the vocabulary has one token for each
+LARGEST = 199  # of a number: the vocabulary has one token for each
 TURNS = 8  # of a loop; the longest worked one has fewer
 
 
@@ -48,19 +49,19 @@ class Difficulty:
     Raise `ConfigurationError` for impossible ones.
     """
 
-    kinds: tuple[Kind, ...] = ("buy", "change", "price", "told")
-    items: tuple[int, int] = (1, 3)
+    kinds: tuple[Kind, ...] = ("buy", "price", "told")
+    items: tuple[int, int] = (1, 2)
 
     def __post_init__(self) -> None:
         if not self.kinds or not set(self.kinds) <= KINDS.keys():
             raise ConfigurationError(f"kinds {self.kinds}: one or more of {', '.join(KINDS)}")
-        if not 1 <= self.items[0] <= self.items[1] <= 3:
-            raise ConfigurationError(f"items {self.items}: from 1 to 3, the smaller first")
+        if not 1 <= self.items[0] <= self.items[1] <= 2:
+            raise ConfigurationError(f"items {self.items}: 1 or 2, the smaller first")
 
 
 DEFAULT = Difficulty()
 NO_CALLS = Difficulty(("told",))
-THREE_CALLS = Difficulty(("buy", "change"), (2, 3))  # at least three of them, two of which may be made at once
+THREE_CALLS = Difficulty(("buy",), (2, 2))  # two of which may be made at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,7 @@ class Problem:
     """
     A person buys *bought*, pairs of a number and an item, whose *prices* only the lookup knows.
 
-    With *money*, the question is what is left of it; a problem of kind ``told`` says that it is the price. With
-    *at_once*, the prices are to be looked up in one turn.
+    A problem of kind ``told`` says that *money* is the price. With *at_once*, the prices are to be looked up in one turn.
     """
 
     kind: Kind
@@ -130,8 +130,6 @@ class Problem:
         match self.kind:
             case "buy":
                 return self.total
-            case "change":
-                return self.money - self.total
             case "price":
                 return self.prices[0]
             case "told":
@@ -139,8 +137,7 @@ class Problem:
 
     @property
     def things(self) -> str:
-        *most, last = [f"{item} x {number}" for number, item in self.bought]
-        return f"{', '.join(most)} and {last}" if most else last
+        return " and ".join(f"{item} x {number}" for number, item in self.bought)
 
     @property
     def text(self) -> str:
@@ -148,8 +145,6 @@ class Problem:
         match self.kind:
             case "buy":
                 return f"{self.person} buys {self.things}. What does {self.pronoun} pay?{asked}"
-            case "change":
-                return f"{self.person} has {self.money} dollars and buys {self.things}. What is left?{asked}"
             case "price":
                 return f"What does a {self.bought[0][1]} cost?"
             case "told":
@@ -163,31 +158,28 @@ class Problem:
     @property
     def turns(self) -> tuple[Turn, ...]:
         """The worked turns of the whole loop."""
-        known, results, turns = dict[str, int](), list[int](), list[Turn]()
+        known, turns, result = dict[str, int](), list[Turn](), None
         while not turns or turns[-1].calls:
-            turns.append(next_turn(self, known, results))
+            turns.append(next_turn(self, known, result))
             for call in turns[-1].calls:
                 if call.name == "lookup":
                     known[call.argument] = self.catalogue[call.argument]
                 else:
-                    results.append(calculate(call.argument))
+                    result = calculate(call.argument)
         return tuple(turns)
 
 
-def next_turn(problem: Problem, known: Mapping[str, int], results: Sequence[int]) -> Turn:
-    """Return the worked turn when the *known* prices are looked up, and the calculator has returned *results*."""
+def next_turn(problem: Problem, known: Mapping[str, int], result: int | None) -> Turn:
+    """Return the worked turn when the *known* prices are looked up, and the calculator has returned *result*."""
     items = [item for _, item in problem.bought]
     unknown = [item for item in items if item not in known]
     if problem.kind == "told":
-        return _answer(problem.money)
+        return _answer(problem.money, f"They are for {problem.money} dollars.\n\n")
     if problem.kind == "price":
         item = items[0]
         return _look_up((), unknown) if unknown else _answer(known[item], f"{item}: {known[item]}.\n\n")
-    if results:
-        if problem.kind == "buy" or len(results) > 1:
-            return _answer(results[-1])
-        left = f"{problem.money} - {results[0]}"
-        return _calculate((f"Who has {problem.money} dollars pays {results[0]}.\n\n",), left)
+    if result is not None:
+        return _answer(result, f"{RESULT}{result}.\n\n")
     if not known:
         bought = f"Someone buys {problem.things}.\n\n"
         return _look_up((bought,), unknown if problem.at_once else unknown[:1])
@@ -230,16 +222,16 @@ def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
     while True:
         (kind,) = rng.choices(difficulty.kinds, [KINDS[kind] for kind in difficulty.kinds])
         count = 1 if kind == "price" else rng.randint(*difficulty.items)
-        bought = tuple((rng.randint(1, 9), item) for item in rng.sample(ITEMS, count))
+        bought = tuple((rng.randint(1, 5), item) for item in rng.sample(ITEMS, count))
         problem = Problem(
             kind,
             rng.choice(list(PEOPLE)),
             bought if kind != "price" else ((1, bought[0][1]),),
-            tuple(rng.randint(10, 99) for _ in bought),
-            rng.randint(10, LARGEST) if kind in ("change", "told") else 0,
-            at_once=kind in ("buy", "change") and count > 1 and rng.random() < 0.3,
+            tuple(rng.randint(10, 50) for _ in bought),
+            rng.randint(10, LARGEST) if kind == "told" else 0,
+            at_once=kind == "buy" and count > 1 and rng.random() < 0.3,
         )
-        if problem.total <= LARGEST and problem.answer > 0:
+        if problem.total <= LARGEST:
             return problem
 
 
@@ -351,7 +343,7 @@ def run_tool(catalogue: Mapping[str, int], name: str, arguments: Mapping[str, ob
         return f"{item}: {catalogue[item]}" if item in catalogue else f"there is no item {item!r}"
     if name == "calculator":
         try:
-            return str(calculate(str(arguments.get("expression"))))
+            return f"{RESULT}{calculate(str(arguments.get('expression')))}"
         except (SyntaxError, ValueError, ZeroDivisionError) as error:
             return f"this cannot be calculated: {error}"
     return f"there is no tool {name!r}"

@@ -20,10 +20,11 @@ from .train import SHARPNESS, SLOW, Log, Phase, Pools, Recipe, Trainer, look_bac
 LARGE_PHASES = (
     Phase(900, 3e-3, tokens=2600, branches=2, asked=0.2),  # to solve, and to mark the wrong tokens of a draft
     Phase(700, 2e-3, tokens=3200, branches=5, asked=0.7),  # to answer the judge's questions
+    Phase(700, 2e-3, tokens=3200, branches=4, asked=0.8),  # both again, for conversations without earlier thinking
 )
-ENOUGH = 0.7
+ENOUGH = 0.6
 MEASURED = 80  # problems, at most, in a measurement during training
-SMALL_PHASES = (Phase(1500, 3e-3, tokens=2600, until=ENOUGH),)
+SMALL_PHASES = (Phase(800, 3e-3, tokens=2600, until=ENOUGH),)
 RECIPES = (
     Recipe("small", "whole", width=80, layers=3, heads=3, phases=SMALL_PHASES, theta=1e9, head=64),
     Recipe("large", "whole", width=112, layers=6, heads=3, phases=LARGE_PHASES, theta=1e9, head=64),

@@ -38,9 +38,9 @@ def trunk(row: Row) -> list[int]:
 
 
 def test_numbers_and_items_are_one_token_wherever_they_stand(writer: ToolWriter) -> None:
-    ids = writer.encode('cup x 2, "cup" 17*17: 999.')
-    assert [text(writer, [id]) for id in ids if text(writer, [id]).strip() in ("2", "cup", "17", "999")] == [
-        "cup", "2", "cup", "17", "17", "999",
+    ids = writer.encode('cup x 2, "cup" 17*17: 199.')
+    assert [text(writer, [id]) for id in ids if text(writer, [id]).strip() in ("2", "cup", "17", "199")] == [
+        "cup", "2", "cup", "17", "17", "199",
     ]  # fmt: skip
     for word in (*map(str, range(1, world.LARGEST + 1)), *world.ITEMS):
         assert len(writer.encode(word)) == 1, word

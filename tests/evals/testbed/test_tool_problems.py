@@ -57,7 +57,7 @@ def test_a_worked_loop_reads_well() -> None:
         "cup: 17, cup x 2, so 2 * 17.\n\nAfter cup pen: 23, pen x 3, so 2 * 17 + 3 * 23.\n\n"
         "I calculate 2 * 17 + 3 * 23.\n</think>\n\n"
         '<tool_call>\n{"name": "calculator", "arguments": {"expression": "2 * 17 + 3 * 23"}}\n</tool_call>',
-        "The answer is 103.\n</think>\n\n\\boxed{103}",
+        "result: 103.\n\nThe answer is 103.\n</think>\n\n\\boxed{103}",
     ]
 
 
@@ -81,7 +81,7 @@ def test_the_worked_loop_is_right_and_within_the_vocabulary(problem: Problem) ->
     assert play(problem, texts).correct
     assert all(1 <= int(number) <= LARGEST for text in texts for number in NUMBER.findall(text))
     for turn in problem.turns:
-        assert 1 <= len(turn.steps) <= 4
+        assert 1 <= len(turn.steps) <= 3
         assert [step.endswith(THINK_END) for step in turn.steps] == [False] * (len(turn.steps) - 1) + [True]
 
 
@@ -101,8 +101,8 @@ def test_the_kinds_need_from_no_call_to_several_in_one_turn() -> None:
         return [[len(turn.calls) for turn in problem.turns] for problem in some]
 
     assert all(counts == [0] for counts in calls(NO_CALLS))
-    assert all(sum(counts) >= 3 for counts in calls(THREE_CALLS))
-    assert {max(counts) for counts in calls(THREE_CALLS)} == {1, 2, 3}
+    assert all(sum(counts) == 3 for counts in calls(THREE_CALLS))
+    assert {max(counts) for counts in calls(THREE_CALLS)} == {1, 2}
 
 
 def test_training_and_test_problems_are_disjoint_and_depend_on_the_seed_only() -> None:
@@ -138,11 +138,11 @@ def test_the_tools_answer_and_say_what_is_wrong_with_a_call() -> None:
         return run_tool(CUPS.catalogue, name, arguments)
 
     assert run("lookup", item="pen") == "pen: 23"
-    assert run("calculator", expression="2 * 17 + 3 * 23") == "103"
+    assert run("calculator", expression="2 * 17 + 3 * 23") == "result: 103"
     assert run("lookup", item="yacht") == "there is no item 'yacht'"
     assert run("lookup", thing="pen") == "there is no item 'None'"
     assert run("weather", city="Bonn") == "there is no tool 'weather'"
-    assert run("calculator", expression="2 * (17 - 3) // 5") == "5"
+    assert run("calculator", expression="2 * (17 - 3) // 5") == "result: 5"
     for wrong in ("2 *", "1 // 0", "9 ** 9", "__import__('os')", "2.5 + 1", "True + 1"):
         assert run("calculator", expression=wrong).startswith("this cannot be calculated")
 
@@ -153,7 +153,7 @@ def test_the_calculator_does_not_run_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "items"), [((), (1, 1)), (("steal",), (1, 1)), (("buy",), (0, 1)), (("buy",), (2, 1)), (("buy",), (1, 4))]
+    ("kinds", "items"), [((), (1, 1)), (("steal",), (1, 1)), (("buy",), (0, 1)), (("buy",), (2, 1)), (("buy",), (1, 3))]
 )
 def test_an_impossible_difficulty_is_refused(kinds: Any, items: tuple[int, int]) -> None:
     with pytest.raises(ConfigurationError):

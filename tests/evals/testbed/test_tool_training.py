@@ -83,4 +83,3 @@ def test_the_models_share_a_vocabulary_and_the_large_one_judges(trainer: ToolTra
     assert small.numbers == large.numbers == "whole"
     model = build(replace(small, layers=2), trainer.tokenizer)
     assert model.config.vocab_size >= len(trainer.tokenizer)
-    assert world.LARGEST == 999

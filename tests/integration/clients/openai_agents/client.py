@@ -23,13 +23,13 @@ set_tracing_disabled(disabled=True)  # Traces go to OpenAI.
 @function_tool
 def lookup(item: str) -> str:
     """Look up the price of an item."""
-    return str(json.loads(PRICES)[item])
+    return f"{item}: {json.loads(PRICES)[item]}"
 
 
 @function_tool
 def calculator(expression: str) -> str:
     """Calculate the value of an expression."""
-    return str(eval(expression, {"__builtins__": {}}))
+    return f"result: {eval(expression, {"__builtins__": {}})}"
 
 
 async def run(model: Model, *, streamed: bool) -> dict[str, Any]:
