@@ -50,7 +50,10 @@ def run(service: Service, client: str, problem: Problem, home: Path) -> dict[str
 
 @pytest.mark.parametrize("client", WAYS)
 def test_an_agent_solves_loops_of_three_calls(service: Service, client: str, tmp_path: Path) -> None:
-    reports = [run(service, client, problem, tmp_path) for problem in (problems := list(islice(generate(21, "test", THREE_CALLS), 2)))]
+    reports = [
+        run(service, client, problem, tmp_path)
+        for problem in (problems := list(islice(generate(21, "test", THREE_CALLS), 2)))
+    ]
     for way in WAYS[client]:
         for problem, report in zip(problems, reports, strict=True):
             assert extract(report[way]["answer"]) == str(problem.answer)

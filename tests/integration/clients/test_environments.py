@@ -51,7 +51,10 @@ def test_what_is_linked_comes_from_the_environment_of_the_tests(folder: Path) ->
 
 def test_every_client_pins_all_its_requirements() -> None:
     asking = sorted(environments.FOLDER.glob("*/requirements.in"))
-    clients = ["anthropic", "guidellm", "inspect_ai", "langchain", "litellm", "lm_eval", "openai"]
+    clients = [
+        *("anthropic", "guidellm", "inspect_ai", "langchain", "langgraph", "litellm", "lm_eval", "openai"),
+        "openai_agents",
+    ]
     assert [path.parent.name for path in asking] == clients
     for path in asking:
         pins = path.with_suffix(".txt").read_text().splitlines()

@@ -22,7 +22,7 @@ def lookup(item: str) -> str:
 @tool
 def calculator(expression: str) -> str:
     """Calculate the value of an expression."""
-    return f"result: {eval(expression, {"__builtins__": {}})}"
+    return f"result: {eval(expression, {'__builtins__': {}})}"
 
 
 def agent() -> Any:

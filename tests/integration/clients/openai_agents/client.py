@@ -29,7 +29,7 @@ def lookup(item: str) -> str:
 @function_tool
 def calculator(expression: str) -> str:
     """Calculate the value of an expression."""
-    return f"result: {eval(expression, {"__builtins__": {}})}"
+    return f"result: {eval(expression, {'__builtins__': {}})}"
 
 
 async def run(model: Model, *, streamed: bool) -> dict[str, Any]:
