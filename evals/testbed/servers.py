@@ -123,7 +123,7 @@ WORLDS: Mapping[str, World] = {
         judges={JUDGE: 0.99, "judge-90": 0.9, "judge-75": 0.75},
     ),
     TOOLS: World(
-        MODELS / "tools", "0.4 and 1.7 million", context=4096, cache=384, judges={JUDGE: 0.99}, tools="hermes"
+        MODELS / "tools", "0.4 and 1.3 million", context=4096, cache=384, judges={JUDGE: 0.99}, tools="hermes"
     ),
 }
 

@@ -22,7 +22,7 @@ from .tool_problems import THREE_CALLS, Loop, Message, Problem, State, read_repl
 SOLVED = 400
 JUDGED = 600  # problems
 LIMIT = 120  # tokens of a turn; the longest worked one has fewer
-SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.85)}
+SOLVES = {"large": (0.97, 1.0), "small": (0.55, 0.9)}
 JUDGES = 0.95
 SIZE = 12_000_000  # bytes in git
 
