@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import inspect
 import logging
@@ -183,8 +184,21 @@ def run(app: Callable[[], object]) -> None:
         try:
             app()
         except StepspecError as exc:
-            Console(stderr=True).print(Text.assemble(("error: ", "bold red"), str(exc)), soft_wrap=True)
+            _print_error(str(exc))
             sys.exit(2 if isinstance(exc, ConfigurationError) else 1)
+        except OSError as exc:
+            if exc.errno not in UNWRITABLE:
+                raise
+            _print_error(f"{exc.filename or 'a file'} cannot be written: {exc.strerror}")
+            sys.exit(1)
+
+
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+"""What a disk says that is full, or broken."""
+
+
+def _print_error(message: str) -> None:
+    Console(stderr=True).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
 class _Stderr(logging.Handler):

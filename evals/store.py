@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 import orjson
 from pydantic import TypeAdapter
 
-from stepspec.orchestrator.errors import ConfigurationError
+from stepspec.orchestrator.errors import ConfigurationError, StepspecError
 
 from .sample import Sample
 
@@ -52,7 +52,7 @@ class JsonlStore:
         """Begin to write. Raise `ConfigurationError` if another process is writing."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self.path.open("ab")
+            self._file = self.path.open("ab", buffering=0)  # A buffer would be written again on closing.
         except OSError as exc:
             raise ConfigurationError(f"{self.path} cannot be written ({exc.strerror}): {self._remedy}") from exc
         try:
@@ -76,7 +76,7 @@ class JsonlStore:
         self._file.close()
 
     def write(self, line: Mapping[str, Any]) -> None:
-        """Add one *line*; it is on disk when this returns."""
+        """Add one *line*; it is on disk when this returns. Raise `StepspecError` if the disk is full."""
         self._put(orjson.dumps(dict(line)) + b"\n")
 
     def _check(self) -> None:
@@ -99,9 +99,15 @@ class JsonlStore:
         return self.path.read_bytes()
 
     def _put(self, line: bytes) -> None:
-        self._file.write(line)
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as exc:
+            raise StepspecError(
+                f"{self.path} cannot be written ({exc.strerror}): make room there and run the same command again; what "
+                "it has written is kept"
+            ) from exc
 
 
 _ADAPTER: TypeAdapter[Sample] = TypeAdapter(Sample)

@@ -64,6 +64,7 @@ CORE = {
     "lookahead": core("lookahead", *LOOP, slow=PROMISES),
     "reason": core("reason", *LOOP, slow=PROMISES),
     "repetition": core("repetition", "orchestrator/test_repetition"),
+    "replicas": core("endpoints/replicas", "orchestrator/endpoints/test_replicas"),
     "run": core("run", *RUN, "orchestrator/test_early_stopping"),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
     "adaptation": core(
@@ -71,6 +72,14 @@ CORE = {
         "orchestrator/feedback/test_evidence",
         "orchestrator/feedback/test_adaptation",
         "orchestrator/test_deciding",
+    ),
+    "admission": core(
+        "service/admission", "orchestrator/service/test_admission", slow=("orchestrator/service/test_workers",)
+    ),
+    "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas"),
+    "client": core(
+        "endpoints/client",
+        *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "waiting", "sse", "priority")),
     ),
     "load": core("feedback/load", "orchestrator/feedback/test_load"),
     "run_stats": core("feedback/run_stats", "orchestrator/feedback/test_run_stats"),

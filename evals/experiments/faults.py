@@ -30,6 +30,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher.process import Child, child
 
 from ..command_line import script
@@ -452,32 +453,58 @@ async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result],
     return results
 
 
-def table(results: Sequence[Result]) -> Table:
+COLUMNS = ("fault", *FATES, "statuses", "recovered, s")
+LEFT = ("fault", "statuses")
+
+
+def rows(results: Sequence[Result]) -> list[tuple[str, ...]]:
     """Return what became of the requests under each fault."""
-    made = Table()
-    for heading in ("fault", *FATES, "statuses", "recovered, s"):
-        made.add_column(heading, justify="left" if heading in ("fault", "statuses") else "right")
+    made = list[tuple[str, ...]]()
     for result in results:
         counts = Counter(outcome.fate for outcome in result.outcomes)
         statuses = Counter(outcome.note for outcome in result.outcomes if outcome.fate == "refused")
-        made.add_row(
-            result.fault.name,
-            *(str(counts[fate] or "-") for fate in FATES),
-            ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items())),
-            "never" if result.recovered is None else f"{result.recovered:.1f}",
+        made.append(
+            (
+                result.fault.name,
+                *(str(counts[fate] or "") for fate in FATES),
+                ", ".join(f"{count} x {status}" for status, count in sorted(statuses.items())),
+                "never" if result.recovered is None else f"{result.recovered:.1f}",
+            )
         )
     return made
+
+
+def table(results: Sequence[Result]) -> Table:
+    made = Table()
+    for heading in COLUMNS:
+        made.add_column(heading, justify="left" if heading in LEFT else "right")
+    for row in rows(results):
+        made.add_row(*row)
+    return made
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """Return the same table for a document."""
+    rule = ["---" if heading in LEFT else "--:" for heading in COLUMNS]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (COLUMNS, rule, *rows(results)))
 
 
 def main(
     requests: Annotated[int, typer.Option(min=2, help="Number of requests under each fault.")] = 16,
     only: Annotated[list[str] | None, typer.Option(help="The name of a fault; again for more. Default: all.")] = None,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for a document.")] = False,
 ) -> None:
     """Try every fault on a real service; exit with 1 if a request is lost or answered wrongly, or nothing recovers."""
     console, errors = Console(width=140), Console(stderr=True)
+    names = [fault.name for fault in FAULTS]
+    if unknown := [name for name in only or () if name not in names]:
+        raise ConfigurationError(f"--only {unknown[0]}: there are: {', '.join(names)}")
     chosen = [fault for fault in FAULTS if not only or fault.name in only]
     results = asyncio.run(suite(chosen, requests, lambda result: errors.print(f"tried: {result.fault.name}")))
-    console.print(table(results))
+    if as_markdown:
+        print(markdown(results))
+    else:
+        console.print(table(results))
     complaints = [complaint for result in results for complaint in result.complaints]
     for complaint in complaints[:30]:
         console.print(complaint, style="bold red", highlight=False, markup=False)

@@ -19,7 +19,7 @@ from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 from zlib import crc32
 
 import orjson
@@ -442,10 +442,11 @@ def without_numbers(value: Any) -> Any:
         case float():
             return None
         case dict():
-            inner = cast("dict[str, Any]", value)
+            inner: dict[str, Any] = value
             return {key: None if key == "logprob" else without_numbers(each) for key, each in inner.items()}
         case list():
-            return [without_numbers(each) for each in cast("list[Any]", value)]
+            items: list[Any] = value
+            return [without_numbers(each) for each in items]
         case _:
             return value
 

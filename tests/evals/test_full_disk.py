@@ -1,0 +1,90 @@
+"""A full disk costs no answer, and what is on it already: the same command goes on from there."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from stepspec.evals.testbed.stand_in import stand_in_process
+
+PROBLEMS = "".join(f'{{"problem": "6 x {number}?", "answer": "42"}}\n' for number in range(12))
+
+
+@pytest.fixture(scope="module")
+def servers() -> Generator[tuple[str, ...]]:
+    with stand_in_process("--steps", "4") as small, stand_in_process("--steps", "4") as large:
+        yield ("--small", small, "--large", large)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "problems.jsonl").write_text(PROBLEMS)
+    return tmp_path
+
+
+def full(room: int) -> Callable[[], None]:
+    """Let no file of a process grow beyond *room* bytes, which a write is told as one is of a full disk."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+
+
+def run(*words: str, room: int | None = None) -> tuple[int, str, str]:
+    command = (sys.executable, "-m", "stepspec", *words)
+    limit = None if room is None else full(room)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=limit)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_trace_on_a_full_disk_costs_no_answer(servers: tuple[str, ...], folder: Path) -> None:
+    code, answer, told = run("solve", "6 x 7?", *servers, "--trace", "/dev/full")
+    assert (code, answer) == (0, "42\n")
+    assert "the trace is not written to /dev/full: No space left on device" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "journal", "room"),
+    [
+        (("eval", "problems.jsonl", "--output", "out", "-p", "specreason"), "out/samples.jsonl", 12_000),
+        (
+            ("calibrate", "problems.jsonl", "-p", "specreason", "--max-loss", "0.5", "--values", "8", "-o", "c.toml"),
+            "c.trials.jsonl",
+            3_000,
+        ),
+    ],
+    ids=["eval", "calibrate"],
+)
+def test_a_journal_on_a_full_disk_is_gone_on_with(
+    servers: tuple[str, ...], folder: Path, words: tuple[str, ...], journal: str, room: int
+) -> None:
+    code, _, told = run(*words, *servers, room=room)
+    assert code == 1
+    assert "Traceback" not in told
+    assert f"error: {journal} cannot be written (File too large): make room there" in told
+    kept = (folder / journal).read_bytes().rpartition(b"\n")[0]
+    assert kept.count(b"\n") >= 2
+    code, _, told = run(*words, *servers)
+    assert code == 0, told
+    assert (folder / journal).read_bytes().startswith(kept)
+
+
+def test_a_report_on_a_full_disk_is_an_error_of_one_line(servers: tuple[str, ...], folder: Path) -> None:
+    assert run("eval", "problems.jsonl", "--output", "out", "-p", "specreason", *servers)[0] == 0
+    code, _, told = run("report", "out", room=2_000)
+    assert code != 0
+    assert "Traceback" not in told
+    assert "File too large" in told
+
+
+def test_many_answers_on_a_full_disk_are_an_error_of_one_line(servers: tuple[str, ...], folder: Path) -> None:
+    words = ("solve", "--problems", "problems.jsonl", *servers, "--output", "answers.jsonl")
+    code, _, told = run(*words, room=8_000)
+    assert code == 1
+    assert "Traceback" not in told
+    assert "cannot be written" in told
+    assert run(*words)[0] == 0
+    assert (folder / "answers.jsonl").read_text().count("\n") == 12
