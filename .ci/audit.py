@@ -61,7 +61,7 @@ def brought(name: str, extras: Iterable[str]) -> dict[str, Distribution]:
 
 def licences(package: Distribution, spellings: Mapping[str, str]) -> Iterator[set[str]]:
     """Yield sets of SPDX names, of each of which one has to be accepted."""
-    metadata = package.metadata
+    metadata: Any = package.metadata  # whose type lacks the method that all versions have
     expression = metadata.get("License-Expression")
     if expression is None:
         classified = [text.rpartition(" :: ")[2] for text in metadata.get_all("Classifier") or () if "License" in text]

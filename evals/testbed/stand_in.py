@@ -438,17 +438,11 @@ def spoilt(choice: dict[str, Any], what: str) -> dict[str, Any]:
 
 def without_numbers(value: Any) -> Any:
     """Return a copy of *value* with null for every log-probability, wherever it stands."""
-    match value:
-        case float():
-            return None
-        case dict():
-            inner: dict[str, Any] = value
-            return {key: None if key == "logprob" else without_numbers(each) for key, each in inner.items()}
-        case list():
-            items: list[Any] = value
-            return [without_numbers(each) for each in items]
-        case _:
-            return value
+    if isinstance(value, float):
+        return None
+    if hasattr(value, "items"):
+        return {key: None if key == "logprob" else without_numbers(each) for key, each in value.items()}
+    return [without_numbers(each) for each in value] if hasattr(value, "append") else value
 
 
 def prompts(body: dict[str, Any]) -> list[list[int]]:

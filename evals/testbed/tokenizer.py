@@ -50,7 +50,8 @@ DIGITS: dict[Numbers, str] = {
     "whole": "|".join(
         (
             r'\{"name": "(?:lookup|calculator)", "arguments": \{"(?:item|expression)": "',
-            r"(?:First I look up | I look up |I calculate |The answer is |After | for | [-+*x] |: |, so |, after | and )"
+            r"(?:First I look up | I look up |I calculate |The answer is "
+            r"|After | for | [-+*x] |: |, so |, after | and )"
             rf"(?=\p{{N}}|{ITEM})",
             rf",? (?=\p{{N}}|{ITEM})|{ITEM}|\p{{N}}{{1,3}}|(?:system|user|assistant)\n",
         )

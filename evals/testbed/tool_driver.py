@@ -41,7 +41,8 @@ async def solve_with_tools(
 
 
 async def _whole(client: AsyncOpenAI, request: Mapping[str, Any]) -> Message:
-    completion: ChatCompletion = await client.chat.completions.create(**request)
+    create: Any = client.chat.completions.create  # No overload takes a mapping.
+    completion: ChatCompletion = await create(**request)
     message: Message = completion.choices[0].message.model_dump(exclude_none=True)
     return message
 

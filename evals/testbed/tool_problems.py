@@ -103,7 +103,8 @@ class Problem:
     """
     A person buys *bought*, pairs of a number and an item, whose *prices* only the lookup knows.
 
-    A problem of kind ``told`` says that *money* is the price. With *at_once*, the prices are to be looked up in one turn.
+    A problem of kind ``told`` says that *money* is the price. With *at_once*, the prices are to be looked up in one
+    turn.
     """
 
     kind: Kind
@@ -391,8 +392,9 @@ def tool_loop(
     """
     Yield the messages of each request, take the assistant's message for it, run its calls, and return the loop.
 
-    The messages *before* stand before the problem. The loop ends with the first message without calls, or after so
-    many *turns*. It waits for nothing itself: whoever drives it talks to the model.
+    The messages *before* stand before the problem. The loop ends with the first message without calls, with a call
+    whose arguments are no JSON, or after so many *turns*. It waits for nothing itself: whoever drives it talks to the
+    model.
     """
     messages = [*before, {"role": "user", "content": problem.text}]
     made = list[tuple[Call, ...]]()
@@ -401,12 +403,22 @@ def tool_loop(
         wanted = [call["function"] for call in reply.get("tool_calls") or ()]
         if not wanted:
             return Loop(problem, tuple(made), str(reply.get("content") or ""))
+        if not all(map(_is_json, wanted)):
+            break
         messages.append(reply)
         made.append(tuple(_call(call) for call in wanted))
         for call in reply["tool_calls"]:
             result = run_tool(problem.catalogue, call["function"]["name"], _arguments(call["function"]))
             messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
     return Loop(problem, tuple(made), "")
+
+
+def _is_json(function: Mapping[str, Any]) -> bool:
+    try:
+        json.loads(function["arguments"])
+    except ValueError:
+        return False
+    return True
 
 
 def _arguments(function: Mapping[str, Any]) -> Mapping[str, object]:

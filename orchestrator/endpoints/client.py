@@ -186,9 +186,7 @@ class Connection:
                 return await self._begin(call, body, ends)
 
             beginning = self._retry(begin, deadlines.first)
-            events = await _within(
-                call, deadlines.unstreamed, "no token in the first {:g} s", beginning
-            )
+            events = await _within(call, deadlines.unstreamed, "no token in the first {:g} s", beginning)
             try:
                 yield events
             finally:

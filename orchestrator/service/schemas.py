@@ -108,7 +108,7 @@ def _json_object(text: str) -> str:
     try:
         arguments = orjson.loads(text)
     except orjson.JSONDecodeError as exc:
-        raise ValueError(f"the arguments of a call are no JSON ({exc}): send them as the model wrote them") from exc
+        raise ValueError(f"the arguments of a call are no JSON ({exc}): correct them, or leave the call out") from exc
     if not isinstance(arguments, dict):
         raise ValueError("the arguments of a call have to be a JSON object")
     return text

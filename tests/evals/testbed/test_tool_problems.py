@@ -211,9 +211,19 @@ def test_what_is_no_call_ends_the_loop_wrongly(text: str) -> None:
 def test_arguments_that_are_no_object_reach_the_tool_as_none() -> None:
     loop = tool_loop(CUPS)
     next(loop)
-    call = {"id": "1", "type": "function", "function": {"name": "lookup", "arguments": "cup"}}
+    call = {"id": "1", "type": "function", "function": {"name": "lookup", "arguments": '"cup"'}}
     messages = loop.send({"role": "assistant", "content": "", "tool_calls": [call]})
     assert messages[-1]["content"] == "there is no item 'None'"
+
+
+def test_a_call_whose_arguments_are_no_json_ends_the_loop() -> None:
+    loop = tool_loop(CUPS)
+    next(loop)
+    call = {"id": "1", "type": "function", "function": {"name": "lookup", "arguments": '{"item": "cup"}}'}}
+    with pytest.raises(StopIteration) as ended:
+        loop.send({"role": "assistant", "content": "", "tool_calls": [call]})
+    solved: Loop = ended.value.value
+    assert (solved.correct, solved.calls) == (False, ())
 
 
 def test_the_tools_are_described_with_their_parameters() -> None:

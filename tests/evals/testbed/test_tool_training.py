@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from stepspec.evals.testbed import tool_problems as world
 from stepspec.evals.testbed.data import IGNORED
 from stepspec.evals.testbed.inference import grades_after
 from stepspec.evals.testbed.tool_card import ToolModel, real_steps, synthetic_steps
