@@ -28,8 +28,8 @@ from stepspec.orchestrator.nesting import leaves
 from .sample import Task
 
 LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
-CONFIGURED = re.compile(r'(\w+)="([^"]*)"')
-METRIC = re.compile(r"(\S+?)(?:\{.*\})? (\S+)")
+CONFIGURED = re.compile(r'\b(\w+)="([^"]*)"')
+METRIC = re.compile(r"([^\s{]+)(?:\{.*\})? (\S+)")
 FLAGS = "vllm:cache_config_info{"  # the metric that has vLLM's settings as labels
 COUNTED = ("vllm:prefix_cache_", "vllm:spec_decode_", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 KEY = re.compile(r"--[a-z-]*key")  # a flag with an API key
