@@ -28,10 +28,11 @@ from stepspec.orchestrator.nesting import leaves
 from .sample import Task
 
 LIBRARIES = ("stepspec", "openai", "aiohttp", "pydantic", "math-verify", "latex2sympy2_extended", "sympy", "datasets")
-CONFIGURED = re.compile(r'(\w+)="([^"]*)"')
-METRIC = re.compile(r"(\S+?)(?:\{.*\})? (\S+)")
+CONFIGURED = re.compile(r'\b(\w+)="([^"]*)"')
+METRIC = re.compile(r"([^\s{]+)(?:\{.*\})? (\S+)")
 FLAGS = "vllm:cache_config_info{"  # the metric that has vLLM's settings as labels
 COUNTED = ("vllm:prefix_cache_", "vllm:spec_decode_", "vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+KEY = re.compile(r"--[a-z-]*key")  # a flag with an API key
 SECONDS = 10.0  # for one request or one git command
 
 
@@ -39,13 +40,26 @@ def program() -> dict[str, Any]:
     """The program: start time, command, commit if it runs from a clone, versions, and machine."""
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(sys.argv[0]).name, *_without_keys(sys.argv[1:])],
         "commit": commit(),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpus": os.cpu_count(),
         "versions": {name: version for name in LIBRARIES if (version := _version(name))},
     }
+
+
+def _without_keys(words: Sequence[str]) -> list[str]:
+    """Replace what follows the flags of API keys, as in ``--large-api-key KEY`` and ``--large-api-key=KEY``."""
+    shown, before = list[str](), ""
+    for word in words:
+        flag, equals, _ = word.partition("=")
+        if KEY.fullmatch(before):
+            shown.append("***")
+        else:
+            shown.append(f"{flag}=***" if equals and KEY.fullmatch(flag) else word)
+        before = word
+    return shown
 
 
 def commit(file: Path = Path(__file__)) -> str | None:

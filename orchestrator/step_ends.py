@@ -20,6 +20,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from typing import TypeAlias
 
 BLANK_LINE = "\n\n"
@@ -28,18 +29,17 @@ MOST = 4096  # characters
 
 Span: TypeAlias = tuple[int, int]
 
-_MARKS = re.compile(  # every part begins with a character, for a fast search
-    r"""(?:`{3,}|~{3,})[^\n]*\n
-    | \\(?P<begin>begin|end)\{(?P<name>[^{}\n]*)\}
+_MARK = r"""
+    \\(?P<begin>begin|end)\{(?P<name>[^{}\n]*)\}
     | \$\$
-    | \\+(?P<bracket>[\[\]])
+    | \\(?<!\\\\)\\*+(?P<bracket>[\[\]])
     | <(?P<table>/?table)\b
-    | </think>""",
-    re.VERBOSE,
-)
+    | </think>"""  # Every part begins with a character, for a fast search.
+_MARKS = re.compile(_MARK, re.VERBOSE)
+_MARKS_AND_FENCES = re.compile(rf"(?:```|~~~)[^\n]*\n? | {_MARK}", re.VERBOSE)
 _OPENINGS = ("```", "~~~", "\\begin{", "$$", "\\[", "<table")  # without one of them a text has no block
 _FENCE = re.compile(r"`+|~+")
-_RULE = re.compile(r"\|[\s:|-]*-[\s:|-]*")
+_RULE = re.compile(r"\|[\s:|]*-[\s:|-]*")
 _ROWS = 64  # lines of a table that are looked through for its rule
 
 
@@ -245,7 +245,9 @@ def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[tuple[str, int
                 del opened[place:]
                 return
 
-    for match in _MARKS.finditer(text, 0 if opened else text.rfind("\n", 0, first) + 1):
+    begin, last = 0 if opened else text.rfind("\n", 0, first) + 1, text.rfind("\n") + 1
+    # A fence is a whole line, so none begins in the last one, which is not complete.
+    for match in chain(_MARKS_AND_FENCES.finditer(text, begin, last), _MARKS.finditer(text, last)):
         start, end = blocks.at + match.start(), blocks.at + match.end()
         end_long_blocks(start)
         mark, fence = match[0], _fence(text, match)

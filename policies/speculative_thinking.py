@@ -28,7 +28,7 @@ VERIFYING = ("verify", "think again", "recap", "check")
 VERIFICATION = _any_of(*VERIFYING)
 REFLECTION = _any_of("wait", "alternatively", "hold on", "another", *VERIFYING)
 AFFIRMATION = _any_of("yeah", "yes", "final answer", "confident")
-UNFINISHED = re.compile(r"\w+\Z")
+UNFINISHED = re.compile(r"\b\w+\Z")
 
 
 def cue(sentence: str) -> str:

@@ -111,6 +111,11 @@ def alive(pid: int) -> bool:
     return False
 
 
+def command_line(pid: int) -> str:
+    """The command line of *pid*, as every user of the machine sees it."""
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
 def metrics_folders(folder: Path) -> list[Path]:
     return [*folder.glob("stepspec-metrics-*")]
 
@@ -204,6 +209,19 @@ async def test_a_signal_finishes_the_requests_of_all_workers_and_refuses_new_one
     assert {status for status, _ in replies} == {200}
     assert not any(map(alive, workers))
     assert not metrics_folders(tmp_path)
+
+
+async def test_no_key_stands_in_the_command_line_of_a_worker(tmp_path: Path) -> None:
+    keys = {
+        "STEPSPEC_SERVICE__KEYS": "secret",
+        "STEPSPEC_LARGE__API_KEY": "secret",
+        "STEPSPEC_SMALL__API_KEY": "secret",
+    }
+    async with serving(tmp_path, settings=keys) as served:
+        assert len(served.workers) == 2
+        for pid in (served.program.child.pid, *served.workers):
+            assert "stepspec" in command_line(pid)
+            assert "secret" not in command_line(pid)
 
 
 async def test_a_second_signal_ends_all_workers_at_once(tmp_path: Path) -> None:

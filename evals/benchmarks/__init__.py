@@ -82,7 +82,8 @@ def own(
 
     *prompt* is the name of a template with the placeholder ``{problem}``; None: the problem alone.
     """
-    return Benchmark(path.stem, "the owner's", metric, (problem, answer), _Columns(problem, answer), prompt=prompt)
+    name = path.stem.strip(".") or "problems"  # It becomes the name of a folder, which ".." would lead out of.
+    return Benchmark(name, "the owner's", metric, (problem, answer), _Columns(problem, answer), prompt=prompt)
 
 
 def choose(

@@ -85,7 +85,7 @@ PREFIX = "vllm:spec_decode_num_"
 COUNTERS = {f"{PREFIX}drafts": "drafts", f"{PREFIX}draft_tokens": "drafted", f"{PREFIX}accepted_tokens": "accepted"}
 WRITTEN = "vllm:generation_tokens"
 _NAMES = "|".join([*COUNTERS, WRITTEN])
-_LINE = re.compile(rf"({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)  # a comment has no number there
+_LINE = re.compile(rf"^({_NAMES})(?:_total)?(?:{{.*}})? (.*)$".encode(), re.MULTILINE)  # a comment has no number there
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,7 +333,7 @@ FINE = 128  # tokens; no block of a model without recurrent layers is larger
 MATCH_UNIT, MODE, RETENTION = "prefix_match_unit", "mamba_cache_mode", "prefix_cache_retention_interval"
 CHECKPOINTS = ("enable_mamba_shared_prefix_checkpoint", "enable_mamba_fine_grained_prefix_cache")  # newest name first
 
-_CACHE_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_CACHE_LABEL = re.compile(r'\b(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 @dataclass(frozen=True, slots=True)

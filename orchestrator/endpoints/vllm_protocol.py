@@ -65,7 +65,7 @@ TEMPLATE_CURE = (
 JUDGE = "judge"  # the verb of requests to a verifier, whose server may be any
 NOT_READY = (502, 503, 504)  # of a gateway or a server that has not loaded its model
 ROUNDING = 1e-3  # by which a log-probability may exceed 0: servers add up float32 and bfloat16
-TITLE, TAG = re.compile(r"<title>(.*?)</title>", re.IGNORECASE | re.DOTALL), re.compile(r"<[^>]*>")
+TITLE, TAG = re.compile(r"<title>([^<]*)</title>", re.IGNORECASE), re.compile(r"<[^<>]*>")
 
 
 # Errors

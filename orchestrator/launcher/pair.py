@@ -137,6 +137,12 @@ SETTING_OF: Mapping[str, str] = {
 }
 """The setting of a `StartedServer` that stands for a flag of vLLM, by the flag."""
 
+SECRETS = {
+    "api-key": "start that server yourself with the variable VLLM_API_KEY, and name its url and api_key here",
+    "hf-token": "set the variable HF_TOKEN",
+}
+"""Flags of vLLM whose text is secret, and what to do instead: every user of a machine sees its command lines."""
+
 
 class StartedServer(BaseModel, frozen=True, extra="forbid"):
     """
@@ -181,6 +187,8 @@ class StartedServer(BaseModel, frozen=True, extra="forbid"):
                 raise ValueError(f"flags: write {flag!r} as {spelled + dot + key!r}")
             if flag in SETTING_OF:
                 raise ValueError(f"flags: {flag!r} has its own setting, {SETTING_OF[flag]}")
+            if flag in SECRETS and not isinstance(self.flags[flag], bool):
+                raise ValueError(f"flags: {flag!r} would be seen in the list of processes: {SECRETS[flag]}")
         for variable in self.environment:
             if not VARIABLE.fullmatch(variable):
                 raise ValueError(f"environment: {variable!r} is no name of a variable; write letters, digits and _")

@@ -23,6 +23,7 @@ from .interfaces import Offer
 from .metrics import Metrics
 from .middleware import RequestMiddleware, service_request
 from .observers import ServiceObserver, notify
+from .protocol import LimitedProtocol
 from .settings import ServiceSettings
 
 EXPOSED_HEADERS = (
@@ -146,7 +147,7 @@ def server_config(service: Service, settings: ServiceSettings) -> uvicorn.Config
         server_header=False,
         timeout_graceful_shutdown=int(CLOSE_SECONDS),
         timeout_keep_alive=75,  # longer than the usual proxies keep a connection
-        h11_max_incomplete_event_size=64 * 1024,
+        http=LimitedProtocol,
     )
 
 

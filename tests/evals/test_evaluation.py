@@ -209,3 +209,12 @@ async def test_workers_add_samples_to_the_same_folder_and_the_session_records_th
     sessions = orjson.loads((tmp_path / "run.json").read_bytes())["sessions"]
     assert [session.get("ray") for session in sessions] == [None, {"workers": 2}]
     assert len(list((tmp_path / "traces").iterdir())) == 4
+
+
+def test_the_record_of_a_command_has_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["eval", "gsm8k", "--small-api-key", "secret", "--large-api-key=se=cret", "--critic-api-key", "--secret"]
+    monkeypatch.setattr("sys.argv", ["/bin/stepspec", *words, "--data=x=1", "--limit", "3"])
+    assert provenance.program()["command"] == [
+        *("stepspec", "eval", "gsm8k", "--small-api-key", "***", "--large-api-key=***", "--critic-api-key", "***"),
+        *("--data=x=1", "--limit", "3"),
+    ]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ from stepspec.orchestrator.endpoints import Endpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.launcher.commands import servers, shell_line, waves
 from stepspec.orchestrator.launcher.pair import METHODS, Pair, TokenSpeculation, load
+from stepspec.orchestrator.launcher.process import child
 
 SMALL = {"model": "tiny"}
 
@@ -87,6 +91,28 @@ def test_a_model_is_served_under_its_own_name_unless_another_is_set() -> None:
     for model, name in names:
         assert servers(pair({"model": model}))[0].served_name == name
     assert servers(pair({"model": "org/big", "name": "teacher"}))[0].served_name == "teacher"
+
+
+async def test_no_key_stands_in_the_command_lines_of_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEPSPEC_LARGE__API_KEY", "secret")
+    keyed = {"large": {"url": "http://m:1", "api_key": "secret"}, "small": SMALL}
+    made = pair({"environment": {"HF_TOKEN": "secret"}, "flags": {"hf-token": True}}, keyed)
+    for server in servers(made):
+        assert "secret" not in " ".join(server.command(8001))
+        sleeping = (sys.executable, "-c", "import time; time.sleep(600)", *server.command(8001))
+        env = {**os.environ, **server.env}
+        async with child(sleeping, env=env, log=tmp_path / "log", grace=1.0) as running:
+            for line in command_lines(running.pid):
+                assert server.served_name.encode() in line
+                assert b"secret" not in line
+
+
+def command_lines(pid: int) -> list[bytes]:
+    """Return the command lines of a server and of its guard, as every user of the machine sees them."""
+    guard = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+    while not all(lines := [Path(f"/proc/{each}/cmdline").read_bytes() for each in (pid, guard)]):
+        time.sleep(0.01)  # It is empty while the program is loaded.
+    return lines
 
 
 def test_requests_are_scheduled_by_priority_unless_the_flags_override_it() -> None:
@@ -170,6 +196,8 @@ def test_a_speculation_that_cannot_be_meant_is_refused(speculation: Any, complai
         ({"model": "big", "gpu": 1}, "unknown setting 'large.gpu'"),
         ({"model": "big", "flags": {"max-model-len": 3}}, "'max-model-len' has its own setting, context"),
         ({"model": "big", "flags": {"max_num_seqs": 3}}, "write 'max_num_seqs' as 'max-num-seqs'"),
+        ({"model": "big", "flags": {"api-key": "secret"}}, "'api-key' would be seen in the list of processes: start"),
+        ({"model": "big", "flags": {"hf-token": "secret"}}, "'hf-token' would be seen in the list of processes: set"),
         ({"model": "big", "flags": {"--seed": 3}}, "write '--seed' as 'seed'"),
         ({"model": "big", "environment": {"CUDA_VISIBLE_DEVICES": "1"}}, "has its own setting, gpus"),
         ({"url": "ftp://there"}, "not the URL of a server"),

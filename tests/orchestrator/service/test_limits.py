@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 from typing import Any
 
 import orjson
@@ -14,7 +15,7 @@ from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.service.admission import Admission
 from stepspec.orchestrator.service.errors import ApiError
 from stepspec.orchestrator.service.forwarded_usage import ForwardedUsage
-from stepspec.orchestrator.service.limits import Allowance, Bucket, duration
+from stepspec.orchestrator.service.limits import Allowance, Bucket, Clients, duration
 from stepspec.orchestrator.service.settings import Client, ServiceSettings
 from stepspec.settings import load
 
@@ -97,6 +98,24 @@ def test_a_refused_request_takes_nothing() -> None:
     clock.now += 2
     left.admit()
     assert left.headers["x-ratelimit-remaining-requests"] == "1"
+
+
+@pytest.mark.parametrize("key", ["first", "second", "a-key", "fir", "first-and-more", "", "\xe9"])
+@pytest.mark.parametrize("name", ["authorization", "api_key"])
+def test_every_key_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch, key: str, name: str) -> None:
+    keys = {"first": "", "second": "", "a-key": "alice"}
+    clients = Clients(chosen(keys="first,second", clients={"alice": {"key": "a-key"}}))
+    compared: list[tuple[int, int]] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append((len(one), len(other)))
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    headers = {"authorization": None, "api_key": None, name: f"Bearer {key}" if name == "authorization" else key}
+    assert clients.find(**headers) == keys.get(key)
+    # Digests of one length, whatever the lengths of the keys; both headers are compared, whichever is there.
+    assert compared == [(32, 32)] * (2 * len(keys))
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (0.0204, "0.021s"), (59.9999, "1m0s"), (150.5, "2m30.5s")])
