@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -107,6 +108,9 @@ async def test_samples_before_the_loss_of_a_server_are_kept_and_the_next_session
         with console.capture() as captured, pytest.raises(EndpointUnavailable, match="dead"):
             await evaluate(solver, evaluation(tmp_path), console)
         large.faults.clear()
+        async with asyncio.timeout(10):
+            while solver.down:  # noqa: ASYNC110  # The breaker sets no event for others.
+                await asyncio.sleep(0.05)  # until a probe passes
         standings = await evaluate(solver, evaluation(tmp_path), QUIET)
     assert "the same command goes on from there" in captured.get()
     assert {s.result.n for s in standings} == {2}
