@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help install browser clients demo test quick check coverage bench bench-overhead faults soak random mutate docs docs-serve lock clean
+.PHONY: help install browser clients demo test quick check coverage bench bench-overhead faults soak fuzz random mutate docs docs-serve lock clean
 
 # Of python3 and the operating system's Python of the same version, the latter if it has all that is needed: Linux
 # distributions build Python with profile-guided optimisation, pyenv by default without, and most CPU time of the tests is
@@ -82,6 +82,9 @@ faults: $(STAMP) ## what goes wrong in operation, on a real service over stand-i
 soak: $(STAMP) ## half an hour of 64 chains at once under random faults: what grows; then kill -9 in 50 solutions
 	$(RUN)/python -m stepspec.evals.experiments.soak --output build/soak
 	$(RUN)/python -m stepspec.evals.experiments.kills
+
+fuzz: $(STAMP) ## inputs that reach new code of the parsers, ten minutes for each of seven: a finding fails
+	$(RUN)/python tests/fuzz.py
 
 random: $(STAMP) ## 200 runs of every method on a pair of random weights with a real vocabulary: ids, text, budgets
 	$(RUN)/python -m stepspec.evals.testbed.random_pair --runs 200 --max-tokens 48 --concurrency 48

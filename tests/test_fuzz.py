@@ -27,6 +27,8 @@ from stepspec.orchestrator.service import anthropic_schemas, schemas
 from stepspec.orchestrator.service.validation import explain
 from stepspec.settings import load
 
+from .fuzz import CORPORA, TARGETS
+
 CALL = Call("small", "http://host", "write")
 fuzz = settings(
     max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -260,3 +262,13 @@ def test_bodies_of_requests(kind: str, data: st.DataObject) -> None:
     except ValidationError as exc:
         error = explain(schema, body, exc)
         assert 0 < len(str(error)) < 5000
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_inputs_that_reached_new_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that ``make fuzz`` has kept."""
+    monkeypatch.setenv("STEPSPEC_CONFIG", "")  # which the target of the settings changes
+    target, kept = TARGETS[name](), sorted((CORPORA / name).iterdir())
+    assert kept
+    for path in kept:
+        target(path.read_bytes())

@@ -78,6 +78,7 @@ class InstantEndpoint:
     role: Role
     room: int = 4096
     template: Template = Template("", "", thinks=True)  # noqa: RUF009  # frozen
+    usable: bool = True
 
     @property
     def name(self) -> str:

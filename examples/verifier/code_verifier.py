@@ -52,7 +52,7 @@ class Limits:
     """What one program may use. *seconds* are of the clock on the wall, *output* and *shown* in bytes."""
 
     seconds: float = 5.0
-    cpu: int = 4
+    cpu: int = 10
     memory: int = 512 * MEGABYTE
     output: int = MEGABYTE
     processes: int = 16

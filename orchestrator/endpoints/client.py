@@ -436,6 +436,7 @@ class Events:
                 continue
             if (event := line[5:].strip()) == b"[DONE]":
                 self._done = True
+                break  # What follows in the same bytes does not count, as it does not if it comes later.
             else:
                 self._ready.append(event)
 

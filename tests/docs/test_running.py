@@ -33,6 +33,7 @@ MAX_LOSS = "0.5"
 ANSWER = "42"  # what the imitations always say
 
 ELSEWHERE: Mapping[str, str] = {
+    r"^make (?:faults|soak)|\.experiments\.(?:kills|soak)": "takes minutes: tests/evals/experiments",
     r"--testbed": "starts the miniature pair: tests/integration",
     r"^stepspec demo": "starts the miniature pair: tests/integration",
     r"^python -m stepspec\.evals\.load (?!.*--small)": "starts the miniature pair: tests/integration/test_load.py",
@@ -135,7 +136,7 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
     pq.write_table(pa.Table.from_pylist(graded), folder / "gsm8k.parquet")
     (folder / "prices.toml").write_text((ROOT / "docs" / "prices.toml").read_text())
     for name in ("recipes", "docs", "examples"):
-        (folder / name).symlink_to(ROOT / name)
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     made = run(
         Block("console", "", "", 0),
         [

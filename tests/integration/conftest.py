@@ -55,9 +55,9 @@ def tiny(forked: tuple[str, ...]) -> Generator[Served]:
         yield served["tiny"]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def tool_pair(forked: tuple[str, ...]) -> Generator[Pair]:
-    """The pair that calls tools."""
+    """The pair that calls tools; it makes room for others after each file."""
     with serving(miniature_servers("off", world=TOOLS), forked) as served:
         yield Pair(served["large"], served["small"])
 

@@ -10,7 +10,7 @@ from stepspec.orchestrator.endpoints.client import Events
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
 
-STREAM = b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\n"
+STREAM = b": ping\n\ndata: {1}\n\nevent: x\r\ndata:{2}\r\n\r\ndata: {3}\n\ndata: [DONE]\n\ndata: {4}\n\n"
 
 
 def events(pieces: Sequence[bytes]) -> Events:
