@@ -2,8 +2,8 @@
 Fuzz the parsers of what comes from outside, guided by the code that each input reaches: ``python tests/fuzz.py``.
 
 Atheris is installed below ``build/fuzz``. Each target runs in a process of its own for ``--seconds``, from the inputs
-in ``tests/corpora/NAME``; with ``--keep`` the smallest set of inputs that reaches the same code is kept there. A parser
-may return, or raise one of our own errors. What else it does is a finding, whose input is left in ``build/fuzz``.
+in ``tests/corpora/NAME`` and those that earlier runs left in ``build/fuzz``. A parser may return, or raise one of our
+own errors. What else it does is a finding: its input is left in ``build/fuzz``, and belongs into ``tests/corpora``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -211,31 +210,10 @@ def fuzz(name: str, seconds: int) -> None:
     atheris.Fuzz()
 
 
-def keep(name: str) -> None:
-    """Keep the smallest set of inputs that reaches the same code."""
-    merged = WORK / f"{name}.merged"
-    shutil.rmtree(merged, ignore_errors=True)
-    merged.mkdir(parents=True)
-    code = (
-        f"import sys; sys.path[:0] = [{str(SITE)!r}, {str(ROOT)!r}]; import atheris; from tests import fuzz\n"
-        f"with atheris.instrument_imports(include=['stepspec']): target = fuzz.TARGETS[{name!r}]()\n"
-        f"atheris.Setup(['fuzz', '-merge=1', {str(merged)!r}, {str(WORK / name)!r}, {str(CORPORA / name)!r}], target)\n"
-        "atheris.Fuzz()"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-    shutil.rmtree(CORPORA / name)
-    CORPORA.mkdir(exist_ok=True)
-    smallest = sorted(merged.iterdir(), key=lambda path: (path.stat().st_size, path.name))[:40]
-    (CORPORA / name).mkdir()
-    for path in smallest:
-        shutil.copy(path, CORPORA / name / path.name[:12])
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[1] if __doc__ else None)
     parser.add_argument("targets", nargs="*", help=f"default: all of {', '.join(TARGETS)}")
     parser.add_argument("--seconds", type=int, default=600, help="for each target (default: 600)")
-    parser.add_argument("--keep", action="store_true", help="keep a small corpus in tests/corpora")
     parser.add_argument("--alone", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if unknown := set(options.targets) - TARGETS.keys():
@@ -260,8 +238,6 @@ def main() -> int:
         if done.returncode:
             found += 1
             print(done.stderr[-4000:], flush=True)
-        elif options.keep:
-            keep(name)
     return 1 if found else 0
 
 

