@@ -15,8 +15,8 @@ def test_solutions_are_counted_by_the_model_whose_server_was_killed() -> None:
         Killed("small", "http://a", 0.9, equal=False, in_use=True, why="length, degraded: no"),
         Killed("large", "http://b", 0.9, equal=True, in_use=False),
     ]
-    console = Console(file=StringIO(), width=120)
-    console.print(table(found))
-    printed: str = console.file.getvalue()  # type: ignore[attr-defined]
+    file = StringIO()
+    Console(file=file, width=120).print(table(found))
+    printed = file.getvalue()
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in printed.splitlines() if "│" in line]
     assert cells == [["small", "2", "2", "1"], ["large", "1", "0", "1"], ["all", "3", "2", "2"]]
