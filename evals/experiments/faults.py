@@ -14,7 +14,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -31,11 +30,11 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.launcher.process import Child, child
+from stepspec.orchestrator.launcher.process import Child, child, reserve_port
 
 from ..command_line import script
 from ..testbed.service_program import Program, serve
-from .mixed_requests import settled
+from .mixed_requests import queued, settled
 
 EXAMPLES = """
 Examples:
@@ -316,7 +315,7 @@ async def full_disk(deployment: Deployment, requests: int) -> list[Outcome]:
 
 
 async def killed_service(deployment: Deployment, requests: int) -> list[Outcome]:
-    """Kill the service under the requests: they are cut off, and the servers are told. It is started by the caller."""
+    """Kill the service under the requests: they are cut off, and the servers notice. It is started by the caller."""
     sending = asyncio.create_task(send(deployment, requests))
     await asyncio.sleep(0.15)
     os.kill(deployment.program.child.pid, signal.SIGKILL)
@@ -324,14 +323,9 @@ async def killed_service(deployment: Deployment, requests: int) -> list[Outcome]
     cut = [Outcome("cut", each.note) if each.fate == "lost" and "reply" not in each.note else each for each in outcomes]
     async with asyncio.timeout(STARTING):
         for place in PLACES:
-            while await running(deployment, place):  # noqa: ASYNC110  # the same
+            while await queued(deployment.http, deployment.url(place)):  # noqa: ASYNC110  # the same
                 await asyncio.sleep(0.05)
     return cut
-
-
-async def running(deployment: Deployment, place: int) -> bool:
-    async with deployment.http.get(f"{deployment.url(place)}/metrics", raise_for_status=True) as reply:
-        return b'vllm:num_requests_running{model_name="stand-in"} 0' not in await reply.read()
 
 
 def may(*fates: Fate) -> frozenset[Fate]:
@@ -420,12 +414,12 @@ async def service(deployment: Deployment, *flags: str) -> AsyncGenerator[Program
 def free_ports(count: int) -> list[int]:
     """Return ports at which nothing listens; a server that is killed has to come back at the same one."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        sockets = [stack.enter_context(reserve_port("127.0.0.1")) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]
 
 
 async def suite(faults: Sequence[Fault], requests: int, tell: Callable[[Result], object]) -> list[Result]:
-    """Try *faults* one after the other, with so many *requests* each; *tell* is told of every result."""
+    """Try *faults* one after the other, with so many *requests* each; *tell* gets every result."""
     results = list[Result]()
     with TemporaryDirectory(prefix="stepspec-faults-") as name:
         connector = aiohttp.TCPConnector(limit=0, force_close=True)

@@ -366,14 +366,15 @@ async def settled(http: aiohttp.ClientSession, base: str, servers: Mapping[str, 
     loop = asyncio.get_running_loop()
     ends = loop.time() + SETTLING
     while True:
-        still_open = {role: await _queue(http, url) for role, url in servers.items()}
+        still_open = {role: await queued(http, url) for role, url in servers.items()}
         still_open["the service"] = await _active(http, base)
         if not any(still_open.values()) or loop.time() > ends:
             return still_open
         await asyncio.sleep(0.1)
 
 
-async def _queue(http: aiohttp.ClientSession, url: str) -> int:
+async def queued(http: aiohttp.ClientSession, url: str) -> int:
+    """Return how many requests the server at *url* works on or keeps waiting, by its own count."""
     queue = read_queue((await _text(http, url.removesuffix("/v1") + "/metrics")).encode())
     return queue.running + queue.waiting if queue is not None else 0
 

@@ -14,7 +14,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +31,7 @@ from ..command_line import progress_bars, script
 from ..report.svg import Markup, Scale, line, standalone, svg, text
 from ..report.svg import element as drawn
 from .faults import LARGE, OTHER, PLACES, SMALL, Deployment, Fate, free_ports, service
-from .mixed_requests import resident, settled
+from .mixed_requests import queued, resident, settled
 
 EXAMPLES = """
 Examples:
@@ -110,7 +110,7 @@ class Load:
             elif outcome.fate in ("lost", "wrong"):
                 self._soak.notes.append(f"{part}: {outcome.fate}: {outcome.note}")
             else:
-                await asyncio.sleep(0.2)  # as a client that is told to come back later
+                await asyncio.sleep(0.2)  # as a client that comes back later
 
     async def sample(self) -> None:
         """Note the resources now and then, until cancelled."""
@@ -135,11 +135,8 @@ class Load:
         """Count the requests that the servers work on; one that is down has none."""
         running = 0
         for place in PLACES:
-            try:
-                shown = await self._metrics(self._deployment.url(place))
-            except (aiohttp.ClientError, TimeoutError):
-                continue
-            running += sum(int(float(each)) for each in re.findall(r"^vllm:num_requests_running\S* (\S+)", shown, re.M))
+            with suppress(aiohttp.ClientError, TimeoutError):
+                running += await queued(self._deployment.http, self._deployment.url(place))
         return running
 
     async def _metrics(self, url: str) -> str:

@@ -16,12 +16,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Literal, TypeAlias
 
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .problems import CORRECTION, PEOPLE, THINK_END, Split, final_answer, paragraphs
+from .problems import CORRECTION, PEOPLE, THINK_END, Split, final_answer, of_split, paragraphs, split_of
 
 __all__ = ["final_answer", "paragraphs"]  # the same as in `problems`
 
@@ -115,7 +114,7 @@ class Problem:
 
     @property
     def split(self) -> Split:
-        return "test" if blake2b(self.text.encode(), digest_size=1).digest()[0] < 32 else "train"
+        return split_of(self.text)
 
     def step(self, index: int, value: int) -> str:
         """Return the paragraph that applies deed *index* to a balance of *value*."""
@@ -203,10 +202,7 @@ def _close(problem: Problem, queried: int, work: Sum, result: int | None = None)
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
     """Yield problems of one split, without end; the sequence depends on *seed* only."""
     rng = random.Random(f"accounts {seed} {split}")
-    while True:
-        problem = draw(rng, difficulty)
-        if problem.split == split:
-            yield problem
+    return of_split(split, lambda: draw(rng, difficulty))
 
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias, TypeVar
 
 from stepspec.orchestrator.errors import ConfigurationError
 
@@ -132,7 +132,7 @@ class Problem:
 
     @property
     def split(self) -> Split:
-        return "test" if blake2b(self.text.encode(), digest_size=1).digest()[0] < 32 else "train"
+        return split_of(self.text)
 
     def step(self, index: int, value: int) -> str:
         """Return the paragraph that applies operation *index* to *value* things."""
@@ -164,13 +164,33 @@ def final_answer(value: int) -> str:
     return f"\n\n\\boxed{{{value}}}"
 
 
+class Divided(Protocol):
+    """A problem of one split."""
+
+    @property
+    def split(self) -> Split: ...
+
+
+D = TypeVar("D", bound=Divided)
+
+
+def of_split(split: Split, draw: Callable[[], D]) -> Iterator[D]:
+    """Yield the drawn problems of one *split*, without end."""
+    while True:
+        problem = draw()
+        if problem.split == split:
+            yield problem
+
+
+def split_of(words: str) -> Split:
+    """Return the split of the problem with these *words*: an eighth is for tests."""
+    return "test" if blake2b(words.encode(), digest_size=1).digest()[0] < 32 else "train"
+
+
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
     """Yield problems of one split, without end; the sequence depends on *seed* only."""
     rng = random.Random(f"{seed} {split}")
-    while True:
-        problem = draw(rng, difficulty)
-        if problem.split == split:
-            yield problem
+    return of_split(split, lambda: draw(rng, difficulty))
 
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:

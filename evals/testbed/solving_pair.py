@@ -32,8 +32,8 @@ def fresh_tasks(count: int, seed: int, difficulty: Difficulty = DEFAULT, *, worl
     if world == LONG:
         return long_tasks(count, seed)
     if world == TOOLS:
-        told = tool_problems.generate(seed, "test", tool_problems.NO_CALLS)
-        return [Task(problem.text, str(problem.answer)) for problem in islice(told, count)]
+        stated = tool_problems.generate(seed, "test", tool_problems.NO_CALLS)
+        return [Task(problem.text, str(problem.answer)) for problem in islice(stated, count)]
     return [Task(problem.text, str(problem.answer)) for problem in islice(generate(seed, "test", difficulty), count)]
 
 

@@ -24,7 +24,7 @@ from .data import IGNORED, TRUNK, Batch, Row, collate
 from .problems import THINK_END
 from .tool_problems import Message, Problem, State, Turn
 
-FEW_ITEMS = world.Difficulty(("buy", "price", "told"), (1, 1))  # for the problem before a conversation's last one
+FEW_ITEMS = world.Difficulty(("buy", "price", "stated"), (1, 1))  # for the problem before a conversation's last one
 OTHER_TOOLS = (
     "weather(city)", "search(query)", "translate(text, language)", "time(zone)", "send_email(to, subject, body)",
     "calendar(day)", "read_file(path)", "stock(symbol)", "run(code)", "remember(key, value)",
@@ -105,7 +105,7 @@ class ToolWriter:
 
     def _tools(self, rng: random.Random, problem: Problem) -> list[Message]:
         """Return the tools in random order, with an unrelated one now and then; none for some that need none."""
-        if problem.kind == "told" and rng.random() < 0.4:
+        if problem.kind == "stated" and rng.random() < 0.4:
             return []
         tools = world.tools()
         if rng.random() < 0.3:

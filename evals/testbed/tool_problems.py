@@ -15,17 +15,16 @@ import random
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias, cast
 
 from stepspec.orchestrator.errors import ConfigurationError
 
-from .problems import PEOPLE, RIGHT, THINK_END, WRONG, Split, final_answer, paragraphs
+from .problems import PEOPLE, RIGHT, THINK_END, WRONG, Split, final_answer, of_split, paragraphs, split_of
 
 __all__ = ["final_answer", "paragraphs"]  # the same as in `problems`
 
-Kind: TypeAlias = Literal["buy", "price", "told"]
+Kind: TypeAlias = Literal["buy", "price", "stated"]
 Message: TypeAlias = dict[str, Any]
 """A message of OpenAI's chat API."""
 
@@ -34,7 +33,7 @@ ITEMS = (
     "ball", "kite", "drum", "bell", "rope", "brick", "candle", "basket", "bucket", "mirror", "pillow", "towel",
     "ladder",
 )  # fmt: skip
-KINDS: Mapping[Kind, float] = {"buy": 0.65, "price": 0.1, "told": 0.25}
+KINDS: Mapping[Kind, float] = {"buy": 0.65, "price": 0.1, "stated": 0.25}
 RESULT = "result: "
 AT_ONCE = "Look up all prices at once."
 LARGEST = 199  # of a number: the vocabulary has one token for each
@@ -49,7 +48,7 @@ class Difficulty:
     Raise `ConfigurationError` for impossible ones.
     """
 
-    kinds: tuple[Kind, ...] = ("buy", "price", "told")
+    kinds: tuple[Kind, ...] = ("buy", "price", "stated")
     items: tuple[int, int] = (1, 2)
 
     def __post_init__(self) -> None:
@@ -60,7 +59,7 @@ class Difficulty:
 
 
 DEFAULT = Difficulty()
-NO_CALLS = Difficulty(("told",))
+NO_CALLS = Difficulty(("stated",))
 THREE_CALLS = Difficulty(("buy",), (2, 2))  # two of which may be made at once
 
 
@@ -103,7 +102,7 @@ class Problem:
     """
     A person buys *bought*, pairs of a number and an item, whose *prices* only the lookup knows.
 
-    A problem of kind ``told`` says that *money* is the price. With *at_once*, the prices are to be looked up in one
+    A problem of kind ``stated`` says that *money* is the price. With *at_once*, the prices are to be looked up in one
     turn.
     """
 
@@ -133,7 +132,7 @@ class Problem:
                 return self.total
             case "price":
                 return self.prices[0]
-            case "told":
+            case "stated":
                 return self.money
 
     @property
@@ -148,13 +147,12 @@ class Problem:
                 return f"{self.person} buys {self.things}. What does {self.pronoun} pay?{asked}"
             case "price":
                 return f"What does a {self.bought[0][1]} cost?"
-            case "told":
+            case "stated":
                 return f"{self.person} buys {self.things} for {self.money} dollars. What does {self.pronoun} pay?"
 
     @property
     def split(self) -> Split:
-        words = f"{self.text} {self.prices}"
-        return "test" if blake2b(words.encode(), digest_size=1).digest()[0] < 32 else "train"
+        return split_of(f"{self.text} {self.prices}")
 
     @property
     def turns(self) -> tuple[Turn, ...]:
@@ -174,7 +172,7 @@ def next_turn(problem: Problem, known: Mapping[str, int], result: int | None) ->
     """Return the worked turn when the *known* prices are looked up, and the calculator has returned *result*."""
     items = [item for _, item in problem.bought]
     unknown = [item for item in items if item not in known]
-    if problem.kind == "told":
+    if problem.kind == "stated":
         return _answer(problem.money, f"They are for {problem.money} dollars.\n\n")
     if problem.kind == "price":
         item = items[0]
@@ -212,10 +210,7 @@ def _answer(number: int, *steps: str) -> Turn:
 def generate(seed: int, split: Split, difficulty: Difficulty = DEFAULT) -> Iterator[Problem]:
     """Yield problems of one split, without end; the sequence depends on *seed* only."""
     rng = random.Random(f"tools {seed} {split}")
-    while True:
-        problem = draw(rng, difficulty)
-        if problem.split == split:
-            yield problem
+    return of_split(split, lambda: draw(rng, difficulty))
 
 
 def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
@@ -229,7 +224,7 @@ def draw(rng: random.Random, difficulty: Difficulty = DEFAULT) -> Problem:
             rng.choice(list(PEOPLE)),
             bought if kind != "price" else ((1, bought[0][1]),),
             tuple(rng.randint(10, 50) for _ in bought),
-            rng.randint(10, LARGEST) if kind == "told" else 0,
+            rng.randint(10, LARGEST) if kind == "stated" else 0,
             at_once=kind == "buy" and count > 1 and rng.random() < 0.3,
         )
         if problem.total <= LARGEST:

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def full(room: int) -> Callable[[], None]:
-    """Let no file of a process grow beyond *room* bytes, which a write is told as one is of a full disk."""
+    """Let no file of a process grow beyond *room* bytes, and fail a write beyond it as on a full disk."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 
 
@@ -41,9 +41,9 @@ def run(*words: str, room: int | None = None) -> tuple[int, str, str]:
 
 
 def test_a_trace_on_a_full_disk_costs_no_answer(servers: tuple[str, ...], folder: Path) -> None:
-    code, answer, told = run("solve", "6 x 7?", *servers, "--trace", "/dev/full")
+    code, answer, stderr = run("solve", "6 x 7?", *servers, "--trace", "/dev/full")
     assert (code, answer) == (0, "42\n")
-    assert "the trace is not written to /dev/full: No space left on device" in told
+    assert "the trace is not written to /dev/full: No space left on device" in stderr
 
 
 @pytest.mark.parametrize(
@@ -61,30 +61,30 @@ def test_a_trace_on_a_full_disk_costs_no_answer(servers: tuple[str, ...], folder
 def test_a_journal_on_a_full_disk_is_gone_on_with(
     servers: tuple[str, ...], folder: Path, words: tuple[str, ...], journal: str, room: int
 ) -> None:
-    code, _, told = run(*words, *servers, room=room)
+    code, _, stderr = run(*words, *servers, room=room)
     assert code == 1
-    assert "Traceback" not in told
-    assert f"error: {journal} cannot be written (File too large): make room there" in told
+    assert "Traceback" not in stderr
+    assert f"error: {journal} cannot be written (File too large): make room there" in stderr
     kept = (folder / journal).read_bytes().rpartition(b"\n")[0]
     assert kept.count(b"\n") >= 2
-    code, _, told = run(*words, *servers)
-    assert code == 0, told
+    code, _, stderr = run(*words, *servers)
+    assert code == 0, stderr
     assert (folder / journal).read_bytes().startswith(kept)
 
 
 def test_a_report_on_a_full_disk_is_an_error_of_one_line(servers: tuple[str, ...], folder: Path) -> None:
     assert run("eval", "problems.jsonl", "--output", "out", "-p", "specreason", *servers)[0] == 0
-    code, _, told = run("report", "out", room=2_000)
+    code, _, stderr = run("report", "out", room=2_000)
     assert code != 0
-    assert "Traceback" not in told
-    assert "File too large" in told
+    assert "Traceback" not in stderr
+    assert "File too large" in stderr
 
 
 def test_many_answers_on_a_full_disk_are_an_error_of_one_line(servers: tuple[str, ...], folder: Path) -> None:
     words = ("solve", "--problems", "problems.jsonl", *servers, "--output", "answers.jsonl")
-    code, _, told = run(*words, room=8_000)
+    code, _, stderr = run(*words, room=8_000)
     assert code == 1
-    assert "Traceback" not in told
-    assert "cannot be written" in told
+    assert "Traceback" not in stderr
+    assert "cannot be written" in stderr
     assert run(*words)[0] == 0
     assert (folder / "answers.jsonl").read_text().count("\n") == 12

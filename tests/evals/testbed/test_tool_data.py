@@ -75,7 +75,7 @@ def test_the_model_learns_to_write_its_turns_and_nothing_else(writer: ToolWriter
 
 def test_varied_rows_have_system_prompts_other_tools_earlier_problems_and_dropped_thinking(writer: ToolWriter) -> None:
     seen = [(problem, text(writer, trunk(row))) for problem, row in rows(writer, 300)]
-    assert {problem.kind for problem, words in seen if "Tools:" not in words} == {"told"}
+    assert {problem.kind for problem, words in seen if "Tools:" not in words} == {"stated"}
     assert any("weather(city)" in words for _, words in seen)
     assert any("calculator(expression)\nlookup(item)" in words for _, words in seen)
     assert any("lookup(item)\ncalculator(expression)" in words for _, words in seen)
