@@ -35,7 +35,8 @@ def test_the_plot_says_what_it_shows() -> None:
 
 
 @pytest.mark.servers
-async def test_a_quarter_of_a_minute_loses_nothing() -> None:
-    soak = await measure(0.25, 0.1, 4, 1, lambda seconds: None)
+async def test_a_third_of_a_minute_with_a_fault_loses_nothing() -> None:
+    soak = await measure(0.32, 0.1, 4, 1, lambda seconds: None)  # The first fault of this seed comes after 5 s.
     assert complaints(soak) == []
+    assert soak.faults.total()
     assert all(soak.seconds[part] for part in soak.seconds)
