@@ -60,10 +60,10 @@ def install() -> None:
 
 
 @asynccontextmanager
-async def browsing(executable: str) -> AsyncGenerator[Browser]:
-    """Start the browser at *executable*, without a window."""
+async def browsing(executable: str, *flags: str) -> AsyncGenerator[Browser]:
+    """Start the browser at *executable*, without a window, with further *flags*."""
     async with async_playwright() as playwright:
-        browser = await playwright.chromium.launch(executable_path=executable, headless=True, args=FLAGS)
+        browser = await playwright.chromium.launch(executable_path=executable, headless=True, args=[*FLAGS, *flags])
         try:
             yield browser
         finally:

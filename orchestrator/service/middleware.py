@@ -21,6 +21,7 @@ from .observers import (
     ServiceObserver,
     ServiceRequest,
 )
+from .origins import check_origin
 from .settings import ServiceSettings
 
 PUBLIC_PATHS = HEALTH_PATHS | {"/", "/version", "/metrics", "/openapi.json"}
@@ -45,6 +46,8 @@ class RequestMiddleware:
     """
     Makes a `ServiceRequest` of every HTTP request; refuses those without a key, over a limit, and too large.
 
+    Where no key is needed, it refuses those of other sites' pages, unless *settings* allow them.
+
     *observe* receives `RequestArrived`, `RequestFailed` and `RequestFinished`. The *session_header* of a request is
     forwarded to the served models; "" if there is none.
     """
@@ -62,6 +65,7 @@ class RequestMiddleware:
         self._app, self._version, self._observe = app, version, observe
         self._clients = clients
         self._max_bytes, self._body_seconds = settings.max_body_bytes, settings.send_seconds
+        self._checks_origin, self._origins = not (settings.locked or settings.insecure), settings.cors_origins
         self._session_header = session_header.lower()
         self._forward = (*TRACE_HEADERS, *([self._session_header] if session_header else []))
 
@@ -97,6 +101,8 @@ class RequestMiddleware:
                 await send_error(error, request, send)  # A response that has begun is broken off by the server.
 
     def _check(self, request: ServiceRequest) -> None:
+        if self._checks_origin:
+            check_origin(request.headers, self._origins)
         client = self._clients.find(request.headers.get("authorization"), request.headers.get("x-api-key"))
         if client is None and request.path not in PUBLIC_PATHS:
             raise ApiError(

@@ -123,9 +123,9 @@ class ServiceSettings(BaseModel):
     clients: dict[ClientName, Client] = {}
     """Clients by their names, each with its own key, limits and priority."""
     insecure: bool = False
-    """Allow a *host* that other machines can reach without keys."""
+    """Without keys, allow a *host* that other machines can reach, and requests of any name and any web page."""
     cors_origins: Words = ()
-    """Origins of web pages that may use the service; ``*``: all."""
+    """Origins of other sites' web pages that may use the service; ``*``: all."""
     root_path: Annotated[str, AfterValidator(_rooted)] = ""
     """The path under which a proxy serves the service."""
     thinking: Thinking = "both"

@@ -78,7 +78,10 @@ SERVICE: Mapping[str, Flag] = {
     "insecure": _service(
         "insecure",
         Annotated[
-            bool | None, typer.Option("--insecure", help="Serve a public address without a key.", show_default=False)
+            bool | None,
+            typer.Option(
+                "--insecure", help="Without a key, serve a public address, and any name and page.", show_default=False
+            ),
         ],
     ),
     "cors_origin": _service(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 
 import pytest
@@ -12,6 +13,7 @@ from pydantic import SecretStr
 from stepspec import policies
 from stepspec.orchestrator.service.settings import ServiceSettings
 
+from ....browser import browsing
 from ...endpoints.server import Refuse
 from ..served import ANSWER, serving
 from .conftest import Open
@@ -60,6 +62,33 @@ async def test_no_other_page_may_frame_it(opened: Open, saved: Callable[[str], s
         assert await page.frames[1].locator("#problem").count() == 0
         await page.goto(served.base)
         await expect(page.locator("#problem")).to_be_visible()
+
+
+async def test_the_page_of_another_site_can_run_nothing(opened: Open, saved: Callable[[str], str]) -> None:
+    """Without a key: it may send such a request, and only may not read the answer, so the service has to refuse."""
+    async with serving() as served:
+        page = await opened(saved("<p>elsewhere</p>"), console=False)
+        body = {"model": "auto", "messages": [{"role": "user", "content": PROBLEM}]}
+        send = "([url, body]) => fetch(url, {method: 'POST', mode: 'no-cors', body}).then(reply => reply.type)"
+        sent = await page.evaluate(send, [f"{served.base}/v1/chat/completions", json.dumps(body)])
+        assert sent == "opaque"
+        assert [(request.method, request.status) for request in served.recorded.requests] == [("POST", 403)]
+        assert served.small.heads == served.large.heads == []
+
+
+async def test_a_site_whose_name_is_made_to_point_to_this_machine_gets_nothing(executable: str) -> None:
+    rebound = "--host-resolver-rules=MAP rebound.example 127.0.0.1"
+    async with serving() as served, browsing(executable, rebound) as browser:
+        page = await browser.new_page()
+        url = served.base.replace("127.0.0.1", "rebound.example")
+        assert url != served.base
+        for path in ("/", "/v1/models", "/metrics"):
+            response = await page.goto(url + path)
+            assert response
+            assert (response.status, "host_not_allowed" in await response.text()) == (403, True)
+        response = await page.goto(served.base)
+        assert response
+        assert response.status == 200
 
 
 async def test_stopping_ends_the_run_on_the_servers(opened: Open) -> None:
