@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 
 from ..errors import EndpointError, StepspecError
 
-PROBE_SECONDS = 5.0  # for a probe; a call waits that long at most to learn whether a server works
+PROBE_SECONDS = 5.0  # for a probe of a server at which no request waits
 FIRST_PAUSE = 1.0  # seconds from the first failed probe to the next; each further pause is twice as long
 
 State: TypeAlias = Literal["closed", "half-open", "open"]

@@ -384,12 +384,18 @@ class ReplicatedEndpoint:
                 breaker.close()
 
     async def _probe(self, replica: Replica) -> None:
-        """Connect anew and write one token. Raise a `StepspecError` if that fails, or takes too long."""
+        """
+        Connect anew and write one token. Raise a `StepspecError` if that fails, or takes longer than `PROBE_SECONDS`.
+
+        Where requests wait at the server, the token has as long as any other request's first.
+        """
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
-                await self._enter(replica, probing=True)
+            async with asyncio.timeout(PROBE_SECONDS) as limit:
+                await self._enter(replica, limit)
         except TimeoutError:
-            late = f"no answer to a probe within {PROBE_SECONDS:g} s"
+            late = f"no answer to a probe within {now() - began:.0f} s"
             raise EndpointUnavailable(late, role=self.role, url=replica.url, verb="probe") from None
 
     @property
@@ -409,26 +415,29 @@ class ReplicatedEndpoint:
             if replica.endpoint is not None and replica.breaker.state == "closed"
         ]
 
-    async def _enter(self, replica: Replica, *, probing: bool = False) -> None:
+    async def _enter(self, replica: Replica, limit: asyncio.Timeout | None = None) -> None:
         """
         Check *replica* with a new connection, which becomes its endpoint if it had none.
 
-        *probing* sends each request once, and has one token written.
+        A probe has a *limit*: it sends each request once, and has one token written.
         """
         async with AsyncExitStack() as stack:
-            settings = replica.settings.model_copy(update={"retries": 0}) if probing else replica.settings
+            settings = replica.settings.model_copy(update={"retries": 0}) if limit else replica.settings
             fresh = await stack.enter_async_context(self._make(settings))
             others = [other.endpoint for other in self._replicas if other is not replica]
             known = next((other for other in (*others, replica.endpoint) if other is not None), fresh)
             _same(fresh, known)
             if why := self.refuses(fresh):
                 raise EndpointRejected(why, role=self.role, url=replica.url, verb="connect")
-            if probing:
+            if limit:
+                queue = await fresh.queue()
+                if queue and queue.waiting:
+                    limit.reschedule(asyncio.get_running_loop().time() + settings.deadlines.unstreamed)
                 await fresh.model().write(PROBE, limit=1)
             elif replica.endpoint is None:
                 replica.endpoint = fresh
                 self._exit.push_async_exit(stack.pop_all())
-        if probing and replica.endpoint is None:
+        if limit and replica.endpoint is None:
             await self._enter(replica)
 
     def _none_left(self) -> EndpointUnavailable:

@@ -415,6 +415,35 @@ def test_a_call_waits_for_the_probe_that_another_calls_failure_began() -> None:
     entered(replicated(only), body)
 
 
+@pytest.mark.parametrize(
+    ("queue", "seconds", "late"),
+    [
+        (None, 5.5, 5),
+        (QueueGauges(8, 0), 5.5, 5),
+        (QueueGauges(8, 3), 119.5, None),
+        (QueueGauges(8, 3), 120.5, 120),
+        (None, 4.5, None),
+    ],
+)
+def test_a_probe_has_five_seconds_and_as_long_as_any_request_where_requests_wait(
+    queue: QueueGauges | None, seconds: float, late: int | None
+) -> None:
+    only = server(A, queue=queue)
+    only.scripted.latency = lambda chain: 1.0 if chain == PROBLEM else seconds
+    broken = iter([EndpointUnavailable("reset", role="large", url=A)])
+    only.scripted.fails = lambda verb, chain: next(broken, None)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        if late is None:
+            assert (await endpoint.model().write(PROBLEM)).text
+            assert not endpoint.down
+            return
+        with pytest.raises(EndpointUnavailable, match=f"no answer to a probe within {late} s"):
+            await endpoint.model().write(PROBLEM)
+
+    entered(replicated(only), body)
+
+
 @pytest.mark.parametrize("kind", [EndpointUnavailable, MalformedReply])
 def test_a_call_that_fails_again_on_a_server_that_passes_probes_is_given_up(kind: type[EndpointError]) -> None:
     only, tried = server(A), list[str]()
