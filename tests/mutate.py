@@ -54,6 +54,7 @@ LOOP = (
     *RUN[:2],
 )
 PROMISES = (RUN[2], "orchestrator/test_reason")
+MACHINES = "orchestrator/test_state_machines"
 CORE = {
     "answer": core("answer", "orchestrator/test_answer", *RUN),
     "budget": core("budget", "orchestrator/test_budget", *RUN),
@@ -64,7 +65,7 @@ CORE = {
     "lookahead": core("lookahead", *LOOP, slow=PROMISES),
     "reason": core("reason", *LOOP, slow=PROMISES),
     "repetition": core("repetition", "orchestrator/test_repetition"),
-    "replicas": core("endpoints/replicas", "orchestrator/endpoints/test_replicas"),
+    "replicas": core("endpoints/replicas", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "run": core("run", *RUN, "orchestrator/test_early_stopping"),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
     "adaptation": core(
@@ -74,9 +75,12 @@ CORE = {
         "orchestrator/test_deciding",
     ),
     "admission": core(
-        "service/admission", "orchestrator/service/test_admission", slow=("orchestrator/service/test_workers",)
+        "service/admission",
+        "orchestrator/service/test_admission",
+        "orchestrator/service/test_workers",
+        slow=(MACHINES,),
     ),
-    "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas"),
+    "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "client": core(
         "endpoints/client",
         *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "waiting", "sse", "priority")),
