@@ -7,7 +7,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,7 +19,7 @@ import ray as _ray
 from ray import exceptions
 from rich.console import Console
 
-from stepspec.orchestrator.concurrency import background
+from stepspec.orchestrator.concurrency import background, supervised
 from stepspec.orchestrator.errors import ConfigurationError, StepspecError, WorkersLost
 from stepspec.settings import Settings
 
@@ -63,7 +63,7 @@ class WorkerPool:
 
     def __init__(
         self,
-        start: Callable[[], RemoteWorker],
+        start: Callable[[], Awaitable[RemoteWorker]],
         workers: int,
         cluster_record: Mapping[str, Any],
         console: Console,
@@ -87,7 +87,7 @@ class WorkerPool:
     @asynccontextmanager
     async def _slot(self, settings: Settings, plan: Plan, local_servers: bool) -> AsyncGenerator[_PooledWorker]:
         while True:
-            remote = self._start()
+            remote = await self._start()
             try:
                 async with self._started(remote, local_servers) as record:
                     if failed := await remote.enter(settings, plan):
@@ -211,6 +211,7 @@ ENVIRONMENT = {
 }
 OBJECTS = 100 * 2**20  # bytes of shared memory of a local cluster; messages are small
 CONNECT = 5.0  # seconds for the head of a cluster to accept a connection
+HEADLESS = 30.0  # seconds without a head, after which the run ends
 QUIET = 30.0  # seconds without a result, after which a worker is checked
 ALIVE = 60.0  # seconds to answer that check
 BECAUSE = re.compile(r"because ([^.\n]+)")
@@ -230,7 +231,15 @@ async def cluster(address: str, workers: int | None, console: Console) -> AsyncG
         try:
             nodes = [_node(node) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
             record = {"address": address, "version": ray.__version__, "nodes": nodes}
-            yield WorkerPool(lambda: _Actor(), workers or max(1, len(nodes)), record, console)
+            head = None if address.startswith(f"{CLIENT}://") else _Head()
+
+            async def start() -> RemoteWorker:
+                if head:
+                    await head.listens()
+                return _Actor()
+
+            async with supervised(*([head.watch()] if head else [])):
+                yield WorkerPool(start, workers or max(1, len(nodes)), record, console)
         finally:
             ray.shutdown()
 
@@ -273,15 +282,52 @@ async def _reach(address: str) -> None:
         host, port = None, None
     if not host or not port or parts.scheme not in ("", CLIENT):
         raise ConfigurationError(f"--ray {address!r}: it is auto, local, HOST:PORT or ray://HOST:PORT")
+    if not await _listens(host, port):
+        raise ConfigurationError(
+            f"nothing listens at {host}:{port}: begin a cluster with `ray start --head` there, and `ray start "
+            "--address=HOST:PORT` on the other machines"
+        )
+
+
+async def _listens(host: str, port: int) -> bool:
     try:
         async with asyncio.timeout(CONNECT):
             _, writer = await asyncio.open_connection(host, port)
             writer.close()
-    except (OSError, TimeoutError) as exc:
-        raise ConfigurationError(
-            f"nothing listens at {host}:{port}: begin a cluster with `ray start --head` there, and `ray start "
-            "--address=HOST:PORT` on the other machines"
-        ) from exc
+    except (OSError, TimeoutError):
+        return False
+    return True
+
+
+class _Head:
+    """
+    The head of the cluster that this machine has joined.
+
+    Ray's own calls block the event loop while the head does not listen, and end the process after 60 seconds.
+    """
+
+    def __init__(self) -> None:
+        self._address = str(ray.get_runtime_context().gcs_address)
+        host, _, port = self._address.rpartition(":")
+        self._place = host.strip("[]"), int(port)
+
+    async def listens(self) -> None:
+        """Wait until it listens."""
+        while not await _listens(*self._place):  # noqa: ASYNC110  # another process, which sets no event
+            await asyncio.sleep(POLL)
+
+    async def watch(self) -> None:
+        """Raise `WorkersLost` once it has not listened for a while."""
+        now = asyncio.get_running_loop().time
+        heard = now()
+        while now() - heard < HEADLESS:
+            await asyncio.sleep(POLL)
+            if await _listens(*self._place):
+                heard = now()
+        raise WorkersLost(
+            f"the Ray cluster is lost: its head at {self._address} has not answered for {HEADLESS:.0f} s; the same "
+            "command goes on from there with another cluster, or without --ray"
+        )
 
 
 def _actor_class() -> type[Any]:

@@ -71,7 +71,7 @@ def staff(*remotes: Scripted, workers: int = 1, console: Console | None = None) 
     """Workers whose processes are *remotes*, in order; the last one's script is everybody's after it."""
     coming = iter(remotes)
 
-    def ask() -> RemoteWorker:
+    async def ask() -> RemoteWorker:
         return next(coming, None) or replace(remotes[-1], calls=[], stopped=0)
 
     return WorkerPool(ask, workers, {"version": "2"}, console or Console(quiet=True))

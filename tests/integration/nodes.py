@@ -1,7 +1,7 @@
 """
 A program: a Ray cluster of several nodes on this machine, each with one CPU, until its standard input ends.
 
-It prints one line of JSON: the cluster's address, and the process of every node but the first.
+It prints one line of JSON: the cluster's address, the processes of the head, and that of every other node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if __name__ == "__main__":
     try:
         others = [cluster.add_node(**NODE) for _ in range(int(sys.argv[1]) - 1)]
         raylets = [node.all_processes["raylet"][0].process.pid for node in others]
-        print(json.dumps({"address": cluster.address, "raylets": raylets}), flush=True)
+        head = [each.process.pid for kind in cluster.head_node.all_processes.values() for each in kind]
+        print(json.dumps({"address": cluster.address, "head": head, "raylets": raylets}), flush=True)
         sys.stdin.read()
     finally:
         cluster.shutdown()

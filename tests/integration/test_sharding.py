@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,9 +42,10 @@ EVERY = ARMS * PROBLEMS
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """A cluster: its *address*, and the processes of its nodes, without the head."""
+    """A cluster: its *address*, and the processes of its *head*, and of the other nodes."""
 
     address: str
+    head: list[int]
     raylets: list[int]
 
     def busy(self) -> list[int]:
@@ -53,7 +55,16 @@ class Nodes:
     def kill(self, raylet: int) -> None:
         """End a node as a power cut does: everything on it, at once."""
         self.raylets.remove(raylet)
-        for process in (raylet, *_below(raylet)):
+        _kill(raylet)
+
+    def kill_head(self) -> None:
+        """End the head as a power cut does, and with it the cluster."""
+        _kill(*self.head)
+
+
+def _kill(*processes: int) -> None:
+    for process in {below for each in processes for below in (each, *_below(each))}:
+        with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
 
 
@@ -91,7 +102,7 @@ def nodes() -> Generator[Nodes]:
         assert running.stdout
         try:
             started: dict[str, Any] = json.loads(running.stdout.readline())
-            yield Nodes(started["address"], started["raylets"])
+            yield Nodes(**started)
         finally:
             running.stdin.close()
             running.wait(60)
@@ -177,3 +188,39 @@ def test_a_node_killed_in_the_middle_costs_no_sample(
     assert "was lost" in stderr
     assert "(raylet)" not in stderr
     assert sum("lost" in worker for worker in sessions(folder)[0]["ray"]["hired"]) == 1
+
+
+def test_a_run_goes_on_without_the_head_and_when_the_cluster_is_lost_the_same_command_goes_on(
+    pair: Pair, nodes: Nodes, unsharded: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "headless"
+    begun = words(pair, folder, "--ray", nodes.address)
+    with subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+
+        def wait_for(count: int) -> None:
+            ends = time.monotonic() + DEADLINE
+            while len(samples(folder)) < count:
+                assert running.poll() is None, "the run ended by itself"
+                assert time.monotonic() < ends, "the run does not get anywhere"
+                time.sleep(0.02)
+
+        wait_for(2)
+        nodes.kill_head()
+        wait_for(len(samples(folder)) + 2)
+        while nodes.raylets:
+            nodes.kill(nodes.raylets[0])
+        killed = time.monotonic()
+        _, stderr = running.communicate(timeout=DEADLINE)
+    kept = samples(folder)
+    print(
+        f"it ended {time.monotonic() - killed:.0f} s later with {running.returncode} and {len(kept)} samples: {stderr}"
+    )
+    assert running.returncode == 1
+    assert "the Ray cluster is lost: its head at" in stderr
+    assert "the same command goes on from there" in stderr
+    assert "Traceback" not in stderr
+    assert len(kept) < EVERY
+    resumed = finish(words(pair, folder), folder)
+    assert samples(folder)[: len(kept)] == kept
+    assert found(folder) == found(unsharded[0])
+    assert figures(resumed) == figures(unsharded[1])
