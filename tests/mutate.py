@@ -80,7 +80,12 @@ CORE = {
         "orchestrator/service/test_workers",
         slow=(MACHINES,),
     ),
-    "breaker": core("endpoints/breaker", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
+    "breaker": core(
+        "endpoints/breaker",
+        "orchestrator/endpoints/test_breaker",
+        "orchestrator/endpoints/test_replicas",
+        slow=(MACHINES,),
+    ),
     "client": core(
         "endpoints/client",
         *(f"orchestrator/endpoints/test_{name}" for name in ("retries", "failures", "waiting", "sse", "priority")),

@@ -45,7 +45,11 @@ class Deployed:
 
     def replicas(self) -> set[int]:
         """Return the processes of the replicas."""
-        return {pid for pid in descendants(self.cluster.pid) if "ServeReplica:stepspec:replica" in title(pid)}
+        return self.processes("ServeReplica:stepspec:replica")
+
+    def processes(self, name: str) -> set[int]:
+        """Return the processes of the cluster whose titles have that name."""
+        return {pid for pid in descendants(self.cluster.pid) if name in title(pid)}
 
     def logged(self, event: str) -> list[dict[str, Any]]:
         """
@@ -85,14 +89,14 @@ class Answer:
 
 
 @asynccontextmanager
-async def deploying(pair: Pair, folder: Path) -> AsyncGenerator[Deployed]:
+async def deploying(pair: Pair, folder: Path, **variables: str) -> AsyncGenerator[Deployed]:
     """Deploy the file that is shipped, with this pair and a free port, on a cluster that is gone afterwards."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     written, log = folder / "stepspec.yaml", folder / "cluster.log"
     written.write_text(yaml.safe_dump(changed(yaml.safe_load(DEPLOYED.read_text()), pair, port)))
     command = (sys.executable, str(PROGRAM), str(written))
-    async with child(command, env={**os.environ, **QUIET, **PATIENT}, log=log, grace=GRACE) as cluster:
+    async with child(command, env={**os.environ, **QUIET, **PATIENT, **variables}, log=log, grace=GRACE) as cluster:
         deployed = Deployed(f"http://127.0.0.1:{port}", log, cluster)
         async with aiohttp.ClientSession(deployed.base) as http:
             await until(lambda: ready(http, deployed), PATIENCE)

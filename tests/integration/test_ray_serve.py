@@ -7,8 +7,10 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -167,3 +169,39 @@ async def test_running_requests_finish_when_the_application_is_deleted(
     async with asyncio.timeout(120):
         await asyncio.gather(*requests)
     assert all(answer.complete for answer in answers), [answer.text for answer in answers if not answer.complete]
+
+
+async def test_without_its_head_it_answers_until_ray_ends_it_and_leaves_nothing_running(
+    paced_pair: Pair, tmp_path: Path
+) -> None:
+    """Ray ends all processes a minute after their head; here it waits for a shorter time."""
+    counts, problems = Counter[str](), (task.problem for task in fresh_tasks(1000, 75))
+
+    async def use(http: aiohttp.ClientSession, *, stream: bool) -> None:
+        """Ask one problem after the other, until the service is gone."""
+        for problem in problems:
+            answer = Answer(stream=stream)
+            try:
+                await ask(http, problem, answer)
+            except aiohttp.ClientConnectorError:
+                return
+            except aiohttp.ClientError:
+                counts["broken off"] += 1
+                assert "[DONE]" not in answer.text
+                continue
+            assert answer.complete or answer.error or answer.status >= 500, answer.text
+            counts["answered" if answer.complete else "refused"] += 1
+
+    waiting = {"RAY_gcs_rpc_server_reconnect_timeout_s": "8"}
+    async with deploying(paced_pair, tmp_path, **waiting) as deployed, aiohttp.ClientSession(deployed.base) as http:
+        clients = [asyncio.create_task(use(http, stream=index % 2 == 0)) for index in range(4)]
+        await until(lambda: true(counts["answered"] >= 4), 60)
+        (head,) = deployed.processes("gcs_server")
+        os.kill(head, signal.SIGKILL)
+        before = counts["answered"]
+        async with asyncio.timeout(120):
+            await asyncio.gather(*clients)
+    print(f"after {before} with the head: {dict(counts)}")
+    assert counts["answered"] > before
+    for server in (paced_pair.small, paced_pair.large):
+        await until(works(server, busy=False), 10)
