@@ -20,7 +20,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain
 from typing import TypeAlias
 
 BLANK_LINE = "\n\n"
@@ -35,8 +34,7 @@ _MARK = r"""
     | \\(?<!\\\\)\\*+(?P<bracket>[\[\]])
     | <(?P<table>/?table)\b
     | </think>"""  # Every part begins with a character, for a fast search.
-_MARKS = re.compile(_MARK, re.VERBOSE)
-_MARKS_AND_FENCES = re.compile(rf"(?:```|~~~)[^\n]*\n? | {_MARK}", re.VERBOSE)
+_MARKS = re.compile(rf"(?:```|~~~)(?:(?!</think>)[^\n])*\n? | {_MARK}", re.VERBOSE)
 _OPENINGS = ("```", "~~~", "\\begin{", "$$", "\\[", "<table")  # without one of them a text has no block
 _FENCE = re.compile(r"`+|~+")
 _RULE = re.compile(r"\|[\s:|]*-[\s:|-]*")
@@ -245,15 +243,15 @@ def _search(text: str, blocks: Blocks) -> tuple[list[Span], tuple[tuple[str, int
                 del opened[place:]
                 return
 
-    begin, last = 0 if opened else text.rfind("\n", 0, first) + 1, text.rfind("\n") + 1
-    # A fence is a whole line, so none begins in the last one, which is not complete.
-    for match in chain(_MARKS_AND_FENCES.finditer(text, begin, last), _MARKS.finditer(text, last)):
+    for match in _MARKS.finditer(text, 0 if opened else text.rfind("\n", 0, first) + 1):
         start, end = blocks.at + match.start(), blocks.at + match.end()
         end_long_blocks(start)
         mark, fence = match[0], _fence(text, match)
         if mark == "</think>":
             spans += [(outer, start + 1) for _, outer in opened[:1]]
             opened.clear()
+        elif mark[0] in "`~" and mark[-1] != "\n":
+            continue  # The line of a fence is not complete, and what follows on it is part of the fence.
         elif opened and opened[-1][0][0] in "`~":
             if fence.startswith(opened[-1][0]) and fence == mark.strip():
                 close(opened[-1][0], end)

@@ -14,7 +14,7 @@ from stepspec.orchestrator.endpoints.metrics import QueueGauges
 from stepspec.orchestrator.endpoints.probe import Capabilities
 from stepspec.orchestrator.endpoints.tool_protocol import ParserState
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
-from stepspec.orchestrator.errors import EndpointUnavailable
+from stepspec.orchestrator.errors import EndpointError, EndpointUnavailable
 from stepspec.orchestrator.events import Called, Calling, Event, Observer
 from stepspec.orchestrator.interfaces import WriteOptions
 from stepspec.orchestrator.stats import Acceptance
@@ -45,6 +45,7 @@ class Mortal:
     can: Capabilities = CAPABLE
     queue: QueueGauges | None = None
     acceptance: Acceptance | None = None
+    broken: EndpointError | None = None  # what becomes of a question about its features
     calls: int = 0
     entered: int = 0
     looks: int = 0
@@ -129,6 +130,9 @@ class MortalEndpoint:
         return self.server.queue if self.server.alive else None
 
     async def capabilities(self) -> Capabilities:
+        await asyncio.sleep(0)
+        if self.server.broken:
+            raise self.server.broken
         return self.server.can
 
     def model(

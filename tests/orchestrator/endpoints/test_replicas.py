@@ -29,6 +29,7 @@ from stepspec.orchestrator.errors import (
     EndpointError,
     EndpointRejected,
     EndpointUnavailable,
+    EndpointUnreachable,
     FormatIgnored,
     MalformedReply,
 )
@@ -38,7 +39,7 @@ from stepspec.orchestrator.stats import Acceptance
 
 from ...fakes import ScriptedModel, counting, run
 from ..arms import ARMS, BOUNDED, PROBLEM, arm, build
-from .mortal import CAPABLE, Mortal, replicated
+from .mortal import CAPABLE, Mortal, MortalEndpoint, replicated
 from .server import Break, FakeVllm
 
 A, B, C = "http://a", "http://b", "http://c"
@@ -79,15 +80,16 @@ def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there() -> No
     assert [one.entered for one in servers] == [0, 0, 0]
 
 
-def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has() -> None:
-    servers = [server(url) for url in (A, B, C)]
+@pytest.mark.parametrize("session", ["one", "two", "three", "four"])
+def test_runs_of_a_session_begin_on_one_replica_however_many_runs_it_has(session: str) -> None:
+    servers = [server(url) for url in (C, A, B)]
 
     async def body(endpoint: ReplicatedEndpoint) -> None:
-        with carrying({}, session="one"):
+        with carrying({}, session=session):
             models = [endpoint.model() for _ in range(4)]
             for model in models:
                 await model.write(PROBLEM)
-        first = in_order((A, B, C), "one")[0]
+        first = in_order((A, B, C), session)[0]
         assert {url: count for url, count in endpoint.runs.items() if count} == {first: 4}
 
     entered(replicated(*servers), body)
@@ -279,7 +281,9 @@ async def never(endpoint: ReplicatedEndpoint) -> None:
     ("other", "complaint"),
     [
         ({"name": "else"}, f"the large model at {B}: serves 'else', and its replica at {A} 'model'"),
+        ({"name": "other"}, f"the large model at {B}: serves 'other', and its replica at {A} 'model'"),
         ({"vocabulary": "else"}, f"the large model at {B}: has another vocabulary than its replica at {A}"),
+        ({"vocabulary": "zero"}, f"the large model at {B}: has another vocabulary than its replica at {A}"),
         ({"template": Template("else", "")}, f"the large model at {B}: has another chat template .* at {A}"),
     ],
 )
@@ -354,6 +358,118 @@ def test_replicas_have_the_features_that_all_have() -> None:
         assert await endpoint.capabilities() == replace(CAPABLE, forced=False, metrics=False, version=None)
 
     entered(replicated(*servers), body)
+
+
+def test_features_that_differ_are_unknown_unless_one_replica_lacks_them() -> None:
+    equal = str(str(CAPABLE.version).encode(), "ascii")  # another object
+    servers = server(A, can=replace(CAPABLE, suffix_scoring=True)), server(B, can=replace(CAPABLE, version=equal))
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        assert await endpoint.capabilities() == replace(CAPABLE, suffix_scoring=None)
+
+    entered(replicated(*servers), body)
+
+
+def test_replicas_that_cannot_be_reached_have_no_say_in_the_features() -> None:
+    unreachable = EndpointUnreachable("nothing listens", role="large", url=A)
+    refused = EndpointRejected("a wrong key", role="large", url=A)
+    first, second = server(A), server(B, can=replace(CAPABLE, forced=False))
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        first.broken = unreachable
+        assert await endpoint.capabilities() == second.can
+        first.broken = refused
+        with pytest.raises(EndpointRejected, match="a wrong key"):
+            await endpoint.capabilities()
+        first.broken = second.broken = unreachable
+        with pytest.raises(EndpointUnreachable, match="nothing listens"):
+            await endpoint.capabilities()
+
+    entered(replicated(first, second), body)
+
+
+def test_a_call_that_fails_moves_on_even_if_its_replica_passes_the_probe() -> None:
+    first, second = server(A), server(B)
+    poison = EndpointUnavailable("poison", role="large", url=A)
+    first.scripted.fails = lambda verb, chain: poison if chain == PROBLEM else None
+    events: list[Event] = []
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        model = endpoint.model(observe=events.append)
+        await model.write(PROBLEM)
+        await asyncio.sleep(10)
+        await model.write(PROBLEM)
+        assert not endpoint.down
+
+    entered(replicated(first, second), body)
+    assert [event for event in events if isinstance(event, Moved)] == [Moved("large", A, B, "poison")]
+    assert (first.calls, second.calls) == (2, 2)  # one and a probe, and both in the end
+
+
+def test_a_run_leaves_a_replica_whose_circuit_another_run_opened() -> None:
+    first, second = server(A, dies=5), server(B)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        one, between, other = (endpoint.model() for _ in range(3))
+        for model in (one, between, other):
+            await model.write(PROBLEM)
+        assert endpoint.runs == {A: 2, B: 1}
+        await asyncio.sleep(5)
+        await one.write(PROBLEM)
+        calls = first.calls
+        await other.write(PROBLEM)
+        assert first.calls == calls
+
+    entered(replicated(first, second), body)
+
+
+def test_the_first_probe_is_sent_at_once_however_long_the_last_pause_was() -> None:
+    only = server(A, dies=0.5, revives=60)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        now = asyncio.get_running_loop().time
+        with pytest.raises(EndpointUnavailable):
+            await endpoint.model().write(PROBLEM)
+        await asyncio.sleep(89)
+        assert not endpoint.down
+        broken = iter([EndpointUnavailable("reset", role="large", url=A)])
+        only.scripted.fails = lambda verb, chain: next(broken, None)
+        began = now()
+        await endpoint.model().write(PROBLEM)
+        assert now() - began == 3  # the call, the probe, and the call
+
+    entered(replicated(only), body)
+
+
+def test_a_probe_sends_each_request_once_and_writes_one_token() -> None:
+    only, retries = server(A), list[int]()
+    only.scripted.pace = 1.0
+    broken = iter([EndpointUnavailable("reset", role="large", url=A)])
+    only.scripted.fails = lambda verb, chain: next(broken, None)
+
+    def make(settings: Endpoint) -> MortalEndpoint:
+        retries.append(settings.retries)
+        return MortalEndpoint(settings, only)
+
+    async def body(endpoint: ReplicatedEndpoint) -> None:
+        began = asyncio.get_running_loop().time()
+        step = await endpoint.model().write(PROBLEM)
+        # the call that fails, the probe with its token, and the call
+        assert asyncio.get_running_loop().time() - began == 1 + (1 + 1) + (1 + len(step.tokens))
+
+    settings = replicated(only).settings
+    entered(ReplicatedEndpoint(settings, make), body)
+    assert retries == [settings.retries, 0]
+    assert settings.retries > 0
+
+
+async def test_a_model_is_needed_unless_it_is_said_to_be_optional() -> None:
+    settings = Endpoint(role="large", url="http://127.0.0.1:9", retries=0)
+    for made in (ReplicatedEndpoint(settings), connect(settings)):
+        with pytest.raises(EndpointUnavailable):
+            await made.__aenter__()
+    async with connect(settings, optional=True) as endpoint:
+        assert not endpoint.known
 
 
 def test_acceptance_is_summed_over_replicas_with_metrics() -> None:
