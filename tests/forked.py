@@ -40,7 +40,7 @@ SURVIVED = work_item.TestOutcome.SURVIVED
 DEADLINE = 600.0  # seconds
 LIMIT = 300.0  # seconds of one core, for the tests of the code without any mutant
 PRELOADED_WARNING = "ignore::pytest.PytestAssertRewriteWarning"  # hypothesis is there already
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-W", PRELOADED_WARNING, *PLUGINS)
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "--timeout=30", "-W", PRELOADED_WARNING, *PLUGINS)
 
 
 def processor_seconds() -> float:

@@ -16,7 +16,7 @@ OLDEST_EVERY = 4  # slots, one of which goes to the request that has waited long
 class Slots(Protocol):
     """The slots of a service, each for one running request."""
 
-    async def acquire(self, priority: int = 0) -> Callable[[], None]:
+    async def acquire(self, priority: int) -> Callable[[], None]:
         """
         Wait for a slot; return the function that gives it back. Raise `ApiError` if the queue is full.
 
@@ -39,7 +39,7 @@ class LocalSlots:
         self._inside = self._handed = 0
         self._queue: list[tuple[int, asyncio.Future[None]]] = []  # priorities, in the order of arrival
 
-    async def acquire(self, priority: int = 0) -> Callable[[], None]:
+    async def acquire(self, priority: int) -> Callable[[], None]:
         if self._inside >= self._limit:
             raise ApiError(429, "too many requests are running and waiting already", code=QUEUE_FULL, retry=True)
         self._inside += 1

@@ -90,7 +90,7 @@ class SharedSlots:
         self._numbers = itertools.count()
         self._asked: dict[int, asyncio.Future[None]] = {}
 
-    async def acquire(self, priority: int = 0) -> Callable[[], None]:
+    async def acquire(self, priority: int) -> Callable[[], None]:
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
         leave = partial(self._send, "leave", number)

@@ -124,6 +124,7 @@ async def test_too_many_requests_get_a_retry_after_header() -> None:
             served.small.gate.release()
         assert (await first).message["content"] == ANSWER
     assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (429, "queue_full", "2")
+    assert refused.headers["x-should-retry"] == "true"
 
 
 @pytest.mark.parametrize("stream", [False, True])
