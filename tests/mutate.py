@@ -74,12 +74,7 @@ CORE = {
         "orchestrator/feedback/test_adaptation",
         "orchestrator/test_deciding",
     ),
-    "admission": core(
-        "service/admission",
-        "orchestrator/service/test_admission",
-        "orchestrator/service/test_workers",
-        slow=(MACHINES,),
-    ),
+    "admission": core("service/admission", "orchestrator/service/test_admission", slow=(MACHINES,)),
     "breaker": core(
         "endpoints/breaker",
         "orchestrator/endpoints/test_breaker",
