@@ -62,7 +62,11 @@ def run_forked(tests: str, seconds: float, limit: float) -> tuple[Any, str]:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
-        os._exit(int(pytest.main([*OPTIONS, *tests.split()])))
+        code = 1
+        try:
+            code = int(pytest.main([*OPTIONS, *tests.split()]))
+        finally:  # An error of pytest's own must not go on with this loop here, beside the parent.
+            os._exit(code)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         done, status = os.waitpid(child, os.WNOHANG)

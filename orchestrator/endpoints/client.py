@@ -52,7 +52,7 @@ from .vllm_protocol import (
 BROKEN = (aiohttp.ClientError, OSError)
 KEEP_ALIVE = 5.0  # seconds that an idle connection stays open, as long as vLLM's own
 CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
-LONGEST_LINE = 64 << 20  # bytes of a stream without a line break; an event with 20 tokens of a position has a few KB
+LONGEST_LINE = 16 << 20  # bytes of a stream without a line break; an event with 20 tokens of a position has a few KB
 
 WAITING = "stepspec.waiting"
 """The logger of servers that do not answer; the command line shows what it logs."""

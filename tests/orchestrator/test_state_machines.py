@@ -71,27 +71,29 @@ class Gate(OnOneLoop):
         self.tasks = dict[Visit, asyncio.Task[None]]()
         self.handed = 0
 
-    @rule(priority=st.integers(-1, 1))
-    def arrive(self, priority: int) -> None:
-        visit = Visit(len(self.expected), priority, self.loop.time())
-        self.tasks[visit] = self.loop.create_task(self.visit(visit))
-        if self.gate.closed:
-            self.expected[visit] = "draining"
-        elif len(self.running) + len(self.waiting) >= self.limit:
-            self.expected[visit] = "queue_full"
-        elif len(self.running) < self.slots:
-            self.admit(visit)
-        else:
-            self.waiting.append(visit)
-            self.expected[visit] = "waiting"
+    @rule(priorities=st.lists(st.integers(-1, 1), min_size=1, max_size=5))
+    def arrive(self, priorities: list[int]) -> None:
+        for priority in priorities:
+            visit = Visit(len(self.expected), priority, self.loop.time())
+            self.tasks[visit] = self.loop.create_task(self.visit(visit))
+            if self.gate.closed:
+                self.expected[visit] = "draining"
+            elif len(self.running) + len(self.waiting) >= self.limit:
+                self.expected[visit] = "queue_full"
+            elif len(self.running) < self.slots:
+                self.admit(visit)
+            else:
+                self.waiting.append(visit)
+                self.expected[visit] = "waiting"
         self.do(settle())
 
     @precondition(lambda self: self.running)
-    @rule(index=INDEX, cancelled=st.booleans())
-    def leave(self, index: int, cancelled: bool) -> None:
-        visit = self.running[index % len(self.running)]
-        self.do(self.end(visit, cancelled))
-        self.left(visit, "cancelled" if cancelled else "done")
+    @rule(index=INDEX, cancelled=st.lists(st.booleans(), min_size=1, max_size=4))
+    def leave(self, index: int, cancelled: list[bool]) -> None:
+        for each in cancelled[: len(self.running)]:
+            visit = self.running[index % len(self.running)]
+            self.do(self.end(visit, each))
+            self.left(visit, "cancelled" if each else "done")
 
     @precondition(lambda self: self.waiting)
     @rule(index=INDEX)
@@ -125,7 +127,7 @@ class Gate(OnOneLoop):
             self.waiting.remove(visit)
             self.expected[visit] = "queue_timeout"
 
-    @precondition(lambda self: len(self.expected) > 6)
+    @precondition(lambda self: len(self.expected) > 20)
     @rule()
     def shut(self) -> None:
         self.gate.close()

@@ -195,6 +195,17 @@ async def test_cancelling_a_write_closes_its_connection(meet: Meet, after: int) 
     assert len(asyncio.all_tasks()) == 1
 
 
+async def test_requests_do_not_wait_for_each_others_connections(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT, gate=asyncio.Semaphore(0))
+    async with meet(server) as met:
+        writes = [asyncio.create_task(met.model.write(PROBLEM)) for _ in range(3)]
+        await eventually(lambda: [path for path, _ in server.requests].count("/v1/completions") == 3)
+        assert server.gate
+        for _ in range(20):
+            server.gate.release()
+        await asyncio.gather(*writes)
+
+
 async def test_closed_streams_leave_nothing_in_memory(meet: Meet) -> None:
     before = {id(each) for each in gc.get_objects() if type(each) is Events}  # of failed tests, which are reported
     async with meet(FakeVllm(SCRIPT * 4)) as met:

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Sequence
 import httpx2
 import pytest
 
-from stepspec.orchestrator.endpoints import Deadlines, client
+from stepspec.orchestrator.endpoints import Deadlines
 from stepspec.orchestrator.endpoints.client import Events
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
@@ -40,12 +40,12 @@ async def test_a_stream_that_breaks_off_is_a_failure() -> None:
     await stream.close()
 
 
-async def test_a_line_without_end_is_refused_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "LONGEST_LINE", 1000)
-    stream = events([b"data: {1}\n"] + [b"x" * 100] * 12)
+async def test_a_line_without_end_is_refused_before_it_fills_the_memory() -> None:
+    mebibyte = b"x" * 2**20
+    stream = events([b"data: ", *[mebibyte] * 15, mebibyte[6:], b"\n", *[mebibyte] * 16, b"x"])
     await stream.prime()
-    assert await stream.next() == b"{1}"
-    with pytest.raises(MalformedReply, match="a line of a stream has more than"):
+    assert await stream.next() == mebibyte * 15 + mebibyte[6:]
+    with pytest.raises(MalformedReply, match="a line of a stream has more than 16 MiB"):
         await stream.next()
     await stream.close()
 
