@@ -55,7 +55,7 @@ async def test_a_run_precedes_those_that_began_later_for_whatever_it_waits(monke
         monkeypatch.setattr(loop, "time", lambda at=at: at)
         with carrying({}):
             places.append(RUN.get())
-            assert RUN.get() == run_place(0)
+            assert RUN.get() == run_place() == run_place(0)
     awaited, bets = ORDER[:4], ORDER[4:]
     for older, younger in combinations(places, 2):
         assert max(priority(each, older) or 0 for each in awaited) < min(

@@ -7,6 +7,8 @@ import logging
 import re
 
 import pytest
+from asyncio_throttle import Throttler  # type: ignore[attr-defined]
+from tenacity import AsyncRetrying, RetryCallState
 
 from stepspec.orchestrator.endpoints import Deadlines, Endpoint
 from stepspec.orchestrator.endpoints import client as module
@@ -68,3 +70,29 @@ def test_each_retry_is_logged_with_its_cause(monkeypatch: pytest.MonkeyPatch, ca
         "no connection, try 2 in 0.5 s",
         "no connection, try 3 in 0.5 s",
     ]
+
+
+@pytest.mark.parametrize(("rate", "count", "seconds"), [(0.5, 1, 2.0), (1.0, 1, 1.0), (2.5, 2, 0.8), (10.0, 10, 1.0)])
+def test_a_rate_allows_whole_requests(rate: float, count: int, seconds: float) -> None:
+    throttle = module._throttle(rate)  # pyright: ignore[reportPrivateUsage]
+    assert isinstance(throttle, Throttler)
+    assert (throttle.rate_limit, throttle.period) == (count, pytest.approx(seconds))
+
+
+@pytest.mark.parametrize("tried", [1, 2, 4, 30])
+def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(tried: int) -> None:
+    retryable = module._Retryable  # pyright: ignore[reportPrivateUsage]
+    wait = module._wait  # pyright: ignore[reportPrivateUsage]
+    error = Connection(SETTINGS).call("connect").error(EndpointUnavailable, "no connection")
+
+    def pause(after: float | None) -> float:
+        state = RetryCallState(AsyncRetrying(), None, (), {})
+        state.attempt_number = tried
+        state.set_exception((retryable, retryable(error) if after is None else retryable(error, after), None))
+        return wait(state)
+
+    longest = min(module.LONGEST_PAUSE, 0.2 * 2 ** (tried - 1))
+    pauses = [pause(None) for _ in range(200)]
+    assert all(0 <= each <= longest for each in pauses)
+    assert max(pauses) > longest / 2 > min(pauses)
+    assert pause(60.0) == 60
