@@ -73,7 +73,8 @@ def test_a_new_run_uses_the_replica_with_the_fewest_runs_and_stays_there() -> No
         for _ in range(3):
             await models[0].write(PROBLEM)
             await models[2].ask(PROBLEM, "Right?", "9")
-            await models[2].score(PROBLEM, "So")
+            (scored,) = await models[2].score(PROBLEM, "So")
+            assert [token.top for token in scored] == [()]
 
     entered(replicated(*servers), body)
     assert [one.calls for one in servers] == [5, 3, 7]
