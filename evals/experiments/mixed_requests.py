@@ -311,6 +311,7 @@ async def measure(
         client = Client(http, program.base, names, tasks)
         kinds = [kind for kind in kinds if kind.served(description)]
         alone = await references(client, kinds, problems)
+        await settled(http, program.base, servers)  # The last one is counted when all of its reply is sent.
         before = await _counted(http, program.base)
         work = mixed(kinds, requests, problems, random.Random(SEED))
         outcomes, memory, still_open = list[Outcome](), list[Memory](), dict[str, int]()
