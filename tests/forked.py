@@ -65,7 +65,7 @@ def run_forked(tests: str, seconds: float, limit: float) -> tuple[Any, str]:
         code = 1
         try:
             code = int(pytest.main([*OPTIONS, *tests.split()]))
-        finally:  # An error of pytest's own must not go on with this loop here, beside the parent.
+        finally:  # After an error of pytest's own, this process must not continue the parent's loop.
             os._exit(code)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

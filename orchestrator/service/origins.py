@@ -36,8 +36,8 @@ def check_origin(headers: Mapping[str, str], origins: Sequence[str]) -> None:
 
 def registrable(host: str) -> bool:
     """Whether *host*, with or without a port, is a name that others can own: no address, and no name of a local net."""
-    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
-    name = name.lower().rstrip(".")
+    before, _, port = host.rpartition(":")
+    name = (before if port.isdecimal() else host).lower().rstrip(".")
     try:
         ipaddress.ip_address(name.strip("[]"))
     except ValueError:

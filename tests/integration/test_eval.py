@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 import pytest
@@ -16,6 +17,7 @@ from .conftest import Pair
 
 pytestmark = [pytest.mark.servers, pytest.mark.timeout(600)]  # four whole runs of the command
 
+T = TypeVar("T")
 PROBLEMS = 3
 METHODS = ("specreason", "bild:ahead=1")
 ARMS = 5  # the methods, both models alone, and a control
@@ -35,14 +37,20 @@ def samples(folder: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True)[1:] if path.is_file() else []
 
 
+def wait_for(running: subprocess.Popen[Any], sought: Callable[[], T]) -> T:
+    """Wait until what is *sought* of a run that has not ended is true; return it."""
+    ends = time.monotonic() + DEADLINE
+    while not (found := sought()):
+        assert running.poll() is None, "the run ended by itself"
+        assert time.monotonic() < ends, "the run does not get anywhere"
+        time.sleep(0.02)
+    return found
+
+
 def kill_in_the_middle(words: list[str], folder: Path, after: int) -> None:
     """Begin the run, and kill it once *after* samples are on disk."""
     with subprocess.Popen(words, cwd=folder.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-        ends = time.monotonic() + DEADLINE
-        while len(samples(folder)) < after:
-            assert running.poll() is None, "the run ended by itself"
-            assert time.monotonic() < ends, "the run does not get anywhere"
-            time.sleep(0.02)
+        wait_for(running, lambda: len(samples(folder)) >= after)
         running.send_signal(signal.SIGKILL)
 
 

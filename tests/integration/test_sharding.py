@@ -29,6 +29,7 @@ from .test_eval import (
     found,
     kill_in_the_middle,
     samples,
+    wait_for,
 )
 
 pytest.importorskip("ray")
@@ -174,11 +175,8 @@ def test_a_node_killed_in_the_middle_costs_no_sample(
     folder = tmp_path / "hit"
     begun = words(pair, folder, "--ray", nodes.address, "--workers", str(NODES))
     with subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-        ends = time.monotonic() + DEADLINE
-        while not (samples(folder) and (busy := nodes.busy())):
-            assert running.poll() is None, "the run ended by itself"
-            assert time.monotonic() < ends, "the run does not get anywhere"
-            time.sleep(0.02)
+        busy = list[int]()
+        busy = wait_for(running, lambda: nodes.busy() if samples(folder) else [])
         nodes.kill(busy[0])
         stdout, stderr = running.communicate(timeout=DEADLINE)
     assert running.returncode == 0, stderr
@@ -196,17 +194,10 @@ def test_a_run_goes_on_without_the_head_and_when_the_cluster_is_lost_the_same_co
     folder = tmp_path / "headless"
     begun = words(pair, folder, "--ray", nodes.address)
     with subprocess.Popen(begun, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
-
-        def wait_for(count: int) -> None:
-            ends = time.monotonic() + DEADLINE
-            while len(samples(folder)) < count:
-                assert running.poll() is None, "the run ended by itself"
-                assert time.monotonic() < ends, "the run does not get anywhere"
-                time.sleep(0.02)
-
-        wait_for(2)
+        wait_for(running, lambda: len(samples(folder)) >= 2)
         nodes.kill_head()
-        wait_for(len(samples(folder)) + 2)
+        more = len(samples(folder)) + 2
+        wait_for(running, lambda: len(samples(folder)) >= more)
         while nodes.raylets:
             nodes.kill(nodes.raylets[0])
         killed = time.monotonic()

@@ -47,13 +47,13 @@ class OnOneLoop(RuleBasedStateMachine):
 
 @dataclass(eq=False)
 class Visit:
-    """A request at the gate: how it has ended, if it has, and whether it runs; *told* is its own word."""
+    """A request at the gate: *status* is how it has ended, or that it waits or runs."""
 
     number: int
     priority: int
     arrived: float
     go: asyncio.Event = field(default_factory=asyncio.Event)
-    told: str = "waiting"
+    status: str = "waiting"
 
 
 class Gate(OnOneLoop):
@@ -137,7 +137,7 @@ class Gate(OnOneLoop):
         if not hasattr(self, "gate"):
             return
         assert (self.gate.running, self.gate.waiting) == (len(self.running), len(self.waiting))
-        assert {visit: visit.told for visit in self.expected} == self.expected
+        assert {visit: visit.status for visit in self.expected} == self.expected
         assert len(self.running) == self.slots or not self.waiting
 
     def admit(self, visit: Visit) -> None:
@@ -158,13 +158,13 @@ class Gate(OnOneLoop):
     async def visit(self, visit: Visit) -> None:
         try:
             async with self.gate.enter(visit.priority):
-                visit.told = "running"
+                visit.status = "running"
                 await visit.go.wait()
-            visit.told = "done"
+            visit.status = "done"
         except ApiError as exc:
-            visit.told = str(exc.code)
+            visit.status = str(exc.code)
         except asyncio.CancelledError:
-            visit.told = "cancelled"
+            visit.status = "cancelled"
 
     async def end(self, visit: Visit, cancelled: bool) -> None:
         if cancelled:
