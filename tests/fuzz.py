@@ -32,8 +32,8 @@ Target = Callable[[bytes], object]
 def stream() -> Target:
     """The events of a stream are the same however the network divides its bytes."""
     from stepspec.orchestrator.endpoints import vllm_protocol
-    from stepspec.orchestrator.endpoints.client import Events
     from stepspec.orchestrator.endpoints.settings import Deadlines
+    from stepspec.orchestrator.endpoints.sse import Events
     from stepspec.orchestrator.errors import EndpointError
 
     call = vllm_protocol.Call("small", "http://host", "write")

@@ -1,5 +1,5 @@
 """
-The HTTP client of one endpoint: `Connection` sends requests and retries them, `Events` reads a stream of events.
+The HTTP client of one endpoint: `Connection` sends requests and retries them.
 
 `ConnectedEndpoint` is what the endpoints of language models and of reward models share.
 
@@ -14,12 +14,11 @@ import asyncio
 import logging
 import ssl
 import time
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Generator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from types import MappingProxyType, TracebackType
-from typing import Any, Generic, NoReturn, Protocol, Self, TypeVar
+from typing import Any, Generic, NoReturn, Self, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -30,11 +29,12 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, MalformedReply
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext
 from .failures import no_connection
-from .settings import Address, Deadlines
+from .settings import Address
+from .sse import BROKEN, Events
 from .vllm_protocol import (
     COMPLETIONS,
     MODELS,
@@ -49,10 +49,7 @@ from .vllm_protocol import (
     retryable,
 )
 
-BROKEN = (aiohttp.ClientError, OSError)
 KEEP_ALIVE = 5.0  # seconds that an idle connection stays open, as long as vLLM's own
-CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
-LONGEST_LINE = 16 << 20  # bytes of a stream without a line break; an event with 20 tokens of a position has a few KB
 
 WAITING = "stepspec.waiting"
 """The logger of servers that do not answer; the command line shows what it logs."""
@@ -332,14 +329,6 @@ class ConnectedEndpoint(Generic[A]):
         raise NotImplementedError
 
 
-class ByteStream(Protocol):
-    """The body of a response that is read as it arrives."""
-
-    def aiter_bytes(self) -> AsyncIterator[bytes]: ...
-
-    async def aclose(self) -> None: ...
-
-
 class Response:
     """A response of aiohttp whose body is not read yet."""
 
@@ -357,113 +346,6 @@ class Response:
         """Give the connection back if the body is read, else close it."""
         self._response.release()
         await self._response.wait_for_close()
-
-
-class Events:
-    """
-    The server-sent events of one open stream, as bytes.
-
-    The stream closes itself when no event arrives within the deadline between two tokens, or at second *ends* of the
-    event loop's clock. One timer per stream, restarted only when it fires, serves both deadlines: a timer per event
-    would cost as much as reading the event.
-    """
-
-    def __init__(self, call: Call, response: ByteStream, deadlines: Deadlines, ends: float) -> None:
-        self._call = call
-        self._response = response
-        self._pieces = response.aiter_bytes()
-        self._rest = b""
-        self._ready: deque[bytes] = deque()
-        self._done = False  # the server has sent [DONE]
-        self._deadlines, self._ends = deadlines, ends
-        self._loop = asyncio.get_running_loop()
-        self._arrived = self._loop.time()
-        self._late = ""  # the deadline that has passed
-        self._closing: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-
-    async def prime(self) -> None:
-        """Wait for the first event, within the caller's own deadline, and start the timer."""
-        while not self._ready and not self._done:
-            await self._read()
-        self._watch()
-
-    async def next(self) -> bytes | None:
-        """Return the next event; None at the end of the stream."""
-        while not self._ready:
-            if self._done:
-                return None
-            await self._read()
-        return self._ready.popleft()
-
-    async def close(self) -> None:
-        """Release the connection: keep it open if the stream is complete, or close it, which aborts the request."""
-        if self._timer:
-            self._timer.cancel()
-        with suppress(*BROKEN, TimeoutError):
-            async with asyncio.timeout(CLOSING):
-                if self._done:
-                    async for _ in self._pieces:
-                        pass
-                await asyncio.shield(self._close())
-                await self._end_generators()
-
-    async def _end_generators(self) -> None:
-        """Read on after closing, which raises inside the generators, so that they end."""
-        try:
-            async for _ in self._pieces:
-                pass
-        except BROKEN as exc:
-            _forget_frames(exc)
-
-    def _close(self) -> asyncio.Future[None]:
-        self._closing = self._closing or asyncio.ensure_future(self._response.aclose())
-        return self._closing
-
-    async def _read(self) -> None:
-        try:
-            piece = await anext(self._pieces)
-        except (StopAsyncIteration, *BROKEN) as exc:
-            reason = self._late or "the stream broke off: did the server die?"
-            raise self._call.error(EndpointUnavailable, reason) from _forget_frames(exc)
-        self._arrived = self._loop.time()
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > LONGEST_LINE:
-            reason = f"a line of a stream has more than {LONGEST_LINE >> 20} MiB; is this a vLLM server?"
-            raise self._call.error(MalformedReply, reason)
-        for line in lines:
-            if not line.startswith(b"data:"):
-                continue
-            if (event := line[5:].strip()) == b"[DONE]":
-                self._done = True
-                break  # What follows in the same bytes does not count, as it does not if it comes later.
-            else:
-                self._ready.append(event)
-
-    def _watch(self) -> None:
-        due = min(self._arrived + self._deadlines.between, self._ends)
-        if self._loop.time() < due:
-            self._timer = self._loop.call_at(due, self._watch)
-            return
-        between, total = self._deadlines.between, self._deadlines.total
-        self._late = (
-            f"not finished after {total:g} s (deadlines.total)"
-            if due == self._ends
-            else f"no token for {between:g} s (deadlines.between)"
-        )
-        self._close()
-
-
-E = TypeVar("E", bound=BaseException)
-
-
-def _forget_frames(exc: E) -> E:
-    """
-    Return *exc* without its traceback, and so without the frames of the streams that it ended.
-
-    aiohttp raises one and the same exception for all streams that were closed: its traceback would grow for ever.
-    """
-    return exc.with_traceback(None)
 
 
 class _Retryable(Exception):

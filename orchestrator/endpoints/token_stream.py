@@ -20,7 +20,8 @@ from ..errors import EndpointUnavailable, FormatIgnored, MalformedReply
 from ..events import Called, Fate, Verb
 from ..interfaces import REQUEST, RequestContext
 from ..step_ends import NO_BLOCKS, Blocks, StepEnds
-from .client import Connection, Events
+from .client import Connection
+from .sse import Events
 from .vllm_protocol import Body, Call, Chunk, parse_chunk
 
 

@@ -10,7 +10,8 @@ import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
 from stepspec.orchestrator.endpoints import Deadlines, Endpoint, VllmEndpoint
-from stepspec.orchestrator.endpoints.client import Connection, Events
+from stepspec.orchestrator.endpoints.client import Connection
+from stepspec.orchestrator.endpoints.sse import Events
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointRejected,

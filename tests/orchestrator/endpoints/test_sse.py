@@ -6,7 +6,7 @@ import httpx2
 import pytest
 
 from stepspec.orchestrator.endpoints import Deadlines
-from stepspec.orchestrator.endpoints.client import Events
+from stepspec.orchestrator.endpoints.sse import EventReader, Events
 from stepspec.orchestrator.endpoints.vllm_protocol import Call
 from stepspec.orchestrator.errors import EndpointUnavailable, MalformedReply
 
@@ -40,12 +40,59 @@ async def test_a_stream_that_breaks_off_is_a_failure() -> None:
     await stream.close()
 
 
-async def test_a_line_without_end_is_refused_before_it_fills_the_memory() -> None:
-    mebibyte = b"x" * 2**20
-    stream = events([b"data: ", *[mebibyte] * 15, mebibyte[6:], b"\n", *[mebibyte] * 16, b"x"])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param([b"data: 1", b"", b"data: 2", b""], [b"1", b"2"], id="one line each"),
+        pytest.param([b"data:1", b"", b"data:  2", b""], [b"1", b" 2"], id="the space after the colon is optional"),
+        pytest.param([b"data: {", b'data: "a": 1', b"data:}", b""], [b'{\n"a": 1\n}'], id="several lines of data"),
+        pytest.param([b": ping", b"", b"data: 1", b": ping", b""], [b"1"], id="comments"),
+        pytest.param([b"\xef\xbb\xbfdata: 1", b""], [b"1"], id="a byte order mark"),
+        pytest.param([b"\xef\xbb\xbf", b"data: \xef\xbb\xbf1", b""], [b"\xef\xbb\xbf1"], id="one of them is text"),
+        pytest.param([b"data: say data: [DONE]", b""], [b"say data: [DONE]"], id="text that looks like a line"),
+        pytest.param(
+            [b"id: 1", b"retry: 5", b"event: x", b"data: 1", b"dat", b"database: 2", b""], [b"1"], id="fields"
+        ),
+        pytest.param(
+            ["data: é🙂\x85\u2028x\x0b\x0c\x1c".encode(), b""], ["é🙂\x85\u2028x\x0b\x0c\x1c".encode()], id="UTF-8"
+        ),
+        pytest.param([b"data: \xff", b""], [b"\xff"], id="bytes that are no text"),
+        pytest.param([b"event: x", b"", b"data", b"", b"data: 1", b""], [b"1"], id="events without data"),
+        pytest.param([b"", b"", b"data: 1", b"", b"", b"data: 2"], [b"1"], id="an event that does not end"),
+    ],
+)
+def test_events_follow_the_rules_of_lines(end: bytes, lines: Sequence[bytes], expected: Sequence[bytes]) -> None:
+    stream = b"".join(line + end for line in lines)
+    for size in (1, 2, 3, 5, len(stream)):
+        reader = EventReader()
+        read = [event for at in range(0, len(stream), size) for event in reader.feed(stream[at : at + size])]
+        assert [event.data for event in read if event.data] == expected
+        assert b"".join(event.raw for event in read) + reader.rest == stream
+
+
+def test_an_event_is_read_with_its_last_byte_and_has_its_own_name() -> None:
+    reader = EventReader()
+    assert reader.feed(b"event: a\r\ndata: 1\r\n") == []
+    assert reader.feed(b"\r") == [(b"1", b"a", b"event: a\r\ndata: 1\r\n\r")]
+    assert reader.feed(b"\ndata: 2\n\n") == [(b"2", b"", b"\ndata: 2\n\n")]
+
+
+async def test_the_last_blank_line_may_be_missing() -> None:
+    stream = events([b"data: {1}\n\ndata: [DONE]\n"])
     await stream.prime()
-    assert await stream.next() == mebibyte * 15 + mebibyte[6:]
-    with pytest.raises(MalformedReply, match="a line of a stream has more than 16 MiB"):
+    assert [event async for event in _all(stream)] == [b"{1}"]
+    await stream.close()
+
+
+@pytest.mark.parametrize("line", [b"x", b"\n: x"], ids=["a line without end", "lines without a blank one"])
+async def test_an_event_without_end_is_refused_before_it_fills_the_memory(line: bytes) -> None:
+    mebibyte = line * (2**20 // len(line))
+    whole = b"data: " + b"x" * (2**24 - 8) + b"\n\n"
+    stream = events([whole, *[mebibyte] * 16, line])
+    await stream.prime()
+    assert await stream.next() == whole[6:-2]
+    with pytest.raises(MalformedReply, match="an event of a stream has more than 16 MiB"):
         await stream.next()
     await stream.close()
 
