@@ -53,7 +53,13 @@ class EndpointError(StepspecError):
 
 
 class EndpointUnavailable(EndpointError):
-    """No connection, a server error, or no response before the deadline. Another replica, or a retry, may work."""
+    """
+    No connection, a server error, or no response before the deadline. Another replica, or a retry, may work.
+
+    *retry_after* is the number of seconds after which the server wants the request again; 0 if it did not say.
+    """
+
+    retry_after: float = 0.0
 
 
 class EndpointUnreachable(EndpointUnavailable):

@@ -157,7 +157,7 @@ def test_bytes_of_servers(body: bytes) -> None:
 @fuzz
 @given(st.text(max_size=12) | st.floats().map(str))
 def test_the_seconds_of_a_header_are_finite(header: str) -> None:
-    assert 0 <= vllm_protocol.retry_after(header) < float("inf")
+    assert 0 <= vllm_protocol.retry_after(header, 0.0) < float("inf")
 
 
 METRICS = (

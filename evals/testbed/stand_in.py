@@ -43,11 +43,12 @@ GARBAGE = {"-3": {"logprob": 3e38, "rank": -7, "decoded_token": None}, "9": {"lo
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer with *status* instead."""
+    """Answer with *status* instead; with *body* as it is, if there is one."""
 
     status: int
     message: str = "no"
     headers: tuple[tuple[str, str], ...] = ()
+    body: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -220,8 +221,11 @@ class FakeVllm:
                 return garbage(stream=bool(body.get("stream")))
             request[SPOILT], fault = fault.what, None
         if isinstance(fault, Refuse):
-            error = {"error": {"message": fault.message, "code": fault.status}}
-            return web.json_response(error, status=fault.status, headers=dict(fault.headers))
+            error = orjson.dumps({"error": {"message": fault.message, "code": fault.status}})
+            content = error if fault.body is None else fault.body
+            return web.Response(
+                body=content, status=fault.status, headers=dict(fault.headers), content_type="application/json"
+            )
         try:
             if body.get("stream"):
                 return await self.stream(request, body, fault)

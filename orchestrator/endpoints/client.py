@@ -29,7 +29,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, sto
 from tenacity import wait_random_exponential as random_exponential
 
 from ..concurrency import background
-from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable
+from ..errors import EndpointError, EndpointRejected, EndpointUnavailable, EndpointUnreachable, ModelGone
 from ..events import Purpose
 from ..interfaces import REQUEST, RequestContext
 from .failures import no_connection
@@ -37,16 +37,18 @@ from .settings import Address
 from .sse import BROKEN, Events
 from .vllm_protocol import (
     COMPLETIONS,
+    JUDGE,
     MODELS,
     PRIORITISED,
     Body,
     Call,
     Reply,
+    http_date,
     http_error,
     model_names,
     parse_object,
+    reply_error,
     retry_after,
-    retryable,
 )
 
 KEEP_ALIVE = 5.0  # seconds that an idle connection stays open, as long as vLLM's own
@@ -147,7 +149,10 @@ class Connection:
 
     async def post(self, call: Call, path: str, body: Body, *, retries: int | None = None) -> Reply:
         """Send *body* to *path* and return the reply. *retries* None means the settings' number."""
-        return parse_object(call, await self._fetch(call, path, body, retries))
+        reply = parse_object(call, await self._fetch(call, path, body, retries))
+        if call.verb != JUDGE and (error := reply_error(call, reply)):
+            raise error
+        return reply
 
     async def get(self, call: Call, path: str, *, retries: int | None = None) -> bytes:
         """Fetch *path*."""
@@ -247,8 +252,9 @@ class Connection:
                     response = await self._session.post(url, data=content, headers=headers, proxy=self._proxy)
                 log.debug("%s %s: %d", "GET" if body is None else "POST", url, response.status)
                 if response.status >= 400:
-                    after = response.headers.get("retry-after")
-                    raise _refusal(call, response.status, after, await response.read(), path)
+                    now = http_date(response.headers.get("date")) or time.time()
+                    after = retry_after(response.headers.get("retry-after"), now)
+                    raise _refusal(http_error(call, response.status, await response.read(), path), after)
             except BROKEN as exc:
                 message = no_connection(exc, call.url, self.endpoint.deadlines.connect, self._proxy)
                 raise _Retryable(call.error(EndpointUnreachable, message)) from exc
@@ -349,16 +355,18 @@ class Response:
 
 
 class _Retryable(Exception):
-    """The request may be retried *after* that many seconds; *error* is raised if it is not retried."""
+    """The request may be sent again; *error* is raised if it is not."""
 
-    def __init__(self, error: EndpointError, after: float = 0.0) -> None:
+    def __init__(self, error: EndpointUnavailable) -> None:
         super().__init__(str(error))
-        self.error, self.after = error, after
+        self.error = error
 
 
-def _refusal(call: Call, status: int, again_after: str | None, body: bytes, path: str) -> Exception:
-    error = http_error(call, status, body, path)
-    return _Retryable(error, retry_after(again_after)) if retryable(status) else error
+def _refusal(error: EndpointError, after: float) -> Exception:
+    if not isinstance(error, EndpointUnavailable) or isinstance(error, ModelGone):
+        return error
+    error.retry_after = after
+    return _Retryable(error)
 
 
 def _proxy(url: str) -> str | None:
@@ -382,7 +390,7 @@ _backoff = random_exponential(multiplier=0.2, max=LONGEST_PAUSE)
 
 def _wait(state: RetryCallState) -> float:
     exc = state.outcome.exception() if state.outcome else None
-    return max(_backoff(state), exc.after if isinstance(exc, _Retryable) else 0.0)
+    return max(_backoff(state), exc.error.retry_after if isinstance(exc, _Retryable) else 0.0)
 
 
 def _give_up(state: RetryCallState) -> NoReturn:

@@ -44,13 +44,13 @@ class QueueSource(Protocol):
 
 def read_queue(metrics: bytes) -> QueueGauges | None:
     """Add up the gauges of every engine behind a server; None if there are none."""
-    gauges: dict[str, float] = {}
+    gauges: dict[str, int] = {}
     for line in metrics.decode(errors="replace").splitlines():
         name = line.partition("{")[0].partition(" ")[0]
         if name in (RUNNING, WAITING):
-            with suppress(ValueError):
-                gauges[name] = gauges.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return QueueGauges(int(gauges[RUNNING]), int(gauges[WAITING])) if len(gauges) == 2 else None
+            with suppress(ValueError, OverflowError):  # NaN, inf
+                gauges[name] = gauges.get(name, 0) + max(0, int(float(line.rpartition(" ")[2])))
+    return QueueGauges(gauges[RUNNING], gauges[WAITING]) if len(gauges) == 2 else None
 
 
 @asynccontextmanager
@@ -127,7 +127,7 @@ def _acceptance(sums: Mapping[str, int]) -> Acceptance | None:
 def _sums(metrics: bytes) -> dict[str, int]:
     sums: dict[str, int] = {}
     for name, value in _LINE.findall(metrics):
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             sums[name.decode()] = sums.get(name.decode(), 0) + int(float(value))
     return sums
 

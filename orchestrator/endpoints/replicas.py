@@ -444,7 +444,9 @@ class ReplicatedEndpoint:
         first = self._replicas[0].breaker.error
         if len(self._replicas) == 1 and isinstance(first, EndpointError):
             kind = type(first) if isinstance(first, EndpointUnavailable) else EndpointUnavailable
-            return kind(first.cause, role=first.role, url=first.url, verb=first.verb)
+            again = kind(first.cause, role=first.role, url=first.url, verb=first.verb)
+            again.retry_after = first.retry_after if isinstance(first, EndpointUnavailable) else 0.0
+            return again
         causes = "; ".join(f"{each.url}: {each.breaker.cause}" for each in self._replicas if each.breaker.error)
         return EndpointUnavailable(f"no replica is left: {causes}", role=self.role, url=", ".join(self.settings.urls))
 

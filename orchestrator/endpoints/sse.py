@@ -17,12 +17,13 @@ import aiohttp
 
 from ..errors import EndpointUnavailable, MalformedReply
 from .settings import Deadlines
-from .vllm_protocol import Call
+from .vllm_protocol import Call, no_stream
 
 BROKEN = (aiohttp.ClientError, OSError)
 CLOSING = 1.0  # seconds to close a stream; the socket closes at once, and a finished stream has no more events
 LARGEST_EVENT = 16 << 20  # bytes; an event with 20 tokens of a position has a few KB
-DONE = b"[DONE]"
+HEAD = 1 << 16  # bytes of an answer that is no stream, to find the reason in
+DONE, FIELDS = b"[DONE]", (b"data:", b"event:", b"id:", b"retry:", b":")
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 E = TypeVar("E", bound=BaseException)
@@ -138,7 +139,8 @@ class Events:
         self._pieces = response.aiter_bytes()
         self._reader = EventReader()
         self._ready: deque[bytes] = deque()
-        self._done = False  # the server has sent [DONE]
+        self._begun = self._done = False  # the server has sent an event with data, and [DONE]
+        self._head = b""  # the bytes before the first event with data
         self._deadlines, self._ends = deadlines, ends
         self._loop = asyncio.get_running_loop()
         self._arrived = self._loop.time()
@@ -191,9 +193,14 @@ class Events:
             if self._reader.open_data.strip() == DONE:  # The last blank line is missing.
                 self._done = True
                 return
+            whole = isinstance(exc, StopAsyncIteration) and not self._late
+            if whole and not self._begun and not self._head.lstrip(BYTE_ORDER_MARK).startswith(FIELDS):
+                raise no_stream(self._call, self._head) from None
             reason = self._late or "the stream broke off: did the server die?"
             raise self._call.error(EndpointUnavailable, reason) from _forget_frames(exc)
         self._arrived = self._loop.time()
+        if not self._begun:
+            self._head = (self._head + piece)[:HEAD]
         try:
             events = self._reader.feed(piece)
         except EventTooLarge as exc:
@@ -204,6 +211,7 @@ class Events:
                 break  # What follows in the same bytes does not count, as it does not if it comes later.
             if data:
                 self._ready.append(data)
+                self._begun, self._head = True, b""
 
     def _watch(self) -> None:
         due = min(self._arrived + self._deadlines.between, self._ends)

@@ -223,7 +223,7 @@ class RequestMeter:
             self.first = self.clock() - self.started
         self.written += written
         self.prompt = prompt or self.prompt
-        self.cached = cached or self.cached
+        self.cached = min(cached or self.cached, self.prompt)
 
 
 class TokenStream:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC
+from email.utils import parsedate_to_datetime
 from math import exp, isfinite, isnan
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -95,13 +97,27 @@ def retryable(status: int) -> bool:
     return status in (408, 429) or status >= 500
 
 
-def retry_after(header: str | None) -> float:
-    """Read the seconds of a Retry-After header; 0 without one, for a date, and for no number."""
+def retry_after(header: str | None, now: float) -> float:
+    """
+    Read the seconds of a Retry-After header, a number or a date; 0 without one, and for anything else.
+
+    *now* is the server's time, in seconds since 1970.
+    """
     try:
         seconds = float(header or 0)
     except ValueError:
-        return 0.0
+        date = http_date(header)
+        seconds = 0.0 if date is None else date - now
     return max(0.0, seconds) if isfinite(seconds) else 0.0
+
+
+def http_date(header: str | None) -> float | None:
+    """Read a date in a header as seconds since 1970; None without one, and for anything else."""
+    try:
+        date = parsedate_to_datetime(header or "")
+    except (TypeError, ValueError):
+        return None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
 
 
 def http_error(call: Call, status: int, body: bytes, path: str = "") -> EndpointError:
@@ -155,10 +171,35 @@ def _not_found(call: Call, message: str, path: str) -> str:
     return f"{message}; is a vLLM server at this URL?"
 
 
-def _stream_error(call: Call, reply: Reply) -> EndpointError:
-    """Make the error for a *reply* that carries one inside a stream, after the status 200."""
-    code = reply["error"].get("code")
-    return http_error(call, code if isinstance(code, int) else 500, orjson.dumps(reply))
+def reply_error(call: Call, reply: Reply) -> EndpointError | None:
+    """Make the error that a *reply* with the HTTP status 200 carries, whole or inside a stream; None for no error."""
+    error = reply.get("error") or (reply if reply.get("object") == "error" else None)
+    if not error:
+        return None
+    code: Any = _object(error).get("code")
+    status = int(code) if str(code).isdecimal() else 0
+    body = orjson.dumps(reply)
+    if 400 <= status < 600:
+        return http_error(call, status, body, COMPLETIONS)
+    if "badrequest" in str(_object(error).get("type")).lower().replace("_", "").replace("invalidrequest", "badrequest"):
+        return http_error(call, 400, body, COMPLETIONS)
+    return call.error(EndpointUnavailable, f"an error with HTTP 200: {_error_message(body)}")
+
+
+def no_stream(call: Call, body: bytes) -> EndpointError:
+    """Make the error for a *body*, or its beginning, that came with HTTP 200 where a stream was asked for."""
+    if not body.strip():
+        empty = "an empty answer with HTTP 200: did the server, or a proxy in front of it, give up?"
+        return call.error(EndpointUnavailable, empty)
+    try:
+        reply = parse_object(call, body)
+    except MalformedReply as exc:
+        return exc
+    if error := reply_error(call, reply):
+        return error
+    if "choices" in reply:
+        return call.error(MalformedReply, "the answer in one piece, not as a stream: does a proxy collect it?")
+    return call.error(MalformedReply, f"no stream, but {_error_message(body)}; is this the URL of a vLLM server?")
 
 
 def _error_message(body: bytes) -> str:
@@ -394,9 +435,9 @@ def parse_chunk(call: Call, event: bytes, logprobs: int | None) -> Chunk:
     """Parse one event of a stream. Raise the error that it carries, or `MalformedReply`."""
     try:
         reply = orjson.loads(event)
-        if "error" in reply:
-            raise _stream_error(call, reply)
-        return _chunk(reply, logprobs)
+        if "choices" in reply and not reply.get("error"):
+            return _chunk(reply, logprobs)
+        raise reply_error(call, reply) or LookupError("choices")
     except (ValueError, LookupError, TypeError, AttributeError) as exc:
         raise call.error(MalformedReply, f"not a piece of a stream as vLLM sends it: {event[:200]!r}") from exc
 
@@ -520,14 +561,15 @@ def _last_shared(text: str, pieces: Sequence[str], first: int) -> int:
 
 
 def usage(reply: Reply) -> tuple[int, int, int]:
-    """Read the numbers of prompt, cached and written tokens; 0 where the server does not report one."""
+    """
+    Read the numbers of prompt, cached and written tokens; 0 where the server does not report one.
+
+    Some servers report more cached tokens than the prompt has.
+    """
     counts = _object(reply.get("usage"))
-    details = _object(counts.get("prompt_tokens_details"))
-    return (
-        _count(counts.get("prompt_tokens")),
-        _count(details.get("cached_tokens")),
-        _count(counts.get("completion_tokens")),
-    )
+    prompt = _count(counts.get("prompt_tokens"))
+    cached = _count(_object(counts.get("prompt_tokens_details")).get("cached_tokens"))
+    return prompt, min(cached, prompt), _count(counts.get("completion_tokens"))
 
 
 def _object(value: object) -> Mapping[str, Any]:
@@ -535,7 +577,7 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+    return value if type(value) is int and value > 0 else 0
 
 
 # Asking

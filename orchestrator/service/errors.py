@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import Any
 
 import orjson
@@ -129,7 +130,8 @@ def api_error(exc: BaseException, *, partial: bool = False) -> ApiError:
         case EndpointRejected() if exc.cause.startswith(("HTTP 400", "HTTP 422")):
             return ApiError(400, str(exc), code="upstream_rejected")
         case EndpointUnavailable():
-            return ApiError(503, str(exc), code="upstream_unavailable", retry=retry)
+            after = {"Retry-After": str(ceil(exc.retry_after))} if exc.retry_after else None
+            return ApiError(503, str(exc), code="upstream_unavailable", retry=retry, headers=after)
         case EndpointError() | StepspecError():
             return ApiError(500, str(exc), code="upstream_error", retry=retry)
         case TimeoutError():

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 
+import orjson
 import pytest
 
 from stepspec.orchestrator.chain import Chain, Step
@@ -14,6 +15,7 @@ from stepspec.orchestrator.endpoints.client import Connection
 from stepspec.orchestrator.endpoints.sse import Events
 from stepspec.orchestrator.errors import (
     ContextTooLong,
+    EndpointError,
     EndpointRejected,
     EndpointUnavailable,
     MalformedReply,
@@ -111,6 +113,57 @@ async def test_a_request_without_a_response_is_repeated(
         server.faults.extend([fault, fault])
         assert (await met.model.write(PROBLEM)).text == "So one.\n\n"
     assert [call.fate for call in met.calls] == ["done"]
+
+
+NO_STREAMS = [
+    (b'{"error": {"message": "the prompt is empty", "code": 400}}', EndpointRejected, "the prompt is empty"),
+    (b"<html><title>Sign in</title></html>", MalformedReply, "a web page .'Sign in'"),
+    (b"", EndpointUnavailable, "an empty answer"),
+    (b": ping\n\n", EndpointUnavailable, "broke off"),
+    (b'data: {"error": "overloaded"}\n\n', EndpointUnavailable, "overloaded"),
+]
+
+
+@pytest.mark.parametrize(("body", "kind", "words"), NO_STREAMS)
+async def test_an_answer_that_is_no_stream_fails_in_the_servers_words(
+    meet: Meet, body: bytes, kind: type[EndpointError], words: str
+) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server, retries=0) as met:
+        server.faults.append(Refuse(200, body=body))
+        with pytest.raises(kind, match=words):
+            await met.model.write(PROBLEM)
+
+
+async def test_an_error_with_the_status_of_success_fails_any_request(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    async with meet(server, retries=0) as met:
+        server.faults.append(Refuse(200, body=b'{"error": {"message": "no room", "code": 503}}'))
+        with pytest.raises(EndpointUnavailable, match="HTTP 503: no room"):
+            await met.model.score(PROBLEM, "So")
+
+
+async def test_more_cached_tokens_than_the_prompt_has_are_not_counted(meet: Meet) -> None:
+    usage = {"prompt_tokens": 9, "completion_tokens": -4, "prompt_tokens_details": {"cached_tokens": 9000}}
+    row = {"1": {"logprob": -1.0, "rank": 1, "decoded_token": "So"}}
+    server = FakeVllm(SCRIPT)
+    async with meet(server) as met:
+        reply = {"choices": [{"prompt_logprobs": [row] * 500}], "usage": usage}
+        server.faults.append(Refuse(200, body=orjson.dumps(reply)))
+        with pytest.raises(MalformedReply):
+            await met.model.score(PROBLEM, "So")
+    [called] = met.calls
+    assert (called.prompt, called.cached, called.written) == (9, 9, 0)
+
+
+async def test_the_seconds_up_to_a_date_are_kept_and_are_in_the_error(meet: Meet) -> None:
+    server = FakeVllm(SCRIPT)
+    dated = (("Date", "Wed, 21 Oct 2026 07:28:00 GMT"), ("Retry-After", "Wed, 21 Oct 2026 08:28:00 GMT"))
+    async with meet(server, deadlines=Deadlines(first=60)) as met:
+        server.faults.append(Refuse(503, headers=dated))
+        with pytest.raises(EndpointUnavailable, match="HTTP 503") as caught:
+            await met.model.write(PROBLEM)
+        assert caught.value.retry_after == 3600
 
 
 async def test_a_requested_pause_is_kept_or_the_error_is_raised_at_once(meet: Meet) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import orjson
 import pytest
 
 from stepspec.orchestrator.chain import THINK_END, Token
 from stepspec.orchestrator.endpoints import vllm_protocol
-from stepspec.orchestrator.endpoints.vllm_protocol import Call, http_error, retry_after
+from stepspec.orchestrator.endpoints.vllm_protocol import Call, http_error, no_stream, retry_after
 from stepspec.orchestrator.errors import (
     ContextTooLong,
     EndpointError,
@@ -158,6 +160,70 @@ def test_a_status_becomes_an_error_with_its_cure(
     assert (error.role, error.url, error.verb) == ("large", "http://host", "write")
 
 
-def test_a_pause_is_read_in_seconds() -> None:
-    headers = (None, "", "2.5", "-1", "Wed, 21 Oct 2026 07:28:00 GMT")
-    assert [retry_after(header) for header in headers] == [0, 0, 2.5, 0, 0]
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [
+        *[(None, 0), ("", 0), ("2.5", 2.5), ("-1", 0), ("inf", 0), ("nan", 0), ("soon", 0)],
+        ("Wed, 21 Oct 2026 07:28:30 GMT", 30),
+        ("Wed, 21 Oct 2026 07:28:30 -0000", 30),
+        ("Wednesday, 21-Oct-26 07:28:30 GMT", 30),
+        ("Wed, 21 Oct 2026 09:28:30 +0200", 30),
+        ("Wed, 21 Oct 2026 07:27:00 GMT", 0),
+        ("Wed, 32 Oct 2026 07:27:00 GMT", 0),
+    ],
+)
+def test_a_pause_is_read_in_seconds_or_up_to_a_date(header: str | None, seconds: float) -> None:
+    assert retry_after(header, now=datetime(2026, 10, 21, 7, 28, tzinfo=UTC).timestamp()) == seconds
+
+
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 12}, "completion_tokens": 3}, (9, 9, 3)),
+        ({"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": -2}, "completion_tokens": -3}, (9, 0, 0)),
+        ({"prompt_tokens": -9, "prompt_tokens_details": {"cached_tokens": 2}}, (0, 0, 0)),
+        ({"prompt_tokens": "9", "prompt_tokens_details": [1], "completion_tokens": 3.5}, (0, 0, 0)),
+        ({"prompt_tokens": None, "prompt_tokens_details": {"cached_tokens": None}}, (0, 0, 0)),
+        ({"prompt_tokens": True, "completion_tokens": 1e400}, (0, 0, 0)),
+        *[(None, (0, 0, 0)), ([], (0, 0, 0)), ("none", (0, 0, 0)), (7, (0, 0, 0))],
+    ],
+)
+def test_a_usage_that_cannot_be_is_clamped(usage: object, counts: tuple[int, int, int]) -> None:
+    assert vllm_protocol.usage({"usage": usage}) == counts
+    assert vllm_protocol.usage({}) == (0, 0, 0)
+
+
+NO_STREAMS: list[tuple[bytes, type[EndpointError], str]] = [
+    (b'{"error": {"message": "the prompt is empty", "code": 400}}', EndpointRejected, "HTTP 400: the prompt is empty"),
+    (b'{"error": {"message": "busy", "code": "503"}}', EndpointUnavailable, "HTTP 503: busy"),
+    (b'{"error": {"message": "maximum context length is 9", "code": 400}}', ContextTooLong, "is 9"),
+    (b'{"error": {"message": "bad", "type": "invalid_request_error"}}', EndpointRejected, "HTTP 400: bad"),
+    (b'{"error": {"message": "bad", "type": "BadRequestError", "code": null}}', EndpointRejected, "HTTP 400: bad"),
+    (b'{"error": "overloaded"}', EndpointUnavailable, "HTTP 200: overloaded"),
+    (b'{"error": {"message": "out of memory", "code": 99999}}', EndpointUnavailable, "out of memory"),
+    (b'{"object": "error", "message": "no such adapter", "code": 400}', EndpointRejected, "HTTP 400: no such adapter"),
+    (b'{"detail": "the quota is spent"}', MalformedReply, "the quota is spent"),
+    (b'{"message": "the quota is spent"}', MalformedReply, "the quota is spent"),
+    (b'{"choices": [{"text": "4"}]}', MalformedReply, "in one piece"),
+    (b'\xef\xbb\xbf{"error": "overloaded"}', MalformedReply, "overloaded"),
+    (b"<!DOCTYPE html><html>\n\n<title>Sign\nin</title></html>", MalformedReply, r"a web page \('Sign in'\)"),
+    (b"upstream timed out\n\n", MalformedReply, "upstream timed out"),
+    (b"", EndpointUnavailable, "an empty answer with HTTP 200"),
+    (b"\r\n\r\n", EndpointUnavailable, "an empty answer with HTTP 200"),
+]
+
+
+@pytest.mark.parametrize(("body", "kind", "words"), NO_STREAMS)
+def test_an_answer_that_is_no_stream_becomes_an_error_in_the_servers_words(
+    body: bytes, kind: type[EndpointError], words: str
+) -> None:
+    error = no_stream(CALL, body)
+    assert type(error) is kind
+    with pytest.raises(kind, match=words):
+        raise error
+
+
+@pytest.mark.parametrize(("body", "kind", "words"), [each for each in NO_STREAMS if b"err" in each[0][:12]])
+def test_an_error_inside_a_stream_has_the_servers_words_too(body: bytes, kind: type[EndpointError], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        vllm_protocol.parse_chunk(CALL, body, 0)

@@ -88,7 +88,8 @@ def test_the_pause_before_a_try_is_random_and_grows_and_a_servers_wish_is_kept(t
     def pause(after: float | None) -> float:
         state = RetryCallState(AsyncRetrying(), None, (), {})
         state.attempt_number = tried
-        state.set_exception((retryable, retryable(error) if after is None else retryable(error, after), None))
+        error.retry_after = after or 0.0
+        state.set_exception((retryable, retryable(error), None))
         return wait(state)
 
     longest = min(module.LONGEST_PAUSE, 0.2 * 2 ** (tried - 1))
