@@ -45,7 +45,6 @@ PROGRAMS: Mapping[str, str] = {
     "experiments.overhead": "main",
     "experiments.reflection_control": "main",
     "experiments.service_overhead": "main",
-    "experiments.worker_scaling": "main",
     "grading.__main__": "check",
     "load": "main",
     "testbed.random_pair": "main",

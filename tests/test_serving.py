@@ -20,8 +20,6 @@ from stepspec.orchestrator.service.settings import ServiceSettings
 from .orchestrator.endpoints.server import FakeVllm
 from .test_cli import call
 
-MADE = 'policy = "bild"\noption = "rollback"\nvalue = 4.0\nmax_loss = 0.01\nconfidence = 0.95\n'
-
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,25 +58,6 @@ def test_a_public_address_without_a_key_is_one_line_and_exit_code_2(capfd: pytes
     assert call("serve", "--host", "0.0.0.0", "--small", "http://a", "--large", "http://b") == 2
     printed = capfd.readouterr().err
     assert "--insecure" in printed
-    assert "Traceback" not in printed
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (None, "--alternative: bild.toml is not a policy file"),
-        ('policy = "bild"', "make a policy file with `stepspec calibrate`"),
-        (f'policy = "bild"\n[calibration]\n{MADE}', "specreason is not calibrated itself"),
-    ],
-)
-def test_an_alternative_that_cannot_be_used_is_one_line(
-    content: str | None, complaint: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    if content is not None:
-        Path("bild.toml").write_text(content)
-    assert call("serve", "--small", "http://a", "--large", "http://b", "--alternative", "bild.toml") == 2
-    printed = " ".join(capfd.readouterr().err.split())
-    assert complaint in printed
     assert "Traceback" not in printed
 
 
@@ -122,4 +101,4 @@ async def test_a_model_served_under_the_name_of_a_method_causes_a_log_line(
 def test_it_has_help(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("serve", "--help") == 0
     printed = capfd.readouterr().out
-    assert all(flag in printed for flag in ("--small", "--alternative", "--key", "--insecure", "--drain-seconds"))
+    assert all(flag in printed for flag in ("--small", "--max-running", "--key", "--insecure", "--drain-seconds"))

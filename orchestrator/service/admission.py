@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol
 
 from .errors import QUEUE_FULL, QUEUE_TIMEOUT, ApiError
 from .settings import ServiceSettings
@@ -13,19 +12,7 @@ from .settings import ServiceSettings
 OLDEST_EVERY = 4  # slots, one of which goes to the request that has waited longest, whatever its priority
 
 
-class Slots(Protocol):
-    """The slots of a service, each for one running request."""
-
-    async def acquire(self, priority: int) -> Callable[[], None]:
-        """
-        Wait for a slot; return the function that gives it back. Raise `ApiError` if the queue is full.
-
-        Of the requests that wait, one with a lower *priority* comes first.
-        """
-        ...
-
-
-class LocalSlots:
+class Slots:
     """
     `max_running` slots with a queue of `max_waiting`.
 
@@ -40,6 +27,7 @@ class LocalSlots:
         self._queue: list[tuple[int, asyncio.Future[None]]] = []  # priorities, in the order of arrival
 
     async def acquire(self, priority: int) -> Callable[[], None]:
+        """Wait for a slot; return the function that gives it back. Raise `ApiError` if the queue is full."""
         if self._inside >= self._limit:
             raise ApiError(429, "too many requests are running and waiting already", code=QUEUE_FULL, retry=True)
         self._inside += 1
@@ -84,13 +72,13 @@ class LocalSlots:
 
 class Admission:
     """
-    Runs a request when it has one of the *slots*, by default those of this process alone.
+    Runs a request when it has one of the `Slots`.
 
     After `close` no request is admitted. Those that run or wait may finish, until `abort` sets *aborted*.
     """
 
-    def __init__(self, settings: ServiceSettings, slots: Slots | None = None) -> None:
-        self._slots, self._max_wait = slots or LocalSlots(settings), settings.max_wait
+    def __init__(self, settings: ServiceSettings) -> None:
+        self._slots, self._max_wait = Slots(settings), settings.max_wait
         self._idle = asyncio.Event()
         self._idle.set()
         self._changed: Callable[[], None] = lambda: None

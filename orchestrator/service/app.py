@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from ..errors import ConfigurationError
 from . import openapi, routes
-from .admission import Drain, Slots
+from .admission import Drain
 from .context import ServiceContext
 from .errors import ApiError
 from .interfaces import Offer
@@ -40,29 +40,17 @@ CLOSE_SECONDS = 5.0  # to close open connections when the time to drain is over
 
 
 class Service:
-    """
-    One service: the `app` that a server runs, its shared `context`, and its `metrics`.
+    """One service: the `app` that a server runs, its shared `context`, and its `metrics`."""
 
-    The requests of a worker hold *slots* that it shares with others, as the metrics; by default they are its own.
-    """
-
-    def __init__(
-        self,
-        offer: Offer,
-        settings: ServiceSettings,
-        observers: Sequence[ServiceObserver] = (),
-        slots: Slots | None = None,
-    ) -> None:
+    def __init__(self, offer: Offer, settings: ServiceSettings, observers: Sequence[ServiceObserver] = ()) -> None:
         all_observers: list[ServiceObserver] = [*observers]
         observe = notify(all_observers)
-        self.context = context = ServiceContext.of(offer, settings, observe, slots)
+        self.context = context = ServiceContext.of(offer, settings, observe)
         self.metrics = metrics = Metrics(
             context.admission,
             offer.version,
-            offer.judge_status,
             offer.unjudged,
             offer.speculation,
-            shared=slots is not None,
         )
         all_observers.append(metrics)
 

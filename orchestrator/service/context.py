@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import aiohttp
 
-from .admission import Admission, Slots
+from .admission import Admission
 from .interfaces import Offer
 from .limits import Clients
 from .observers import ServiceObserver, ServiceRequest
@@ -38,10 +38,8 @@ class ServiceContext:
     health: HealthMonitor = field(init=False)
 
     @classmethod
-    def of(
-        cls, offer: Offer, settings: ServiceSettings, observe: ServiceObserver, slots: Slots | None = None
-    ) -> ServiceContext:
-        return cls(offer, settings, observe, Admission(settings, slots), ModelCatalog(offer), Clients(settings))
+    def of(cls, offer: Offer, settings: ServiceSettings, observe: ServiceObserver) -> ServiceContext:
+        return cls(offer, settings, observe, Admission(settings), ModelCatalog(offer), Clients(settings))
 
     @asynccontextmanager
     async def open(self) -> AsyncGenerator[None]:

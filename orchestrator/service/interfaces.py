@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..chain import Message, Toolset
 from ..endpoints import ModelEndpoint
 from ..endpoints.vllm_protocol import Format
 from ..events import Observer
-from ..feedback.drift import LEAST, Drift
-from ..feedback.shadow import ShadowRecord
 from ..run_options import RunOptions
 from ..solution import Solution
-from ..stats import Acceptance, wilson
+from ..stats import Acceptance
 from ..trace import Stopwatch
 
 
@@ -50,57 +48,6 @@ class Engine(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class CalibrationStatus:
-    """The calibrated bound: at *confidence*, *policy* loses at most *max_loss* of the problems at this *value*."""
-
-    policy: str
-    option: str
-    value: float
-    max_loss: float
-    confidence: float
-
-
-@dataclass(frozen=True, slots=True)
-class JudgeStatus:
-    """
-    The current evidence about the judge.
-
-    *calibration* is the calibration in force, and *drift* compares its grades with those since; *shadows* are the
-    shadow checks so far. Each is None if there is none. *alternatives* are the calibrations, with their drift, of the
-    other methods that runs may choose.
-    """
-
-    calibration: CalibrationStatus | None = None
-    drift: Drift | None = None
-    shadows: ShadowRecord | None = None
-    alternatives: tuple[tuple[CalibrationStatus, Drift], ...] = ()
-
-    @property
-    def drifts(self) -> Mapping[str, Drift]:
-        """The drift of every calibration by its policy."""
-        usual = {self.calibration.policy: self.drift} if self.calibration and self.drift else {}
-        return usual | {status.policy: drift for status, drift in self.alternatives}
-
-    @property
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "promise": self.calibration and asdict(self.calibration),
-            "drift": self.drift and _drift(self.drift),
-            "shadows": self.shadows and _shadows(self.shadows),
-            "alternatives": [asdict(status) | {"drift": _drift(drift)} for status, drift in self.alternatives],
-        }
-
-
-def _drift(drift: Drift) -> dict[str, Any]:
-    return {"moved": drift.moved, "grades": drift.live.n, "least": LEAST, "drifted": drift.drifted}
-
-
-def _shadows(record: ShadowRecord) -> dict[str, Any]:
-    interval = wilson(record.agreed, record.checked) if record.checked else None
-    return asdict(record) | {"checked": record.checked, "interval": interval}
-
-
-@dataclass(frozen=True, slots=True)
 class ServedMethod:
     """A method as clients choose it, with its default *options*; *judges* says whether it can reject a draft."""
 
@@ -114,17 +61,16 @@ class Offer:
     """
     What a service offers: the *engine*, its *methods* by name, and *defaults*, the options of a run that sets none.
 
-    The policy of the *defaults* is the default method. *judge_status* returns the current evidence about
-    the judge, *speculation* the counts of token-level speculation of the servers, by role or path. *session_header* is
-    the header that keeps the requests of one session on one server; "" if there is none. *check* raises
-    `ConfigurationError`, which names the option, if the options are wrong for the method.
+    The policy of the *defaults* is the default method. *speculation* returns the counts of token-level
+    speculation of the servers, by role or path. *session_header* is the header that keeps the requests of one session
+    on one server; "" if there is none. *check* raises `ConfigurationError`, which names the option, if the options are
+    wrong for the method.
     """
 
     engine: Engine
     methods: Mapping[str, ServedMethod]
     defaults: RunOptions = field(default_factory=RunOptions)
     version: str = "0"
-    judge_status: Callable[[], JudgeStatus] = JudgeStatus
     speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance]
     session_header: str = ""
     check: Callable[[str, Mapping[str, Any]], object] = lambda method, options: options

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from pathlib import Path
-from typing import Literal, TypeAlias
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest, values
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.multiprocess import (
-    MultiProcessCollector,
-    mark_process_dead,  # pyright: ignore[reportUnknownVariableType]
-)
 
-from ..events import Adapted, AnswerJudged, Called, Decided, Event, FellBack, Selected
-from ..feedback.drift import Drift
-from ..feedback.shadow import ShadowRecord
+from ..events import AnswerJudged, Called, Decided, Event, FellBack
 from ..solution import Solution
 from ..stats import Acceptance
 from .admission import Admission
-from .interfaces import JudgeStatus
 from .observers import (
     MODEL_PATHS,
     HealthChecked,
@@ -36,48 +26,20 @@ from .observers import (
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 MILLISECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1)
-GaugeMode: TypeAlias = Literal["livemax", "livemostrecent", "livesum"]
-"""How a gauge is made of those of several workers: the living ones alone count."""
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's own variable
 NO_MODEL = "none"  # the label of requests that name no model, or that were refused unread
 
 
-def share(folder: Path, worker: int) -> None:
-    """
-    Keep the values of all metrics made from now on in files in *folder*, where every scrape reads those of all workers.
-
-    A worker that takes the place of another has its number, and so counts on in its files.
-    """
-    os.environ[FOLDER] = str(folder)
-    values.ValueClass = values.MultiProcessValue(lambda: worker)  # type: ignore[no-untyped-call]
-
-
-def forget(folder: Path, worker: int) -> None:
-    """Remove the gauges of a *worker* that has ended; what it counted stays."""
-    mark_process_dead(worker, str(folder))  # type: ignore[no-untyped-call]
-
-
 class Metrics:
-    """
-    An observer that counts. The *unjudged* methods accept every draft, and have no accept ratio.
-
-    *shared* says whether the values are in files, of several workers: see `share`.
-    """
+    """An observer that counts. The *unjudged* methods accept every draft, and have no accept ratio."""
 
     def __init__(
         self,
         admission: Admission,
         version: str,
-        judge_status: Callable[[], JudgeStatus] = JudgeStatus,
         unjudged: Collection[str] = (),
         speculation: Callable[[], Mapping[str, Acceptance]] = dict[str, Acceptance],
-        *,
-        shared: bool = False,
     ) -> None:
-        self._shared = shared
         self._unjudged = unjudged
-        self._judge_status, self._shadows_before = judge_status, ShadowRecord()
-        self._grades_before: dict[str, int] = {}
         self._speculation, self._speculation_before = speculation, dict[str, Acceptance]()
         self.registry = registry = CollectorRegistry()
         labels = ("endpoint", "model")
@@ -88,8 +50,8 @@ class Metrics:
         def counter(name: str, help: str, *labels: str) -> Counter:
             return Counter(f"stepspec_{name}", help, labels, registry=registry)
 
-        def gauge(name: str, help: str, *labels: str, workers: GaugeMode) -> Gauge:
-            return Gauge(f"stepspec_{name}", help, labels, registry=registry, multiprocess_mode=workers)
+        def gauge(name: str, help: str, *labels: str) -> Gauge:
+            return Gauge(f"stepspec_{name}", help, labels, registry=registry)
 
         self._requests = counter("requests", "Answered requests, by HTTP status.", *labels, "status")
         self._seconds = histogram("request_seconds", "Seconds from request to end of answer.", SECONDS, *labels)
@@ -112,68 +74,37 @@ class Metrics:
         self._ended = counter("runs", "Finished runs, by finish reason.", "model", "reason")
         self._upstream = histogram("upstream_seconds", "Seconds of requests to a model.", SECONDS, "role", "verb")
         self._failed = counter("upstream_errors", "Failed requests to a model.", "role", "verb")
-        self._depth = gauge(
-            "adapted_ahead", "Lookahead depth that adaptation has chosen.", "model", workers="livemostrecent"
-        )
-        self._value = gauge(
-            "adapted_value", "Option value that adaptation has chosen.", "model", "option", workers="livemostrecent"
-        )
         self._decisions = counter("decisions", "Decisions of auto: the method, or the large model.", "model", "choice")
         self._answers = counter("judged_answers", "Answers that a verifier judged.", "model", "outcome")
         self._fallbacks = counter("verifier_failures", "Failures of the verifier, by fallback.", "stage", "fallback")
-        self._selections = counter("selections", "Runs of auto, by the method that was selected.", "model", "policy")
-        self._missed = counter("large_share_missed", "Runs whose max_large_share no allowed threshold meets.", "model")
-        self._capped = counter("capped_runs", "Runs that spent their max_large_seconds.", "model")
         self._clients = counter("client_requests", "Answered requests of a named client.", "client", "status")
         self._client_tokens = counter(
             "client_large_tokens", "Tokens that the large model wrote, or read to judge, for a client.", "client"
         )
-        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role", workers="livemostrecent")
-        self._graded = counter("grades", "Grades compared with those of the calibration.", "model")
-        self._moved = gauge(
-            "grade_drift", "Share of grades in other bins than in the calibration.", "model", workers="livemax"
-        )
-        self._drifted = gauge(
-            "grade_drifted", "1 if the drift of grades is large and significant, else 0.", "model", workers="livemax"
-        )
-        self._shadows = counter("shadows", "Shadow checks of accepted steps, by outcome.", "outcome")
-        self._own_disputed = counter("shadow_own_disputed", "The large model's own steps that a shadow check disputed.")
-        self._shadow_tokens = counter("shadow_tokens", "Tokens that shadow checks read and wrote.", "verb")
+        self._up = gauge("upstream_up", "1 if a server of the role is up, else 0.", "role")
         self._passes = counter("speculation_passes", "Forward passes that verified tokens drafted by a server.", "role")
         self._drafted = counter("speculation_drafted_tokens", "Tokens drafted by the servers of a role.", "role")
         self._accepted_tokens = counter("speculation_accepted_tokens", "Accepted ones of these tokens.", "role")
-        self._running = gauge("requests_running", "Requests that are running.", workers="livesum")
-        self._waiting = gauge("requests_waiting", "Requests that wait for admission.", workers="livesum")
-        self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.", workers="livesum")
+        self._running = gauge("requests_running", "Requests that are running.")
+        self._waiting = gauge("requests_waiting", "Requests that wait for admission.")
+        self._tasks = gauge("tasks", "Tasks of the event loop; without requests, a few.")
         self._admission = admission
         admission.watch(self._count_admitted)
-        self._info = Info("stepspec", "Version of the service.", registry=registry)
-        self._info.info({"version": version})
+        Info("stepspec", "Version of the service.", registry=registry).info({"version": version})
 
     def scrape(self) -> tuple[bytes, str]:
-        """Return the metrics as text, and its content type; in a worker, those of all workers."""
+        """Return the metrics as text, and its content type."""
         self._count_evidence()
-        return generate_latest(self._of_all_workers() if self._shared else self.registry), CONTENT_TYPE_LATEST
-
-    def _of_all_workers(self) -> CollectorRegistry:
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        registry.register(self._info)  # It is the same in all workers, and not in their files.
-        return registry
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
     def _count_admitted(self) -> None:
         self._running.set(self._admission.running)
         self._waiting.set(self._admission.waiting)
 
     def _count_evidence(self) -> None:
-        """Count what no event reports: the tasks, and what is known of the judge and the servers."""
+        """Count what no event reports: the tasks, and the token-level speculation of the servers."""
         with suppress(RuntimeError):  # outside of an event loop
             self._tasks.set(len(asyncio.all_tasks()))
-        status = self._judge_status()
-        for policy, drift in status.drifts.items():
-            self._note_drift(policy, drift)
-        if status.shadows is not None:
-            self._count_shadows(status.shadows)
         for role, counts in self._speculation().items():
             self._count_speculation(role, counts)
 
@@ -183,20 +114,6 @@ class Metrics:
         self._passes.labels(role).inc(new.drafts)
         self._drafted.labels(role).inc(new.drafted)
         self._accepted_tokens.labels(role).inc(new.accepted)
-
-    def _note_drift(self, model: str, drift: Drift) -> None:
-        self._graded.labels(model).inc(drift.live.n - self._grades_before.get(model, 0))
-        self._grades_before[model] = drift.live.n
-        self._moved.labels(model).set(drift.moved)
-        self._drifted.labels(model).set(drift.drifted)
-
-    def _count_shadows(self, record: ShadowRecord) -> None:
-        before, self._shadows_before = self._shadows_before, record
-        for outcome in ("agreed", "disputed", "failed", "skipped"):
-            self._shadows.labels(outcome).inc(getattr(record, outcome) - getattr(before, outcome))
-        self._own_disputed.inc(record.own_disputed - before.own_disputed)
-        for verb in ("read", "written"):
-            self._shadow_tokens.labels(verb).inc(getattr(record, verb) - getattr(before, verb))
 
     def __call__(self, event: ServiceEvent) -> None:
         match event:
@@ -208,8 +125,6 @@ class Metrics:
                 self._request(request)
             case HealthChecked(role, up):
                 self._up.labels(role).set(up)
-                if self._shared:  # Another worker may be the one that is scraped.
-                    self._count_evidence()
             case _:
                 pass
 
@@ -219,10 +134,6 @@ class Metrics:
                 self._upstream.labels(event.role, event.verb).observe(event.seconds)
                 if event.fate == "failed":
                     self._failed.labels(event.role, event.verb).inc()
-            case Adapted(option, value, ahead):
-                self._depth.labels(request.model).set(ahead)
-                if value is not None:
-                    self._value.labels(request.model, option).set(value)
             case Decided(choice=choice):
                 self._decisions.labels(request.model, choice).inc()
             case AnswerJudged(accepted=accepted):
@@ -230,16 +141,11 @@ class Metrics:
                 self._answers.labels(request.model, outcome).inc()
             case FellBack(stage=stage, fallback=fallback):
                 self._fallbacks.labels(stage, fallback).inc()
-            case Selected(policy):
-                self._selections.labels(request.model, policy).inc()
             case _:
                 pass
 
     def _run_result(self, model: str, solution: Solution) -> None:
         self._ended.labels(model, solution.finish_reason).inc()
-        if (spending := solution.spending) is not None:
-            self._missed.labels(model).inc(spending.out_of_reach)
-            self._capped.labels(model).inc(spending.capped_after is not None)
         for step in solution.steps:
             self._steps.labels(model, step.author, step.fate).inc()
         for account in (solution.ledger.small, solution.ledger.large, solution.ledger.critic):

@@ -19,7 +19,7 @@ import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 
 from ..chain import Role
-from ..events import Capped, Degraded, Event, FellBack, Moved, Started, Targeted
+from ..events import Degraded, Event, FellBack, Moved, Started
 from ..solution import Solution
 from .errors import ApiError
 from .settings import ServiceSettings
@@ -209,18 +209,12 @@ def notify(observers: Sequence[ServiceObserver]) -> ServiceObserver:
 
 
 class RequestLog:
-    """
-    An observer that writes the log, with the number of the *worker* if there are several.
+    """An observer that writes the log. Problems and answers appear in it only if `log_prompts` is set."""
 
-    Problems and answers appear in it only if `log_prompts` is set.
-    """
-
-    def __init__(self, settings: ServiceSettings, worker: int | None = None) -> None:
+    def __init__(self, settings: ServiceSettings) -> None:
         self._prompts = settings.log_prompts
         self._up: dict[Role, bool] = {}
         self.log = _logger(settings)
-        if worker is not None:
-            self.log = self.log.bind(worker=worker)
 
     def info(self, message: str, **fields: Any) -> None:
         """Write a line about the service itself."""
@@ -250,10 +244,6 @@ class RequestLog:
                 log.info("started", messages=[(message.role, message.content) for message in messages])
             case Degraded(role=role, cause=cause):
                 log.warning("degraded", role=role, cause=cause)
-            case Targeted(out_of_reach=True):
-                log.warning("large_share_out_of_reach", target=event.target, share=event.share, value=event.value)
-            case Capped(seconds=seconds, index=index):
-                log.warning("capped", seconds=seconds, index=index)
             case FellBack(stage=stage, cause=cause, fallback=fallback):
                 log.warning("verifier_failed", stage=stage, cause=cause, fallback=fallback)
             case Moved(role=role, url=url, to=to, cause=cause):

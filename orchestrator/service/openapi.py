@@ -144,9 +144,6 @@ COUNT_TOKENS = _answers(
 ) | _body("CountTokensRequest")
 LIVE = _answers("The events of the run.", _stream(), *MODEL_ERRORS) | _body("LiveRequest")
 LIVE_METHODS = _answers("The methods.", _object("default", "methods", "models"), 401)
-LIVE_TRUST = _answers(
-    "The current evidence about the judge.", _object("promise", "drift", "shadows", "alternatives"), 401
-)
 MODELS = _answers("The models; with the header anthropic-version as in Anthropic's API.", _object("data"), 401)
 MODEL = _answers("The model; with the header anthropic-version as in Anthropic's API.", _object("id"), 401, 404)
 ALIVE = _answers("The process answers.", {})

@@ -190,10 +190,9 @@ def tool_call_delta(piece: Calling) -> dict[str, Any]:
 
 def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
     """Return the field ``stepspec`` of one run."""
-    ledger, selected = solution.ledger, solution.selected
+    ledger = solution.ledger
     return {
-        "method": selected.policy if selected else run_request.run.policy,
-        "selected": selected.reason if selected else None,
+        "method": run_request.run.policy,
         "answer": solution.answer,
         "finish_reason": solution.finish_reason,
         "seconds": solution.seconds,
@@ -201,7 +200,6 @@ def about(solution: Solution, run_request: RunRequest) -> dict[str, Any]:
         "accept_rate": ledger.accept_rate,
         "share_large": ledger.share_large,
         "degraded": list(solution.degraded),
-        "spending": dataclasses.asdict(solution.spending) if solution.spending else None,
         "verified": solution.verified,
         "rejection": solution.rejection or None,
         "speculation": {model.name: _speculation(model) for model in ledger.speculation} or None,

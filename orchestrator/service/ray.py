@@ -130,11 +130,6 @@ def build(arguments: dict[str, Any]) -> Application:
     """
     settings = service_factory.read(_nested(arguments))
     service, scaling = settings.service, settings.service.ray
-    if service.workers > 1:
-        raise ConfigurationError(
-            f"service.workers is {service.workers}, but on Ray every replica is one process: leave it out, and set "
-            "service.ray.max_replicas"
-        )
     max_requests = service.max_running + service.max_waiting + SPARE
     quiet = LoggingConfig(enable_access_log=False)
     replicas = serve.deployment(

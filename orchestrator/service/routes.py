@@ -147,11 +147,6 @@ def page_router(context: ServiceContext) -> APIRouter:
         served = {"small": offer.engine.small.name, "large": offer.engine.large.name}
         return json_response({"default": offer.defaults.policy, "methods": methods, "models": served})
 
-    @router.get("/live/trust", **openapi.LIVE_TRUST)
-    async def trust() -> Response:
-        """Return the current evidence about the judge: calibration, drift and shadow checks."""
-        return json_response(context.offer.judge_status().as_json)
-
     @router.post("/live", **openapi.LIVE)
     async def live(http_request: Request) -> Response:
         """Run a problem; stream every event as it happens, and the solution at the end."""

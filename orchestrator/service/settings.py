@@ -116,8 +116,6 @@ class ServiceSettings(BaseModel):
     """The address to listen at."""
     port: int = Field(default=8765, ge=0, le=65535)
     """The port; 0: any free one."""
-    workers: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that serve the port; each learns by itself."""
     keys: Secrets = ()
     """Accepted API keys of clients without limits; with neither *keys* nor *clients* every client is admitted."""
     clients: dict[ClientName, Client] = {}

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
-import pickle
-import socket
-import sys
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from stepspec.orchestrator.concurrency import supervised
-from stepspec.orchestrator.errors import ConfigurationError, StepspecError
-from stepspec.orchestrator.feedback.calibration_monitor import Calibration
+from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
-from stepspec.orchestrator.service.interfaces import CalibrationStatus, JudgeStatus, Offer, ServedMethod
+from stepspec.orchestrator.service.interfaces import Offer, ServedMethod
 from stepspec.orchestrator.service.settings import ServiceSettings
-from stepspec.orchestrator.stats import Acceptance
 
 from . import policies
 from . import settings as configuration
@@ -27,13 +20,10 @@ from .api import Solver
 from .settings import Settings
 
 if TYPE_CHECKING:
-    from stepspec.orchestrator.service.admission import Slots
     from stepspec.orchestrator.service.app import Service
     from stepspec.orchestrator.service.observers import RequestLog
-    from stepspec.orchestrator.service.worker import Start
 
 VERSION = importlib.metadata.version("stepspec")
-WORKER = "stepspec.service_worker"  # the program of a worker
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "structlog")
 
 
@@ -48,13 +38,11 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
     """
     Serve *solver*, once its servers are warm, until a signal ends the process and it is drained.
 
-    Several workers share the port, each with a solver of its own. Raise `ConfigurationError` for a taken port.
+    Raise `ConfigurationError` for a taken port.
     """
     from stepspec.orchestrator.service.app import ServiceServer, listen
-    from stepspec.orchestrator.service.workers import Program, run_workers
 
-    async with AsyncExitStack() as solving:
-        service, logs = await solving.enter_async_context(built(solver, settings))
+    async with built(solver, settings) as (service, logs):
         server = ServiceServer(service, settings, logs.info)
         names = ", ".join(service.context.models.served)
         with listen(settings.host, settings.port) as listening:
@@ -66,43 +54,8 @@ async def serve(solver: Solver, settings: ServiceSettings) -> None:
                 "clients": len(settings.clients),
             }
             await solver.warm_up()
-            if settings.workers == 1:
-                logs.info("serving", **serving)
-                await server.serve([listening])
-                return
-            await solving.aclose()  # Each worker has connections of its own.
-            program = Program((sys.executable, "-P", "-m", WORKER), pickle.dumps(solver.settings))
-            announce = partial(logs.info, "serving", **serving, workers=settings.workers)
-            await run_workers(program, settings, listening, logs, announce)
-
-
-async def work(start: Start, end: socket.socket) -> bool:
-    """
-    Serve as one of several workers, with its *end* of the channel to the parent.
-
-    Return whether the parent ended before it told this process to.
-    """
-    from stepspec.orchestrator.service.worker import Channel, Orders, SharedSlots, Stopped, WorkerServer
-
-    settings: Settings = pickle.loads(start.settings)
-    async with Channel.over(end) as channel:
-        slots = SharedSlots(channel)
-        orders = Orders(channel, slots)
-        solver = Solver(settings.turned(start.number - 1))
-        try:
-            async with (
-                supervised(orders.obey()),
-                built(solver, settings.service, start.number, slots) as (service, _),
-            ):
-                with socket.socket(fileno=start.connections) as connections:
-                    orders.server = WorkerServer(service, settings.service, channel, connections)
-                    await orders.server.serve()
-        except Stopped:
-            pass
-        except StepspecError as exc:
-            channel.send("failed", "configuration" if isinstance(exc, ConfigurationError) else "other", str(exc))
-            raise SystemExit(1) from None
-    return orders.orphaned
+            logs.info("serving", **serving)
+            await server.serve([listening])
 
 
 def read(arguments: Mapping[str, Any]) -> Settings:
@@ -122,24 +75,18 @@ async def opened(settings: Settings) -> AsyncGenerator[Service]:
 
 
 @asynccontextmanager
-async def built(
-    solver: Solver, settings: ServiceSettings, worker: int | None = None, slots: Slots | None = None
-) -> AsyncGenerator[tuple[Service, RequestLog]]:
-    """
-    Hold the connections of *solver*, and yield a service over it with its log.
-
-    One of several *workers* shares *slots* with the others, and leaves to their parent what is said once.
-    """
+async def built(solver: Solver, settings: ServiceSettings) -> AsyncGenerator[tuple[Service, RequestLog]]:
+    """Hold the connections of *solver*, and yield a service over it with its log."""
     from stepspec.orchestrator.service import tracing
     from stepspec.orchestrator.service.app import Service
     from stepspec.orchestrator.service.observers import RequestLog, ServiceObserver
     from stepspec.orchestrator.service.run_requests import AUTO
 
-    logs = RequestLog(settings, worker)
+    logs = RequestLog(settings)
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(solver)
         for role, name in solver.models.items():
-            if name in (AUTO, *policies.METHODS) and worker is None:
+            if name in (AUTO, *policies.METHODS):
                 cure = "start its server with --served-model-name and the model's own name"
                 logs.log.warning("served_as_a_method", role=role, model=name, listed=f"{role}:{name}", cure=cure)
         observers: list[ServiceObserver] = [logs]
@@ -147,10 +94,7 @@ async def built(
             tracer = tracing.Tracing(tracing.connect(VERSION))
             await stack.enter_async_context(tracer.flushed())
             observers.insert(0, tracer)
-        offered = offer(solver)
-        if worker is not None and worker > 1:
-            offered = replace(offered, speculation=dict[str, Acceptance])  # The servers' own counters count once.
-        yield Service(offered, settings, observers, slots), logs
+        yield Service(offer(solver), settings, observers), logs
 
 
 def offer(solver: Solver) -> Offer:
@@ -165,22 +109,7 @@ def offer(solver: Solver) -> Offer:
         methods=methods,
         defaults=chosen.run,
         version=VERSION,
-        judge_status=lambda: judge_status(solver),
         speculation=lambda: solver.acceptance.totals,
         session_header=chosen.session_header,
         check=partial(policies.check, has_critic=chosen.rates_steps),
     )
-
-
-def judge_status(solver: Solver) -> JudgeStatus:
-    """What *solver* knows by now about its judge."""
-    chosen, watched = solver.settings, solver.promise
-    shadows = solver.shadows.record if chosen.shadow else None
-    if watched is None or not watched.covers(solver.conditions(chosen.run)):
-        return JudgeStatus(shadows=shadows)
-    alternatives = tuple((_status(each.calibration), each.drift) for each in solver.alternatives.values())
-    return JudgeStatus(_status(watched.calibration), watched.drift, shadows, alternatives)
-
-
-def _status(made: Calibration) -> CalibrationStatus:
-    return CalibrationStatus(made.policy, made.option, made.value, made.max_loss, made.confidence)

@@ -19,7 +19,7 @@ FOLDER = Path(__file__).parent
 MODULES = (
     "element", "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "threshold",
     "within", "spans", "theme", "announce", "text", "chain", "highlight", "timeline", "keys", "speed", "summary",
-    "slider", "form", "live", "trust", "page",
+    "slider", "form", "live", "page",
 )  # fmt: skip
 LIVE = "'self'"  # the only origin that the live page may connect to
 _IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)

@@ -18,7 +18,6 @@ export const hasKey = () => sessionStorage.getItem(KEY) !== null;
 const authorization = () => (hasKey() ? { Authorization: `Bearer ${sessionStorage.getItem(KEY)}` } : {});
 
 export const methods = () => getJson("live/methods");
-export const trust = () => getJson("live/trust");
 
 async function getJson(path) {
   const answer = await fetch(path, { headers: authorization() });

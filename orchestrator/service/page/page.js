@@ -7,7 +7,7 @@ import { LONG, wasRejected } from "./folds.js";
 import { offerMethods, offerOptions, request } from "./form.js";
 import { connectPointer, hasMoved, highlight, rowOf, showBars } from "./highlight.js";
 import { connectKeys, keepStop, stopAt } from "./keys.js";
-import { advice, hasKey, keepKey, methods, solve, trust } from "./live.js";
+import { advice, hasKey, keepKey, methods, solve } from "./live.js";
 import { EMPTY, reduce } from "./reduce.js";
 import { connectThreshold, resetThreshold, showThreshold } from "./slider.js";
 import { spansOf } from "./spans.js";
@@ -16,7 +16,6 @@ import { showLedger } from "./summary.js";
 import { describe, showLegend, showModels, showTimeline } from "./timeline.js";
 import { formatTrace, parseTrace } from "./trace.js";
 import { connectTheme } from "./theme.js";
-import { trustSentences } from "./trust.js";
 
 let events = [];
 let view = EMPTY;
@@ -183,16 +182,6 @@ async function start() {
     running = null;
     draw();
   }
-  showTrust();
-}
-
-async function showTrust() {
-  const status = await trust().catch(() => null); // A run shows the cause better.
-  if (status === null) return;
-  const sentences = trustSentences(status);
-  const sentence = ({ name, text, bad }) => h("li", { "data-bad": bad }, h("strong", {}, `${name}:`), ` ${text}`);
-  find("trust").replaceChildren(...sentences.map(sentence));
-  find("trust").hidden = sentences.length === 0;
 }
 
 async function withKey(call) {
@@ -330,7 +319,6 @@ async function main() {
   draw();
   try {
     offerMethods(await withKey(methods));
-    await showTrust();
   } catch (error) {
     complain(advice(error));
   }

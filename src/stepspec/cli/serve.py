@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,10 +22,7 @@ Examples:
   # what `auto` means; both servers are in stepspec.toml
   stepspec serve --policy bild -O scale=step --ahead 3
 
-  # both policy files are from `stepspec calibrate`
-  stepspec serve --config specreason.toml --alternative bild.toml
-
-  stepspec serve --host 0.0.0.0 --key SECRET --log-format json --workers 4
+  stepspec serve --host 0.0.0.0 --key SECRET --log-format json
 """
 
 
@@ -35,38 +31,9 @@ def _service(name: str, annotation: object) -> Flag:
 
 
 SERVICE: Mapping[str, Flag] = {
-    "alternative": Flag(
-        ("alternatives",),
-        Annotated[
-            list[Path] | None,
-            typer.Option(
-                "--alternative",
-                help="Policy file of another calibrated method that `auto` may choose; may be repeated.",
-                metavar="FILE",
-            ),
-        ],
-    ),
-    "shadow": Flag(
-        ("shadow",),
-        Annotated[
-            float | None,
-            typer.Option(
-                "--shadow",
-                help="Share of the accepted steps that the large model checks in the background.",
-                min=0,
-                max=1,
-            ),
-        ],
-    ),
     "host": _service("host", Annotated[str | None, typer.Option("--host", help="The address; default 127.0.0.1.")]),
     "port": _service(
         "port", Annotated[int | None, typer.Option("--port", help="The port; default 8765, 0 for any free one.")]
-    ),
-    "workers": _service(
-        "workers",
-        Annotated[
-            int | None, typer.Option("--workers", help="Processes that share the port; default 1.", min=1, max=64)
-        ],
     ),
     "key": _service(
         "keys",

@@ -49,7 +49,7 @@ OPERATIONS = {
             *("/v1/messages", "/v1/messages/count_tokens"),
         ),
         "GET": (
-            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/live/trust", "/metrics", "/version", "/ping"),
+            *("/", "/v1/models", "/v1/models/{name}", "/live/methods", "/metrics", "/version", "/ping"),
             *("/health", "/health/liveness", "/health/liveliness", "/health/readiness"),
         ),
     }.items()

@@ -80,7 +80,6 @@ def test_the_application_is_built_on_first_use(monkeypatch: pytest.MonkeyPatch) 
             r"ray\.target is 9, and a replica never has more than 8",
         ),
         ({"service.ray.cpus": 0}, r"service\.ray\.cpus"),
-        ({"service.workers": 2}, r"service\.workers is 2, but on Ray .* service\.ray\.max_replicas"),
         ({"service": 1, "service.port": 2}, "'service' is set twice"),
     ],
 )

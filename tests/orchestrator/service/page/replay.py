@@ -11,7 +11,6 @@ from typing import Any
 import orjson
 from aiohttp import web
 
-from stepspec.orchestrator.service.interfaces import JudgeStatus
 from stepspec.orchestrator.service.page import html
 
 METHODS: dict[str, Any] = {
@@ -40,7 +39,7 @@ class Replay:
     Answers every problem with *trace*. A line waits for a permit of *gate*, if there is one.
 
     With a *key*, nobody else gets in. *refusal* is answered instead, or sent in the middle of the stream after so many
-    lines of *breaks*, or nothing at all is sent any more. *trusted* is what is known about the judge. *requests* are
+    lines of *breaks*, or nothing at all is sent any more. *requests* are
     those that were let in.
     """
 
@@ -49,7 +48,6 @@ class Replay:
     key: str = ""
     refusal: tuple[int, dict[str, Any], dict[str, str]] | None = None
     breaks: int | None = None
-    trusted: dict[str, Any] = field(default_factory=lambda: JudgeStatus().as_json)
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     left: asyncio.Event = field(default_factory=asyncio.Event)
     url: str = ""
@@ -59,9 +57,6 @@ class Replay:
 
     async def methods(self, request: web.Request) -> web.Response:
         return self._closed(request) or web.Response(body=orjson.dumps(METHODS), content_type="application/json")
-
-    async def trust(self, request: web.Request) -> web.Response:
-        return self._closed(request) or web.Response(body=orjson.dumps(self.trusted), content_type="application/json")
 
     async def live(self, request: web.Request) -> web.StreamResponse:
         if closed := self._closed(request):
@@ -101,7 +96,6 @@ class Replay:
         """Listen on a free port; *url* is the page's then."""
         app = web.Application()
         app.add_routes([web.get("/", self.page), web.get("/live/methods", self.methods), web.post("/live", self.live)])
-        app.add_routes([web.get("/live/trust", self.trust)])
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=1)
         await runner.setup()
         try:

@@ -11,7 +11,7 @@ from stepspec.orchestrator.service import page
 
 PURE = (
     "trace", "axis", "diff", "pieces", "reduce", "estimate", "fates", "folds", "ledger", "threshold", "within", "spans",
-    "live", "trust",
+    "live",
 )  # fmt: skip
 BEGINNING = "\n".join(f'import * as {name} from "{(page.FOLDER / name).as_uri()}.js";' for name in PURE)
 FREEZE = """

@@ -15,7 +15,6 @@ from stepspec.orchestrator.service.page import html
 from .conftest import Open
 from .made import PROBLEM, drawn, made
 from .replay import Replay
-from .test_trust import DRIFTED, TRUSTED
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -61,14 +60,6 @@ async def test_a_run_and_its_error(scheme: Scheme, service: Replay, opened: Open
     await page.get_by_role("button", name="Run").click()
     await expect(page.get_by_role("alert")).to_be_visible()
     assert await violations(page) == []
-
-
-@schemes
-async def test_a_drift(scheme: Scheme, opened: Open) -> None:
-    async with Replay(TRACE, trusted=TRUSTED | {"drift": DRIFTED}).serving() as drifting:
-        page = await opened(drifting.url, color_scheme=scheme)
-        await expect(page.locator("#trust li")).to_have_count(3)
-        assert await violations(page) == []
 
 
 @schemes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from itertools import pairwise, product
 from typing import Any
 
@@ -12,23 +11,12 @@ import pytest
 from stepspec.orchestrator import Rollback, Step
 from stepspec.orchestrator.events import Called, Committed, Drafted, Event, Judged, Purpose, Repaired, Started
 from stepspec.orchestrator.ledger import Ledger
-from stepspec.orchestrator.service.span_tree import Stages
-from stepspec.orchestrator.trace import Moment, dump, parse
+from stepspec.orchestrator.trace import Moment, dump
 
 from ...arms import ARMS
 from ...endpoints.streaming import streamed
 from .made import drawn, made
 from .script import script
-
-STAGES = {"draft": "draft", "judgement": "verdict", "repair": "repair", "answer": "answer"}
-OWNERS = """
-return given.map((text) => {
-  const view = seen(text);
-  const step = ({ draft, what }) =>
-    draft === null ? null : what === "repair" ? view.drafts[draft].repair.index : view.drafts[draft].index;
-  const owners = ({ parts }) => parts.filter((part) => part.what).map((part) => [part.what, step(part)]);
-  return spans.spansOf(view).map(owners);
-});"""
 
 
 def spans(trace: bytes) -> list[dict[str, Any]]:
@@ -100,26 +88,6 @@ def test_every_draft_is_drawn_in_the_stream_that_it_was_taken_from(chunk: int) -
     assert sorted(drafts) == [draft["number"] for draft in shown]
     small = Ledger.of([moment.event for moment in moments]).small
     assert sum(span["written"] for span in writes) == small.written
-
-
-def test_requests_belong_to_the_steps_that_the_tree_of_spans_has_them_below() -> None:
-    """All but a step that a policy wrote to judge: it is drawn as the repair that it became, not the verdict."""
-    traces = [drawn(name, seed, ahead) for name, seed, ahead in product(ARMS, range(4), (0, 3))]
-    traces += [b"".join(map(dump, streamed(chunk, length=7, wrong=(3,)))) for chunk in (1, 4, 12, 500)]
-    owned = Counter[bool]()
-    for trace, drawn_parts in zip(traces, script(OWNERS, [trace.decode() for trace in traces]), strict=True):
-        moments = [parse(line) for line in trace.splitlines()]
-        calls = [moment.event for moment in moments if isinstance(moment.event, Called)]
-        stages = Stages.of(moments).stages
-        for call, parts in zip(calls, drawn_parts, strict=True):
-            if call.purpose == "verify" and call.verb == "write":
-                continue
-            below = [stage for stage in stages if any(one is call for one in (*stage.calls, *stage.shared))]
-            owners = [(STAGES[stage.kind], None if stage.kind == "answer" else stage.index) for stage in below]
-            assert sorted((what, step) for what, step in parts) == sorted(owners)
-            owned[bool(owners)] += 1
-    assert owned[True] > 1000
-    assert owned[False] > 50  # lost bets
 
 
 @pytest.mark.parametrize(("repaired", "shown"), [(False, "repair kept"), (True, "verdict discarded")])
