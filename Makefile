@@ -15,7 +15,7 @@ INSTALL := $(PIP) install -qq --no-deps
 # The core: the loop and what it is made of, but neither HTTP nor servers, which `make test` tries for real.
 CORE := policies/*,orchestrator/*.py,orchestrator/nesting/*
 UNITS := tests/policies tests/contracts tests/orchestrator/test_*.py tests/orchestrator/nesting \
-  $(addprefix tests/test_,solver.py learning.py nested_pair.py)
+  $(addprefix tests/test_,solver.py nested_pair.py)
 # Four workers for two cores: while tests wait for servers, others run (tests/conftest.py).
 TESTS := $(RUN)/pytest -n 4 --dist loadgroup
 # What `make quick` leaves out: each takes more than five seconds of one core.
@@ -24,7 +24,7 @@ SLOW := integration docs docker examples fidelity evals/calibration evals/report
   $(addprefix orchestrator/service/,page test_description.py test_ray.py) test_packaging.py test_docs_site.py \
   $(addprefix orchestrator/endpoints/test_,vocabularies.py families.py doctor.py) \
   $(addprefix orchestrator/launcher/test_,hybrids.py launch.py up.py) \
-  orchestrator/nesting/test_promises.py orchestrator/feedback/test_adaptation.py
+  orchestrator/nesting/test_promises.py
 # The theme prints an advertisement against MkDocs 2 without the variable.
 SITE := NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs
 # Without its bytecode, every program that a test starts would compile the package again.

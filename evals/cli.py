@@ -22,7 +22,7 @@ from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.installation import install_command
 from stepspec.orchestrator.interfaces import answered_by, ended_by
-from stepspec.orchestrator.run_options import RETIRED, arm_options, refuse_retired
+from stepspec.orchestrator.run_options import arm_options
 from stepspec.settings import Settings
 
 from . import provenance
@@ -126,8 +126,6 @@ def _settings(path: Path) -> dict[str, Any]:
 def _from_file(path: Path) -> Arm:
     """Read the policy and the run options from a settings file; other settings, such as URLs, are ignored."""
     settings = _settings(path)
-    for name in set(RETIRED) & set(settings):
-        refuse_retired(name, settings[name], f"{path}: {name}")
     options = {name: settings[name] for name in arm_options() if name in settings}
     return _arm(path.stem, settings["policy"], {**settings.get("options", {}), **options})
 

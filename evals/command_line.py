@@ -36,7 +36,6 @@ RENAMED: Mapping[str, str] = {
     "--concurrency": "--users",  # of `estimate`, where it was a list of numbers
     "--count": "--limit",
     "--method": "--policy",
-    "--share": "--adapt",
     "--seconds": "--grading-seconds",
     "--tokens": "--max-tokens",
     "--problems": "--limit",  # where it was a number; `solve` and `estimate` have a flag of this name

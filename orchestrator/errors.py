@@ -94,16 +94,6 @@ class FormatIgnored(MalformedReply):
     """The model wrote something else than the format that its answer was asked in. It will do so again."""
 
 
-class LargeSecondsSpent(StepspecError):
-    """A run has spent the seconds of the large model that it may spend; usually the small model then goes on alone."""
-
-    def __init__(self, most: float) -> None:
-        super().__init__(
-            f"the run has spent its {most:g} seconds of the large model and no model can go on: raise max_large_seconds"
-        )
-        self.most = most
-
-
 class MissingCapability(StepspecError):
     """The method needs something that this endpoint cannot do; ``stepspec doctor`` lists what each can."""
 

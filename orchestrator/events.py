@@ -21,8 +21,8 @@ Fallback: TypeAlias = Literal["large", "accept", "reject", "fail"]
 """What judges in place of a verifier that fails: the large model, nobody, who accepts or rejects, or nothing can."""
 Choice: TypeAlias = Literal["method", "large"]
 """Who writes the next steps of a run that decides: its method, or the large model alone."""
-Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer", "watch", "shadow"]
-"""The purpose of a request; "" outside of a run. "watch" is a stop rule's, "shadow" that of a check of the judge."""
+Purpose: TypeAlias = Literal["", "draft", "verify", "repair", "hedge", "answer", "watch"]
+"""The purpose of a request; "" outside of a run. "watch" is a stop rule's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,58 +222,6 @@ class Moved:
 
 
 @dataclass(frozen=True, slots=True)
-class Adapted:
-    """
-    The threshold and the depth that a run uses, learnt from the *runs* before it.
-
-    *value* is that of *option*, the threshold of the policy; None if the policy has none, then only the depth *ahead*
-    is adapted. With them at most a share of *bad* of the accepted steps is bad, and a committed step is expected to
-    take *seconds*; None if too little is known. *checks* are the steps that shadows checked since the last event of
-    this kind: the grade, and whether the large model agreed that the step is correct. *own* says for each check whether
-    it agreed with a step of its own at the same place.
-    """
-
-    option: str
-    value: float | None
-    ahead: int
-    runs: int
-    bad: float | None = None
-    seconds: float | None = None
-    checks: tuple[tuple[float, bool], ...] = ()
-    own: tuple[bool, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Targeted:
-    """
-    The threshold that a run uses, so that the large model's share of the tokens follows a *target*.
-
-    *value* is that of *option*, learnt from the *runs* before, and *share* the large model's of the last of them; None
-    before the first. The target is *out_of_reach* if the loosest threshold that is allowed exceeds it too.
-    """
-
-    option: str
-    value: float
-    target: float
-    runs: int
-    share: float | None = None
-    out_of_reach: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Capped:
-    """
-    The run spent the *seconds* of the large model that it may spend: from step *index* on the small one is alone.
-
-    Then nobody judges its steps, and it answers too. With *answering* the seconds ended within the answer.
-    """
-
-    seconds: float
-    index: int
-    answering: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Decided:
     """
     The run chose who writes from step *index* on: its method, *ahead* drafts ahead, or the large model alone.
@@ -291,21 +239,6 @@ class Decided:
     probe: bool = False
     running: int = 0
     waiting: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """
-    The method *policy* was selected for the run, among several calibrated ones.
-
-    *seconds* are the expected seconds of a run by each method that was compared, and *reason* says in words why. A
-    *probe* is a run that measures a method that is not in use.
-    """
-
-    policy: str
-    seconds: tuple[tuple[str, float], ...] = ()
-    reason: str = ""
-    probe: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,11 +287,7 @@ Event: TypeAlias = (
     | FellBack
     | Degraded
     | Moved
-    | Adapted
-    | Targeted
-    | Capped
     | Decided
-    | Selected
     | Speculated
     | Finished
 )

@@ -24,12 +24,11 @@ from .budget import Budget
 from .chain import Chain, Role, Rollback, Step, ToolCall
 from .concurrency import to_the_end
 from .early_stopping import StopRule
-from .errors import ContextTooLong, EndpointUnavailable, LargeSecondsSpent
+from .errors import ContextTooLong, EndpointUnavailable
 from .events import (
     Answered,
     Answering,
     Calling,
-    Capped,
     Chosen,
     Committed,
     Degraded,
@@ -85,7 +84,6 @@ async def run(
     ahead: int | LookaheadControl,
     observe: Observer,
     fallback: Policy | None = None,
-    alone: Policy | None = None,
     thinks: bool = True,
     stop_rule: StopRule | None = None,
     answerer: Model | None = None,
@@ -107,9 +105,7 @@ async def run(
 
     The answer is emitted in pieces and ends before the first of the *stop* strings. If the time is up, the part that is
     written counts. *stop_rule* may end the thinking early. If the small model fails for good, *fallback* continues the
-    committed chain; if it is *lost* already, *fallback* begins. If the seconds of the large model are spent, *alone*,
-    which needs the small one only, does, and answers; what is emitted of the answer by then counts. Any other failure
-    passes through.
+    committed chain; if it is *lost* already, *fallback* begins. Any other failure passes through.
 
     With a *check* the answer is judged, and rewritten while it is rejected; it is emitted in one piece at the end. An
     answer that calls tools is no answer yet, and is not judged.
@@ -123,11 +119,6 @@ async def run(
             if lost is not None and fallback is not None:
                 raise lost
             why = await current.work(policy)
-        except LargeSecondsSpent as exc:
-            if alone is None:
-                raise
-            current.cap(exc.most)
-            why = await current.work(alone)
         except EndpointUnavailable as exc:
             if fallback is None or exc.role != "small":
                 raise
@@ -136,7 +127,7 @@ async def run(
             why = await current.work(fallback)
         calls: tuple[ToolCall, ...] = ()
         if not by_method and (thinks or parser is not None or has_thought(current.chain)):
-            stream, cut = await current.answer(alone)
+            stream, cut = await current.answer()
             text, calls = (stream.text, stream.calls) if stream is not None else ("", ())
             why = cut if why == "stop" else why
         else:
@@ -204,12 +195,6 @@ class _Run:
         if self.answerer is not None and self.answerer.role == role:
             self.answerer = None
 
-    def cap(self, seconds: float, *, answering: bool = False) -> None:
-        """Continue without the large model, whose *seconds* are spent."""
-        self(Capped(seconds, len(self.chain.steps), answering))
-        self.remove("large")
-        self.stop_rule = None  # it asks the large model
-
     async def work(self, policy: Policy) -> FinishReason:
         """Let *policy* think and, if *by_method*, answer; also where the thinking was cut short."""
         why, closed = await self.think(policy), self.chain.closed
@@ -259,29 +244,8 @@ class _Run:
     def _over(self, chain: Chain) -> bool:
         return has_answer(chain, self.stop) if self.by_method and chain.closed else chain.finished
 
-    async def answer(self, alone: Policy | None) -> tuple[AnswerStream | None, FinishReason]:
-        """
-        Write the answer. Return what it was emitted by, None if there is none, and why it ended.
-
-        If the seconds of the large model are spent before anything is emitted, the model of *alone* writes it.
-        """
-        try:
-            return await self._answer()
-        except LargeSecondsSpent as exc:
-            if alone is None:
-                raise
-            self.cap(exc.most, answering=True)
-            assert self.early is not None
-            taken = self.early.taken
-            await self.early.close()
-            if taken is not None and taken.partial is not None and taken.partial.text.strip():
-                self.partial = True
-                self(Answered(taken.partial))
-                return taken, "time"
-            self._prepare_answer(alone.answerer)
-            return await self._answer()
-
-    async def _answer(self) -> tuple[AnswerStream | None, FinishReason]:
+    async def answer(self) -> tuple[AnswerStream | None, FinishReason]:
+        """Write the answer. Return what it was emitted by, None if there is none, and why it ended."""
         deadline = None if self.budget.seconds is None else self.began + self.budget.seconds
         timeout = asyncio.timeout_at(deadline)
         try:

@@ -8,11 +8,10 @@ conditions of a calibration, and the table in ``docs/run-options.md``.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeAlias, cast, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_type_hints
 
 from pydantic import (
     AfterValidator,
@@ -20,9 +19,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveInt,
-    TypeAdapter,
     ValidationError,
-    model_validator,
 )
 from pydantic_core import ErrorDetails
 from typing_extensions import TypedDict  # pydantic asks for this one below Python 3.12
@@ -37,8 +34,6 @@ from .step_ends import BLANK_LINE, StepEnds
 LoadMode: TypeAlias = Literal["adapt", "ignore"]
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 Share: TypeAlias = Annotated[float, Field(ge=0, le=1)]
-ShareBelow1: TypeAlias = Annotated[float, Field(ge=0, lt=1)]
-LargeSeconds: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Priority: TypeAlias = Annotated[int, Field(ge=-1000, le=1000)]
 
 
@@ -90,39 +85,6 @@ class RunOption:
     calibrated: bool = True
 
 
-_NO_GAIN = (
-    "this option is retired, because it showed no gain: remove it, and run `stepspec calibrate` again for a policy "
-    "file that was made with it"
-)
-RETIRED: Mapping[str, str] = {
-    "plan": _NO_GAIN,
-    "give_up": _NO_GAIN,
-    "early_exit": 'this option is now stop_rule = "trial-answer": write that instead',
-}
-"""Switches that files of older versions name, and what to do where one is on."""
-_SWITCH = TypeAdapter(bool)
-log = logging.getLogger("stepspec")
-
-
-def refuse_retired(name: str, value: object, where: str = "") -> None:
-    """
-    Raise `ConfigurationError` if *value* switches the retired option *name* on, and log a note if it does not.
-
-    Messages call it *where*, by default by its name.
-    """
-    if is_on(value):
-        raise ConfigurationError(f"{where or name}: {RETIRED[name]}")
-    log.warning("%s: this option is retired, and switching it off has no effect: remove it", where or name)
-
-
-def is_on(value: object) -> bool:
-    """Whether *value* switches an option on, as a setting or as the text of a variable; what is no switch does."""
-    try:
-        return _SWITCH.validate_python(value)
-    except ValidationError:
-        return True
-
-
 class RunOptions(BaseModel):
     """
     Everything that a run may be configured with. Frozen.
@@ -142,7 +104,7 @@ class RunOptions(BaseModel):
         str,
         RunOption(
             "The method; `stepspec policies` lists them.",
-            commands=("solve", "serve", "adapt", "calibrate"),
+            commands=("solve", "serve", "calibrate"),
             flags=("--policy", "-p"),
             service=False,  # which names it as its `model`
             arms=False,  # which have a field for it
@@ -153,7 +115,7 @@ class RunOptions(BaseModel):
         dict[str, Any],
         RunOption(
             "An option of the method; may be repeated.",
-            commands=("solve", "serve", "adapt", "calibrate"),
+            commands=("solve", "serve", "calibrate"),
             flags=("--option", "-O"),
             arms=False,  # which have a field for them
             calibrated=False,  # the calibration compares them with their defaults filled in
@@ -163,7 +125,7 @@ class RunOptions(BaseModel):
         Count,
         RunOption(
             "Drafts made beyond the one to be committed next; 0: one after the other.",
-            commands=("solve", "serve", "adapt"),
+            commands=("solve", "serve"),
             calibrated=False,
         ),
     ] = 2
@@ -206,33 +168,6 @@ class RunOptions(BaseModel):
     sure_bets: Annotated[
         bool, RunOption("Work ahead only of drafts that are likely to be accepted.", calibrated=False)
     ] = False
-    adapt: Annotated[
-        ShareBelow1,
-        RunOption(
-            "Let threshold and depth follow earlier runs; at most this share of accepted steps may be bad. 0: off.",
-            commands=("serve",),
-            service=False,
-            arms=False,  # the runs of an arm are alike
-            calibrated=False,
-        ),
-    ] = 0.0
-    max_large_share: Annotated[
-        Share | None,
-        RunOption(
-            "Let the threshold follow earlier runs, so that the large model writes this share of the kept tokens; "
-            "never looser than calibrated.",
-            commands=("serve",),
-            arms=False,  # the runs of an arm are alike
-            calibrated=False,  # no threshold is looser than the calibrated one
-        ),
-    ] = None
-    max_large_seconds: Annotated[
-        LargeSeconds | None,
-        RunOption(
-            "Seconds that a run may wait for the large model; then the small one goes on alone, unjudged.",
-            commands=("solve", "serve"),
-        ),
-    ] = None
     delimiter: Annotated[
         Delimiter,
         RunOption(
@@ -273,17 +208,6 @@ class RunOptions(BaseModel):
             arms=False,  # all arms have the same
         ),
     ] = Limits()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_retired(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        fields = cast("dict[str, Any]", values)
-        for name in RETIRED:
-            if name in fields:
-                refuse_retired(name, fields[name])
-        return {name: value for name, value in fields.items() if name not in RETIRED}
 
     def with_overrides(self, overrides: RunOverrides) -> Self:
         """
@@ -327,9 +251,6 @@ class RunOverrides(TypedDict, total=False):
     answer: AnsweredBy | None
     stop_rule: str | StopRuleFactory | None
     sure_bets: bool | None
-    adapt: float | None
-    max_large_share: float | None
-    max_large_seconds: float | None
     delimiter: Delimiter | None
     priority: int | None
     system: str | None

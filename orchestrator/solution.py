@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 
 from .chain import Role, Rollback, ToolCall
 from .events import (
     AnswerJudged,
-    Capped,
     Choice,
     Committed,
     Decided,
@@ -18,9 +17,7 @@ from .events import (
     FellBack,
     Judged,
     Lost,
-    Selected,
     Started,
-    Targeted,
 )
 from .ledger import Ledger
 from .run import FinishReason, Outcome
@@ -65,39 +62,6 @@ class Stretch:
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
-    """
-    What a run with a spend target did about it.
-
-    With a target *max_large_share*, the run used this *threshold*, *share* is that of the large model in the runs
-    before it (None: there was none), and *out_of_reach* says that no threshold that is allowed meets the target. If the
-    run spent its *capped_after* seconds of the large model, the small one went on alone from step *capped_at* on, and
-    nobody judged what it wrote.
-    """
-
-    max_large_share: float | None = None
-    threshold: float | None = None
-    share: float | None = None
-    out_of_reach: bool = False
-    capped_after: float | None = None
-    capped_at: int | None = None
-
-    @classmethod
-    def of(cls, events: Iterable[Event]) -> Self | None:
-        """What the *events* of a run say; None if it had no target and was not capped."""
-        spending: Self | None = None
-        for event in events:
-            match event:
-                case Targeted():
-                    spending = cls(event.target, event.value, event.share, event.out_of_reach)
-                case Capped():
-                    spending = replace(spending or cls(), capped_after=event.seconds, capped_at=event.index)
-                case _:
-                    pass
-        return spending
-
-
-@dataclass(frozen=True, slots=True)
 class Solution:
     r"""
     The solution of a problem.
@@ -108,9 +72,8 @@ class Solution:
     or steps), "time", "repetition", "context". *degraded* names the models that failed, those in a nested pair by their
     path. *seconds* is wall time. *seed* is that of the sampling, chosen at random if none was set: the same seed
     repeats the run. None if the models wrote greedily. *stretches* says what a run with `auto` chose; without it there
-    are none. *selected* names the method of a run that chose among several, and why; None if there was no choice.
+    are none.
     *calls* are the calls of tools that the answer makes; of an answer that was cut short, those that are complete.
-    *spending* is about the spend target of the run; None if it had none, and was not capped.
     *verified* says whether the verifier accepted the answer, or the large model in its place; None if nobody judged it.
     *rejection* is the reason if it did not. If the verifier failed at least once, *degraded* names the "critic".
     """
@@ -125,9 +88,7 @@ class Solution:
     degraded: tuple[str, ...] = ()
     seed: int | None = None
     stretches: tuple[Stretch, ...] = ()
-    selected: Selected | None = None
     calls: tuple[ToolCall, ...] = ()
-    spending: Spending | None = None
     verified: bool | None = None
     rejection: str = ""
 
@@ -152,9 +113,7 @@ class Solution:
             degraded=tuple(_degraded(events)),
             seed=next((event.seed for event in events if isinstance(event, Started)), None),
             stretches=tuple(stretches(events)),
-            selected=next((event for event in events if isinstance(event, Selected)), None),
             calls=outcome.calls,
-            spending=Spending.of(events),
             verified=outcome.verified,
             rejection=outcome.rejection,
         )

@@ -10,7 +10,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from stepspec.orchestrator import Critic, Model, Policy
 from stepspec.orchestrator.errors import ConfigurationError, near
-from stepspec.orchestrator.feedback.adaptation import Adaptable, Threshold
 from stepspec.orchestrator.interfaces import PolicyFactory
 from stepspec.orchestrator.registry import Registry
 
@@ -19,7 +18,7 @@ from .cascade import Cascade
 from .choose import Choose
 from .glimpse import Glimpse
 from .lookahead_reasoning import LookaheadReasoning
-from .method import NOT_OPTIONS, Method, Option, read_method
+from .method import NOT_OPTIONS, Method, Option, Threshold, read_method
 from .option_types import describe
 from .random_control import RandomControl
 from .reflective import Reflective
@@ -52,7 +51,7 @@ __all__ = [
     "Solo",
     "SpecReason",
     "SpeculativeThinking",
-    "adaptable",
+    "Threshold",
     "check",
     "defaults",
     "describe_options",
@@ -164,9 +163,6 @@ THRESHOLDS = {name: method.threshold for name, method in BUILT_IN.items() if met
 BASELINES = ("large", "small")
 ELSEWHERE: Mapping[str, str] = {
     "first": "first steps by the large model are no method's own: pass lead=N, or --lead N",
-    "plan": "retired, because it showed no gain: leave it out",
-    "give_up": "retired, because it showed no gain: leave it out",
-    "early_exit": "early_exit is now an option of the run: pass stop_rule='trial-answer', or --stop-rule trial-answer",
     "answers": "who writes the answer is an option of the run: pass answer='large', or --answer large",
 }
 
@@ -188,18 +184,6 @@ def options(name: str) -> Mapping[str, inspect.Parameter]:
 def defaults(name: str) -> Mapping[str, Any]:
     """The default values of the options of the policy called *name*."""
     return {key: option.default for key, option in options(name).items()}
-
-
-def adaptable(name: str, chosen: Mapping[str, Any]) -> Adaptable | None:
-    """
-    What `adapt` may change of the policy called *name* with its *chosen* options; None for a baseline.
-
-    The grades of some drafts say nothing about those that `skip` leaves unjudged: then only the depth is adapted.
-    """
-    if name in BASELINES:
-        return None
-    threshold = None if chosen.get("skip") else METHODS.find(name).threshold
-    return Adaptable(threshold, defaults(name)[threshold.option]) if threshold else Adaptable()
 
 
 def threshold(name: str, chosen: Mapping[str, Any]) -> tuple[str, float] | None:

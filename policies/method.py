@@ -12,7 +12,6 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticSchemaGenerationError
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.orchestrator.interfaces import PolicyFactory
 from stepspec.orchestrator.registry import behind
 from stepspec.prompts import known
@@ -21,6 +20,21 @@ from .option_types import describe, meaning
 
 NOT_OPTIONS = frozenset({"small", "large", "critic", "sampled"})  # what a policy is built over
 PARTS = ("draft", "verify", "repair", "answerer")
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """
+    The *option* that makes a policy stricter or looser, and its *values*, the strictest first.
+
+    With *compared*, the policy uses the value only to compare it with a verdict's score: a score of at least the value
+    is accepted, and the strictest value is the highest possible score. Then two values give the same run if no score of
+    the run lies between them, provided that runs repeat.
+    """
+
+    option: str
+    values: tuple[float, ...]
+    compared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +52,7 @@ class Method:
     A policy that users can choose by name: how to *build* it, and its *paper*.
 
     *needs* says what the endpoints must support beyond writing, *cost* what the method adds to every step. The
-    *threshold*, if there is one, is the option that `stepspec calibrate` and `adapt` move. *prompts* are the names of
+    *threshold*, if there is one, is the option that `stepspec calibrate` moves. *prompts* are the names of
     those that decide what the method does: a calibration holds only for the same texts. *compared* names the option
     that the scores of its verdicts are compared with, which the page of a run draws them against; "" if there is none.
 

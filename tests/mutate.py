@@ -68,12 +68,6 @@ CORE = {
     "replicas": core("endpoints/replicas", "orchestrator/endpoints/test_replicas", slow=(MACHINES,)),
     "run": core("run", *RUN, "orchestrator/test_early_stopping"),
     "run_options": core("run_options", "test_settings", slow=("test_run_options", "test_solver")),
-    "adaptation": core(
-        "feedback/adaptation",
-        "orchestrator/feedback/test_evidence",
-        "orchestrator/feedback/test_adaptation",
-        "orchestrator/test_deciding",
-    ),
     "admission": core("service/admission", "orchestrator/service/test_admission", slow=(MACHINES,)),
     "breaker": core(
         "endpoints/breaker",

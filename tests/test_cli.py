@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,9 +14,7 @@ import typer.core
 
 from stepspec import __version__, cli
 from stepspec.evals.testbed.stand_in import stand_in_process
-from stepspec.orchestrator import trace
 from stepspec.orchestrator.endpoints import probe
-from stepspec.orchestrator.events import Started
 from stepspec.policies import METHODS, describe_options
 from stepspec.policies.relay import CUES
 
@@ -71,8 +68,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["eval", "arithmetic", *DEAD, "-p", "specreason:ahead=-1"], "ahead: Input should be greater than or equal"),
         (["eval", "arithmetic", *DEAD, "-p", "reward"], "needs a reward model"),
         (["calibrate", "arithmetic", *DEAD, "-p", "specreasn"], "did you mean 'specreason'"),
-        (["adapt", "x.jsonl", "--adapt", "0.1", "-p", "specreasn"], "did you mean 'specreason'"),
-        (["adapt", "x.jsonl", "--adapt", "0.1", "-O", "thresholds=8"], "did you mean 'threshold'"),
         (["policies", "chose"], "no policy 'chose' (did you mean 'choose'?)"),
         (["policies", "chose", "--json"], "no policy 'chose' (did you mean 'choose'?)"),
         (["up"], "pass --testbed"),
@@ -98,8 +93,6 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["profile", "problems.txt", "--testbed"], "name a file of problems, or pass --testbed"),
         (["profile", "nowhere.txt"], "no problems in nowhere.txt"),
         (["up", "--testbed", "--profile", "warp"], "warp"),
-        (["adapt", "x.jsonl"], "pass --adapt"),
-        (["adapt", "nowhere.jsonl", "--adapt", "0.1"], "nowhere.jsonl: No such file"),
         (["eval", "math-50"], "did you mean 'math500'"),
         (["eval", "arithmetic"], "no small model and no large model: pass --small http://HOST"),
         (["eval", "arithmetic", "-p", "specraeson"], "did you mean 'specreason'"),
@@ -210,16 +203,6 @@ def test_help_has_plain_words_and_whole_sentences(capfd: pytest.CaptureFixture[s
 def test_the_version_is_the_distributions(capfd: pytest.CaptureFixture[str]) -> None:
     assert call("--version") == 0
     assert capfd.readouterr().out.strip() == __version__ == version("stepspec")
-
-
-def test_settings_learnt_from_traces_are_printed_or_written(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    trace.write(tmp_path / "run.jsonl", [trace.Moment(0.0, Started((), "specreason"))])
-    learn = "adapt", "run.jsonl", "--adapt", "0.1", "-O", "threshold=8", "--ahead", "3"
-    assert call(*learn) == 0
-    printed = capfd.readouterr().out
-    assert tomllib.loads(printed) == {"policy": "specreason", "ahead": 3, "options": {"threshold": 8.0}}
-    assert call(*learn, "--output", "learnt.toml") == 0
-    assert (tmp_path / "learnt.toml").read_text() == printed
 
 
 def test_a_dry_run_prints_the_commands_and_starts_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -157,20 +157,19 @@ async def test_a_calibration_does_not_hold_for_another_prompt(nowhere: Path, cap
     }  # fmt: skip
     usual = load().conditions()
     del usual["options"]["threshold"]
-    older = {name: value for name, value in usual.items() if name != "prompts"}
     assert set(usual["prompts"]) == set(METHODS["specreason"].prompts)
     async with serving() as servers:
         for told, folder_of_prompts, differs in (
             (usual, None, False),
             (usual, mine, True),
-            (older, mine, False),  # made before prompts were conditions
         ):
-            settings = load(calibration={**about, "told": told}, prompts_dir=folder_of_prompts)
+            settings = load(calibration={**about, "conditions": told}, prompts_dir=folder_of_prompts)
             small, large = servers.endpoints
             with caplog.at_level(logging.WARNING, "stepspec"):
                 async with Solver(settings.model_copy(update={"small": small, "large": large})) as solver:
-                    assert solver.promise is not None
-                    assert solver.promise.covers(solver.conditions(solver.settings.run)) == (not differs)
+                    assert solver.settings.calibration is not None
+                    run = solver.conditions(solver.settings.run)
+                    assert bool(solver.settings.calibration.differences(run)) == differs
             warned = any(f"(other: prompts.{GRADE})" in record.getMessage() for record in caplog.records)
             assert warned == differs
             caplog.clear()

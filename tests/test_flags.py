@@ -36,12 +36,10 @@ PROGRAMS: Mapping[str, str] = {
     "experiments.judging_cost": "main",
     "experiments.judging_load": "main",
     "experiments.matrix": "main",
-    "experiments.method_selection": "main",
     "experiments.faults": "main",
     "experiments.kills": "main",
     "experiments.mixed_requests": "main",
     "experiments.soak": "main",
-    "experiments.spend_target": "main",
     "experiments.overhead": "main",
     "experiments.reflection_control": "main",
     "experiments.service_overhead": "main",
@@ -61,7 +59,6 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
     "--users": ("--loads", "--concurrencies"),
     "--output": ("--out", "--out-file", "--output-file", "--to"),
     "--problems": ("--file", "--input"),
-    "--adapt": ("--share",),
     "--data": ("--data-file", "--dataset"),
     "--json": ("--as-json", "--format"),
     "--seed": ("--random-seed",),
@@ -192,7 +189,7 @@ def test_the_flags_of_settings_are_those_of_every_command_that_runs_models(flag:
 
 def test_every_command_that_reads_settings_takes_a_file() -> None:
     with_config = {name for name, command in COMMANDS.items() if "config" in {each.name for each in options(command)}}
-    reading = {"solve", "serve", "eval", "calibrate", "estimate", "profile", "adapt", "doctor", "config show"}
+    reading = {"solve", "serve", "eval", "calibrate", "estimate", "profile", "doctor", "config show"}
     assert with_config == {f"stepspec {name}" for name in reading}
     assert {each.name for each in options(COMMANDS["stepspec doctor"])} >= {*KEYS}
 
@@ -271,7 +268,6 @@ def test_flags_of_earlier_versions_still_work_with_a_warning(
     [
         ("serve -o threshold=8", "write -O threshold=8"),
         ("serve -o", "write -O NAME=VALUE"),
-        ("adapt x -o threshold=8", "write -O threshold=8"),
         ("eval gsm8k -o threshold=8", "write -O threshold=8"),
         ("calibrate gsm8k --option rollback", "named with --vary rollback"),
         ("eval gsm8k --small http://a:1 --large http://b:1 -p specreason -p bild -O scale=step", "no option 'scale'"),

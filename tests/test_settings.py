@@ -10,7 +10,6 @@ import pytest
 from stepspec import Endpoint, NestedPair, settings
 from stepspec.orchestrator.endpoints import CriticEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.feedback.drift import Histogram
 
 
 @pytest.fixture(autouse=True)
@@ -104,49 +103,6 @@ def test_replicas_are_a_list_in_the_file_and_separated_by_commas_in_a_variable(
     assert (loaded.small.urls, loaded.large.urls) == (("http://a:1", "http://a:2"), ("http://b:1", "http://b:2"))
 
 
-@pytest.mark.parametrize("name", ["plan", "give_up"])
-@pytest.mark.parametrize("where", ["file", "variable", "argument"])
-@pytest.mark.parametrize("on", [False, True])
-def test_a_retired_option_is_ignored_with_a_note_where_it_is_off_and_refused_where_it_is_on(
-    name: str, where: str, on: bool, nowhere: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = str(on).lower()
-    if where == "file":
-        (nowhere / "stepspec.toml").write_text(f"{name} = {text}\nahead = 5\n")
-    if where == "variable":
-        monkeypatch.setenv(f"STEPSPEC_{name.upper()}", text)
-    arguments: dict[str, Any] = {name: on} if where == "argument" else {}
-    name = f"STEPSPEC_{name.upper()}" if where == "variable" else name
-    if on:
-        with pytest.raises(ConfigurationError, match=rf"^{name}: .* retired.*remove .*stepspec calibrate"):
-            settings.load(**arguments)
-        return
-    assert settings.load(**arguments).ahead == (5 if where == "file" else 2)
-    (note,) = [record.getMessage() for record in caplog.records if record.name == "stepspec"]
-    assert note.startswith(f"{name}: ")
-    assert "no effect" in note
-
-
-@pytest.mark.parametrize("on", [False, True])
-def test_a_calibration_with_a_retired_option_holds_if_that_was_off(
-    on: bool, nowhere: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (nowhere / "stepspec.toml").write_text(
-        '[calibration]\npolicy = "specreason"\noption = "threshold"\nvalue = 7\nmax_loss = 0.01\nconfidence = 0.95\n'
-        f"[calibration.told]\nlead = 1\nplan = {str(on).lower()}\ngive_up = false\n"
-    )
-    if on:
-        with pytest.raises(
-            ConfigurationError, match=r"calibration\.told: plan: .* retired.*`stepspec calibrate` again"
-        ):
-            settings.load()
-        return
-    calibration = settings.load().calibration
-    assert calibration is not None
-    assert calibration.conditions == {"lead": 1}
-    assert caplog.records == []
-
-
 def test_a_partial_sampling_keeps_the_other_defaults() -> None:
     sampling = settings.load(sampling={"seed": 3}).sampling
     assert (sampling.temperature, sampling.top_p, sampling.seed) == (0.6, 0.95, 3)
@@ -185,17 +141,4 @@ def test_unknown_variables_and_keys_of_the_file_are_errors(nowhere: Path, monkey
 def test_a_file_that_is_named_has_to_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSPEC_CONFIG", "/does/not/exist.toml")
     with pytest.raises(ConfigurationError, match=r"exist\.toml"):
-        settings.load()
-
-
-def test_a_calibration_brings_a_histogram_that_is_one(nowhere: Path) -> None:
-    table = (
-        '[calibration]\npolicy = "specreason"\noption = "threshold"\nvalue = 6\nmax_loss = 0.01\nconfidence = 0.95\n'
-    )
-    (nowhere / "stepspec.toml").write_text(table + "edges = [5.0, 8.0]\ncounts = [1, 2, 3]\n")
-    loaded = settings.load().calibration
-    assert loaded is not None
-    assert loaded.grades() == Histogram((5.0, 8.0), (1, 2, 3))
-    (nowhere / "stepspec.toml").write_text(table + "edges = [8.0, 5.0]\ncounts = [1, 2, 3]\n")
-    with pytest.raises(ConfigurationError, match=r"calibration: .*rising edges"):
         settings.load()

@@ -20,14 +20,12 @@ from stepspec import Endpoint, Sampling, Solver, Step
 from stepspec.api import StreamArguments
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.budget import Budget
-from stepspec.orchestrator.chain import Accept, Token
+from stepspec.orchestrator.chain import Token
 from stepspec.orchestrator.endpoints import GREEDY, ReplicatedEndpoint
 from stepspec.orchestrator.errors import ConfigurationError, EndpointUnavailable, MalformedReply
-from stepspec.orchestrator.events import Called, Committed, Decided, Event, Judged, Moved, Selected, Started
+from stepspec.orchestrator.events import Called, Committed, Decided, Event, Moved, Started
 from stepspec.orchestrator.feedback import auto
-from stepspec.orchestrator.feedback.drift import LEAST
 from stepspec.orchestrator.feedback.load import Load
-from stepspec.orchestrator.feedback.method_selection import FIRST, LONGEST, MethodSelection
 from stepspec.orchestrator.run_options import Limits, RunOptions, RunOverrides
 from stepspec.orchestrator.solution import Stretch
 from stepspec.policies import SpecReason
@@ -338,29 +336,7 @@ def written(server: FakeVllm) -> list[dict[str, Any]]:
 
 CALIBRATION = {
     "policy": "specreason", "option": "threshold", "value": 6.0, "max_loss": 0.01, "confidence": 0.95,
-    "edges": [8.0], "counts": [900, 100],
 }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("options", "policy", "warns"),
-    [(None, None, True), ({"threshold": 6}, None, True), ({"threshold": 5}, None, False), (None, "large", False)],
-)
-async def test_grades_that_drift_away_from_the_calibration_are_told_once(
-    options: dict[str, Any] | None, policy: str | None, warns: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    async with serving() as servers:
-        config = {"options": {"threshold": 6.0}, "policy": "specreason"}
-        (tmp_path / "stepspec.toml").write_text(calibrated())
-        async with servers.solver(**config) as solver:
-            assert solver.promise is not None
-            for place in range(LEAST - 1):
-                solver.promise(Judged(place, Step("So.", "small"), Accept(9.0)))
-            for _ in range(2):
-                await solver.solve(PROBLEM, options=options, policy=policy)
-    told = [record.getMessage() for record in caplog.records if record.name == "stepspec"]
-    assert len(told) == int(warns)
-    assert not warns or "stepspec calibrate" in told[0]
 
 
 @pytest.mark.parametrize(
@@ -370,12 +346,12 @@ async def test_grades_that_drift_away_from_the_calibration_are_told_once(
         ({"models": {"small": "fake", "large": "fake"}}, {}, ""),
         ({"models": {"small": "fake", "large": "another"}}, {}, "models.large"),
         ({}, {"options": {"threshold": 5.0}}, "options.threshold"),
-        ({"told": True}, {}, ""),
-        ({"told": True}, {"options": {"threshold": 6.0, "read": "greedy"}}, "options.read"),
-        ({"told": True}, {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5}, ""),
-        ({"told": True}, {"lead": 3, "stop_rule": "trial-answer"}, "lead, stop_rule"),
-        ({"told": True}, {"budget": {"steps": 4}}, "budget.steps"),
-        ({"told": True}, {"sampling": Sampling(temperature=1.0, top_p=1.0)}, "sampling.temperature"),
+        ({"conditions": True}, {}, ""),
+        ({"conditions": True}, {"options": {"threshold": 6.0, "read": "greedy"}}, "options.read"),
+        ({"conditions": True}, {"options": {"threshold": 6.0, "read": "expected"}, "ahead": 4, "hedge": 0.5}, ""),
+        ({"conditions": True}, {"lead": 3, "stop_rule": "trial-answer"}, "lead, stop_rule"),
+        ({"conditions": True}, {"budget": {"steps": 4}}, "budget.steps"),
+        ({"conditions": True}, {"sampling": Sampling(temperature=1.0, top_p=1.0)}, "sampling.temperature"),
     ],
 )
 async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
@@ -383,10 +359,10 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
 ) -> None:
     async with serving() as servers:
         chosen: dict[str, Any] = {"policy": "specreason", "options": {"threshold": 6.0}}
-        if "told" in made:
+        if "conditions" in made:
             bearing = servers.solver(**chosen).settings.conditions()
             del bearing["options"]["threshold"]
-            made = {**made, "told": bearing}
+            made = {**made, "conditions": bearing}
         small, large = servers.endpoints
         before = load(
             small=small,
@@ -395,65 +371,11 @@ async def test_a_promise_is_of_the_models_and_settings_that_it_was_made_with(
             **{**USUAL, **chosen, **settings},
         )
         async with Solver(before) as solver:
-            assert solver.promise is not None
-            assert solver.promise.covers(solver.conditions(solver.settings)) == (not differs)
-            seen = solver.promise.drift.live.n
-            await solver.solve(PROBLEM)
-            assert (solver.promise.drift.live.n > seen) == (not differs)
+            assert solver.settings.calibration is not None
+            found = solver.settings.calibration.differences(solver.conditions(solver.settings))
+            assert ", ".join(found) == differs
     told = [record.getMessage() for record in caplog.records if record.name == "stepspec"]
     assert [f"(other: {differs})" in line for line in told] == ([True] if differs else [])
-
-
-def calibrated() -> str:
-    return "[calibration]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in CALIBRATION.items())
-
-
-def other_method(**changes: Any) -> dict[str, Any]:
-    """What a policy file of another method than that of `CALIBRATION` holds."""
-    made = {**CALIBRATION, "policy": "bild", "option": "rollback", "value": 4.0}
-    return {"policy": "bild", "options": {"rollback": 4.0}, "calibration": made, **changes}
-
-
-def choosing(servers: Servers, *others: dict[str, Any], **settings: Any) -> Solver:
-    """A solver of a calibrated method, whose runs may choose the *others*."""
-    small, large = servers.endpoints
-    usual: dict[str, Any] = {"policy": "specreason", "options": {"threshold": 6.0}, "calibration": CALIBRATION}
-    return Solver(load(small=small, large=large, alternatives=others, **{**USUAL, **usual, "auto": True, **settings}))
-
-
-@pytest.mark.parametrize(
-    ("chosen", "policy"),
-    [
-        ({}, "bild"),
-        ({"ahead": 1}, "bild"),
-        ({"auto": False}, None),
-        ({"adapt": 0.1}, None),
-        ({"policy": "glimpse"}, None),
-        ({"options": {"threshold": 5.0}}, None),
-    ],
-)
-async def test_a_run_with_auto_is_by_the_selected_one_of_the_calibrated_methods(
-    chosen: RunOverrides, policy: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[Event] = []
-    wanted = Selected("bild", (("bild", 1.0), ("specreason", 2.0)), "it is faster")
-    offered: list[list[str]] = []
-
-    def select(_: MethodSelection, records: dict[str, auto.Record]) -> Selected:
-        offered.append(list(records))
-        return wanted
-
-    monkeypatch.setattr(MethodSelection, "select", select)
-    async with serving() as servers, choosing(servers, other_method(lead=1)) as solver:
-        solution = await solver.solve(PROBLEM, observe=events.append, **chosen)
-        graded = solver.alternatives["bild"].drift.live.n
-    assert isinstance(events[0], Started)
-    assert events[0].policy == (policy or chosen.get("policy") or "specreason")
-    assert offered == ([["specreason", "bild"]] if policy else [])
-    assert (events[1] if policy else None) == solution.selected == (wanted if policy else None)
-    assert (graded > 0) == bool(policy)
-    kept = [step.author for step in solution.steps if step.fate == "kept"]
-    assert kept[0] == ("large" if policy else "small")  # `lead` is an option of the alternative
 
 
 async def test_a_trace_has_the_threshold_of_its_run() -> None:
@@ -462,86 +384,6 @@ async def test_a_trace_has_the_threshold_of_its_run() -> None:
         await solver.solve(PROBLEM, observe=events.append, options={"threshold": 6.5})
         await solver.solve(PROBLEM, observe=events.append, policy="large")
     assert [event.threshold for event in events if isinstance(event, Started)] == [("threshold", 6.5), None]
-
-
-async def test_an_alternative_whose_grades_have_drifted_is_not_selected() -> None:
-    async with serving() as servers, choosing(servers, other_method()) as solver:
-        promise = solver.alternatives["bild"]
-        for place in range(LEAST):
-            promise(Judged(place, Step("So.", "small"), Accept(9.0)))
-        solutions = [await solver.solve(PROBLEM) for _ in range(FIRST + 1)]
-    selected = solutions[-1].selected
-    assert selected is not None
-    assert (selected.policy, selected.probe) == ("specreason", False)
-
-
-async def test_runs_probe_an_alternative_and_go_on_by_the_faster_method() -> None:
-    async with serving() as servers, choosing(servers, other_method()) as solver:
-        solutions = [await solver.solve(PROBLEM) for _ in range(FIRST + LONGEST + 1)]
-    selected = [solution.selected for solution in solutions]
-    assert all(selected)
-    assert [each.policy for each in selected if each and each.probe] == ["bild"] * LONGEST
-    assert selected[-1] is not None
-    assert dict(selected[-1].seconds).keys() == {"specreason", "bild"}
-
-
-@pytest.mark.parametrize(
-    ("settings", "other", "complaint"),
-    [
-        ({"calibration": None}, {}, "specreason is not calibrated itself"),
-        ({"adapt": 0.1}, {}, "with adapt, runs keep to one method"),
-        ({}, {"policy": "specreason"}, "specreason is there twice"),
-        ({}, {"options": {"rollback": -1}}, "alternatives: .*option 'rollback': "),
-        ({}, {"policy": "glimpse", "options": {}}, r"what glimpse was calibrated for .*\(other: policy\)"),
-        ({}, {"options": {"rollback": 3.0}}, r"what bild was calibrated for .*\(other: options.rollback\)"),
-    ],
-)
-async def test_alternatives_that_cannot_be_chosen_are_refused(
-    settings: dict[str, Any], other: dict[str, Any], complaint: str
-) -> None:
-    async with serving() as servers:
-        with pytest.raises(ConfigurationError, match=complaint):
-            async with choosing(servers, other_method(**other), **settings):
-                pass
-
-
-@pytest.mark.parametrize(
-    ("content", "complaint"),
-    [
-        (None, "gone.toml is not a policy file: .*No such file"),
-        ("policy =", "gone.toml is not a policy file: "),
-        ('policy = "bild"', r"gone.toml has no table \[calibration\]: .*stepspec calibrate"),
-        ('polcy = "bild"\n[calibration]', r"gone.toml: .*unknown setting 'polcy' \(did you mean 'policy'\?\)"),
-    ],
-)
-def test_a_file_that_is_no_policy_file_is_named(content: str | None, complaint: str, tmp_path: Path) -> None:
-    if content is not None:
-        (tmp_path / "gone.toml").write_text(content)
-    with pytest.raises(ConfigurationError, match=f"alternatives: {complaint}"):
-        load(alternatives=["gone.toml"])
-
-
-def test_alternatives_are_read_from_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bild.toml").write_text(f'policy = "bild"\nlead = 2\n{calibrated()}')
-    (tmp_path / "stepspec.toml").write_text('alternatives = ["bild.toml"]')
-    (found,) = load().alternatives
-    assert (found.policy, found.lead, found.calibration.max_loss) == ("bild", 2, 0.01)
-    monkeypatch.setenv("STEPSPEC_ALTERNATIVES", "bild.toml, bild.toml")
-    assert [each.policy for each in load().alternatives] == ["bild", "bild"]
-    run = found.of(RunOptions(policy="specreason", options={"threshold": 3}, ahead=5, lead=7, auto=True))
-    assert run == RunOptions(policy="bild", ahead=5, lead=2, auto=True)
-
-
-async def test_accepted_steps_are_shadowed_and_cost_the_run_nothing() -> None:
-    async with serving() as servers, servers.solver() as plain, servers.solver(shadow=1.0) as solver:
-        without = await plain.solve(PROBLEM)
-        solution = await solver.solve(PROBLEM)
-        await solver.shadows.settled()
-        assert (solver.shadows.record.agreed, solver.shadows.record.disputed) == (3, 0)
-        assert solver.shadows.record.written >= 6
-        assert plain.shadows.record.checked == 0
-    assert solution.thinking == without.thinking
-    assert solution.ledger.large.written == without.ledger.large.written
 
 
 async def test_a_stream_has_every_event_and_then_the_solution(tmp_path: Path) -> None:

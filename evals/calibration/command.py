@@ -47,7 +47,7 @@ from ..testbed.servers import miniature, weights_digest
 from ..testbed.solving_pair import pair_solver
 
 if TYPE_CHECKING:  # modules that need scipy are imported inside functions: `stepspec` has to start without it
-    from stepspec.orchestrator.feedback.adaptation import Threshold
+    from stepspec.policies import Threshold
 
     from .policy_file import CalibrationSettings
     from .risk_bound import LossTest

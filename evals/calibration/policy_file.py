@@ -15,10 +15,9 @@ from stepspec import policies
 from stepspec.api import Solver
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
-from stepspec.orchestrator.feedback.adaptation import Threshold
-from stepspec.orchestrator.feedback.drift import grades
 from stepspec.orchestrator.run_options import arm_options
 from stepspec.orchestrator.toml import document
+from stepspec.policies import Threshold
 from stepspec.settings import Settings
 
 from ..benchmarks import Benchmark
@@ -108,7 +107,7 @@ def solve_on_servers(
         finish = solved.solution.finish_reason if solved.solution else "failed"
         written = [event.step.text for event in events if isinstance(event, Committed)]
         digest = _digest(*written, text, finish)
-        return CalibrationRun(problem, value, right, tuple(grades(events)), tuple(decisions(events)), digest)
+        return CalibrationRun(problem, value, right, tuple(decisions(events)), digest)
 
     return solve
 
@@ -217,7 +216,7 @@ class CalibrationSettings:
             "options": self.options,
             "besides": self.changes,
             "models": self.models,
-            "told": self.conditions,
+            "conditions": self.conditions,
         }
 
     def toml(self) -> str:
@@ -237,10 +236,8 @@ class CalibrationSettings:
             "lost": best.paired.lost,
             "gained": best.paired.gained,
             "date": str(date.today()),
-            "edges": list(c.grades.edges),
-            "counts": list(c.grades.counts),
         }
         options = {**self.options, self.threshold.option: float(best.threshold)}
-        about = {"calibration.models": self.models, "calibration.told": self.conditions}
+        about = {"calibration.models": self.models, "calibration.conditions": self.conditions}
         tables = {"policy": self.policy, **self.changes, "options": options, "calibration": calibration, **about}
         return f"# {self.summary()}\n{document(tables)}"

@@ -13,8 +13,7 @@ from typing import Any, Self, TypeAlias
 from pydantic import TypeAdapter
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.feedback.adaptation import Threshold
-from stepspec.orchestrator.feedback.drift import Histogram
+from stepspec.policies import Threshold
 
 from ..store import JsonlStore
 from .risk_bound import FixedSequence, LossTest, Paired, ThresholdTest, loosest_holding
@@ -36,14 +35,13 @@ class CalibrationRun:
     """
     The run of one problem at one value of the threshold (None: the large model alone).
 
-    *scores* are those of all verdicts, also on lost bets. *decisions* are the verdicts on steps that were committed or
-    repaired, in the order of the steps. *text* is a digest of everything that was written.
+    *decisions* are the verdicts on steps that were committed or repaired, in the order of the steps. *text* is a digest
+    of everything that was written.
     """
 
     problem: int
     value: float | None
     right: bool
-    scores: tuple[float, ...] = ()
     decisions: tuple[Decision, ...] = ()
     text: str = ""
 
@@ -112,7 +110,7 @@ def repeats(earlier: CalibrationRun, later: CalibrationRun, values: Sequence[flo
 @dataclass(frozen=True, slots=True)
 class CalibrationResult:
     """
-    The result of a search: the *tested* values in order, and the *grades* at the loosest that holds.
+    The result of a search: the *tested* values in order.
 
     *reused* counts runs that were not made, because a run at a stricter value was the same run. *attempt* numbers the
     attempts that share their runs; *limit* and *level* are those of all attempts together. An attempt on so few
@@ -122,7 +120,6 @@ class CalibrationResult:
     limit: float
     level: float
     tested: tuple[ThresholdTest, ...]
-    grades: Histogram
     reused: int = 0
     attempt: int = 1
     counts: bool = True
@@ -274,10 +271,7 @@ class CalibrationSearch:
             if reuse:
                 reused, before = reused + len(reusable), dict(enumerate(runs[value]))
             sequence.record(Paired.of(large, [run.right for run in runs[value]]))
-        best = loosest_holding(sequence.tested)
-        scores = [score for run in runs[best.threshold] for score in run.scores] if best else []
-        tested = tuple(sequence.tested)
-        return CalibrationResult(self.test.limit, self.test.level, tested, Histogram.of(scores), reused)
+        return CalibrationResult(self.test.limit, self.test.level, tuple(sequence.tested), reused)
 
     def _reusable(self, value: float, before: Mapping[int, CalibrationRun]) -> dict[int, CalibrationRun]:
         """The runs at the value *before* that *value* would not change, but for `REPEATED`, which check the others."""

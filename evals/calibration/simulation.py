@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.feedback.adaptation import Threshold
+from stepspec.policies import Threshold
 
 from ..command_line import progress_bars, script
 from ..results import wilson
@@ -235,7 +235,7 @@ class SimulatedRuns:
         scores = (float(THRESHOLDS - int(np.argmax(accepted))),) if accepted.any() else ()
         text = f"{place:.6f}"
         decisions = tuple(Decision(score, text) for score in scores)
-        return CalibrationRun(problem, value, bool(right), scores, decisions, text)
+        return CalibrationRun(problem, value, bool(right), decisions, text)
 
 
 def search(

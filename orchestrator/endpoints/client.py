@@ -419,7 +419,7 @@ async def _within(call: Call, seconds: float, message: str, work: Coroutine[Any,
 
 AWAITED: Mapping[Purpose, int] = {"verify": 0, "watch": 0, "repair": 1, "answer": 2, "draft": 3}
 BETS: Mapping[Purpose, int] = {"verify": 60}
-OTHER_BETS, SHADOW = 61, 120
+OTHER_BETS = 61
 """Seconds: a request of that kind goes before one for which a run waits that began so much later."""
 SPAN = 2**32
 """Seconds that no run is older than another: runs of a lower priority go before all of the next one."""
@@ -447,8 +447,6 @@ def priority(request: RequestContext, run: int = 0) -> int | None:
 
 
 def _delay(request: RequestContext) -> int:
-    if request.purpose == "shadow":
-        return SHADOW
     if request.bet or request.purpose == "hedge":
         return BETS.get(request.purpose, OTHER_BETS)
     return AWAITED[request.purpose]

@@ -17,7 +17,6 @@ from ..chain import Rollback
 from ..events import Called, Choice, Committed, Decided, Drafted, Finished, Started
 from ..interfaces import Policy
 from ..trace import Moment
-from .adaptation import Costs
 from .run_stats import Reading
 
 MARGIN = 0.03  # of the time of a step, which a change has to save
@@ -53,6 +52,30 @@ class Recent(Generic[T]):
     @property
     def newest(self) -> int:
         return self.entries[-1][0] if self.entries else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """
+    Seconds to *draft*, *judge* and *repair* a step. From these follows the time of a committed step.
+
+    A share *a* of the drafts is accepted. *k* drafts ahead, a step is committed every
+    max(draft, (draft + judge)/(k + 1)) seconds: the small model writes one draft after the other, and k + 1 are under
+    way. A rejected draft is drafted and judged in full, because nothing overlaps with it, and then repaired. Before its
+    verdict is known, min(k, judge/draft) bets are made on it; each costs the *toll*, a share of the seconds of a draft.
+    """
+
+    draft: float
+    judge: float
+    repair: float
+    toll: float = 0.1
+
+    def step(self, accepted: float, ahead: int) -> float:
+        """Expected seconds per committed step if a share *accepted* of the drafts is accepted, *ahead* drafts ahead."""
+        pace = max(self.draft, (self.draft + self.judge) / (ahead + 1))
+        lost = min(ahead, self.judge / self.draft) if self.draft > 0 else ahead
+        rejected = self.draft + self.judge + self.repair + lost * self.toll * self.draft
+        return accepted * pace + (1 - accepted) * rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,4 +385,3 @@ class AutoRun:
         for _, accepted in reading.decided:
             record.accepted.add(step, accepted)
         reading.decided.clear()
-        reading.checks.clear()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..chain import Accept, Verdict
 from ..events import (
-    Adapted,
     Chosen,
     Committed,
     Drafted,
@@ -16,53 +14,6 @@ from ..events import (
     Started,
 )
 from ..trace import Moment
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowCheck:
-    """
-    The result of a shadow: the *grade* of an accepted step, and whether the large model *agreed* that it is correct.
-
-    *own* is whether it agreed that the control is correct: a step that it wrote itself at the same place.
-    """
-
-    grade: float
-    agreed: bool
-    own: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class RunStats:
-    """
-    Timings, in seconds, and grades of one run.
-
-    *drafts* are the times of drafts that did not wait for anything: the first after the start or a repair. *judged* are
-    the times from a draft to its verdict, and *repairs* those from a rollback to its repair. *grades* has an entry for
-    every draft that was committed or repaired (None: the verdict had no score), and *accepted* says which of these were
-    accepted. Lost bets count in *judged* only. *checks* are the results of shadows that were known when the run began.
-    """
-
-    drafts: tuple[float, ...] = ()
-    judged: tuple[float, ...] = ()
-    repairs: tuple[float, ...] = ()
-    grades: tuple[float | None, ...] = ()
-    accepted: tuple[bool, ...] = ()
-    checks: tuple[ShadowCheck, ...] = ()
-
-    @classmethod
-    def of(cls, moments: Iterable[Moment]) -> RunStats:
-        """Read the trace of a run, complete or not."""
-        reading = Reading()
-        for moment in moments:
-            reading.read(round(moment.at, 6), moment)  # as in a trace on disk, so that both give the same result
-        return cls(
-            tuple(reading.drafts),
-            tuple(reading.judged),
-            tuple(reading.repairs),
-            tuple(grade for grade, _ in reading.decided),
-            tuple(accepted for _, accepted in reading.decided),
-            tuple(reading.checks),
-        )
 
 
 @dataclass(eq=False)
@@ -78,7 +29,6 @@ class Reading:
     judged: list[float] = field(default_factory=list[float])
     repairs: list[float] = field(default_factory=list[float])
     decided: list[tuple[float | None, bool]] = field(default_factory=list[tuple[float | None, bool]])
-    checks: list[ShadowCheck] = field(default_factory=list[ShadowCheck])
     free: float | None = None
     settled: float = 0.0
     waiting: dict[int, float] = field(default_factory=dict[int, float])
@@ -89,11 +39,6 @@ class Reading:
         match moment.event:
             case Started():
                 self.free = at
-            case Adapted(checks=checks, own=own):
-                # Checks without controls are from older traces, with another question: they are left out.
-                self.checks += [
-                    ShadowCheck(grade, agreed, right) for (grade, agreed), right in zip(checks, own, strict=False)
-                ]
             case Drafted(index, draft):
                 if draft.author == "small":
                     self._draft(at, index)

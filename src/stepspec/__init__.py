@@ -14,13 +14,12 @@ from stepspec.orchestrator.early_stopping import StopRule
 from stepspec.orchestrator.endpoints import Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError, EndpointError, StepspecError
 from stepspec.orchestrator.events import Event, Observer
-from stepspec.orchestrator.feedback.adaptation import Threshold
 from stepspec.orchestrator.interfaces import Model, Policy
 from stepspec.orchestrator.nesting import NestedPair
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.verifiers import Candidate
-from stepspec.policies import Method
+from stepspec.policies import Method, Threshold
 
 from .api import EventStream, Solver, asolve, solve
 from .settings import Settings

@@ -15,6 +15,7 @@ from typing import Any, Self, Unpack
 from stepspec.orchestrator import trace
 from stepspec.orchestrator.answer import require_json
 from stepspec.orchestrator.budget import Budget, Budgeted
+from stepspec.orchestrator.calibration import RunConditions
 from stepspec.orchestrator.chain import Chain, Message, Party, Role, Toolset
 from stepspec.orchestrator.concurrency import all_entered, at_once, background
 from stepspec.orchestrator.early_stopping import STOP_RULES, StopRule
@@ -33,14 +34,9 @@ from stepspec.orchestrator.endpoints.interfaces import ServerParser
 from stepspec.orchestrator.endpoints.metrics import AcceptanceMonitor, AcceptanceWindows, poll_queue
 from stepspec.orchestrator.endpoints.vllm_protocol import Format
 from stepspec.orchestrator.errors import ConfigurationError, ContextTooLong, EndpointUnavailable
-from stepspec.orchestrator.events import Event, Observer, Selected, Stage, Started
+from stepspec.orchestrator.events import Event, Observer, Stage, Started
 from stepspec.orchestrator.feedback.auto import Auto, AutoRun
-from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
-from stepspec.orchestrator.feedback.learning import Learning, Learnings
 from stepspec.orchestrator.feedback.load import Load
-from stepspec.orchestrator.feedback.method_selection import MethodSelection
-from stepspec.orchestrator.feedback.shadow import Shadowing, ShadowJudge, Shadows
-from stepspec.orchestrator.feedback.spend_target import SpendTargets, follow
 from stepspec.orchestrator.interfaces import (
     AnsweredBy,
     AnswerParser,
@@ -52,8 +48,6 @@ from stepspec.orchestrator.interfaces import (
     answered_by,
     ended_by,
 )
-from stepspec.orchestrator.large_seconds import LargeSeconds, Metered
-from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.lookahead import LookaheadControl, SureBets
 from stepspec.orchestrator.nesting import (
     Nested,
@@ -82,7 +76,6 @@ JUDGING_ROOM = 192  # tokens of context that a judge's question may take after t
 LEAST_ROOM = 32  # tokens to think and answer in, without which a run is not worth starting
 STEP_QUESTION, ANSWER_QUESTION = prompts.load("check"), prompts.load("verifier.answer")
 REJECTED = prompts.load("verifier.rejected"), prompts.load("verifier.rejected-because")
-SHADOW_QUESTIONS = prompts.load("check"), prompts.load("shadow.correct")  # about a step alone, and compared
 
 
 class StreamArguments(RunOverrides, total=False):
@@ -135,8 +128,8 @@ class Models:
     Both models of one run within its *budget*, and what rates its steps, the *critic*, if there is one.
 
     *formatting* is the large model when it answers in a format; *sampled* says whether the models sample. With *tools*,
-    the large model answers. The *meter* limits the seconds of the large model, if they are limited. *check* is what
-    judges the answer, if anything does. Models that have replicas hold a place until `leave`.
+    the large model answers. *check* is what judges the answer, if anything does. Models that have replicas hold a place
+    until `leave`.
     """
 
     small: Model
@@ -147,12 +140,6 @@ class Models:
     sampled: bool = False
     tools: bool = False
     check: AnswerCheck | None = None
-    meter: LargeSeconds | None = None
-
-    @property
-    def limited_large(self) -> Model:
-        """The large model, with its seconds limited by the *meter*."""
-        return Metered(self.large, self.meter) if self.meter is not None else self.large
 
     def policy(
         self,
@@ -167,7 +154,7 @@ class Models:
 
         *ending* says who ends the thinking; None: as in the policy's paper.
         """
-        small, large = (_budgeted(model, self.budget) for model in (self.small, self.limited_large))
+        small, large = (_budgeted(model, self.budget) for model in (self.small, self.large))
         policy = policies.make(name, small, large, critic=self.critic, sampled=self.sampled, **options)
         if name in policies.BASELINES:
             return policy
@@ -187,7 +174,7 @@ class Models:
             return Budgeted(self.formatting, self.budget.left)
         paper = answered_by(policies.METHODS.find(name).source)
         by = name if name in policies.BASELINES else "large" if self.tools else answer or paper
-        return None if by == "method" else _budgeted(self.small if by == "small" else self.limited_large, self.budget)
+        return None if by == "method" else _budgeted(self.small if by == "small" else self.large, self.budget)
 
     def leave(self) -> None:
         for model in (self.small, self.large, self.formatting):
@@ -239,16 +226,8 @@ class Solver:
         self.large = connected(self._endpoint("large"))
         self.critic = _connected_critic(settings)
         self.large_load, self.auto = Load(), Auto()
-        self.promise = CalibrationMonitor(settings.calibration) if settings.calibration else None
-        self.alternatives = {each.policy: CalibrationMonitor(each.calibration) for each in settings.alternatives}
-        self._selection = MethodSelection(self.auto)
-        self.shadows = Shadows(settings.shadow)
         self.sure_bets = SureBets()
         self.acceptance = AcceptanceMonitor(lambda: (*servers(self.small), *servers(self.large)))
-        self._learnings = Learnings(settings.run, policies.adaptable, settings.calibration)
-        self._spend_targets = SpendTargets(policies.adaptable, settings.calibration)
-        observe, company = self.shadows.observe, self.acceptance.user
-        self._check = ShadowJudge(self.large, *SHADOW_QUESTIONS, settings.sampling, observe, company)
 
     @classmethod
     def load(
@@ -273,10 +252,8 @@ class Solver:
             require_agreement(self.small, self.large, lambda small, large: f"{small} and {large} cannot be a pair")
             for url, cause in self.down.items():
                 log.warning("%s is down, going on without it until it works: %s", url, cause)
-            stack.push_async_callback(self.shadows.close)
-            if self.promise:
-                self.promise.warn_of_differences(self.conditions(self.settings.run))
-            self._check_alternatives()
+            if self.settings.calibration:
+                self.settings.calibration.warn_of_differences(self.conditions(self.settings.run))
             if self.settings.load == "adapt" or self.settings.auto:
                 await stack.enter_async_context(poll_queue(self.large, self._queue))
             await stack.enter_async_context(self.acceptance.polling())
@@ -341,7 +318,6 @@ class Solver:
         resolved = before.with_overrides(named) if named else before
         if resolved.stop_rule:
             STOP_RULES.find(resolved.stop_rule)
-        self._spend_targets.check(resolved)
         if (resolved.policy, resolved.options) != (before.policy, before.options):
             policies.check(resolved.policy, resolved.options, has_critic=self.settings.rates_steps)
         values = {
@@ -389,38 +365,20 @@ class Solver:
         If the small model fails for good, the large one goes on alone, and the solution says so; raise an
         `EndpointError` if the large one does, and `ConfigurationError` for what is wrong.
         """
-        run, selected = self._select(self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides))
+        run = self.resolve(run, sampling=sampling, seed=seed, budget=budget, **overrides)
         if format is not None and not self.thinks:
             raise ConfigurationError("a format needs models that think in a block of its own before they answer")
-        calling, judged = tools is not None and tools.callable, self.settings.judges_answers
-        if run.max_large_seconds is not None and (format is not None or calling or judged):
-            raise ConfigurationError(
-                "max_large_seconds: an answer in a format, with tools or with a verifier is the large model's, whose "
-                "seconds may be spent by then: leave out one of the two"
-            )
-        control = self._spend_targets.of(run)
         chain = Chain.of(problem, StepEnds.of(run.delimiter), system=run.system, tools=tools.tools if tools else ())
         answering = await self._tool_answer(tools, run, format)
         room, lost = await context_room(chain, self.small, self.large, needs_small=run.policy == "small")
         limits = run.budget.budget().fit(room)
-        learning = self._learnings.of(run, limited="adapt" in run.model_fields_set)
-        promise = self._promise(run)
         seeded = run.sampling.seeded()
         recorder = trace.Recorder(clock := clock or trace.Stopwatch())
         windows = AcceptanceWindows(self.acceptance, clock)
-        adapted = learning.begin() if learning is not None else None
-        if learning is not None and adapted is not None:
-            adapted = replace(adapted, ahead=run.ahead) if run.auto else adapted
-            run = run.model_copy(update={"options": learning.options(adapted), "ahead": adapted.ahead})
-        targeted = control.begin() if control is not None else None
-        if targeted is not None:
-            run = run.model_copy(update={"options": {**run.options, targeted.option: targeted.value}})
         observers: list[Observer] = [
             recorder,
-            Shadowing(self.shadows, chain, partial(self._check.teaching, learning), self.large_load),
             self.large_load.observe,
             *([self.sure_bets.observe] if run.sure_bets else []),
-            *([promise] if promise else []),
             lambda event: auto.read(recorder.moments[-1]),
             observe,
         ]
@@ -430,18 +388,11 @@ class Solver:
                 for observer in observers:
                     observer(each)
 
-        meter = LargeSeconds(run.max_large_seconds) if run.max_large_seconds is not None else None
-        models = replace(self._models(limits, seeded, watch, clock, answering), meter=meter)
+        models = self._models(limits, seeded, watch, clock, answering)
         auto = self._auto(models, run)
         names, known = (*named(self.small), *self._names()[1:]), seeded.seed if seeded.repeats else None
         threshold = policies.threshold(run.policy, run.options)
         watch(Started(chain.messages, run.policy, names, known, threshold, chain.tools))
-        if selected is not None:
-            watch(selected)
-        for event in (adapted, targeted):
-            if event is not None:
-                watch(event)
-        ended = False
         try:
             windows.begin()
             with carrying(self._session(session), run.priority, session or ""), prompts.replacing(self.prompts):
@@ -452,7 +403,6 @@ class Solver:
                     ahead=replace(self._ahead(run), auto=auto if auto.aside else None),
                     observe=watch,
                     fallback=models.policy("large", {}) if run.policy != "small" else None,
-                    alone=models.policy("small", {}) if meter is not None else None,
                     thinks=self.thinks,
                     stop_rule=self._stop_rule(models, run),
                     answerer=(answerer := models.answerer(run.policy, run.answer)),
@@ -464,19 +414,11 @@ class Solver:
                 )
             if format is not None and outcome.reason == "stop":
                 require_json(outcome.text, self.large.settings.url)
-            ended = True
         finally:
             windows.end()
             models.leave()
             if trace_to is not None:
                 _write_trace(trace_to, recorder.moments)
-            if learning is not None:
-                learning.learn(recorder.moments)
-            if control is not None and targeted is not None:
-                events = [moment.event for moment in recorder.moments]
-                follow(control, targeted, Ledger.of(events) if ended else None)
-            if promise is not None:
-                promise.warn_of_drift()
         return Solution.of(outcome, recorder.moments)
 
     def _session(self, value: str | None) -> Mapping[str, str]:
@@ -526,44 +468,9 @@ class Solver:
     def _policy(self, models: Models, options: RunOptions) -> Policy:
         return models.policy(options.policy, options.options, lead=options.lead, ending=options.ending)
 
-    def _promise(self, run: RunOptions) -> CalibrationMonitor | None:
-        """The calibration that covers *run*, if any does."""
-        if self.promise is None:
-            return None
-        conditions = self.conditions(run)
-        return next((each for each in (self.promise, *self.alternatives.values()) if each.covers(conditions)), None)
-
-    def _select(self, run: RunOptions) -> tuple[RunOptions, Selected | None]:
-        """
-        Select the method of *run* among the settings' own and the alternatives, all calibrated for such runs.
-
-        Nothing is selected for a run without `auto`, or that no calibration covers. A method whose grades have drifted
-        is left out.
-        """
-        wanted = self.alternatives and run.auto and not run.adapt and run.max_large_share is None
-        if not (wanted and self.promise and self.promise.covers(self.conditions(run))):
-            return run, None
-        candidates = {run.policy: run}
-        for each in self.settings.alternatives:
-            other, promise = each.of(run), self.alternatives[each.policy]
-            if promise.covers(self.conditions(other)) and not promise.drift.drifted:
-                candidates[each.policy] = other
-        records = {name: self.auto.record(name, each.options) for name, each in candidates.items()}
-        selected = self._selection.select(records)
-        return candidates[selected.policy], selected
-
-    def _check_alternatives(self) -> None:
-        """Raise `ConfigurationError` if the calibration of an alternative is for other runs than those of here."""
-        for each in self.settings.alternatives:
-            if differences := self.alternatives[each.policy].differences(self.conditions(each.of(self.settings.run))):
-                raise ConfigurationError(
-                    f"alternatives: what {each.policy} was calibrated for is not what runs here (other: "
-                    f"{', '.join(differences)}): run `stepspec calibrate` for it with these settings, or leave it out"
-                )
-
     def _auto(self, models: Models, options: RunOptions) -> AutoRun:
         """What reads the events of one run; it decides about the run if that is wanted, and there is a choice."""
-        choosing = options.auto and options.max_large_share is None and options.policy not in policies.BASELINES
+        choosing = options.auto and options.policy not in policies.BASELINES
         aside = models.policy("large", {}) if choosing else None
         return self.auto.run(options.policy, options.options, options.ahead, aside)
 
@@ -572,12 +479,7 @@ class Solver:
         return LookaheadControl(options.ahead, options.hedge, load, self.sure_bets if options.sure_bets else None)
 
     def _stop_rule(self, models: Models, options: RunOptions) -> StopRule | None:
-        return STOP_RULES.find(options.stop_rule)(models.limited_large) if options.stop_rule and self.thinks else None
-
-    @property
-    def adaptation(self) -> Learning | None:
-        """What is learnt about the settings' own policy; None if nothing is to be adapted."""
-        return self._learnings.of(self.settings.run)
+        return STOP_RULES.find(options.stop_rule)(models.large) if options.stop_rule and self.thinks else None
 
     @property
     def thinks(self) -> bool:
@@ -706,34 +608,12 @@ def check_policies(settings: Settings) -> None:
     These are the stop rule and a verifier.
     """
     policies.check(settings.policy, settings.options, has_critic=settings.rates_steps)
-    SpendTargets(policies.adaptable).check(settings)
     if isinstance(settings.critic, FunctionVerifier):
         VERIFIERS.find(settings.critic.function)
     if settings.stop_rule:
         STOP_RULES.find(settings.stop_rule)
     if isinstance(settings.small, NestedPair):
         check_nested_policies(settings.small.nested)
-    if settings.alternatives:
-        check_alternatives(settings)
-
-
-def check_alternatives(settings: Settings) -> None:
-    """Raise `ConfigurationError` if runs cannot choose among the alternatives of *settings*."""
-    if settings.calibration is None:
-        raise ConfigurationError(
-            f"alternatives: {settings.policy} is not calibrated itself: make its policy file with "
-            "`stepspec calibrate`, and name it with --config or STEPSPEC_CONFIG"
-        )
-    if settings.adapt:
-        raise ConfigurationError("alternatives: with adapt, runs keep to one method: leave out one of the two settings")
-    names = [settings.policy, *(each.policy for each in settings.alternatives)]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise ConfigurationError(f"alternatives: {twice} is there twice: name every method once")
-    for each in settings.alternatives:
-        try:
-            policies.check(each.policy, each.options, has_critic=settings.rates_steps)
-        except ConfigurationError as exc:
-            raise ConfigurationError(f"alternatives: {exc}") from exc
 
 
 def check_nested_policies(pairs: Mapping[str, Nesting]) -> None:

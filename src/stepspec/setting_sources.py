@@ -22,7 +22,6 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsError
 
 from stepspec.orchestrator.errors import ConfigurationError, near
-from stepspec.orchestrator.run_options import RETIRED, refuse_retired
 
 PREFIX = "STEPSPEC_"
 CONFIG = f"{PREFIX}CONFIG"
@@ -248,12 +247,8 @@ def _variables(settings: type[BaseSettings]) -> Layer:
 
 def _set_variables(settings: type[BaseSettings]) -> Iterator[tuple[Place, str]]:
     """The place and the name of each variable that is set. Raise `ConfigurationError` for one that is no setting."""
-    retired = {f"{PREFIX}{name}".upper(): name for name in RETIRED}
-    for variable, value in os.environ.items():
+    for variable in os.environ:
         if not variable.upper().startswith(PREFIX) or variable.upper() == CONFIG:
-            continue
-        if variable.upper() in retired:
-            refuse_retired(retired[variable.upper()], value, variable)
             continue
         place = tuple(variable.upper().removeprefix(PREFIX).lower().split("__"))
         if not is_setting(settings, place):

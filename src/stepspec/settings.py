@@ -7,7 +7,6 @@ there is one. Unknown keys are errors everywhere. `setting_sources` reads and me
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeAlias, cast
@@ -22,22 +21,19 @@ from pydantic_settings import (
 )
 
 from stepspec.orchestrator import early_stopping
+from stepspec.orchestrator.calibration import PROMPTS, Calibration
 from stepspec.orchestrator.chain import Role
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Endpoint, Sampling
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.feedback.calibration_monitor import PROMPTS, Calibration
 from stepspec.orchestrator.interfaces import answered_by, ended_by
 from stepspec.orchestrator.nesting.settings import TAGS, NestedPair, SmallModel, for_role
 from stepspec.orchestrator.run_options import (
     Limits,
     RunOptions,
     RunOverrides,
-    Share,
-    explain,
     explain_error,
-    run_options,
 )
-from stepspec.orchestrator.service.settings import ServiceSettings, listed
+from stepspec.orchestrator.service.settings import ServiceSettings
 from stepspec.orchestrator.verifiers import FunctionVerifier, HttpVerifier, SystemOneVerifier, VerifierFunction
 
 from . import policies, prompts
@@ -46,7 +42,6 @@ from .setting_sources import DEFAULT_FILE, PREFIX, Layer, MergedSource, in_comma
 
 __all__ = [
     "DEFAULT_FILE",
-    "Alternative",
     "Settings",
     "SettingsOverrides",
     "Small",
@@ -80,41 +75,6 @@ def _critic(value: Any) -> Any:
     return {"kind": REWARD_MODEL, **cast("dict[str, Any]", table)} if isinstance(table, dict) else table
 
 
-class Alternative(RunOptions):
-    """Another calibrated method, as a policy file of ``stepspec calibrate`` holds it."""
-
-    calibration: Calibration
-
-    def of(self, run: RunOptions) -> RunOptions:
-        """*run* by this method: the options that its calibration depends on are its own, as are those that it sets."""
-        arms = {name: option.calibrated for name, option in run_options().items() if option.arms}
-        own = {name for name, calibrated in arms.items() if calibrated or name in self.model_fields_set} - {"auto"}
-        return run.model_copy(update={name: getattr(self, name) for name in ("policy", "options", *sorted(own))})
-
-
-def _read_alternatives(value: Any) -> Any:
-    """Read the policy files among *value*, a list or a text with commas."""
-    items = listed(value)
-    if not isinstance(items, Sequence):
-        return items
-    return tuple(_read_alternative(each) for each in cast("Sequence[object]", items))
-
-
-def _read_alternative(value: object) -> object:
-    if not isinstance(value, str | Path):
-        return value
-    try:
-        content = tomllib.loads(Path(value).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as exc:
-        raise ValueError(f"{value} is not a policy file: {exc}") from exc
-    if "calibration" not in content:
-        raise ValueError(f"{value} has no table [calibration]: make a policy file with `stepspec calibrate`")
-    try:
-        return Alternative.model_validate(content)
-    except ValidationError as exc:
-        raise ValueError(f"{value}: {explain(exc, Alternative)}") from exc
-
-
 def _read_prompts(folder: Path) -> Path:
     """Check that the prompts of *folder* replace known ones, those of plugins included."""
     len(policies.METHODS)  # loads the plugins
@@ -123,7 +83,6 @@ def _read_prompts(folder: Path) -> Path:
 
 
 PromptsFolder: TypeAlias = Annotated[Path, AfterValidator(_read_prompts)]
-Alternatives: TypeAlias = Annotated[tuple[Alternative, ...], NoDecode, BeforeValidator(_read_alternatives)]
 
 
 class Settings(RunOptions, BaseSettings):
@@ -147,13 +106,7 @@ class Settings(RunOptions, BaseSettings):
     service: ServiceSettings = ServiceSettings()
     """For ``stepspec serve`` alone."""
     calibration: Calibration | None = None
-    """The guarantee that the options come with, so that a drift of the grades is noticed."""
-    alternatives: Alternatives = ()
-    """Policy files of further calibrated methods, among which runs with ``auto`` choose."""
-    shadow: Share = 0.0
-    """
-    The share of the accepted steps that the large model checks once more, which measures the judge and delays no run.
-    """
+    """The guarantee that the options come with; a warning says when the settings are not those of the calibration."""
     session_header: Annotated[str, Field(pattern=r"^[A-Za-z0-9-]{0,64}$")] = "X-Session-ID"
     """A header with one value per run, by which a gateway keeps a chain on one server; empty: none is sent."""
     prompts_dir: PromptsFolder | None = None
@@ -221,8 +174,6 @@ class SettingsOverrides(RunOverrides, total=False):
     """The settings of a solver as keyword arguments, without its two models; *seed* is that of the sampling."""
 
     critic: str | Critic | VerifierFunction | Mapping[str, Any] | None
-    alternatives: Sequence[str | Path | Alternative] | None
-    shadow: float | None
     sampling: Sampling | Mapping[str, Any] | None
     seed: int | None
     budget: Limits | Mapping[str, Any] | None

@@ -23,8 +23,8 @@ from pydantic import BaseModel
 from stepspec import Solver
 from stepspec.cli import app
 from stepspec.evals.testbed.stand_in import StandIn
+from stepspec.orchestrator.calibration import Calibration
 from stepspec.orchestrator.endpoints.settings import CriticEndpoint, Deadlines, Endpoint, Sampling
-from stepspec.orchestrator.feedback.calibration_monitor import Calibration
 from stepspec.orchestrator.nesting.settings import NestedPair
 from stepspec.orchestrator.run_options import Limits, run_options
 from stepspec.orchestrator.service.app import Service

@@ -149,7 +149,6 @@ def material(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Path
                 f"stepspec calibrate problems.jsonl -p {policy} --max-loss {MAX_LOSS} --values 8 --output {policy}.toml"
                 for policy in ("specreason", "bild")
             ),
-            "stepspec adapt runs/gsm8k/traces/*specreason.jsonl --adapt 0.05 --output learnt.toml",
             "stepspec solve 'What is 6 x 7?' --trace run.jsonl",
         ],
         folder,

@@ -87,20 +87,3 @@ def test_a_policy_file_that_is_none_is_refused(tmp_path: Path, text: str, compla
     path.write_text(text)
     with pytest.raises(ConfigurationError, match=complaint):
         arm(str(path))
-
-
-@pytest.mark.parametrize("name", ["plan", "give_up"])
-def test_a_policy_file_with_a_retired_option_is_read_if_that_is_off(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "old.toml"
-    path.write_text(f'policy = "bild"\nahead = 1\n{name} = false\n')
-    assert arm(str(path)) == Arm.of("old", "bild", ahead=1)
-    assert [record.getMessage().partition(": this option is retired")[0] for record in caplog.records] == [
-        f"{path}: {name}"
-    ]
-    path.write_text(f'policy = "bild"\nahead = 1\n{name} = true\n')
-    with pytest.raises(ConfigurationError, match=rf"old\.toml: {name}: .* retired.*remove "):
-        arm(str(path))
-    with pytest.raises(ConfigurationError, match=rf"{name}.*retired"):
-        arm(f"bild:{name}=true")

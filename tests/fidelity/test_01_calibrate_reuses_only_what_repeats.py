@@ -29,7 +29,7 @@ from stepspec.evals.calibration.simulation import SimulatedRuns, search, search_
 from stepspec.orchestrator import Accept, Rollback, Step
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Committed, Event, Judged, Lost, Repaired
-from stepspec.orchestrator.feedback.adaptation import Threshold
+from stepspec.policies import Threshold
 
 KNOB = Threshold("threshold", (9.0, 7.0, 5.0), compared=True)
 LIMIT, LEVEL, PROBLEMS, TRUE_LOSS = 0.02, 0.05, 1000, 0.06
@@ -54,9 +54,7 @@ class Sampled:
         text = str(self._rng.random()) if flaky else "the same"
         bad = flaky and self._rng.random() < TRUE_LOSS
         decided = (Decision(9.0, text), *((Decision(7.0, text),) if bad else ()))
-        return CalibrationRun(
-            problem, value, not (bad and value <= 7), tuple(d.score or 0 for d in decided), decided, text
-        )
+        return CalibrationRun(problem, value, not (bad and value <= 7), decided, text)
 
     def calibrate(
         self, *, repeatable: bool = True, trials: RunMemory | None = None
@@ -104,7 +102,7 @@ def test_a_resumed_calibration_detects_a_difference(tmp_path: Path) -> None:
     assert len(world.runs) == 3 * PROBLEMS
 
 
-EARLIER = CalibrationRun(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "ab"), Decision(2, "abc")), "end")
+EARLIER = CalibrationRun(0, 9, True, (Decision(9, "a"), Decision(7, "ab"), Decision(2, "abc")), "end")
 
 
 @pytest.mark.parametrize(
@@ -117,9 +115,9 @@ EARLIER = CalibrationRun(0, 9, True, (9, 7, 2), (Decision(9, "a"), Decision(7, "
         (replace(EARLIER, value=8, decisions=(Decision(9.3, "a"), *EARLIER.decisions[1:])), True),
         (replace(EARLIER, value=8, decisions=(Decision(8.9, "a"), *EARLIER.decisions[1:])), False),
         (replace(EARLIER, value=8, decisions=(Decision(None, "a"), *EARLIER.decisions[1:])), False),
-        (CalibrationRun(0, 7, False, (), (Decision(9, "a"), Decision(7, "ab")), "another end"), True),
-        (CalibrationRun(0, 7, False, (), (Decision(9, "a"), Decision(7, "xy")), "another end"), False),
-        (CalibrationRun(0, 7, False, (), (Decision(9, "a"),), "another end"), False),
+        (CalibrationRun(0, 7, False, (Decision(9, "a"), Decision(7, "ab")), "another end"), True),
+        (CalibrationRun(0, 7, False, (Decision(9, "a"), Decision(7, "xy")), "another end"), False),
+        (CalibrationRun(0, 7, False, (Decision(9, "a"),), "another end"), False),
     ],
 )
 def test_a_run_repeats_another_up_to_the_first_decision_that_their_values_make_differently(

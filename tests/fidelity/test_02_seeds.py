@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 
 from stepspec import Endpoint, Sampling, Solution, Solver, policies
-from stepspec.api import SHADOW_QUESTIONS
-from stepspec.orchestrator import Chain, Model, reason
+from stepspec.orchestrator import Chain, reason
 from stepspec.orchestrator.chain import Message, Role, Step
 from stepspec.orchestrator.endpoints import GREEDY, VllmEndpoint
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Event, Started
-from stepspec.orchestrator.feedback.shadow import ShadowJudge
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.trace import parse
 from stepspec.settings import load
@@ -169,23 +167,6 @@ async def test_rivals_have_seeds_of_their_own(seed: int | None) -> None:
         assert [len(body["prompt"]) for body in bodies] == [1, 1, 1]
         assert len({body["seed"] for body in bodies}) == 3
         assert await model.branch(CHAIN, begun) == steps
-
-
-@pytest.mark.parametrize("seed", [0, 1, 7, None])
-async def test_a_shadow_and_its_control_do_not_draw_alike(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, steps = DrawingVllm(), list[str]()
-
-    async def read(judge: ShadowJudge, large: Model, chain: Chain, step: Step, reference: Step) -> bool:
-        steps.append(step.text)
-        return True
-
-    monkeypatch.setattr(ShadowJudge, "_correct", read)
-    async with server.serve("large") as settings, VllmEndpoint(settings) as endpoint:
-        check = ShadowJudge(endpoint, *SHADOW_QUESTIONS, Sampling(seed=seed), lambda event: None, nullcontext)
-        await check(CHAIN, Step("So.\n\n", "small"))
-    reference, control = (body.get("seed") for path, body in server.requests if path == "/v1/completions")
-    assert reference != control
-    assert len(steps) == 2
 
 
 def test_seeds_follow_from_the_run_the_role_and_the_place_alone() -> None:

@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 from stepspec.orchestrator import Accept, Chain, Message, Rival, Rollback, Step, Token
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import (
-    Adapted,
     Answered,
     Answering,
     AnswerJudged,
     Called,
     Calling,
-    Capped,
     Chosen,
     Committed,
     Decided,
@@ -35,10 +33,8 @@ from stepspec.orchestrator.events import (
     Lost,
     Moved,
     Repaired,
-    Selected,
     Speculated,
     Started,
-    Targeted,
 )
 from stepspec.orchestrator.stats import Acceptance
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, read, replay, write
@@ -97,16 +93,6 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
     Answered: st.builds(Answered, STEPS),
     Degraded: st.builds(Degraded, ROLES, st.text(), st.text()),
     Moved: st.builds(Moved, ROLES, st.text(), st.text(), st.text(), st.text()),
-    Adapted: st.builds(
-        Adapted,
-        st.text(),
-        SCORES,
-        NUMBERS,
-        NUMBERS,
-        SCORES,
-        SCORES,
-        st.lists(st.tuples(SECONDS, st.booleans())).map(tuple),
-    ),
     Decided: st.builds(
         Decided,
         NUMBERS,
@@ -117,9 +103,6 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         st.booleans(),
         NUMBERS,
         NUMBERS,
-    ),
-    Selected: st.builds(
-        Selected, st.text(), st.lists(st.tuples(st.text(), SECONDS)).map(tuple), st.text(), st.booleans()
     ),
     Speculated: st.builds(
         Speculated,
@@ -132,8 +115,6 @@ EVENTS: dict[type[Event], st.SearchStrategy[Event]] = {
         st.text(),
     ),
     Calling: st.builds(Calling, NUMBERS, st.text(), st.text(), st.text()),
-    Capped: st.builds(Capped, SECONDS, NUMBERS, st.booleans()),
-    Targeted: st.builds(Targeted, st.text(), SECONDS, SECONDS, NUMBERS, st.none() | SECONDS, st.booleans()),
     AnswerJudged: st.builds(AnswerJudged, NUMBERS, STEPS, st.none() | st.booleans(), SCORES, st.text(), st.booleans()),
     FellBack: st.builds(
         FellBack,

@@ -14,13 +14,12 @@ from stepspec.evals.calibration.policy_file import decisions
 from stepspec.evals.calibration.search import CalibrationRun, repeats
 from stepspec.orchestrator import Accept, Budget, Chain, Ledger, Rollback, Step, reason
 from stepspec.orchestrator.budget import Budgeted
+from stepspec.orchestrator.calibration import Calibration, RunConditions
 from stepspec.orchestrator.chain import THINK_END, Message
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.events import Called, Committed, Event, Judged, JudgedWithin
-from stepspec.orchestrator.feedback.adaptation import Adaptable
-from stepspec.orchestrator.feedback.calibration_monitor import Calibration, CalibrationMonitor, RunConditions
 from stepspec.orchestrator.solution import Solution
-from stepspec.policies import SpecReason, adaptable, check, make
+from stepspec.policies import SpecReason, check, make
 from stepspec.prompts import load
 from stepspec.settings import Settings, conditions
 
@@ -253,20 +252,14 @@ def test_a_calibration_covers_only_runs_that_judge_as_it_did() -> None:
         chosen = {"threshold": 6.0, **options}
         return RunConditions("specreason", {}, conditions(Settings(policy="specreason", options=chosen)))
 
-    def monitor(made: RunConditions) -> CalibrationMonitor:
+    def monitor(made: RunConditions) -> Calibration:
         values = dict(made.values)
         values["options"] = {name: value for name, value in values["options"].items() if name != "threshold"}
         promise = {"policy": "specreason", "option": "threshold", "value": 6.0, "max_loss": 0.02, "confidence": 0.95}
-        return CalibrationMonitor(Calibration.model_validate({**promise, "told": values}))
+        return Calibration.model_validate({**promise, "conditions": values})
 
-    assert monitor(found()).covers(found())
+    assert not monitor(found()).differences(found())
     assert monitor(found()).differences(found(skip=3)) == ("options.skip",)
     assert monitor(found()).differences(found(question="short")) == ("options.question",)
-    assert monitor(found(skip=3)).covers(found(skip=3))
-    assert not monitor(found(skip=3)).covers(found(skip=4))
-
-
-def test_the_threshold_is_not_adapted_where_drafts_are_skipped() -> None:
-    assert adaptable("specreason", {"skip": 2}) == Adaptable()
-    assert adaptable("specreason", {"skip": 0}) == adaptable("specreason", {}) != Adaptable()
-    assert adaptable("large", {"skip": 2}) is None
+    assert not monitor(found(skip=3)).differences(found(skip=3))
+    assert monitor(found(skip=3)).differences(found(skip=4))

@@ -8,7 +8,7 @@ import pytest
 from stepspec import policies
 from stepspec.orchestrator.errors import ConfigurationError
 from stepspec.orchestrator.interfaces import foreseeable
-from stepspec.policies import METHODS, Solo, SpecReason, adaptable, make, options, threshold
+from stepspec.policies import METHODS, Solo, SpecReason, make, options, threshold
 
 from ..fakes import ScriptedModel, counting
 from ..orchestrator.arms import ARMS, ScriptedCritic
@@ -57,10 +57,10 @@ def test_options_are_those_of_the_policy_without_its_models() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_threshold_is_what_scores_are_compared_with(name: str) -> None:
-    found, moved = threshold(name, {}), adaptable(name, {})
+    found, moved = threshold(name, {}), METHODS[name].threshold
     assert found is None or found[1] == options(name)[found[0]].default
-    if moved and moved.threshold and moved.threshold.compared:
-        assert found == (moved.threshold.option, moved.default)
+    if moved and moved.compared:
+        assert found == (moved.option, options(name)[moved.option].default)
 
 
 def test_a_chosen_threshold_is_that_of_the_run() -> None:

@@ -12,7 +12,7 @@ from pydantic import Field
 from stepspec import Accept, Chain, Method, Model, Policy, Rollback, Step, Threshold, Verdict
 from stepspec.evals.calibration.policy_file import find_threshold
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.policies import METHODS, SpecReason, adaptable, check, describe_options, make, named
+from stepspec.policies import METHODS, SpecReason, check, describe_options, make, named
 from stepspec.policies.method import read_method
 
 from ..fakes import ScriptedModel, counting
@@ -60,7 +60,6 @@ def test_a_class_is_chosen_by_its_name_and_its_options_are_checked() -> None:
         check(name, {"most": 10})
     assert METHODS[name].about == "Reject every draft at an even place."
     assert describe_options(name)["most"].means == "At most *most* drafts are accepted."
-    assert adaptable(name, {}) is not None
 
 
 def test_bound_arguments_are_defaults_that_may_be_overridden() -> None:
@@ -79,14 +78,11 @@ def test_a_function_may_build_a_policy() -> None:
     assert make(named(strict), SMALL, LARGE) == SpecReason(SMALL, LARGE, threshold=8)
 
 
-def test_a_method_brings_its_threshold_to_calibrate_and_to_adapt() -> None:
+def test_a_method_brings_its_threshold_to_calibrate() -> None:
     threshold = Threshold("most", (0, 1, 2, 3))
     plain, name = named(Alternate), METHODS.add(Method(Alternate, threshold=threshold), "Alternate")
     assert (plain, name) == ("Alternate", "Alternate-2")
     assert find_threshold(name) == threshold
-    adapted = adaptable(name, {})
-    assert adapted is not None
-    assert (adapted.threshold, adapted.default) == (threshold, 3)
 
 
 def takes_one(large: Model) -> Any: ...

@@ -80,7 +80,6 @@ const PURPOSES = {
   hedge: "repairing",
   answer: "answer",
   watch: "stop rule",
-  shadow: "shadow checks",
 };
 
 // The seconds that the requests of each of the *models* were open, by the purpose of the request. They may overlap.

@@ -136,7 +136,6 @@ const REDUCERS = {
     return noticed({ ...view, decided }, at, text, reason);
   },
 
-  Selected: (view, { policy, reason, at }) => noticed(view, at, `The method of this run is ${policy}.`, reason),
 
   Speculated: (view, window) => ({ ...view, speculation: [...view.speculation, window] }),
 

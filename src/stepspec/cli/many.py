@@ -103,7 +103,7 @@ def _digest(text: str) -> str:
 def settings_digest(solver: Solver) -> str:
     """A hash of what solutions depend on, of an entered *solver*: its models, and the options of its runs."""
     run = solver.settings.run
-    values = [solver.models, configuration.conditions(run), run.policy, run.sampling.model_dump(), run.auto, run.adapt]
+    values = [solver.models, configuration.conditions(run), run.policy, run.sampling.model_dump(), run.auto]
     return _digest(orjson.dumps(values, option=orjson.OPT_SORT_KEYS).decode())
 
 

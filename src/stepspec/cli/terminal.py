@@ -15,7 +15,7 @@ from rich.text import Text
 
 from stepspec.evals.flags import Json, LargeUrl, SmallUrl
 from stepspec.evals.flags import Pace as Profile
-from stepspec.orchestrator.events import AnswerJudged, Capped, Degraded, Event, FellBack, Moved
+from stepspec.orchestrator.events import AnswerJudged, Degraded, Event, FellBack, Moved
 from stepspec.orchestrator.ledger import Ledger, Speculation
 from stepspec.orchestrator.solution import Solution, SolvedStep, solved_steps
 from stepspec.orchestrator.trace import Moment
@@ -72,11 +72,6 @@ class RunPrinter:
         if isinstance(event, Degraded):
             self._console.print(
                 f"the {event.path or event.role} model failed, going on without it: {event.cause}", style="yellow"
-            )
-        elif isinstance(event, Capped):
-            self._console.print(
-                f"the {event.seconds:g} seconds of the large model are spent: the small one goes on alone, unjudged",
-                style="yellow",
             )
         elif isinstance(event, FellBack):
             self._console.print(

@@ -22,9 +22,9 @@ from stepspec.evals.cli import arm
 from stepspec.evals.experiments.arms import LARGE
 from stepspec.evals.grading.graders import Graders
 from stepspec.evals.sample import Arm, Task
+from stepspec.orchestrator.calibration import RunConditions
 from stepspec.orchestrator.chain import Rollback, Step
 from stepspec.orchestrator.events import Judged, Observer, Started
-from stepspec.orchestrator.feedback.calibration_monitor import CalibrationMonitor, RunConditions
 from stepspec.orchestrator.run_options import RunOptions
 from stepspec.orchestrator.trace import Stopwatch
 from stepspec.policies import THRESHOLDS
@@ -92,7 +92,7 @@ async def test_a_grade_that_just_falls_short_is_not_taken_for_one_that_passed() 
     async with Graders() as graders:
         solver = cast("Solver", Noting())
         tried = await solve_on_servers(solver, tasks, find("arithmetic"), "specreason", KNOB, graders, 0)(0, 7.0)
-    assert tried.scores == (ALMOST,)
+    assert [decision.score for decision in tried.decisions] == [ALMOST]
 
 
 async def test_the_seed_is_that_of_the_sampling() -> None:
@@ -153,10 +153,10 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
         path = tmp_path / "policy.toml"
         monkeypatch.setenv("STEPSPEC_CONFIG", str(path))
         async with Solver(servers[1], servers[3]) as solver:
-            promise = solver.promise
+            promise = solver.settings.calibration
             assert promise is not None
             assert promise.differences(solver.conditions(solver.settings)) == ()
-            assert solver.models == promise.calibration.models == {"small": "fake", "large": "fake"}
+            assert solver.models == promise.models == {"small": "fake", "large": "fake"}
     loaded = settings.load()
     assert loaded.options == {"read": "greedy", "threshold": 0.5}
     assert (loaded.lead, loaded.stop_rule, loaded.ahead, loaded.sure_bets) == (1, "trial-answer", 1, False)
@@ -165,11 +165,11 @@ async def test_the_file_serves_the_calibrated_method_and_states_the_scope_of_its
     conditions = loaded.conditions()
     assert conditions["options"].pop("threshold") == 0.5
     assert loaded.calibration.conditions == conditions
-    watch, models = CalibrationMonitor(loaded.calibration), loaded.calibration.models
+    calibration, models = loaded.calibration, loaded.calibration.models
     unled = loaded.with_overrides({"lead": 0}).conditions()
-    assert watch.differences(RunConditions("specreason", models, unled)) == ("lead",)
+    assert calibration.differences(RunConditions("specreason", models, unled)) == ("lead",)
     other = RunConditions("specreason", {"small": "fake", "large": "other"}, loaded.conditions())
-    assert watch.differences(other) == ("models.large",)
+    assert calibration.differences(other) == ("models.large",)
     assert arm(str(path)) == replace(served_arm(loaded, "specreason", KNOB, 0.5), name="policy")
     assert tomllib.loads(path.read_text())["sampling"] == {"temperature": 0.7}
 
@@ -181,7 +181,7 @@ async def test_trials_with_other_settings_are_refused(tmp_path: Path) -> None:
         before = len(large.requests)
         (tmp_path / "stepspec.toml").write_text("lead = 1\n")
         code, output = await calibrate(tmp_path, *words, *servers)
-        assert (code, "holds another run (other: besides, told)" in " ".join(output.split())) == (2, True), output
+        assert (code, "holds another run (other: besides, conditions)" in " ".join(output.split())) == (2, True), output
         code, output = await calibrate(tmp_path, *words, *servers, "--seed", "1")
         assert (code, "other: seed" in output) == (2, True), output
         assert not [path for path, _ in large.requests[before:] if path == "/v1/completions"]

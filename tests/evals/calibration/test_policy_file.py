@@ -17,7 +17,6 @@ from stepspec.evals.calibration.policy_file import CalibrationSettings, find_thr
 from stepspec.evals.calibration.search import CalibrationResult
 from stepspec.evals.sample import Task
 from stepspec.orchestrator.errors import ConfigurationError
-from stepspec.orchestrator.feedback.drift import Histogram
 from stepspec.policies import THRESHOLDS
 
 
@@ -26,7 +25,7 @@ def found(*outcomes: tuple[float, int, int, bool], n: int = 500) -> CalibrationR
         risk_bound.ThresholdTest(value, risk_bound.Paired(n, lost, gained), 0.01, holds)
         for value, lost, gained, holds in outcomes
     ]
-    return CalibrationResult(0.02, 0.05, tuple(rows), Histogram((5.0, 8.5), (10, 20, 70)))
+    return CalibrationResult(0.02, 0.05, tuple(rows))
 
 
 def promise(calibrated: CalibrationResult, **more: Any) -> CalibrationSettings:
@@ -42,7 +41,6 @@ def test_the_settings_file_is_one_that_a_solver_takes(tmp_path: Path, monkeypatc
     assert loaded.calibration is not None
     assert (loaded.calibration.value, loaded.calibration.max_loss, loaded.calibration.confidence) == (8.5, 0.02, 0.95)
     assert (loaded.calibration.problems, loaded.calibration.lost) == (500, 1)
-    assert loaded.calibration.grades() == Histogram((5.0, 8.5), (10, 20, 70))
 
 
 def test_a_promise_is_one_sentence() -> None:

@@ -23,7 +23,6 @@ ORDER = (
     RequestContext("draft", 3),
     RequestContext("verify", 4, bet=True),
     RequestContext("draft", 5, bet=True),
-    RequestContext("shadow", 1, bet=True),
 )
 
 
@@ -39,7 +38,7 @@ def test_the_order_is_verdict_repair_answer_draft_bet() -> None:
 def test_a_watch_counts_as_a_verdict_and_a_hedge_and_an_early_answer_as_bets() -> None:
     assert priority(RequestContext("watch", 3)) == priority(ORDER[0])
     bets = {priority(RequestContext(purpose, 3, bet=True)) for purpose in ("hedge", "answer", "draft", "repair")}
-    assert bets == {priority(ORDER[-2])}
+    assert bets == {priority(ORDER[-1])}
 
 
 async def test_a_run_with_a_lower_number_precedes_others_for_all_purposes() -> None:

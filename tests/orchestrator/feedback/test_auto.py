@@ -10,9 +10,7 @@ import pytest
 from stepspec.orchestrator import Budget, Chain, Ledger, reason
 from stepspec.orchestrator.budget import Budgeted
 from stepspec.orchestrator.events import Called, Committed, Decided, Drafted, Finished, Lost, Started
-from stepspec.orchestrator.feedback.adaptation import Costs
-from stepspec.orchestrator.feedback.auto import ASIDE, Auto, Estimate, Mode, decide
-from stepspec.orchestrator.feedback.drift import GradeWatch, Histogram
+from stepspec.orchestrator.feedback.auto import ASIDE, Auto, Costs, Estimate, Mode, decide
 from stepspec.orchestrator.lookahead import LookaheadControl
 from stepspec.orchestrator.solution import stretches
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, dump, parse, replay
@@ -189,10 +187,6 @@ def test_the_chain_stands_in_the_trace_and_steps_written_alone_are_no_accepted_d
         chain = replay(moment.event for moment in trace)
         assert chain.finished
         assert len(chain.steps) == world.steps
-    watch = GradeWatch(Histogram((8.0,), (90, 10)))
-    for event in events([alone]):
-        watch(event)  # type: ignore[arg-type]
-    assert watch.drift.live.n == 0
 
 
 def test_stepping_aside_costs_no_further_request_and_no_draft_of_the_small_model() -> None:

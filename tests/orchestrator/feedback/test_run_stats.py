@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from stepspec.orchestrator import Accept, Policy, Rollback, Step, reason
 from stepspec.orchestrator.chain import Rival
 from stepspec.orchestrator.events import (
-    Adapted,
     Chosen,
     Committed,
     Drafted,
@@ -18,7 +18,7 @@ from stepspec.orchestrator.events import (
     Repaired,
     Started,
 )
-from stepspec.orchestrator.feedback.run_stats import RunStats, ShadowCheck
+from stepspec.orchestrator.feedback.run_stats import Reading
 from stepspec.orchestrator.ledger import Ledger
 from stepspec.orchestrator.trace import Moment, Recorder, Stopwatch, read, write
 from stepspec.policies import Led, SpecReason
@@ -27,7 +27,7 @@ from ...fakes import run
 from ..arms import ARMS, PROBLEM, arm, pair
 
 
-def lesson(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5) -> RunStats:
+def lesson(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5) -> Reading:
     """A draft takes 1 s, a grade 0.5 s, a repair 3 s."""
 
     async def main() -> list[Moment]:
@@ -39,28 +39,27 @@ def lesson(*, wrong: tuple[int, ...], ahead: int, lead: int = 0, length: int = 5
         await reason(Led(policy, large, lead) if lead else policy, PROBLEM, ahead=ahead, observe=recorder)
         return recorder.moments
 
-    return RunStats.of(run(main())[0])
+    return reading(run(main())[0])
 
 
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_the_stats_of_a_run_have_its_seconds_and_grades(ahead: int) -> None:
     found = lesson(wrong=(2,), ahead=ahead)
-    assert found.drafts == (1.0, 1.0)  # the first one, and the first one after the repair
+    assert found.drafts == [1.0, 1.0]  # the first one, and the first one after the repair
     assert set(found.judged) == {0.5}
-    assert found.repairs == (3.0,)
-    assert found.grades == (9.0, 9.0, 0.0, 9.0, 9.0)
-    assert found.accepted == (True, True, False, True, True)
+    assert found.repairs == [3.0]
+    assert found.decided == [(9.0, True), (9.0, True), (0.0, False), (9.0, True), (9.0, True)]
 
 
 def test_bets_that_were_lost_are_timed_and_not_counted() -> None:
     found = lesson(wrong=(0,), ahead=3, length=2)
-    assert (found.grades, found.accepted) == ((0.0, 9.0), (False, True))
+    assert found.decided == [(0.0, False), (9.0, True)]
     assert len(found.judged) == 2
 
 
 def test_the_large_models_first_steps_are_no_drafts() -> None:
     found = lesson(wrong=(3,), ahead=1, lead=2)
-    assert (found.drafts, found.grades) == ((1.0,), (9.0, 0.0, 9.0))
+    assert (found.drafts, [grade for grade, _ in found.decided]) == ([1.0], [9.0, 0.0, 9.0])
 
 
 def test_a_repair_is_timed_from_when_it_could_begin() -> None:
@@ -73,8 +72,8 @@ def test_a_repair_is_timed_from_when_it_could_begin() -> None:
         (9, Repaired(1, Step("c\n\n", "large"), wrong)), (9, Committed(1, Step("c\n\n", "large"))),
         (11, Drafted(2, second)),
     )  # fmt: skip
-    assert (found.drafts, found.judged, found.repairs) == ((1.0, 2.0), (1.0, 4.0), (4.0,))
-    assert (found.grades, found.accepted) == ((8.0, 1.0), (True, False))
+    assert (found.drafts, found.judged, found.repairs) == ([1.0, 2.0], [1.0, 4.0], [4.0])
+    assert found.decided == [(8.0, True), (1.0, False)]
 
 
 def test_a_draft_that_is_kept_in_part_is_rejected() -> None:
@@ -83,7 +82,7 @@ def test_a_draft_that_is_kept_in_part_is_rejected() -> None:
         (0, Started(PROBLEM.messages, "bild")), (1, Drafted(0, draft)), (2, Judged(0, draft, wrong)),
         (2, Committed(0, draft.cut(1), 2.0)), (5, Repaired(1, repair, wrong)), (5, Committed(1, repair)),
     )  # fmt: skip
-    assert (found.repairs, found.grades, found.accepted) == ((3.0,), (2.0,), (False,))
+    assert (found.repairs, found.decided) == ([3.0], [(2.0, False)])
 
 
 def test_an_accepted_rival_has_its_own_grade() -> None:
@@ -93,20 +92,18 @@ def test_an_accepted_rival_has_its_own_grade() -> None:
         (0, Started(PROBLEM.messages, "choose")), (1, Drafted(0, draft)), (2, Judged(0, draft, verdict)),
         (2, Chosen(0, other)), (2, Committed(0, other, 8.0)), (3, Drafted(1, draft)),
     )  # fmt: skip
-    assert (found.drafts, found.grades, found.accepted) == ((1.0, 1.0), (8.0,), (True,))
+    assert (found.drafts, found.decided) == ([1.0, 1.0], [(8.0, True)])
 
 
-def test_shadow_checks_are_part_of_the_stats_of_a_run() -> None:
-    found = stats_of((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False)), own=(False, True))))
-    assert found == RunStats(checks=(ShadowCheck(8.5, True, own=False), ShadowCheck(7.5, False, own=True)))
+def stats_of(*moments: tuple[float, Event]) -> Reading:
+    return reading(Moment(at, event) for at, event in moments)
 
 
-def test_checks_without_controls_are_of_an_older_trace_and_teach_nothing() -> None:
-    assert stats_of((0, Adapted("threshold", 7.0, 2, 3, checks=((8.5, True), (7.5, False))))) == RunStats()
-
-
-def stats_of(*moments: tuple[float, Event]) -> RunStats:
-    return RunStats.of(Moment(at, event) for at, event in moments)
+def reading(moments: Iterable[Moment]) -> Reading:
+    found = Reading()
+    for moment in moments:
+        found.read(round(moment.at, 6), moment)
+    return found
 
 
 @pytest.mark.parametrize("name", ARMS)
@@ -121,10 +118,10 @@ def test_a_trace_on_disk_gives_the_same_stats_and_ledger(name: str, seed: int, t
 
     moments, _ = run(main())
     write(tmp_path / "trace.jsonl", moments)
-    found = RunStats.of(moments)
-    assert RunStats.of(read(tmp_path / "trace.jsonl")) == found
+    found = reading(moments)
+    assert vars(reading(read(tmp_path / "trace.jsonl"))) == vars(found)
     ledger = Ledger.of(moment.event for moment in moments)
     led = sum(isinstance(m.event, Drafted) and m.event.draft.author == "large" for m in moments)
     assert min((*found.drafts, *found.judged, *found.repairs), default=0) >= 0
     if not led:
-        assert (len(found.accepted), sum(found.accepted)) == (ledger.drafts, ledger.accepted)
+        assert (len(found.decided), sum(good for _, good in found.decided)) == (ledger.drafts, ledger.accepted)

@@ -53,7 +53,6 @@ def test_a_run_that_goes_on_is_compared_so_far() -> None:
     "other",
     [
         called(99, "draft"),  # a stream that stays open also waits
-        called(99, "shadow"),
         called(99, ""),
         called(99, fate="cancelled"),
         called(99, role="small"),

@@ -65,7 +65,7 @@ def happened() -> bytes:
     """A draft that is kept in part and repaired, one that is kept, and one bet that is left over."""
 
     def called(role: Any, purpose: Purpose, started: float, seconds: float, index: int, count: int) -> Called:
-        verb: Any = "ask" if purpose in ("verify", "shadow") else "write"
+        verb: Any = "ask" if purpose == "verify" else "write"
         return Called(
             role, verb, "done", started, seconds, 0.1, written=count, purpose=purpose, step=index, last_step=index
         )
@@ -89,7 +89,6 @@ def happened() -> bytes:
         (8, Committed(2, second)),
         (8.5, called("small", "draft", 8, 0.5, 3, 1)),
         (8.5, Drafted(3, third)),
-        (9, called("large", "shadow", 8.5, 0.25, 2, 1)),
         (9, Finished("stop", "", 9)),
     ]
     return b"".join(dump(Moment(at, event)) for at, event in moments)
@@ -102,7 +101,6 @@ def test_every_purpose_and_every_fate_has_its_own() -> None:
         "drafting": [3.5, 0, 0],
         "judging": [0, 2, 0],
         "repairing": [0, 3, 0],
-        "shadow checks": [0, 0.25, 0],
     }
-    assert found["seconds"] == {"kept": 2, "repaired": 3, "rejected": 1, "lost": 0.5, "other": 0, "judging": 2.25}
-    assert found["tokens"] == {"kept": 5, "repaired": 2, "rejected": 2, "lost": 1, "other": 0, "judging": 3}
+    assert found["seconds"] == {"kept": 2, "repaired": 3, "rejected": 1, "lost": 0.5, "other": 0, "judging": 2}
+    assert found["tokens"] == {"kept": 5, "repaired": 2, "rejected": 2, "lost": 1, "other": 0, "judging": 2}

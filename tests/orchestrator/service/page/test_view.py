@@ -21,7 +21,6 @@ from stepspec.orchestrator.events import (
     Judged,
     Moved,
     Repaired,
-    Selected,
     Started,
 )
 from stepspec.orchestrator.ledger import Account, Ledger
@@ -154,14 +153,6 @@ def test_failures_are_noticed_where_they_happened() -> None:
     assert [(one["after"], one["at"], one["cause"]) for one in shown["notices"]] == [
         (0, 1, "it was cut"),
         (1, 3, "it is gone"),
-    ]
-
-
-def test_a_line_says_which_method_was_selected_and_why() -> None:
-    happened: list[Event] = [Started((), "bild"), Selected("bild", (("bild", 1.0),), "a probe; bild: 1 s a run", True)]
-    shown = view(b"".join(dump(Moment(at, event)) for at, event in enumerate(happened)))
-    assert [(one["text"], one["cause"]) for one in shown["notices"]] == [
-        ("The method of this run is bild.", "a probe; bild: 1 s a run")
     ]
 
 
