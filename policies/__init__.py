@@ -21,6 +21,7 @@ from .lookahead_reasoning import LookaheadReasoning
 from .method import NOT_OPTIONS, Method, Option, Threshold, read_method
 from .option_types import describe
 from .random_control import RandomControl
+from .reading import StepReading
 from .reflective import Reflective
 from .relay import Relay
 from .reward import Reward
@@ -51,6 +52,7 @@ __all__ = [
     "Solo",
     "SpecReason",
     "SpeculativeThinking",
+    "StepReading",
     "Threshold",
     "check",
     "defaults",
@@ -94,6 +96,14 @@ BUILT_IN: Mapping[str, Method] = {
         cost="the large model reads every ten tokens, each time with the whole chain where it cannot score a suffix",
         threshold=Threshold("rollback", (0, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
         compared="rollback",
+    ),
+    "reading": Method(
+        StepReading,
+        paper="BiLD's rollback for whole steps, arXiv:2302.07863",
+        needs="the probability of every token of a draft, and of the likeliest one in its place (large)",
+        cost="the large model reads the step, and the whole chain where it cannot score a suffix",
+        threshold=Threshold("threshold", (0, 0.25, 0.5, 1, 1.5, 2, 3, 4, 5, 6, 8, 10)),
+        compared="threshold",
     ),
     "glimpse": Method(
         Glimpse,

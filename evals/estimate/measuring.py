@@ -54,7 +54,7 @@ DEFAULT_BLOCK = 16  # tokens, of a prefix cache that the server does not describ
 SHARES = {"servers": 0.15, "alone": 0.4, "together": 0.8, "loads": 1.0}  # of the deadline, at the end of each part
 SURE = 0.05  # of a judge's probability on grades, below which SpecReason accepts nothing
 GRADING = frozenset({"specreason", "choose"})  # methods that ask the large model for grades
-SCORING = frozenset({"bild", "reflective"})  # methods that let the large model score text
+SCORING = frozenset({"bild", "reading", "reflective"})  # methods that let the large model score text
 GRADE = load("specreason.grade")
 NO_GRADE = (
     "asked for a grade, the large model puts {:.1%} of its probability on digits, so that every draft would be "

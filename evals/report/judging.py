@@ -113,9 +113,9 @@ def is_right_prefix(problem: Problem, text: str) -> bool:
     return any(expected(problem, option).startswith(last) for option in (state, unchecked))
 
 
-DOUBT_POLICIES = frozenset({"bild", "glimpse"})  # their scores measure doubt: lower is better
+DOUBT_POLICIES = frozenset({"bild", "glimpse", "reading"})  # their scores measure doubt: lower is better
 RESAMPLES = 200
-UNSCORED_REASONS = frozenset({"fallback"})  # rollbacks that were not decided by the score that they carry
+UNSCORED_REASONS = frozenset({"fallback", "word", "mean"})  # rollbacks that their score did not decide
 MIN_EACH = 3  # right and wrong verdicts that a separation needs at least
 
 Level: TypeAlias = Literal["step", "answer"]

@@ -78,7 +78,7 @@ LACKS: Mapping[str, Lack] = {
     ),
     "prompt_logprobs": Lack(
         "costs",
-        "policies that score drafts (BiLD, reflective) cannot use it",
+        "policies that score drafts (BiLD, reading, reflective) cannot use it",
         "choose a policy that scores nothing (`stepspec policies` lists what each needs), or update vLLM",
     ),
     "prefix_cache": Lack(
@@ -546,7 +546,7 @@ def _about_scoring(report: EndpointReport, can: Capabilities) -> list[Finding]:
         message = "suffix scoring is set, but the server does not do it, or wrongly"
         return [Finding("suffix_scoring", report.role, "cannot work", message, f"{CURE}, or set it to false")]
     if why := report.failures.get("scoring"):
-        message = f"policies that score drafts (BiLD, reflective) cannot use it: {why}"
+        message = f"policies that score drafts (BiLD, reading, reflective) cannot use it: {why}"
         return [Finding("scoring", report.role, "costs", message, "choose a policy that scores nothing")]
     return []
 

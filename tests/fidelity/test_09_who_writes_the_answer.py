@@ -339,6 +339,7 @@ def test_each_method_answers_as_in_its_paper() -> None:
         "cascade": "large",
         "choose": "method",
         "random": "method",
+        "reading": "method",
         "reflective": "method",
         "lookahead-reasoning": "method",
         "reward": "method",

@@ -54,8 +54,9 @@ def judged(policy: BiLD, chain: Chain = PROBLEM) -> tuple[Step, Verdict]:
     return draft, run(policy.verify(chain, draft))[0]
 
 
-def alone(role: Role, seed: int) -> str:
-    model = getattr(arm("bild", seed, trouble=0.0), role)
+def alone(name: str, role: Role, seed: int) -> str:
+    """The text that one model of the arm called *name* writes by itself."""
+    model = getattr(arm(name, seed, trouble=0.0), role)
     chain = PROBLEM
     while not chain.finished:
         chain = chain.extend(run(model.write(chain))[0])
@@ -175,7 +176,7 @@ def test_a_rollback_precedes_the_fallback() -> None:
 def test_a_small_model_that_is_never_sure_gives_the_large_models_text(seed: int, ahead: int) -> None:
     tried = arm("bild", seed, trouble=0.0)
     chain, end = run(reason(BiLD(tried.small, tried.large, fallback=1.1), PROBLEM, ahead=ahead))[0]
-    assert (chain.text, end) == (alone("large", seed), "finished")
+    assert (chain.text, end) == (alone("bild", "large", seed), "finished")
 
 
 @given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]), scale=st.sampled_from(["token", "step"]))
@@ -186,7 +187,7 @@ def test_a_rollback_threshold_of_0_accepts_only_the_large_models_first_choices(
     tried = arm("bild", seed, trouble=0.0)
     policy = BiLD(tried.small, tried.large, fallback=0, rollback=0, scale="step" if scale == "step" else "token")
     chain, end = run(reason(policy, PROBLEM, ahead=ahead))[0]
-    assert (chain.text, end) == (alone("large", seed), "finished")
+    assert (chain.text, end) == (alone("bild", "large", seed), "finished")
 
 
 @given(seed=st.integers(0, 10_000))
@@ -194,7 +195,7 @@ def test_a_rollback_threshold_of_0_accepts_only_the_large_models_first_choices(
 def test_without_thresholds_the_small_model_writes_alone_in_runs(seed: int) -> None:
     tried = arm("bild", seed, trouble=0.0)
     chain, _ = run(reason(BiLD(tried.small, tried.large, fallback=0, rollback=99, run=3), PROBLEM))[0]
-    assert chain.text == alone("small", seed)
+    assert chain.text == alone("bild", "small", seed)
     assert {len(step.tokens) for step in chain.steps[:-1]} <= {3}
 
 

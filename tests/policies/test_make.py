@@ -39,7 +39,7 @@ def test_policies_are_values(name: str) -> None:
 
 def test_a_policy_states_whether_its_repair_depends_on_the_chain_alone() -> None:
     foreseen = {name for name in METHODS if foreseeable(make(name, SMALL, LARGE, critic=CRITIC))}
-    assert foreseen == {"specreason", "bild", "cascade", "choose", "reflective", "reward"}
+    assert foreseen == {"specreason", "bild", "cascade", "choose", "reading", "reflective", "reward"}
 
 
 def test_options_are_those_of_the_policy_without_its_models() -> None:

@@ -2,7 +2,7 @@
 
 import { roundUp } from "./axis.js";
 
-const HIGH_IS_DOUBT = ["bild", "glimpse"]; // their score is a doubt: the higher, the worse
+const HIGH_IS_DOUBT = ["bild", "glimpse", "reading"]; // their score is a doubt: the higher, the worse
 
 // *own* is the run's own threshold; null if the trace does not have it. Its verdicts limit it to *between* in any case.
 export function thresholds(view) {

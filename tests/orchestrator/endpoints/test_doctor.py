@@ -107,7 +107,7 @@ def test_a_version_that_is_not_reported_is_unknown() -> None:
         ({"context": 1024}, "chains of thought end after 1024 tokens: start vLLM with a larger --max-model-len"),
         ({"model": "tiny"}, "both serve 'tiny'"),
         ({"url": "http://s", "model": "tiny"}, "small and large are the same server"),
-        ({"failures": {"scoring": "no"}}, "policies that score drafts (BiLD, reflective) cannot use it: no"),
+        ({"failures": {"scoring": "no"}}, "policies that score drafts (BiLD, reading, reflective) cannot use it: no"),
         ({"digits": 0.1}, "puts 10% on digits"),
         ({"between": 0.007}, "speculation cannot pay"),
         ({"faithful": False}, "does not survive encoding"),

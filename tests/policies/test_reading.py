@@ -1,0 +1,145 @@
+"""Reading: a step stands up to its first token that is too improbable; computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepspec.orchestrator import Accept, Chain, Rollback, Step, Token, Verdict, reason
+from stepspec.orchestrator.chain import THINK_END
+from stepspec.orchestrator.errors import MissingCapability
+from stepspec.policies import StepReading
+
+from ..fakes import ScriptedModel, run
+from ..fidelity.test_04_bild_sampling import dice, frequencies
+from ..orchestrator.arms import BOUNDED, PROBLEM, arm
+from .test_bild import alone, pair
+
+STEP = "It costs 3 * 4 = 12 euros."
+
+
+class Reader(ScriptedModel):
+    """Reads the tokens of a step with the gaps and log-probabilities that the table *read* has for their texts."""
+
+    read_as: dict[str, tuple[float, float]]
+    tops: list[int]
+
+    async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+        self.tops.append(top)
+        return [tuple(self._read(token, top) for token in self.read(chain.text, span)) for span in spans]
+
+    def _read(self, token: Token, top: int) -> Token:
+        behind, logprob = self.read_as.get(token.text, (0.0, -0.25))
+        best = (Token("other", logprob + behind, 1),) if top else ()
+        return replace(token, logprob=logprob, rank=2 if behind else 1, top=best)
+
+
+def reader(table: dict[str, tuple[float, float]]) -> Any:
+    large = Reader("large", lambda previous: STEP)
+    large.read_as, large.tops = table, []
+    return large
+
+
+def judged(table: dict[str, tuple[float, float]], **options: Any) -> tuple[str, Verdict]:
+    large = reader(table)
+    policy = StepReading(large, large, **options)
+    verdict = run(policy.verify(PROBLEM, Step(STEP, "small")))[0]
+    assert large.tops == [1 if policy.measure == "gap" else 0]
+    return STEP[: verdict.keep] if isinstance(verdict, Rollback) else STEP, verdict
+
+
+@pytest.mark.parametrize(
+    ("table", "kept", "verdict"),
+    [
+        ({}, STEP, Accept(0.0)),
+        ({" 12": (2.0, -2.25), " euros": (5.0, -5.5)}, STEP, Accept(2.0)),  # both as far as their thresholds allow
+        ({" 12": (2.125, -2.25)}, "It costs 3 * 4 =", Rollback(16, "number", 2.125)),
+        ({" euros": (5.125, -5.5)}, "It costs 3 * 4 = 12", Rollback(19, "word", 0.0)),
+        ({" costs": (6.0, -6.5), " 12": (9.0, -9.5)}, "It", Rollback(2, "word", 0.0)),  # the first, not the worst
+        ({"It": (6.0, -6.5)}, "", Rollback(0, "word", 0.0)),
+    ],
+)
+def test_a_step_is_cut_before_the_first_token_above_its_threshold(
+    table: dict[str, tuple[float, float]], kept: str, verdict: Verdict
+) -> None:
+    assert judged(table, threshold=2, words=5) == (kept, verdict)
+
+
+def test_the_mean_of_all_tokens_cuts_before_the_worst_one() -> None:
+    # Nine tokens with surprises of 3 + 1.5 in all: 4.5 / 9 = 0.5.
+    table = {" costs": (1.5, -2.0), " euros": (3.0, -3.5)}
+    assert judged(table, mean=0.5) == (STEP, Accept(0.0))
+    assert judged(table, mean=0.4375) == ("It costs 3 * 4 = 12", Rollback(19, "mean", 0.0))
+
+
+def test_a_first_choice_surprises_only_a_model_that_samples_and_is_read_by_its_log_probability() -> None:
+    table = {" 12": (0.0, -3.0)}
+    assert judged(table, threshold=2)[1] == judged(table, threshold=2, sampled=True)[1] == Accept(0.0)
+    assert judged(table, threshold=2, measure="logprob")[1] == Accept(0.0)
+    assert judged(table, threshold=2, measure="logprob", sampled=True)[1] == Rollback(16, "number", 3.0)
+
+
+def test_the_end_of_the_thinking_is_read_as_strictly_as_a_number() -> None:
+    small, large = pair(f"one.{THINK_END}", f"one. two.\n{THINK_END}")
+    large.logprob = lambda before, token: -4.0 if token == THINK_END else -0.1
+    policy = StepReading(small, large, threshold=3, words=5, measure="logprob")
+    draft = run(policy.draft(PROBLEM))[0]
+    assert run(policy.verify(PROBLEM, draft))[0] == Rollback(4, "number", 4.0)
+
+
+@pytest.mark.parametrize("ahead", [0, 2])
+def test_the_large_model_goes_on_from_the_good_beginning(ahead: int) -> None:
+    small, large = pair(
+        f"two and three are 6, I say.\n\n|so it is.\n{THINK_END}", f"two and three are 5.\n\n|so it is.\n{THINK_END}"
+    )
+    small.logprob = large.logprob = lambda before, token: -4.0 if token == " 6" else -0.1
+    large.rivals = lambda before, token: [Token(" 5", -0.1, 1)]
+    (chain, end), _ = run(reason(StepReading(small, large), PROBLEM, ahead=ahead))
+    assert [(step.author, step.text, step.note) for step in chain.steps] == [
+        ("small", "two and three are", ""),
+        ("large", " 5.\n\n", "number"),
+        ("small", f"so it is.\n{THINK_END}", ""),
+    ]
+    assert end == "finished"
+
+
+def test_an_endpoint_without_top_tokens_cannot_read_gaps() -> None:
+    class Plain(Reader):
+        async def score(self, chain: Chain, *spans: str, top: int = 0) -> list[tuple[Token, ...]]:
+            return await super().score(chain, *spans, top=0)
+
+    large = Plain("large", lambda previous: STEP)
+    large.read_as, large.tops = {" 12": (1.0, -1.0)}, []
+    with pytest.raises(MissingCapability, match="top tokens"):
+        run(StepReading(large, large).verify(PROBLEM, Step(STEP, "small")))
+    assert isinstance(run(StepReading(large, large, measure="logprob").verify(PROBLEM, Step(STEP, "small")))[0], Accept)
+
+
+@given(seed=st.integers(0, 10_000), ahead=st.sampled_from([0, 2]))
+@BOUNDED
+def test_thresholds_of_0_give_the_large_models_text(seed: int, ahead: int) -> None:
+    tried = arm("reading", seed, trouble=0.0)
+    policy = StepReading(tried.small, tried.large, threshold=0, words=0, measure="logprob")
+    chain, end = run(reason(policy, PROBLEM, ahead=ahead))[0]
+    assert (chain.text, end) == (alone("reading", "large", seed), "finished")
+
+
+SAMPLED = {"A": 0.4, "B": 0.35, "C": 0.25}
+"""Each of them is within a gap of log(0.4 / 0.25) = 0.47 nats of the likeliest."""
+
+
+def test_gaps_leave_a_place_of_equally_likely_tokens_as_it_is_sampled() -> None:
+    found = frequencies(StepReading(*dice(SAMPLED, SAMPLED), words=0.5, sampled=True))
+    assert found == {text: pytest.approx(chance, abs=0.04) for text, chance in SAMPLED.items()}
+
+
+@pytest.mark.parametrize(("sampled", "first"), [(True, 0.4), (False, 0.64)])
+def test_log_probabilities_sharpen_such_a_place_unless_its_first_choice_is_read_too(
+    sampled: bool, first: float
+) -> None:
+    found = frequencies(StepReading(*dice(SAMPLED, SAMPLED), words=0.5, measure="logprob", sampled=sampled))
+    assert found["A"] == pytest.approx(first, abs=0.04)  # 0.64: A is accepted, B and C are drawn again: 0.4 + 0.6 * 0.4
